@@ -1,0 +1,93 @@
+"""The seam between a run and the framework its workers use.
+
+A :class:`Backend` has three hooks. They run in the driver, once per attempt, and reach the workers through
+a :class:`WorkerGroup`. ``BackendConfig.backend_cls`` names the backend; ``TorchConfig`` names torch's.
+
+::
+
+    workers are up ─▶ on_start ─▶ on_training_start ─▶ the user's function ─▶ on_shutdown
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from powertrain.config import BackendConfig
+
+__all__ = ["Backend", "BackendConfig", "Worker", "WorkerGroup", "WorkerMetadata"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WorkerMetadata:
+    """Where a worker lives, under the names Ray Train's backends read."""
+
+    node_id: str
+    #: The address under which other nodes of the run reach the worker's node.
+    node_ip: str
+    hostname: str
+    pid: int
+    #: The GPUs the worker may use, as its node numbers them.
+    gpu_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One rank of the group."""
+
+    rank: int
+    metadata: WorkerMetadata
+
+    @property
+    def host(self) -> str:
+        return self.metadata.hostname
+
+    @property
+    def pid(self) -> int:
+        return self.metadata.pid
+
+
+class WorkerGroup(Protocol):
+    """All workers of one attempt, in rank order.
+
+    A function is called in the worker's main thread, one after another in the order of the calls, before
+    (or, from ``on_shutdown``, after) the user's function. An exception in a worker comes out of the call or
+    of its future.
+    """
+
+    @property
+    def workers(self) -> Sequence[Worker]: ...
+
+    def __len__(self) -> int: ...
+
+    def execute(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+        """Call ``fn`` in every worker; the values in rank order."""
+
+    def execute_async(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[Future[T]]:
+        """As :meth:`execute`, without waiting."""
+
+    def execute_single(self, rank: int, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call ``fn`` in one worker."""
+
+    def execute_single_async(self, rank: int, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        """As :meth:`execute_single`, without waiting."""
+
+
+class Backend:
+    """What a framework needs done in its workers. Override what applies; a hook left out does nothing."""
+
+    #: True when a worker must see every GPU of the run on its node, not only its own.
+    share_cuda_visible_devices: bool = False
+
+    def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
+        """Connect the workers. They are up; ``get_context`` works in them."""
+
+    def on_training_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
+        """Last preparations: the user's function is called next."""
+
+    def on_shutdown(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
+        """Disconnect the workers. Some may be gone, or stuck."""

@@ -1,0 +1,7 @@
+"""Checkpoints as values, what "committed" means, and which to keep. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from powertrain.checkpoint.checkpoint import Checkpoint
+
+__all__ = ["Checkpoint"]

@@ -1,0 +1,130 @@
+"""``powertrain ls``: the runs of a storage path, newest first."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from powertrain.config import RunConfig
+from powertrain.run import events as ev
+from powertrain.run import journal, lifecycle
+from powertrain.storage import Storage, open_storage
+from powertrain.terminal import clock
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in one line, as its journal tells it."""
+
+    name: str
+    state: str
+    rows: int
+    world_size: int
+    attempts: int
+    started: float
+    seconds: float
+
+
+def ls(
+    storage: Annotated[
+        str, typer.Argument(help="Storage path; the default one when left out.", show_default=False)
+    ] = "",
+) -> None:
+    """List the runs of a storage path, newest first."""
+    place = open_storage(storage or default_storage())
+    summaries = sorted(summaries_in(place), key=lambda run: -run.started)
+    if not summaries:
+        typer.echo(f"There are no runs in {place.uri}.")
+        return
+    _print_table(summaries)
+
+
+def default_storage() -> str:
+    """Where runs go that name no storage path."""
+    return str(RunConfig().storage_root)
+
+
+def summaries_in(place: Storage) -> Iterable[RunSummary]:
+    """A summary of every run directly below ``place``."""
+    for name in run_names(place):
+        events = journal.read(place.child(name))
+        if events:
+            yield summarize(name, events)
+
+
+def run_names(place: Storage) -> list[str]:
+    """Names below ``place`` that have a journal."""
+    keys = (entry.key.split("/") for entry in place.list())
+    return sorted({parts[0] for parts in keys if len(parts) > 2 and parts[1] == "journal"})
+
+
+def summarize(name: str, events: Sequence[ev.Event], rows: int = 0) -> RunSummary:
+    """What ``events`` add up to; ``rows`` where more is known than the journal says."""
+    run = journal.replay(events)
+    starts = [event for event in events if isinstance(event, ev.RunStarted)]
+    ended = [event.rows for event in events if isinstance(event, ev.Ended)]
+    committed = [row for row, _ in run.committed]
+    began = starts[-1].time if starts else events[0].time
+    return RunSummary(
+        name=name,
+        state=state_in_words(run, starts),
+        rows=max([rows, *ended[-1:], *committed[-1:]]),
+        world_size=run.world_size,
+        attempts=run.attempt + 1,
+        started=began,
+        seconds=max(0.0, (events[-1].time if run.state in lifecycle.ENDED else time.time()) - began),
+    )
+
+
+def state_in_words(run: lifecycle.RunState, starts: Sequence[ev.RunStarted]) -> str:
+    """The state; "interrupted" where the run was going on in a process of this machine that is gone."""
+    if run.state in lifecycle.ENDED or not starts:
+        return run.state
+    start = starts[-1]
+    if start.host == socket.gethostname() and not _was_running(start.pid, start.time):
+        return "interrupted"
+    return run.state
+
+
+def _was_running(pid: int, at: float) -> bool:
+    """True when the process ``pid`` of today is the one that existed at ``at``."""
+    import psutil
+
+    try:
+        # A second of slack: the start of a process is known to the clock tick, not closer.
+        return bool(psutil.Process(pid).create_time() <= at + 1.0)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def ago(then: float, now: float) -> str:
+    """How long ago ``then`` was, for people."""
+    return f"{clock(now - then)} ago"
+
+
+def _print_table(runs: Sequence[RunSummary]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "state"):
+        table.add_column(column, overflow="fold")
+    for column in ("rows", "workers", "attempts"):
+        table.add_column(column, justify="right")
+    table.add_column("started")
+    now = time.time()
+    for run in runs:
+        numbers = (str(run.rows), str(run.world_size), str(run.attempts))
+        table.add_row(run.name, run.state, *numbers, ago(run.started, now), style=style_of(run.state))
+    Console(highlight=False).print(table)
+
+
+def style_of(state: str) -> str:
+    """The colour of a state; "" for the terminal's own."""
+    colours = {"failed": "red", "interrupted": "yellow", "preempted": "yellow", "training": "green"}
+    return colours.get(state, "")

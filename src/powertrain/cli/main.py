@@ -1,0 +1,48 @@
+"""``powertrain``: the command and its verbs. Errors of ours end in one sentence, without a traceback."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from powertrain.cli.ls import ls
+from powertrain.cli.show import show
+from powertrain.errors import PowertrainError
+from powertrain.version import __version__
+
+app = typer.Typer(
+    name="powertrain",
+    help="Look at Powertrain runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(ls)
+app.command()(show)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"powertrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Look at Powertrain runs."""
+
+
+def main() -> None:
+    """The entry of the console script."""
+    try:
+        app()
+    except PowertrainError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,222 @@
+"""What the control plane asks of a place where processes live, and what it is told back.
+
+The surface is small on purpose: four verbs that change something, one that looks, and a stream of events.
+Retry, resize, commit and restart are not here. They are the controller's, so that a laptop run exercises
+the code of a cluster run.
+
+What an engine promises, and ``powertrain.testing.engine_contract`` checks:
+
+- ``request`` returns at once. Slots arrive as ``Granted`` events, in parts if the engine likes; ``Waiting``
+  says what is missing. A request that can never be met raises :class:`~powertrain.errors.ResourceError`.
+- ``fork`` returns at once. For every fork there is exactly one ``Exited`` or one ``SlotLost``, and after
+  it nothing of that process (its own children included) is running.
+- A slot outlives its processes: after ``Exited`` it can be forked on again. After ``SlotLost`` it cannot.
+- A slot's process need not be a child of the controller's process, nor be on its machine.
+- ``release`` ends what still runs on the slots and gives them back. ``close`` does so for everything, and
+  afterwards no event is delivered.
+- Events come from any thread, one at a time per slot, in the order in which they happened.
+"""
+
+from __future__ import annotations
+
+import signal as _signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Union
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """What one worker needs."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    #: Custom resources by name, such as ``{"accelerator_type:T4": 0.001}``.
+    custom: Mapping[str, float] = field(default_factory=dict)
+    #: True when the user named the amounts: only then are they checked against the machine.
+    explicit: bool = False
+    #: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD; means nothing on one machine.
+    placement: str = "PACK"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one worker: where it is and what it may use."""
+
+    id: str
+    #: Host name of the node, and the address under which other nodes reach it.
+    host: str
+    address: str
+    #: True when the node is the controller's own machine.
+    local: bool = True
+    #: Indices of the node's GPUs this slot may use, as the node numbers them.
+    gpus: tuple[str, ...] = ()
+    #: Public half of the wire keys that the slot's process made for itself; b"" where the controller makes them.
+    key: bytes = b""
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to start on a slot."""
+
+    #: "package.module:function", called with ``payload`` in the new process's main thread.
+    entry: str
+    payload: bytes
+    #: Variables to set before ``entry`` runs; ``None`` removes one.
+    env: Mapping[str, str | None]
+    #: Where stdout and stderr are appended to, on the slot's node; "" for nowhere.
+    log_path: str = ""
+    #: The process's working directory, created if absent; "" keeps the launch directory.
+    cwd: str = ""
+    #: A name for people: "rank 3".
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What can be seen of a process from outside."""
+
+    pid: int
+    #: The kernel's word: "running", "sleeping", "disk-sleep", "stopped", "zombie", or "gone".
+    state: str
+    #: Stacks of all threads as text, "" where they could not be had.
+    stacks: str = ""
+
+
+@dataclass(frozen=True)
+class Granted:
+    """These slots now belong to the claim."""
+
+    claim: str
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The claim is not met yet; ``reason`` says in words what is missing."""
+
+    claim: str
+    granted: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """The process asked for with ``fork`` exists."""
+
+    slot: Slot
+    pid: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The slot's process has ended; the slot lives. ``code`` is negative for a signal, as in ``subprocess``."""
+
+    slot: Slot
+    pid: int
+    code: int
+    #: True when the kernel ended it for want of memory.
+    out_of_memory: bool = False
+    #: Why it could not be started, when it never ran.
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class SlotLost:
+    """The slot is gone, and any process on it."""
+
+    slot: Slot
+    reason: str
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The slot will be taken away at ``deadline`` (Unix seconds)."""
+
+    slot: Slot
+    deadline: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many slots of the last requested shape could be had now, those already held included."""
+
+    count: int
+
+
+EngineEvent = Union[Granted, Waiting, Started, Exited, SlotLost, Drain, Capacity]
+EventSink = Callable[[EngineEvent], None]
+#: Called with (slot, bytes) for each piece of output, in order per slot.
+OutputSink = Callable[[Slot, bytes], None]
+
+
+#: What a signal means to a person who did not send it.
+_SIGNAL_WORDS = {
+    _signal.SIGSEGV: "segmentation fault: native code touched memory that is not its own",
+    _signal.SIGBUS: "bus error: often a full /dev/shm or a truncated memory-mapped file",
+    _signal.SIGABRT: "abort: native code gave up, its last words are in the rank's log",
+    _signal.SIGFPE: "arithmetic error in native code",
+    _signal.SIGILL: "illegal instruction: a binary built for another processor",
+    _signal.SIGKILL: "killed from outside, which no process can catch",
+    _signal.SIGTERM: "asked to end from outside",
+    _signal.SIGINT: "interrupted from outside",
+    _signal.SIGHUP: "its terminal was closed",
+}
+
+
+def describe_exit(event: Exited) -> tuple[str, str]:
+    """(kind, words) for how a process ended: "was killed by SIGSEGV (segmentation fault ...)"."""
+    code = event.code
+    if event.error:
+        return "start", "could not be started"
+    if event.out_of_memory:
+        return "oom", "was killed by the kernel because memory ran out (SIGKILL from the OOM killer)"
+    if code >= 0:
+        return "exit", f"exited with code {code}"
+    try:
+        number = _signal.Signals(-code)
+    except ValueError:
+        return "signal", f"was killed by signal {-code}"
+    words = _SIGNAL_WORDS.get(number)
+    return "signal", f"was killed by {number.name}" + (f" ({words})" if words else "")
+
+
+class Claim(Protocol):
+    """The handle of one request."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class Engine(Protocol):
+    """Where processes live. See the module's docstring for what holds."""
+
+    #: "local", "inline", "torchrun", "ray" or a test engine's own name.
+    name: str
+    #: False where somebody else starts the processes again after a failure (torchrun does).
+    restarts: bool
+
+    def start(self, events: EventSink, output: OutputSink) -> None:
+        """Begin to deliver. Called once, before anything else."""
+
+    def wire_address(self) -> str:
+        """Where the controller's wire should listen: "ipc" (this machine only) or an IP address of this node."""
+
+    def request(self, count: int, shape: SlotShape) -> Claim:
+        """Ask for ``count`` slots."""
+
+    def fork(self, slot: Slot, spec: ProcessSpec) -> None:
+        """Start a process on a granted slot that has none."""
+
+    def signal(self, slot: Slot, number: _signal.Signals) -> None:
+        """Send a signal to the slot's process. SIGKILL reaches its whole kill scope. No process: no effect."""
+
+    def inspect(self, slot: Slot) -> Inspection:
+        """Look at the slot's process without disturbing it."""
+
+    def release(self, slots: Sequence[Slot]) -> None:
+        """End what runs on these slots and give them back."""
+
+    def close(self) -> None:
+        """Release everything and stop delivering events."""

@@ -1,0 +1,124 @@
+"""This very process: one slot, whose rank runs in the thread that called ``fit``.
+
+The controller runs in a side thread and uses the wire as always; only ``fork`` is different: it hands the rank to
+the calling thread, which waits in :meth:`InlineEngine.serve`. Standard output stays where it is, breakpoints work,
+and an exception is retried by calling the function again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from powertrain.engine import resources
+from powertrain.engine.base import (
+    EventSink,
+    Exited,
+    Granted,
+    Inspection,
+    OutputSink,
+    ProcessSpec,
+    Slot,
+    SlotShape,
+    Started,
+)
+from powertrain.worker.main import Rank, WorkerSpec
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class InlineClaim:
+    id: str
+
+
+class InlineEngine:
+    """One slot in the calling thread."""
+
+    name = "inline"
+    restarts = True
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._machine = resources.detect()
+        self._forks: queue.SimpleQueue[tuple[Slot, ProcessSpec] | None] = queue.SimpleQueue()
+        self._events: EventSink = lambda _: None
+        #: What the function raised last, for the caller to chain to.
+        self.error: BaseException | None = None
+
+    def start(self, events: EventSink, output: OutputSink) -> None:
+        self._events = events
+
+    def wire_address(self) -> str:
+        return "ipc"
+
+    def request(self, count: int, shape: SlotShape) -> InlineClaim:
+        resources.check(self._machine, count, shape)
+        claim = InlineClaim(f"inline-{next(_numbers)}")
+        gpus = resources.share_gpus(self._machine.visible, count, shape.gpus)[0]
+        slot = Slot(id=f"{claim.id}/0", host=socket.gethostname(), address="127.0.0.1", gpus=gpus)
+        self._events(Granted(claim.id, (slot,)))
+        return claim
+
+    def fork(self, slot: Slot, spec: ProcessSpec) -> None:
+        self._forks.put((slot, spec))
+
+    def signal(self, slot: Slot, number: signal.Signals) -> None:
+        """Nothing can be ended from outside here: the function ends by itself, or by a second Ctrl-C."""
+
+    def inspect(self, slot: Slot) -> Inspection:
+        return Inspection(pid=os.getpid(), state="running")
+
+    def release(self, slots: Sequence[Slot]) -> None:
+        """There is nothing to give back."""
+
+    def close(self) -> None:
+        """Let :meth:`serve` return."""
+        self._events = lambda _: None
+        self._forks.put(None)
+
+    def serve(self) -> None:
+        """Run each rank that is forked, in this thread, until the engine is closed."""
+        while (fork := self._forks.get()) is not None:
+            slot, spec = fork
+            self._events(Started(slot, os.getpid()))
+            code = self._live(spec)
+            self._events(Exited(slot, os.getpid(), code))
+
+    def _live(self, spec: ProcessSpec) -> int:
+        # Which GPUs this process sees was settled before it called ``fit``.
+        env = {name: value for name, value in spec.env.items() if name != "CUDA_VISIBLE_DEVICES"}
+        with environment(env):
+            rank = Rank(msgspec.msgpack.decode(spec.payload, type=WorkerSpec), self._function)
+            try:
+                return rank.live()
+            finally:
+                self.error = rank.error
+
+
+@contextmanager
+def environment(env: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables for a while; what was there before comes back."""
+    before = {name: os.environ.get(name) for name in env}
+    try:
+        _set(env)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(env: Mapping[str, str | None]) -> None:
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

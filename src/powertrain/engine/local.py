@@ -1,0 +1,534 @@
+"""This machine: slots are a number, processes are forks of one warm server.
+
+The server starts when the first trainer of a process is made (:func:`warm_up`), is shared by all of them, and
+goes with the process. It is forked from the calling process where that is safe, because then what the script has
+imported is there already; :func:`why_fork_is_unsafe` states the rule and is asked every time. Otherwise it is
+started as a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from powertrain.engine import process, resources
+from powertrain.engine.base import (
+    EventSink,
+    Exited,
+    Granted,
+    Inspection,
+    OutputSink,
+    ProcessSpec,
+    Slot,
+    SlotLost,
+    SlotShape,
+    Started,
+    Waiting,
+)
+from powertrain.errors import EngineError
+
+_numbers = itertools.count(1)
+
+
+# --------------------------------------------------------------------------- when forking is safe
+
+
+def why_fork_is_unsafe() -> str:
+    """Why a child forked from this process now could hang or misbehave; "" when nothing speaks against it.
+
+    A forked child has one thread and a copy of every lock, held or not. So: no thread but this one and those
+    idle ones that mere imports start and that prepare themselves for a fork (OpenBLAS) or are never waited for
+    (jemalloc's); no open GPU; no Ray.
+    """
+    if sys.platform != "linux":
+        return f"the platform is {sys.platform}"
+    if threading.current_thread() is not threading.main_thread() or threading.active_count() > 1:
+        return "more than one Python thread is running"
+    ray = sys.modules.get("ray")
+    if ray is not None and getattr(ray, "is_initialized", bool)():
+        return "Ray is connected in this process"
+    extra = len(_native_threads()) - 1 - _import_threads()
+    if extra > 0:
+        return f"{extra} native thread(s) are running that importing libraries does not start"
+    if _gpu_is_open():
+        return "a GPU is open in this process"
+    return ""
+
+
+def _native_threads() -> list[str]:
+    """Names of this process's threads, those of allocators left out."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
+            name = file.read().strip()
+            if name != "jemalloc_bg_thd":
+                names.append(name)
+    return names
+
+
+def _import_threads() -> int:
+    """Threads that the OpenBLAS copies loaded here keep: one less than each one's pool."""
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "openblas" in line.rsplit("/", 1)[-1]}
+    return sum(max(0, _openblas_pool(path) - 1) for path in libraries)
+
+
+def _openblas_pool(path: str) -> int:
+    library = ctypes.CDLL(path)
+    for prefix in ("", "scipy_"):
+        for suffix in ("", "64_"):
+            function = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
+            if function is not None:
+                return int(function())
+    return 1
+
+
+def _gpu_is_open() -> bool:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
+                return True
+    return False
+
+
+# --------------------------------------------------------------------------- the server's handle
+
+
+@dataclass
+class _Child:
+    """A forked process, as the driver knows it."""
+
+    started: Callable[[int], None]
+    ended: Callable[[int, int, bool], None]
+    pid: int = 0
+
+
+class WarmServer:
+    """The driver's end of one warm server."""
+
+    def __init__(self) -> None:
+        """Start it; the server warms up while the caller goes on."""
+        from powertrain.engine import server as protocol
+
+        self._protocol = protocol
+        self.owner = os.getpid()
+        self.unsafe = why_fork_is_unsafe()
+        self.warmed: float | None = None
+        self._lock = threading.Lock()
+        self._children: dict[str, _Child] = {}
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = _start_clean(theirs) if self.unsafe else _start_forked(theirs, self._control)
+        theirs.close()
+        self.alive = True
+        # Not named powertrain-*: it lives as long as the server, not as long as a run.
+        threading.Thread(target=self._listen, name="warm-server", daemon=True).start()
+
+    def fork(
+        self,
+        id: str,
+        spec: ProcessSpec,
+        output: int,
+        started: Callable[[int], None],
+        ended: Callable[[int, int, bool], None],
+    ) -> None:
+        """Fork a process, to be called ``id``, whose output goes to ``output`` (closed here)."""
+        payload = os.memfd_create(f"powertrain-{id}")
+        try:
+            with os.fdopen(os.dup(payload), "wb") as file:
+                file.write(spec.payload)
+            command = self._protocol.Fork(
+                id=id, entry=spec.entry, env=dict(spec.env), cwd=spec.cwd, title=spec.title
+            )
+            with self._lock:
+                if not self.alive:
+                    raise EngineError(
+                        "The process that workers are forked from has ended; start the run again."
+                    )
+                self._children[id] = _Child(started, ended)
+                socket.send_fds(self._control, [self._protocol.encode(command)], [payload, output])
+        finally:
+            os.close(payload)
+            os.close(output)
+
+    def kill(self, id: str, number: int) -> None:
+        """Send a signal to a forked process; SIGKILL reaches its whole scope."""
+        self._send(self._protocol.Kill(id=id, signal=number))
+
+    def sweep_if_orphaned(self, id: str, paths: Sequence[str]) -> None:
+        """Directories the server removes should this process die; none takes it back."""
+        self._send(self._protocol.Sweep(id=id, paths=list(paths)))
+
+    def close(self) -> None:
+        """Let the server go: it ends what it forked and itself."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, command: object) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._control.send(self._protocol.encode(command))
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            self._handle(self._protocol.decode_report(data))
+        self._mourn()
+
+    def _handle(self, report: object) -> None:
+        protocol = self._protocol
+        if isinstance(report, protocol.Ready):
+            self.warmed = report.seconds
+        elif isinstance(report, protocol.Forked):
+            child = self._children[report.id]
+            child.pid = report.pid
+            child.started(report.pid)
+        elif isinstance(report, protocol.Ended):
+            with self._lock:
+                child = self._children.pop(report.id)
+            child.ended(report.pid, report.code, report.out_of_memory)
+
+    def _mourn(self) -> None:
+        """The server is gone, and its workers die with it; make sure of their scopes and say so."""
+        with self._lock:
+            self.alive = False
+            orphans, self._children = list(self._children.values()), {}
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        self._control.close()
+        for child in orphans:
+            if child.pid:
+                process.kill_scope(child.pid)
+            child.ended(child.pid, -signal.SIGKILL, False)
+
+
+def _start_forked(theirs: socket.socket, ours: socket.socket) -> int:
+    from powertrain.engine.server import serve
+
+    started, driver = time.time(), os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    pid = os.fork()
+    if pid == 0:
+        _blank_descriptors(keep={0, 1, 2, theirs.fileno()})
+        serve(theirs, driver, started)
+    return pid
+
+
+def _blank_descriptors(keep: set[int]) -> None:
+    """Point every inherited descriptor at /dev/null, so that the driver's files and sockets close when it does.
+
+    They are not closed: a Python object of the driver's may still own the number and close it later, when it
+    has come to mean something else.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for entry in os.listdir("/proc/self/fd"):
+        number = int(entry)
+        if number not in keep and number != null:
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
+
+
+def _start_clean(theirs: socket.socket) -> int:
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from powertrain.engine.server import serve_clean; "
+        f"serve_clean({theirs.fileno()}, {os.getpid()}, {time.time()!r})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+    ).pid
+
+
+_server: WarmServer | None = None
+_server_lock = threading.Lock()
+
+
+def warm_up() -> WarmServer:
+    """The warm server of this process, started if there is none."""
+    global _server
+    with _server_lock:
+        if _server is None or not _server.alive or _server.owner != os.getpid():
+            _server = WarmServer()
+            atexit.register(_server.close)
+        return _server
+
+
+def server_pids() -> list[int]:
+    """Pids of the live warm servers of this process."""
+    server = _server
+    return [server.pid] if server is not None and server.alive and server.owner == os.getpid() else []
+
+
+# --------------------------------------------------------------------------- directories
+
+
+def runtime_root() -> Path:
+    """Where this user's sockets and scratch directories live on this machine."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK):
+        return Path(base) / "powertrain"
+    return Path(tempfile.gettempdir()) / f"powertrain-{os.getuid()}"
+
+
+def make_runtime_directory(name: str) -> Path:
+    """A fresh directory of one run, readable by this user only; directories of dead processes are swept."""
+    root = runtime_root()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise EngineError(
+            f"{root} belongs to another user, so sockets and scratch files would not be safe there. Set "
+            "XDG_RUNTIME_DIR or TMPDIR to a directory of your own."
+        )
+    root.chmod(0o700)
+    sweep_dead_directories(root)
+    return Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
+
+
+def sweep_dead_directories(root: Path) -> None:
+    """Remove what runs of processes that no longer exist have left in ``root``."""
+    import shutil
+
+    for entry in root.iterdir():
+        owner = entry.name.rsplit("-", 2)[1:2]
+        if owner and owner[0].isdigit() and not os.path.exists(f"/proc/{owner[0]}"):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+# --------------------------------------------------------------------------- the engine
+
+
+_ledger = resources.Ledger()
+
+
+@dataclass(frozen=True)
+class LocalClaim:
+    id: str
+    count: int
+    shape: SlotShape
+
+
+class LocalEngine:
+    """Slots on this machine."""
+
+    name = "local"
+    restarts = True
+
+    def __init__(
+        self, server: WarmServer | None = None, custom_resources: Mapping[str, float] | None = None
+    ) -> None:
+        self._server = server or warm_up()
+        self._machine = resources.detect(custom_resources)
+        self._host = socket.gethostname()
+        self._claims: dict[str, LocalClaim] = {}
+        self._processes: dict[str, str] = {}
+        self._pids: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._events: EventSink = lambda _: None
+        self._output = _OutputReader()
+
+    def start(self, events: EventSink, output: OutputSink) -> None:
+        self._events = events
+        self._output.deliver = output
+
+    def wire_address(self) -> str:
+        return "ipc"
+
+    def request(self, count: int, shape: SlotShape) -> LocalClaim:
+        resources.check(self._machine, count, shape)
+        claim = LocalClaim(f"local-{next(_numbers)}", count, shape)
+        self._claims[claim.id] = claim
+        needed = len({gpu for gpus in self._gpu_shares(claim, self._machine.visible) for gpu in gpus})
+        waiting_for = _ledger.claim(claim.id, needed, self._machine, lambda gpus: self._grant(claim, gpus))
+        if waiting_for:
+            self._events(Waiting(claim.id, 0, f"waiting for {waiting_for}"))
+        return claim
+
+    def fork(self, slot: Slot, spec: ProcessSpec) -> None:
+        if slot.id in self._processes:
+            raise EngineError(f"slot {slot.id} has a process already")
+        read, write = os.pipe()
+        self._output.add(slot, read, spec.log_path)
+        id = self._processes[slot.id] = f"p{next(_numbers)}"
+        self._server.fork(
+            id,
+            spec,
+            write,
+            started=lambda pid: self._started(slot, pid),
+            ended=lambda pid, code, oom: self._ended(slot, pid, code, oom),
+        )
+
+    def signal(self, slot: Slot, number: signal.Signals) -> None:
+        id = self._processes.get(slot.id)
+        if id is not None:
+            self._server.kill(id, number)
+
+    def inspect(self, slot: Slot) -> Inspection:
+        pid = self._pids.get(slot.id, 0)
+        return Inspection(pid=pid, state=process.process_state(pid) if pid else "gone")
+
+    def release(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self.signal(slot, signal.SIGKILL)
+        for claim in {slot.id.rsplit("/", 1)[0] for slot in slots}:
+            if self._claims.pop(claim, None) is not None:
+                _ledger.give_back(claim, self._machine)
+
+    def close(self) -> None:
+        for claim in list(self._claims):
+            del self._claims[claim]
+            _ledger.give_back(claim, self._machine)
+        self._events = lambda _: None
+        for id in list(self._processes.values()):
+            self._server.kill(id, signal.SIGKILL)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._processes, timeout=10.0)
+        self._output.close()
+
+    def _grant(self, claim: LocalClaim, gpus: tuple[str, ...]) -> None:
+        shares = self._gpu_shares(claim, gpus)
+        self._events(
+            Granted(
+                claim.id,
+                tuple(
+                    Slot(id=f"{claim.id}/{i}", host=self._host, address="127.0.0.1", gpus=shares[i])
+                    for i in range(claim.count)
+                ),
+            )
+        )
+
+    @staticmethod
+    def _gpu_shares(claim: LocalClaim, visible: tuple[str, ...]) -> list[tuple[str, ...]]:
+        return resources.share_gpus(visible, claim.count, claim.shape.gpus)
+
+    def _started(self, slot: Slot, pid: int) -> None:
+        self._pids[slot.id] = pid
+        self._events(Started(slot, pid))
+
+    def _ended(self, slot: Slot, pid: int, code: int, oom: bool) -> None:
+        self._output.drain(slot)
+        with self._changed:
+            self._processes.pop(slot.id, None)
+            self._pids.pop(slot.id, None)
+            self._changed.notify_all()
+        if self._server.alive:
+            self._events(Exited(slot, pid, code, oom))
+        else:
+            self._events(SlotLost(slot, "the process that workers are forked from was killed"))
+
+
+class _OutputReader:
+    """Reads the output of every worker on one thread: into the log file, then to the terminal."""
+
+    def __init__(self) -> None:
+        self.deliver: OutputSink = lambda _slot, _data: None
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._sources: dict[str, _Source] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def add(self, slot: Slot, descriptor: int, log_path: str) -> None:
+        os.set_blocking(descriptor, False)
+        source = _Source(slot, descriptor, _open_log(log_path))
+        with self._lock:
+            self._sources[slot.id] = source
+            self._selector.register(descriptor, selectors.EVENT_READ, source)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="powertrain-output", daemon=True)
+                self._thread.start()
+        os.write(self._wake_write, b"x")
+
+    def drain(self, slot: Slot) -> None:
+        """Wait until all that a dead process wrote has been read (its pipe has ended by then)."""
+        source = self._sources.get(slot.id)
+        if source is not None:
+            source.done.wait(timeout=5.0)
+
+    def close(self) -> None:
+        thread = self._thread
+        if thread is not None:
+            for source in list(self._sources.values()):
+                source.done.wait(timeout=5.0)
+            self._closing = True
+            os.write(self._wake_write, b"x")
+            thread.join()
+        for source in list(self._sources.values()):
+            self._finish(source)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        while not self._closing:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    os.read(self._wake_read, 4096)
+                else:
+                    self._read(key.data)
+
+    def _read(self, source: _Source) -> None:
+        try:
+            data = os.read(source.descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._finish(source)
+            return
+        if source.log >= 0:
+            _write_all(source.log, data)
+        self.deliver(source.slot, data)
+
+    def _finish(self, source: _Source) -> None:
+        with self._lock:
+            if self._sources.pop(source.slot.id, None) is None:
+                return
+            self._selector.unregister(source.descriptor)
+        os.close(source.descriptor)
+        if source.log >= 0:
+            os.close(source.log)
+        source.done.set()
+
+
+@dataclass(eq=False)
+class _Source:
+    slot: Slot
+    descriptor: int
+    log: int
+
+    def __post_init__(self) -> None:
+        self.done = threading.Event()
+
+
+def _open_log(path: str) -> int:
+    if not path:
+        return -1
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Append to a log; a full disk costs the log, never the run."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]

@@ -1,0 +1,63 @@
+"""One worker process seen from outside: its kill scope, its output, its exit decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot; 0 where it does not say."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def children(pid: int) -> Iterator[int]:
+    """Direct children of ``pid``, by /proc; nothing where there is no /proc."""
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                yield from map(int, file.read().split())
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid``, parents before children."""
+    found: list[int] = []
+    front = list(children(pid))
+    while front:
+        found += front
+        front = [grandchild for child in front for grandchild in children(child)]
+    return found
+
+
+def kill_scope(pid: int) -> None:
+    """SIGKILL to a worker, its process group, and whatever it started that left the group."""
+    below = descendants(pid)
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+    kill_all([pid, *below])
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """SIGKILL to each; those that are gone are gone."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def process_state(pid: int) -> str:
+    """The kernel's word for what ``pid`` is doing, as :class:`~powertrain.engine.base.Inspection` lists them."""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return "gone"

@@ -1,0 +1,355 @@
+"""The warm process that workers are forked from.
+
+Importing torch takes about 2 s and the first optimizer as long again; forking a process that has done both
+takes 15 ms. So one process per driver does it once, and then only waits: it runs no tensor operation beyond
+one dummy optimizer, opens no socket but its own, starts no thread. That makes each fork of it safe.
+
+It hangs on its driver twice: by the control socket, and by a descriptor of the driver's process (a child of
+the driver's that inherited the socket would keep it open). When either closes it kills every worker's scope,
+removes the directories it was told to sweep, and ends. Workers hang on it by the parent-death signal, which is
+reliable here because this process has one thread only.
+
+Processes that a worker started and left behind become children of this one (it is a subreaper), so they can
+be found and ended when their worker is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any, NoReturn, Union
+
+import msgspec
+
+from powertrain.engine import process
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+#: The largest control message; payloads travel as descriptors.
+_MESSAGE_LIMIT = 1 << 18
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a process. Descriptors that come along: the payload, and the end to write output to."""
+
+    id: str
+    entry: str
+    env: dict[str, str | None]
+    cwd: str
+    title: str
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    signal: int
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Directories to remove should the driver die; an empty list takes it back."""
+
+    id: str
+    paths: list[str]
+
+
+Command = Union[Fork, Kill, Sweep]
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    seconds: float
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    pid: int
+    code: int
+    out_of_memory: bool
+
+
+Report = Union[Ready, Forked, Ended]
+
+encode = msgspec.msgpack.Encoder().encode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+_decode_command = msgspec.msgpack.Decoder(Command).decode
+
+
+def serve(control: socket.socket, driver: int, started: float) -> NoReturn:
+    """Be the warm server until the driver is gone. Never returns."""
+    code = 1
+    try:
+        _detach()
+        _preload()
+        _Server(control, driver).loop(time.time() - started)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def serve_clean(descriptor: int, driver: int, started: float) -> NoReturn:
+    """Entry of a server that was started as a fresh interpreter."""
+    serve(socket.socket(fileno=descriptor), driver, started)
+
+
+def _detach() -> None:
+    """Leave the driver's terminal and its signals: Ctrl-C is for the driver to handle."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _set_name("powertrain-warm")
+
+
+def _preload() -> None:
+    """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
+    gc.disable()
+    importlib.import_module("powertrain.worker.main")
+    try:
+        torch = importlib.import_module("torch")
+    except ModuleNotFoundError:
+        return  # a framework-neutral run needs none
+    torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")
+    for name in ("torch.distributed", "torch.nn.parallel.distributed", "torch.utils.data"):
+        importlib.import_module(name)
+    importlib.import_module("powertrain.torch.backend")
+    importlib.import_module("powertrain.torch.prepare")
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    gc.collect()
+    gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
+
+
+class _Server:
+    def __init__(self, control: socket.socket, driver: int) -> None:
+        self._control = control
+        self._workers: dict[int, str] = {}
+        self._oom_kills: dict[int, int] = {}
+        self._sweeps: dict[str, list[str]] = {}
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._driver = _process_descriptor(driver)
+        if self._driver >= 0:
+            self._poll.register(self._driver, select.POLLIN)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._poll.register(self._wake_read, select.POLLIN)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def loop(self, warmed: float) -> None:
+        self._tell(Ready(seconds=warmed))
+        while True:
+            ready = {source for source, _ in self._poll.poll()}
+            if self._driver in ready:
+                return self._end()
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._command():
+                return self._end()
+
+    def _command(self) -> bool:
+        """Handle one command; False when the driver has closed its end."""
+        data, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_LIMIT, 4)
+        if not data:
+            return False
+        command = _decode_command(data)
+        if isinstance(command, Fork):
+            self._fork(command, *descriptors)
+        elif isinstance(command, Kill):
+            self._kill(command)
+        elif command.paths:
+            self._sweeps[command.id] = command.paths
+        else:
+            self._sweeps.pop(command.id, None)
+        return True
+
+    def _fork(self, command: Fork, payload: int, output: int) -> None:
+        before = process.oom_kills()
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            for descriptor in (self._wake_read, self._wake_write, self._driver):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._control.close()
+            _become(command, payload, output, server)
+        os.close(payload)
+        os.close(output)
+        self._workers[pid] = command.id
+        self._oom_kills[pid] = before
+        self._tell(Forked(id=command.id, pid=pid))
+
+    def _kill(self, command: Kill) -> None:
+        for pid, id in self._workers.items():
+            if id == command.id:
+                if command.signal == signal.SIGKILL:
+                    process.kill_scope(pid)
+                else:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, command.signal)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            id = self._workers.pop(pid, None)
+            if id is None:
+                continue  # something a worker had left behind
+            code = os.waitstatus_to_exitcode(status)
+            self._end_scope(pid)
+            oom = code == -signal.SIGKILL and process.oom_kills() > self._oom_kills.pop(pid, 0)
+            self._tell(Ended(id=id, pid=pid, code=code, out_of_memory=oom))
+
+    def _end_scope(self, leader: int) -> None:
+        """End what the dead worker left: its group, and orphans that have become our children."""
+        with contextlib.suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
+        process.kill_all(pid for pid in process.children(os.getpid()) if pid not in self._workers)
+
+    def _end(self) -> None:
+        for pid in list(self._workers):
+            process.kill_scope(pid)
+        process.kill_all(process.descendants(os.getpid()))
+        for paths in self._sweeps.values():
+            for path in paths:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _tell(self, report: Report) -> None:
+        with contextlib.suppress(OSError):  # a driver that is gone is noticed by the loop
+            self._control.send(encode(report))
+
+
+def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
+    """In the new process: become the worker, run its entry, end."""
+    code = 1
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)  # the server died before the signal was armed
+        _take_over_output(output)
+        _forget_parent()
+        _set_name(command.title)
+        apply_env(command.env)
+        if command.cwd:
+            os.makedirs(command.cwd, exist_ok=True)
+            os.chdir(command.cwd)
+        code = call_entry(command.entry, _read_all(payload))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def apply_env(env: dict[str, str | None]) -> None:
+    """Set the given variables; ``None`` removes one."""
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def call_entry(entry: str, payload: bytes) -> int:
+    """Call "package.module:function" with the payload; its return value is the exit code."""
+    module, _, name = entry.partition(":")
+    function: Any = getattr(importlib.import_module(module), name)
+    return int(function(payload) or 0)
+
+
+def _take_over_output(output: int) -> None:
+    """Send descriptors 1 and 2, and Python's own streams, to the worker's output."""
+    _KEPT.extend((sys.stdout, sys.stderr, sys.stdin))  # never flushed again: what they hold is the driver's
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    os.close(output)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        stream = io.TextIOWrapper(
+            open(number, mode + "b", closefd=False),  # noqa: SIM115 (lives as long as the process)
+            "utf-8",
+            "backslashreplace",
+            line_buffering=True,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+_KEPT: list[Any] = []
+
+
+def _forget_parent() -> None:
+    """Drop what belongs to the processes this one was forked from: handlers, exit functions, child lists."""
+    import atexit
+    from multiprocessing import process as mp_process
+    from multiprocessing import util as mp_util
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    mp_process._children.clear()  # type: ignore[attr-defined]
+    mp_util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    mp_util._run_after_forkers()  # type: ignore[attr-defined]
+    gc.enable()
+
+
+def _leave(code: int) -> NoReturn:
+    """End as an interpreter would: exit functions, children, output; then without its finalisation."""
+    import atexit
+    from multiprocessing import util as mp_util
+
+    for finish in (mp_util._exit_function, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore[attr-defined]
+        try:
+            finish()
+        except BaseException:
+            traceback.print_exc()
+    os._exit(code)
+
+
+def _read_all(descriptor: int) -> bytes:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def _process_descriptor(pid: int) -> int:
+    """A descriptor that becomes readable when ``pid`` ends, or -1 where the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _set_name(name: str) -> None:
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def _prctl(option: int, value: Any) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

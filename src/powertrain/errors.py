@@ -1,0 +1,103 @@
+"""Every exception Powertrain raises on purpose.
+
+::
+
+    PowertrainError
+    ├── ConfigError            a wrong value, an unknown field, a contradictory pair (also a ValueError)
+    │   └── TrainFunctionError   the training function has a wrong shape or cannot be pickled
+    ├── ResourceError          the machine does not have what was asked for
+    ├── StorageError           the storage path cannot be read, written or understood
+    │   └── RunInUseError        another live process holds this run
+    ├── CheckpointError        a checkpoint is missing, incomplete or not what it claims to be
+    ├── ReportError            ``report`` was handed something it cannot keep (also a ValueError)
+    ├── OutsideWorkerError     a worker-only function was called elsewhere (also a RuntimeError)
+    ├── WireError              a message could not be understood or was not authenticated
+    ├── EngineError            processes could not be started or controlled
+    │   └── StartTimeoutError    slots or workers did not come in time
+    ├── TaskError              a function started with ``powertrain.remote`` failed
+    └── TrainingFailedError    ``fit`` ended in failure; carries ``worker_failures`` and the partial ``result``
+
+Each message is written for the person who reads it: what happened, with its values; why, where that is
+known; what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class PowertrainError(Exception):
+    """The root of everything Powertrain raises on purpose."""
+
+
+class ConfigError(PowertrainError, ValueError):
+    """A configuration value cannot be used."""
+
+
+class TrainFunctionError(ConfigError):
+    """The training function cannot be called or cannot travel to a worker."""
+
+
+class ResourceError(PowertrainError):
+    """The machine or cluster does not have what was asked for."""
+
+
+class StorageError(PowertrainError):
+    """The storage path cannot be used."""
+
+
+class RunInUseError(StorageError):
+    """Another live process holds the run of this name and path."""
+
+
+class CheckpointError(PowertrainError):
+    """A checkpoint is missing, incomplete or not what it claims to be."""
+
+
+class ReportError(PowertrainError, ValueError):
+    """``report`` was handed something it cannot keep."""
+
+
+class OutsideWorkerError(PowertrainError, RuntimeError):
+    """A function that only makes sense inside a training worker was called elsewhere."""
+
+
+class WireError(PowertrainError):
+    """A message could not be understood or was not authenticated."""
+
+
+class EngineError(PowertrainError):
+    """Processes could not be started or controlled."""
+
+
+class StartTimeoutError(EngineError):
+    """Slots or workers did not come within the time allowed."""
+
+
+class TaskError(PowertrainError):
+    """A function started with ``powertrain.remote`` failed; the message holds its traceback."""
+
+
+class TrainingFailedError(PowertrainError):
+    """``fit`` ended in failure.
+
+    ``worker_failures`` maps each failed rank to its :class:`~powertrain.run.events.WorkerFailure`, the
+    first failing rank first. ``result`` is the partial :class:`~powertrain.Result`: metrics and
+    checkpoints up to the failure.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        worker_failures: Mapping[int, Any] | None = None,
+        result: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.worker_failures = dict(worker_failures or {})
+        self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (str(self), self.worker_failures, self.result))

@@ -1,0 +1,134 @@
+"""The user's function before it travels: is its shape right, can it be pickled, what will a traceback need."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+
+from powertrain.errors import TrainFunctionError
+
+
+def check_shape(function: Any, argument: str = "train_loop_per_worker") -> None:
+    """Raise :class:`TrainFunctionError` unless ``function`` can be called with nothing or with one config."""
+    if not callable(function):
+        raise TrainFunctionError(
+            f"{argument} must be a function, not {type(function).__name__}. Pass the function itself, without "
+            "calling it."
+        )
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return  # some builtins have no signature; the call will tell
+    required = [
+        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if len(required) > 1:
+        raise TrainFunctionError(
+            f"{argument} {_name(function)}() has {len(required)} required arguments ({', '.join(required)}), but a "
+            "worker calls it with one config dict or with nothing. Give it one argument and pass the rest in "
+            "train_loop_config, or bind them with functools.partial."
+        )
+
+
+def pickle_function(
+    function: Callable[..., Any], config: Any, argument: str = "train_loop_per_worker"
+) -> bytes:
+    """(function, config) as bytes; raises :class:`TrainFunctionError` naming what cannot be pickled."""
+    try:
+        with _by_value_where_needed(function):
+            return cloudpickle.dumps((function, config))
+    except Exception as error:
+        culprit = _culprit(function, config, argument)
+        raise TrainFunctionError(
+            f"{argument} {_name(function)}() cannot be sent to the workers: {culprit} cannot be pickled "
+            f"({type(error).__name__}: {error}). Create it inside the function, or leave it out."
+        ) from error
+
+
+def sources_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Text of the file a function is from, where only this process has it (a notebook cell)."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = code.co_filename if code is not None else ""
+    if not name or os.path.exists(name):
+        return {}
+    text = "".join(linecache.getlines(name))
+    return {name: text} if text else {}
+
+
+@contextmanager
+def _by_value_where_needed(function: Callable[..., Any]) -> Iterator[None]:
+    """Send a function's module along when a worker could not import it by its name."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__" or _importable(module):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _importable(module: Any) -> bool:
+    try:
+        spec = importlib.util.find_spec(module.__name__)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    # find_spec answers from sys.modules for what is loaded; look where it would really be found.
+    top = module.__name__.partition(".")[0]
+    origin = getattr(module, "__file__", None)
+    if spec is None or origin is None:
+        return spec is not None
+    return any(
+        os.path.exists(os.path.join(path or ".", top))
+        or os.path.exists(os.path.join(path or ".", f"{top}.py"))
+        for path in sys.path
+    )
+
+
+def _culprit(function: Callable[..., Any], config: Any, argument: str) -> str:
+    """The first object the function reaches, or the config holds, that cannot be pickled by itself."""
+    for where, value in _reached(function, config):
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"{where} (a {type(value).__module__}.{type(value).__qualname__})"
+    return "something it uses"
+
+
+def _reached(function: Callable[..., Any], config: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield f"train_loop_config[{key!r}]", value
+    inner = inspect.unwrap(function)
+    owner = getattr(inner, "__self__", None)
+    if owner is not None:
+        yield "the object the method belongs to", owner
+    for argument in getattr(inner, "args", ()):
+        yield "a bound argument", argument
+    for key, argument in getattr(inner, "keywords", {}).items():
+        yield f"the bound argument {key!r}", argument
+    inner = getattr(inner, "func", inner)
+    try:
+        variables = inspect.getclosurevars(inner)
+    except TypeError:
+        return
+    for name, value in variables.nonlocals.items():
+        yield f"the captured variable {name!r}", value
+    for name, value in variables.globals.items():
+        if not inspect.ismodule(value):
+            yield f"the global variable {name!r}", value
+
+
+def _name(function: Any) -> str:
+    return str(
+        getattr(function, "__qualname__", None) or getattr(function, "__name__", type(function).__name__)
+    )

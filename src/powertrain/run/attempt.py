@@ -1,0 +1,113 @@
+"""The state of one attempt: its members, where each stands, and the boundary they agree on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from powertrain import wire
+from powertrain.run.events import WorkerFailure
+from powertrain.run.placement import Placement
+from powertrain.run.rows import RowTable
+from powertrain.run.worker_group import RemoteWorkers
+
+#: The phases of an attempt, in order. "clearing" may follow any of them.
+STARTING = "starting"
+TRAINING = "training"
+SHUTTING_DOWN = "shutting down"
+DISMISSED = "dismissed"
+CLEARING = "clearing"
+
+
+@dataclass(eq=False)
+class Member:
+    """One rank of the attempt."""
+
+    placement: Placement
+    #: The public key its messages are signed with: who it is, whatever it says.
+    key: bytes
+    attempt: Attempt
+    pid: int = 0
+    #: When its process began (monotonic); 0 before.
+    started: float = 0.0
+    greeted: bool = False
+    outcome: wire.Outcome | None = None
+    exited: bool = False
+    failure: WorkerFailure | None = None
+    beat: wire.Beat | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.placement.rank
+
+
+@dataclass
+class Hold:
+    """A boundary being agreed on: who was asked, who has answered, and what will be done there."""
+
+    number: int
+    reason: str
+    asked: set[int]
+    answers: dict[int, int] = field(default_factory=dict)
+    sent: bool = False
+
+    def boundary(self) -> int | None:
+        """The first boundary no rank has passed, once all who were asked have answered."""
+        if self.sent or not self.asked <= self.answers.keys() or not self.answers:
+            return None
+        return max(self.answers.values()) + 1
+
+
+class Attempt:
+    """Everything the controller knows about the workers that run now."""
+
+    def __init__(self, number: int, placements: list[Placement], first_row: int) -> None:
+        self.number = number
+        self.first_row = first_row
+        self.placements = placements
+        self.began = time.monotonic()
+        self.phase = STARTING
+        #: Seconds after ``began`` at which the user's functions were called.
+        self.trained_after = 0.0
+        self.first_row_seen = False
+        self.members: list[Member] = []
+        self.group: RemoteWorkers | None = None
+        self.rows = RowTable(len(placements), first_row)
+        self.failures: list[WorkerFailure] = []
+        self.losses: list[tuple[int, str]] = []
+        self.hold: Hold | None = None
+        self.arrivals: dict[int, dict[int, wire.Arrived]] = {}
+        self.barrier_rows: dict[int, set[int]] = {}
+
+    @property
+    def world_size(self) -> int:
+        return len(self.placements)
+
+    def by_slot(self, slot_id: str) -> Member | None:
+        return next((m for m in self.members if m.placement.slot.id == slot_id), None)
+
+    def running(self) -> list[Member]:
+        """Members whose user function has not ended and whose process lives."""
+        return [m for m in self.members if m.outcome is None and not m.exited]
+
+    def all_greeted(self) -> bool:
+        return len(self.members) == self.world_size and all(m.greeted for m in self.members)
+
+    def all_exited(self) -> bool:
+        return all(m.exited for m in self.members)
+
+    def all_done(self) -> bool:
+        """True when every rank's function has returned or was stopped."""
+        return all(m.outcome is not None and m.failure is None for m in self.members)
+
+    def age(self) -> float:
+        return time.monotonic() - self.began
+
+    def arrive(self, rank: int, message: wire.Arrived) -> wire.Opened | None:
+        """Note a rank at a collective; the answer for all once every rank is there."""
+        here = self.arrivals.setdefault(message.sync, {})
+        here[rank] = message
+        if len(here) < self.world_size:
+            return None
+        del self.arrivals[message.sync]
+        return wire.Opened(sync=message.sync, data=here[0].data)

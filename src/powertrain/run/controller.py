@@ -1,0 +1,997 @@
+"""The one loop of a run: wait, decide, act, journal.
+
+It wakes when a message, an exit or a deadline arrives, and never polls. Policies decide (:mod:`failure_policy`,
+:mod:`stopping`, :mod:`scaling_policy`); this acts. It knows engines only by their protocol and workers only by
+their messages, and it unpickles nothing that either sends.
+
+::
+
+    request slots ─▶ fork ─▶ hooks ─▶ train ─▶ shut down ─▶ dismiss ─▶ end
+          ▲                    │        │
+          └── decide ◀── clear ◀────────┘   a death, an error, a loss
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from powertrain import wire
+from powertrain.backend import Worker, WorkerMetadata
+from powertrain.checkpoint import commit, retention
+from powertrain.checkpoint.manifest import Manifest
+from powertrain.config import BackendConfig, CheckpointConfig
+from powertrain.engine import base
+from powertrain.errors import CheckpointError, PowertrainError, ResourceError
+from powertrain.run import attempt as phases
+from powertrain.run import events as ev
+from powertrain.run import failure_policy, lifecycle, placement, scaling_policy, stopping
+from powertrain.run.attempt import Attempt, Hold, Member
+from powertrain.run.callbacks import Callbacks, RunContext
+from powertrain.run.journal import Journal
+from powertrain.run.metrics import MetricsStore, PointRecord
+from powertrain.run.rows import Row
+from powertrain.run.worker_group import RemoteWorkers, WorkerCallError
+from powertrain.storage import Storage
+from powertrain.worker.context import Place
+from powertrain.worker.main import ENTRY, WorkerSpec
+
+#: Seconds to wait for the cause when every failure seen so far reads like an echo of another.
+_CAUSE_WITHIN = 1.0
+#: Seconds a rank that has never reported is awaited by those that have.
+_ABSENT_AFTER = 30.0
+#: Seconds between two remarks about a rank that is behind.
+_LATE_EVERY = 5.0
+#: Seconds that an interrupted run has to reach its boundary.
+_INTERRUPT_GRACE = 15.0
+#: Seconds for ranks without any report to end after the others have stopped; for hooks; for processes to leave.
+_LAGGARD_GRACE = 5.0
+_HOOK_GRACE = 10.0
+_EXIT_GRACE = 10.0
+
+
+class Observer(Protocol):
+    """Who is told what happens: the terminal, in a test a list."""
+
+    def event(self, event: ev.Event) -> None: ...
+    def row(self, row: int, by_rank: Sequence[Mapping[str, Any] | None], at: float) -> None: ...
+    def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None: ...
+    def output(self, rank: int, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What was asked for, frozen by ``fit``."""
+
+    name: str
+    #: The run's directory, the storage path it lies under, the directory ``fit`` was called in.
+    path: str
+    storage_path: str
+    launch_dir: str
+    #: A directory on this machine for sockets and scratch, removed at the end.
+    runtime_dir: str
+    #: Each rank's working directory; "" for one of its own below ``runtime_dir``.
+    working_dir: str = ""
+    min_workers: int
+    max_workers: int
+    shape: base.SlotShape
+    resources: Mapping[str, float] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    max_failures: int = 0
+    fail_fast: bool = False
+    stop: stopping.Criterion = None
+    callbacks: Sequence[Any] = ()
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    #: The pickled (function, config) and the sources that tracebacks may need.
+    function: bytes = b""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    #: A checkpoint of another run to begin from, as a path; "" for none.
+    begin_from: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended."""
+
+    state: str
+    reason: str
+    #: Exactly what rank 0 reported last; None when it never did.
+    metrics: dict[str, Any] | None
+    #: The pickled return value of rank 0.
+    value: bytes
+    failures: tuple[ev.WorkerFailure, ...]
+    #: True when Ctrl-C ended it.
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class _Interrupt:
+    pass
+
+
+@dataclass(frozen=True)
+class _Said:
+    message: str
+
+
+@dataclass(frozen=True)
+class _HookDone:
+    """A backend's hook has returned or raised."""
+
+    attempt: int
+    hook: str
+    seconds: float
+    error: BaseException | None = None
+
+
+class Controller:
+    """Runs one run to its end. ``run`` may be called on any thread; ``interrupt`` from any other."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: base.Engine,
+        storage: Storage,
+        lease: int,
+        state: lifecycle.RunState,
+        observer: Observer,
+        from_checkpoint: Manifest | None = None,
+    ) -> None:
+        self._spec, self._engine, self._storage, self._lease = spec, engine, storage, lease
+        self._state = state
+        self._observer = observer
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._journal = Journal(storage, lease)
+        self._metrics = MetricsStore(storage, lease)
+        self._callbacks = Callbacks(
+            spec.callbacks, RunContext(spec.name, spec.path, spec.storage_path), self._warn
+        )
+        self._deadlines: dict[str, float] = {}
+        self._newest = from_checkpoint
+        self._kept: list[Manifest] = []
+        self._claim: base.Claim | None = None
+        self._wanted = 0
+        self._slots: list[base.Slot] = []
+        self._attempt: Attempt | None = None
+        self._members: dict[bytes, Member] = {}
+        self._ranks_by_slot: dict[str, int] = {}
+        self._late_for = 0.0
+        self._interrupts = 0
+        self._holds = 0
+        self._stopping: ev.Stopping | None = None
+        self._after_clearing: Callable[[], None] = lambda: None
+        self._last_metrics = dict(from_checkpoint.metrics) if from_checkpoint is not None else None
+        self._value = b""
+        self._failures: tuple[ev.WorkerFailure, ...] = ()
+        self._began = time.monotonic()
+        self._outcome: RunOutcome | None = None
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> RunOutcome:
+        """From the first request to the end. Afterwards nothing of the run is alive."""
+        self._hub = wire.Hub(
+            self._engine.wire_address(),
+            self._inbox.put,
+            lambda problem: self._inbox.put(wire.Noted(message=problem)),
+            directory=self._spec.runtime_dir,
+        )
+        try:
+            self._engine.start(self._inbox.put, self._output)
+            self._record(self._run_started())
+            self._kept = commit.committed(self._storage)
+            self._request_slots()
+            while self._outcome is None:
+                self._handle(self._next())
+            return self._outcome
+        finally:
+            self._close()
+
+    def interrupt(self) -> None:
+        """Ask for an end: gracefully the first time, at once the second. Any thread, also a signal handler."""
+        self._inbox.put(_Interrupt())
+
+    def say(self, message: str) -> None:
+        """Have a warning recorded as soon as the run has begun. Before ``run``."""
+        self._inbox.put(_Said(message))
+
+    def _said(self, said: _Said) -> None:
+        self._warn(said.message)
+
+    def _next(self) -> Any:
+        """The next message, or the name of a deadline that has passed."""
+        while True:
+            due = min(self._deadlines.items(), key=lambda item: item[1], default=None)
+            try:
+                timeout = None if due is None else max(0.0, due[1] - time.monotonic())
+                return self._inbox.get(timeout=timeout)
+            except queue.Empty:
+                assert due is not None
+                del self._deadlines[due[0]]
+                return due[0]
+
+    def _handle(self, item: Any) -> None:
+        handler = _HANDLERS.get(item if isinstance(item, str) else type(item))
+        if handler is not None:
+            handler(self, item)
+
+    def _record(self, event: ev.Event) -> None:
+        """Make a fact of it: state, journal, terminal, callbacks."""
+        self._state = lifecycle.apply(self._state, event)
+        self._journal.append(event)
+        self._observer.event(event)
+        self._callbacks.call("on_event", event)
+
+    def _warn(self, message: str, rank: int = -1) -> None:
+        self._record(
+            ev.Warned(time=time.time(), message=message, attempt=max(0, self._state.attempt), rank=rank)
+        )
+
+    def _close(self) -> None:
+        """Release processes first, then what they talk to, then the files. Each even if another fails."""
+        for member in self._attempt.members if self._attempt is not None else ():
+            if not member.exited:  # only after an error of our own: a rank in this process waits for this
+                self._hub.send(member.key, wire.Dismissed())
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._journal.close)
+            stack.callback(self._metrics.close)
+            stack.callback(self._hub.close)
+            stack.callback(self._engine.close)
+
+    def _run_started(self) -> ev.RunStarted:
+        newest = self._newest
+        return ev.RunStarted(
+            time=time.time(),
+            name=self._spec.name,
+            lease=self._lease,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=self._spec.version,
+            engine=self._engine.name,
+            row=newest.row if newest else 0,
+            checkpoint=newest.name if newest else "",
+        )
+
+    # ------------------------------------------------------------------ slots
+
+    def _request_slots(self) -> None:
+        """Ask for as many slots as allowed, fewer where the engine can never give so many."""
+        self._slots = []
+        problem: ResourceError | None = None
+        for count in scaling_policy.sizes_to_try(self._spec.min_workers, self._spec.max_workers):
+            self._record(ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=count))
+            self._wanted = count
+            try:
+                self._claim = self._engine.request(count, self._spec.shape)
+                return
+            except ResourceError as error:
+                problem = problem or error
+        raise problem or ResourceError("no number of workers was allowed")
+
+    def _granted(self, event: base.Granted) -> None:
+        if self._claim is not None and event.claim != self._claim.id:
+            return
+        self._slots += event.slots
+        if len(self._slots) == self._wanted and self._stopping is None:
+            self._start_attempt()
+
+    def _slots_waited(self, event: base.Waiting) -> None:
+        self._record(
+            ev.SlotsWaited(
+                time=time.time(),
+                attempt=self._state.attempt + 1,
+                granted=event.granted,
+                count=self._wanted,
+                reason=event.reason,
+            )
+        )
+
+    # ------------------------------------------------------------------ start of an attempt
+
+    def _start_attempt(self) -> None:
+        placements = placement.arrange(self._slots)
+        first_row = self._newest.row + 1 if self._newest else 1
+        attempt = self._attempt = Attempt(self._state.attempt + 1, placements, first_row)
+        self._record(
+            ev.AttemptStarted(
+                time=time.time(),
+                attempt=attempt.number,
+                world_size=attempt.world_size,
+                first_row=first_row,
+                checkpoint=self._newest.name if self._newest else "",
+                hosts=tuple(p.slot.host for p in placements),
+            )
+        )
+        for place in placements:
+            self._fork(attempt, place)
+
+    def _fork(self, attempt: Attempt, place: placement.Placement) -> None:
+        door = self._hub.admit(place.slot.key)
+        member = Member(place, door.keys.public, attempt)
+        attempt.members.append(member)
+        self._members[member.key] = member
+        self._ranks_by_slot[place.slot.id] = place.rank
+        spec = WorkerSpec(
+            door=door,
+            place=self._place(attempt, place),
+            function=self._spec.function,
+            sources=dict(self._spec.sources),
+            device=place.device,
+            seed=self._spec.seed,
+        )
+        scratch = os.path.join(self._spec.runtime_dir, f"rank-{place.rank}")
+        self._engine.fork(
+            place.slot,
+            base.ProcessSpec(
+                entry=ENTRY,
+                payload=msgspec.msgpack.encode(spec),
+                env=placement.environment(place, attempt.world_size, self._spec.env),
+                log_path=os.path.join(
+                    self._spec.path, "logs", f"attempt-{attempt.number}", f"rank-{place.rank:05d}.log"
+                ),
+                cwd=self._spec.working_dir or scratch,
+                title=f"rank {place.rank}",
+            ),
+        )
+
+    def _place(self, attempt: Attempt, place: placement.Placement) -> Place:
+        spec = self._spec
+        checkpoint = spec.begin_from
+        if self._newest is not None:
+            checkpoint = commit.checkpoint_of(self._storage, self._newest).path
+        return Place(
+            rank=place.rank,
+            world_size=attempt.world_size,
+            local_rank=place.local_rank,
+            local_world_size=place.local_world_size,
+            node_rank=place.node_rank,
+            attempt=attempt.number,
+            first_row=attempt.first_row,
+            run_name=spec.name,
+            run_path=spec.path,
+            storage_path=spec.storage_path,
+            launch_dir=spec.launch_dir,
+            checkpoint=checkpoint,
+            metadata=dict(spec.metadata),
+            resources=dict(spec.resources),
+        )
+
+    def _started(self, event: base.Started) -> None:
+        member = self._attempt and self._attempt.by_slot(event.slot.id)
+        if member:
+            member.pid, member.started = event.pid, time.monotonic()
+            self._startup(member.attempt, member.rank, "warm-up", member.attempt.age())
+
+    def _hello(self, member: Member, message: wire.Hello) -> None:
+        member.greeted, member.pid = True, message.pid
+        if member.started:
+            self._startup(member.attempt, member.rank, "fork", time.monotonic() - member.started)
+        self._record(
+            ev.WorkerStarted(
+                time=time.time(),
+                attempt=member.attempt.number,
+                rank=member.rank,
+                pid=message.pid,
+                host=message.host,
+            )
+        )
+        if member.attempt.phase == phases.STARTING and member.attempt.all_greeted():
+            self._run_hooks(member.attempt, "start")
+
+    def _measured(self, member: Member, message: wire.Measured) -> None:
+        self._startup(member.attempt, member.rank, message.phase, message.seconds)
+
+    def _startup(self, attempt: Attempt, rank: int, phase: str, seconds: float) -> None:
+        self._record(
+            ev.StartupMeasured(
+                time=time.time(), attempt=attempt.number, rank=rank, phase=phase, seconds=round(seconds, 4)
+            )
+        )
+
+    # ------------------------------------------------------------------ the backend's hooks
+
+    def _run_hooks(self, attempt: Attempt, hook: str) -> None:
+        """Run the backend's hooks on a thread of their own: they wait for workers, and workers may die."""
+        if attempt.group is None:
+            workers = [_worker(member) for member in attempt.members]
+            attempt.group = RemoteWorkers(
+                workers, lambda rank, call: self._hub.send(attempt.members[rank].key, call)
+            )
+            for member in attempt.members:
+                if member.exited:
+                    attempt.group.gone(member.rank, "has ended")
+        threading.Thread(
+            target=self._hook_thread, args=(attempt, hook), name=f"powertrain-hook-{hook}", daemon=True
+        ).start()
+
+    def _hook_thread(self, attempt: Attempt, hook: str) -> None:
+        config, began, problem = self._spec.backend, time.monotonic(), None
+        try:
+            backend = config.backend_cls()
+            if hook == "start":
+                backend.on_start(attempt.group, config)
+                backend.on_training_start(attempt.group, config)
+            else:
+                backend.on_shutdown(attempt.group, config)
+        except BaseException as error:
+            problem = error
+        self._inbox.put(_HookDone(attempt.number, hook, time.monotonic() - began, problem))
+
+    def _hook_done(self, done: _HookDone) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.number != done.attempt:
+            return
+        if done.hook == "shutdown":
+            if attempt.phase == phases.SHUTTING_DOWN:
+                self._dismiss(attempt)
+        elif attempt.phase == phases.STARTING:
+            self._startup(attempt, -1, "hooks", done.seconds)
+            if done.error is not None:
+                self._hook_failed(attempt, done.error)
+            else:
+                self._train(attempt)
+
+    def _hook_failed(self, attempt: Attempt, error: BaseException) -> None:
+        """A start hook's error is the failure of the rank it happened in, or of the run as a whole (rank 0)."""
+        if isinstance(error, WorkerCallError):
+            member = attempt.members[error.rank]
+            self._fail(member, self._raised(member, error.report, "start"))
+        elif not attempt.failures and not attempt.losses:
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            report = wire.ErrorReport(type=type(error).__name__, message=str(error), traceback=text)
+            self._fail(attempt.members[0], self._raised(attempt.members[0], report, "start"))
+
+    def _train(self, attempt: Attempt) -> None:
+        attempt.phase, attempt.trained_after = phases.TRAINING, attempt.age()
+        self._record(ev.TrainingStarted(time=time.time(), attempt=attempt.number))
+        for member in attempt.members:
+            self._hub.send(member.key, wire.Train())
+
+    # ------------------------------------------------------------------ what workers say
+
+    def _received(self, received: wire.Received) -> None:
+        member = self._members.get(received.sender)
+        if member is None:
+            return
+        points = []
+        for message in received.envelope.messages:
+            if isinstance(message, wire.Point):
+                points.append(message)
+            else:
+                self._points(member, points)
+                points = []
+                handler = _MESSAGE_HANDLERS.get(type(message))
+                if handler is not None and member.attempt is self._attempt:
+                    handler(self, member, message)
+        self._points(member, points)
+
+    def _points(self, member: Member, points: list[wire.Point]) -> None:
+        """Keep every point; those of the current attempt also move rows on."""
+        if not points:
+            return
+        number, rank = member.attempt.number, member.rank
+        self._metrics.add(
+            [
+                PointRecord(rank=rank, attempt=number, row=p.row, at=p.at, solo=p.solo, metrics=p.metrics)
+                for p in points
+            ]
+        )
+        attempt = self._attempt
+        if attempt is None or member.attempt is not attempt:
+            return
+        rows: list[Row] = []
+        for point in points:
+            if point.solo:
+                continue
+            if rank == 0:
+                self._last_metrics = point.metrics
+            if point.barrier:
+                attempt.barrier_rows.setdefault(point.row, set()).add(rank)
+            rows += attempt.rows.add(rank, point)
+        self._rows_closed(attempt, rows)
+        self._watch_for_late_ranks(attempt)
+
+    def _rows_closed(self, attempt: Attempt, rows: list[Row]) -> None:
+        if rows and not attempt.first_row_seen:
+            attempt.first_row_seen = True
+            self._startup(attempt, -1, "first row", attempt.age() - attempt.trained_after)
+        for row in rows:
+            checkpoint = self._commit(attempt, row) if row.parts else None
+            if row.metrics:
+                self._observer.row(row.number, row.metrics, time.time())
+                if self._spec.callbacks:
+                    self._callbacks.call("after_report", [m or {} for m in row.metrics], checkpoint)
+                if self._stopping is None and row.metrics[0] is not None:
+                    self._stop_if_reached(row.number, row.metrics[0])
+            if row.complete:
+                for rank in attempt.barrier_rows.pop(row.number, ()):
+                    self._hub.send(attempt.members[rank].key, wire.RowClosed(row=row.number))
+
+    def _watch_for_late_ranks(self, attempt: Attempt) -> None:
+        if attempt.rows.newest <= attempt.rows.closed:
+            self._deadlines.pop("late", None)
+            self._deadlines.pop("absent", None)
+            self._late_for = 0.0
+            return
+        now = time.monotonic()
+        self._deadlines.setdefault("late", now + _LATE_EVERY)
+        if attempt.rows.never_reported():
+            self._deadlines.setdefault("absent", now + _ABSENT_AFTER)
+
+    def _say_who_is_late(self, _: str) -> None:
+        attempt = self._attempt
+        if attempt is None or not (behind := attempt.rows.behind()):
+            return
+        self._late_for += _LATE_EVERY
+        self._observer.waiting(attempt.rows.closed + 1, behind, self._late_for)
+        self._deadlines["late"] = time.monotonic() + _LATE_EVERY
+
+    def _declare_absent(self, _: str) -> None:
+        attempt = self._attempt
+        if attempt is None or not (ranks := attempt.rows.never_reported()):
+            return
+        row = attempt.rows.closed + 1
+        self._record(ev.RanksAbsent(time=time.time(), attempt=attempt.number, row=row, ranks=tuple(ranks)))
+        self._rows_closed(attempt, attempt.rows.declare_absent(ranks))
+
+    def _beat(self, member: Member, message: wire.Beat) -> None:
+        member.beat = message
+
+    def _arrived(self, member: Member, message: wire.Arrived) -> None:
+        opened = member.attempt.arrive(member.rank, message)
+        if opened is not None:
+            for other in member.attempt.members:
+                self._hub.send(other.key, opened)
+
+    def _executed(self, member: Member, message: wire.Executed) -> None:
+        if member.attempt.group is not None:
+            member.attempt.group.answered(member.rank, message)
+
+    def _noted(self, member: Member, message: wire.Noted) -> None:
+        self._warn(message.message, member.rank)
+
+    def _ended(self, member: Member, message: wire.Outcome) -> None:
+        """A rank's function is over."""
+        attempt = member.attempt
+        if member.outcome is not None:
+            return
+        member.outcome = message
+        if message.error is not None:
+            kind = "exit" if message.status == "exited" else "raised"
+            self._fail(member, self._raised(member, message.error, kind))
+            return
+        if member.rank == 0:
+            self._value = message.value
+        self._rows_closed(attempt, attempt.rows.end(member.rank))
+        self._watch_for_late_ranks(attempt)
+        self._agree(attempt)
+        if attempt.phase == phases.TRAINING and attempt.all_done():
+            self._shut_down(attempt)
+        elif self._stopping is not None and all(
+            attempt.rows.last_row(m.rank) == 0 for m in attempt.running()
+        ):
+            self._deadlines.setdefault("laggards", time.monotonic() + _LAGGARD_GRACE)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _commit(self, attempt: Attempt, row: Row) -> Any | None:
+        """Write the manifest: from here on the checkpoint can be resumed from."""
+        metrics = row.metrics[0] if row.metrics and row.metrics[0] is not None else {}
+        try:
+            manifest = commit.commit(
+                self._storage,
+                name=next(iter(row.parts.values())).checkpoint,
+                row=row.number,
+                attempt=attempt.number,
+                parts=row.parts,
+                metrics=metrics,
+                world_size=attempt.world_size,
+                lease=self._lease,
+                parent=self._newest.name if self._newest else "",
+                extras={},
+            )
+        except (OSError, PowertrainError) as error:
+            self._warn(f"The checkpoint of row {row.number} could not be committed: {error}")
+            return None
+        self._newest = manifest
+        self._kept.append(manifest)
+        self._record(
+            ev.Committed(
+                time=time.time(),
+                attempt=attempt.number,
+                row=row.number,
+                checkpoint=manifest.name,
+                bytes=sum(file.size for file in manifest.files),
+                files=len(manifest.files),
+            )
+        )
+        self._discard_old(attempt)
+        return commit.checkpoint_of(self._storage, manifest)
+
+    def _discard_old(self, attempt: Attempt) -> None:
+        """Delete what retention does not keep. The one this attempt began from is pinned while a rank that has
+        not reported yet may still be reading it."""
+        config = self._spec.checkpoints
+        reading = bool(attempt.rows.never_reported())
+        pinned = frozenset(m.name for m in self._kept if reading and m.row == attempt.first_row - 1)
+        for name in retention.to_delete(
+            self._kept,
+            num_to_keep=config.num_to_keep,
+            score_attribute=config.checkpoint_score_attribute,
+            score_order=config.checkpoint_score_order,
+            pinned=pinned,
+        ):
+            self._kept = [m for m in self._kept if m.name != name]
+            try:
+                commit.discard(self._storage, name)
+            except (OSError, CheckpointError) as error:
+                self._warn(f"The checkpoint {name} is no longer needed but could not be deleted: {error}")
+
+    # ------------------------------------------------------------------ stopping early
+
+    def _stop_if_reached(self, row: int, metrics: Mapping[str, Any]) -> None:
+        try:
+            reason = stopping.reason_to_stop(
+                self._spec.stop, self._spec.name, row, metrics, time.monotonic() - self._began
+            )
+        except Exception as error:
+            self._warn(f"RunConfig(stop=...) raised {type(error).__name__}: {error}. The run goes on.")
+            return
+        if reason:
+            self._stop("criterion", reason)
+
+    def _interrupted(self, _: _Interrupt) -> None:
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._stop("interrupt", "interrupted; a second Ctrl-C ends it at once")
+            self._deadlines["grace"] = time.monotonic() + _INTERRUPT_GRACE
+        else:
+            self._end_now("")
+
+    def _stop(self, cause: str, reason: str) -> None:
+        """Ask every rank to end at a boundary they agree on; a run that is not training yet ends at once."""
+        if self._stopping is not None:
+            return
+        attempt = self._attempt
+        self._stopping = ev.Stopping(
+            time=time.time(), attempt=max(0, self._state.attempt), cause=cause, reason=reason
+        )
+        self._record(self._stopping)
+        if attempt is None or attempt.phase in (phases.STARTING, phases.CLEARING):
+            self._end_now("")
+            return
+        self._holds += 1
+        attempt.hold = Hold(self._holds, reason, {member.rank for member in attempt.running()})
+        for member in attempt.running():
+            self._hub.send(member.key, wire.Hold(hold=self._holds))
+
+    def _held(self, member: Member, message: wire.Held) -> None:
+        hold = member.attempt.hold
+        if hold is not None and hold.number == message.hold:
+            hold.answers[member.rank] = message.boundary
+            self._agree(member.attempt)
+
+    def _agree(self, attempt: Attempt) -> None:
+        """Send all ranks on to the first boundary none has passed, once all who still run have answered."""
+        hold = attempt.hold
+        if hold is None:
+            return
+        hold.asked &= {member.rank for member in attempt.running()}
+        boundary = hold.boundary()
+        if boundary is not None:
+            hold.sent = True
+            for member in attempt.running():
+                self._hub.send(
+                    member.key,
+                    wire.Goto(hold=hold.number, boundary=boundary, action="stop", reason=hold.reason),
+                )
+
+    def _end_now(self, _: str) -> None:
+        """End what still runs, whatever it does, and the run with it."""
+        for name in ("grace", "laggards"):
+            self._deadlines.pop(name, None)
+        if self._attempt is None:
+            self._end(*self._stopped_state())
+        else:
+            self._clear(self._attempt, lambda: self._end(*self._stopped_state()))
+
+    def _stopped_state(self) -> tuple[str, str]:
+        stop = self._stopping
+        if stop is None:
+            return lifecycle.STOPPED, "it was asked to end"
+        trained = self._attempt is not None and stop.cause == "criterion"
+        return (lifecycle.FINISHED if trained else lifecycle.STOPPED), stop.reason.partition(";")[0]
+
+    # ------------------------------------------------------------------ the good end
+
+    def _shut_down(self, attempt: Attempt) -> None:
+        attempt.phase = phases.SHUTTING_DOWN
+        self._deadlines.pop("grace", None)
+        self._deadlines["hooks"] = time.monotonic() + _HOOK_GRACE
+        self._run_hooks(attempt, "shutdown")
+
+    def _hooks_overdue(self, _: str) -> None:
+        if self._attempt is not None and self._attempt.phase == phases.SHUTTING_DOWN:
+            self._warn(f"The backend's shutdown took more than {_HOOK_GRACE:g} s and was left.")
+            self._dismiss(self._attempt)
+
+    def _dismiss(self, attempt: Attempt) -> None:
+        if attempt.failures:
+            self._clear(attempt, self._decide)
+            return
+        attempt.phase = phases.DISMISSED
+        self._deadlines.pop("hooks", None)
+        self._deadlines["exits"] = time.monotonic() + _EXIT_GRACE
+        for member in attempt.members:
+            self._hub.send(member.key, wire.Dismissed(summary=self._summary()))
+        self._exits_changed(attempt)
+
+    def _exits_overdue(self, _: str) -> None:
+        if self._attempt is not None and self._attempt.phase == phases.DISMISSED:
+            slow = [m.rank for m in self._attempt.members if not m.exited]
+            self._warn(f"Ranks {slow} did not leave within {_EXIT_GRACE:g} s of their end and were killed.")
+            self._clear(self._attempt, self._finish)
+
+    def _finish(self) -> None:
+        if self._stopping is not None:
+            self._end(*self._stopped_state())
+        else:
+            self._end(lifecycle.FINISHED, "every rank's function returned")
+
+    def _summary(self) -> dict[str, Any]:
+        return {"metrics": self._last_metrics, "rows": self._rows()}
+
+    def _rows(self) -> int:
+        return self._attempt.rows.closed if self._attempt is not None else 0
+
+    def _end(self, state: str, reason: str) -> None:
+        self._record(
+            ev.Ended(
+                time=time.time(),
+                state=state,
+                reason=reason,
+                rows=self._rows(),
+                seconds=round(time.monotonic() - self._began, 3),
+            )
+        )
+        self._outcome = RunOutcome(
+            state, reason, self._last_metrics, self._value, self._failures, self._interrupts > 0
+        )
+
+    # ------------------------------------------------------------------ failures and losses
+
+    def _exited(self, event: base.Exited) -> None:
+        attempt = self._attempt
+        member = attempt.by_slot(event.slot.id) if attempt is not None else None
+        if attempt is None or member is None or member.exited:
+            return
+        member.exited = True
+        if attempt.group is not None:
+            attempt.group.gone(member.rank, "has ended")
+        expected = attempt.phase in (phases.DISMISSED, phases.CLEARING)
+        if not expected and member.outcome is None:
+            self._fail(member, self._died(member, event))
+        else:
+            self._exits_changed(attempt)
+
+    def _slot_lost(self, event: base.SlotLost) -> None:
+        attempt = self._attempt
+        member = attempt.by_slot(event.slot.id) if attempt is not None else None
+        self._slots = [slot for slot in self._slots if slot.id != event.slot.id]
+        if attempt is None or member is None or member.exited:
+            return
+        member.exited = True
+        if attempt.group is not None:
+            attempt.group.gone(member.rank, "has lost its slot")
+        if attempt.phase in (phases.DISMISSED, phases.CLEARING):
+            self._exits_changed(attempt)
+        else:
+            attempt.losses.append((member.rank, event.reason))
+            self._clear(attempt, self._decide)
+
+    def _died(self, member: Member, event: base.Exited) -> ev.WorkerFailure:
+        kind, words = base.describe_exit(event)
+        return self._failure(member, kind, f"rank {member.rank} {words}", message=event.error)
+
+    def _raised(self, member: Member, report: wire.ErrorReport, kind: str) -> ev.WorkerFailure:
+        return self._failure(
+            member,
+            kind,
+            f"rank {member.rank} raised {report.type}: {report.message}".rstrip(": "),
+            error_type=report.type,
+            message=report.message,
+            traceback=report.traceback,
+            file=report.file,
+            line=report.line,
+            function=report.function,
+            source=report.source,
+            secondary=report.secondary,
+        )
+
+    def _failure(self, member: Member, kind: str, summary: str, **details: Any) -> ev.WorkerFailure:
+        return ev.WorkerFailure(
+            rank=member.rank,
+            kind=kind,
+            summary=summary,
+            host=member.placement.slot.host,
+            pid=member.pid,
+            row=member.attempt.rows.last_row(member.rank),
+            after=round(member.attempt.age(), 3),
+            **details,
+        )
+
+    def _fail(self, member: Member, failure: ev.WorkerFailure) -> None:
+        """Note a failure; act at once when its cause is known, otherwise give the cause a moment to arrive."""
+        attempt = member.attempt
+        if member.failure is None:
+            member.failure = failure
+            attempt.failures.append(failure)
+        if attempt.phase == phases.CLEARING:
+            self._exits_changed(attempt)
+        elif failure_policy.cause_is_known(attempt.failures):
+            self._end_failed(attempt)
+        else:
+            self._deadlines.setdefault("cause", time.monotonic() + _CAUSE_WITHIN)
+
+    def _cause_overdue(self, _: str) -> None:
+        if self._attempt is not None and self._attempt.failures:
+            self._end_failed(self._attempt)
+
+    def _end_failed(self, attempt: Attempt) -> None:
+        """End a failed attempt. A lone rank that has raised is stuck with nobody, and inline its process lives on:
+        the backend takes down there what it set up."""
+        if attempt.world_size == 1 and attempt.phase == phases.TRAINING and attempt.members[0].outcome is not None:
+            self._shut_down(attempt)
+        else:
+            self._clear(attempt, self._decide)
+
+    def _clear(self, attempt: Attempt, then: Callable[[], None]) -> None:
+        """End every process of the attempt; ``then`` is called when all are gone."""
+        self._after_clearing = then
+        for name in ("cause", "late", "absent", "hooks", "exits"):
+            self._deadlines.pop(name, None)
+        attempt.phase = phases.CLEARING
+        for member in attempt.members:
+            if not member.exited:
+                self._hub.send(member.key, wire.Dismissed(summary=self._summary()))
+                self._engine.signal(member.placement.slot, signal.SIGKILL)
+        self._exits_changed(attempt)
+
+    def _exits_changed(self, attempt: Attempt) -> None:
+        """Go on once all processes are gone; where somebody else ends them, without waiting for it."""
+        gone = attempt.all_exited() or (attempt.phase == phases.CLEARING and not self._engine.restarts)
+        if not gone:
+            return
+        if attempt.phase == phases.DISMISSED:
+            self._deadlines.pop("exits", None)
+            attempt.phase = phases.CLEARING
+            self._finish()
+        elif attempt.phase == phases.CLEARING:
+            then, self._after_clearing = self._after_clearing, lambda: None
+            then()
+
+    def _decide(self) -> None:
+        """All processes of a failed attempt are gone: try again or give up."""
+        attempt = self._attempt
+        assert attempt is not None
+        if attempt.failures:
+            decision = self._after_failure(attempt)
+        else:
+            decision = self._after_loss(attempt)
+        if self._stopping is not None:
+            self._end(*self._stopped_state())
+        elif decision.retry:
+            self._retry()
+        else:
+            self._end(lifecycle.FAILED, decision.reason)
+
+    def _after_failure(self, attempt: Attempt) -> failure_policy.Decision:
+        failures = tuple(failure_policy.order_by_cause(attempt.failures))
+        decision = failure_policy.after_failure(
+            self._state.failures, self._spec.max_failures, self._spec.fail_fast
+        )
+        if not self._engine.restarts:
+            decision = failure_policy.Decision("give_up", "the launcher decides whether to start it again")
+        self._failures = failures
+        self._record(
+            ev.Failed(
+                time=time.time(),
+                attempt=attempt.number,
+                failures=failures,
+                decision=decision.action,
+                reason=decision.reason,
+            )
+        )
+        self._callbacks.call("after_exception", {failure.rank: failure for failure in failures})
+        return decision
+
+    def _after_loss(self, attempt: Attempt) -> failure_policy.Decision:
+        decision = failure_policy.after_loss(self._state.losses_since_commit)
+        self._record(
+            ev.Lost(
+                time=time.time(),
+                attempt=attempt.number,
+                ranks=tuple(rank for rank, _ in attempt.losses),
+                decision=decision.action,
+                reason=f"{attempt.losses[0][1]}: {decision.reason}",
+            )
+        )
+        return decision
+
+    def _retry(self) -> None:
+        """Start again from the newest commit: on the slots that are left, or on new ones where some are gone."""
+        self._attempt = None
+        self._last_metrics = dict(self._newest.metrics) if self._newest is not None else None
+        if len(self._slots) == self._wanted:
+            self._record(
+                ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=self._wanted)
+            )
+            self._start_attempt()
+        else:
+            self._engine.release(self._slots)
+            self._request_slots()
+
+    # ------------------------------------------------------------------ output
+
+    def _output(self, slot: base.Slot, data: bytes) -> None:
+        """A piece of a worker's output. Engine's thread."""
+        self._observer.output(self._ranks_by_slot.get(slot.id, 0), data)
+
+    def _wire_problem(self, message: wire.Noted) -> None:
+        self._warn(f"On the wire, {message.message}.")
+
+
+def _worker(member: Member) -> Worker:
+    slot = member.placement.slot
+    return Worker(
+        member.rank,
+        WorkerMetadata(
+            node_id=slot.host, node_ip=slot.address, hostname=slot.host, pid=member.pid, gpu_ids=slot.gpus
+        ),
+    )
+
+
+_HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
+    wire.Received: Controller._received,
+    wire.Noted: Controller._wire_problem,
+    base.Granted: Controller._granted,
+    base.Waiting: Controller._slots_waited,
+    base.Started: Controller._started,
+    base.Exited: Controller._exited,
+    base.SlotLost: Controller._slot_lost,
+    _Interrupt: Controller._interrupted,
+    _Said: Controller._said,
+    _HookDone: Controller._hook_done,
+    "cause": Controller._cause_overdue,
+    "late": Controller._say_who_is_late,
+    "absent": Controller._declare_absent,
+    "grace": Controller._end_now,
+    "laggards": Controller._end_now,
+    "hooks": Controller._hooks_overdue,
+    "exits": Controller._exits_overdue,
+}
+_MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
+    wire.Hello: Controller._hello,
+    wire.Measured: Controller._measured,
+    wire.Beat: Controller._beat,
+    wire.Held: Controller._held,
+    wire.Arrived: Controller._arrived,
+    wire.Executed: Controller._executed,
+    wire.Noted: Controller._noted,
+    wire.Outcome: Controller._ended,
+}

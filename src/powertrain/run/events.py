@@ -1,0 +1,213 @@
+"""The typed facts of a run: what the journal keeps, replay reads and observers are told.
+
+A fact is something that has happened, in the past tense, with the values needed to understand it later.
+Nothing here decides anything. Points (what ``report`` sends) are not facts: they are many, and live in
+columns in :mod:`powertrain.run.metrics`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import msgspec
+
+
+class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one rank ended badly, in words and in parts."""
+
+    rank: int
+    #: "raised", "signal", "exit", "oom", "start" (never came up) or "lost" (slot or node gone).
+    kind: str
+    #: One sentence: "rank 1 was killed by SIGSEGV (segmentation fault)".
+    summary: str
+    #: Exception type and message where the rank raised.
+    error_type: str = ""
+    message: str = ""
+    traceback: str = ""
+    #: The user's own frame: file, line, function and the text of that line.
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    source: str = ""
+    host: str = ""
+    pid: int = 0
+    #: Last row the rank reported, 0 when none.
+    row: int = 0
+    #: Seconds after the attempt began.
+    after: float = 0.0
+    #: True where this failure follows from another rank's (a broken collective, say).
+    secondary: bool = False
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact"):
+    """Common to all facts: when it happened (Unix seconds)."""
+
+    time: float
+
+
+class RunStarted(Fact, frozen=True, tag="run_started"):
+    """A controller took the lease. Legal in any state: the one before may have been killed."""
+
+    name: str
+    lease: int
+    host: str
+    pid: int
+    version: str
+    engine: str
+    #: Row and name of the committed checkpoint it goes on from; 0 and "" for a fresh start.
+    row: int = 0
+    checkpoint: str = ""
+
+
+class SlotsRequested(Fact, frozen=True, tag="slots_requested"):
+    """The engine was asked for slots."""
+
+    attempt: int
+    count: int
+
+
+class SlotsWaited(Fact, frozen=True, tag="slots_waited"):
+    """Slots are not there yet; ``reason`` says what is missing."""
+
+    attempt: int
+    granted: int
+    count: int
+    reason: str
+
+
+class AttemptStarted(Fact, frozen=True, tag="attempt_started"):
+    """All slots are granted and workers are being forked. Rows of this attempt begin at ``first_row``."""
+
+    attempt: int
+    world_size: int
+    first_row: int
+    checkpoint: str = ""
+    #: Host of each rank, in rank order.
+    hosts: tuple[str, ...] = ()
+
+
+class WorkerStarted(Fact, frozen=True, tag="worker_started"):
+    """One rank's process answered for the first time."""
+
+    attempt: int
+    rank: int
+    pid: int
+    host: str
+
+
+class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
+    """How long one phase of one rank's (or the driver's, rank -1) start took."""
+
+    attempt: int
+    rank: int
+    phase: str
+    seconds: float
+
+
+class TrainingStarted(Fact, frozen=True, tag="training_started"):
+    """Every rank was told to call the user's function."""
+
+    attempt: int
+
+
+class RanksAbsent(Fact, frozen=True, tag="ranks_absent"):
+    """These ranks have never reported while others wait at ``row``; rows close without them."""
+
+    attempt: int
+    row: int
+    ranks: tuple[int, ...]
+
+
+class Committed(Fact, frozen=True, tag="committed"):
+    """A checkpoint's manifest was written: from here on it can be resumed from."""
+
+    attempt: int
+    row: int
+    checkpoint: str
+    bytes: int = 0
+    files: int = 0
+
+
+class Stopping(Fact, frozen=True, tag="stopping"):
+    """The run was asked to end early at a boundary; ``cause`` is "criterion", "interrupt" or "command"."""
+
+    attempt: int
+    cause: str
+    reason: str
+
+
+class Failed(Fact, frozen=True, tag="failed"):
+    """An attempt ended badly. ``failures`` has the first failing rank first."""
+
+    attempt: int
+    failures: tuple[WorkerFailure, ...]
+    #: "retry" or "give_up", and why in words.
+    decision: str
+    reason: str
+
+
+class Lost(Fact, frozen=True, tag="lost"):
+    """Slots were withdrawn: free of ``max_failures``."""
+
+    attempt: int
+    ranks: tuple[int, ...]
+    decision: str
+    reason: str
+
+
+class Resized(Fact, frozen=True, tag="resized"):
+    """The next attempt will have another world size."""
+
+    attempt: int
+    world_size: int
+    reason: str
+
+
+class Warned(Fact, frozen=True, tag="warned"):
+    """Something the user should know that stops nothing."""
+
+    message: str
+    attempt: int = 0
+    rank: int = -1
+
+
+class Ended(Fact, frozen=True, tag="ended"):
+    """The last fact of a controller: "finished", "stopped", "failed" or "preempted", and why."""
+
+    state: str
+    reason: str
+    rows: int = 0
+    seconds: float = 0.0
+
+
+Event = Union[
+    RunStarted,
+    SlotsRequested,
+    SlotsWaited,
+    AttemptStarted,
+    WorkerStarted,
+    StartupMeasured,
+    TrainingStarted,
+    RanksAbsent,
+    Committed,
+    Stopping,
+    Failed,
+    Lost,
+    Resized,
+    Warned,
+    Ended,
+]
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Event)
+
+
+def encode(event: Event) -> bytes:
+    """One fact as one line of JSON, without the line end."""
+    return _encoder.encode(event)
+
+
+def decode(line: bytes) -> Event:
+    """The fact in one line of JSON; raises ``msgspec.DecodeError`` on anything else."""
+    event: Event = _decoder.decode(line)
+    return event

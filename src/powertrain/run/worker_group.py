@@ -1,0 +1,107 @@
+"""All workers of one attempt, as a backend's hooks see them: functions go out, values come back."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import cloudpickle
+
+from powertrain import wire
+from powertrain.backend import Worker
+from powertrain.errors import EngineError
+
+
+class WorkerCallError(EngineError):
+    """A function that a backend ran in a worker failed; ``rank`` and ``report`` say where and how."""
+
+    def __init__(self, rank: int, report: wire.ErrorReport) -> None:
+        super().__init__(f"{report.type} in rank {rank}: {report.message}")
+        self.rank, self.report = rank, report
+
+
+class RemoteWorkers:
+    """Keeps :class:`powertrain.backend.WorkerGroup`. Used from the hooks' thread, answered from the controller's."""
+
+    def __init__(self, workers: Sequence[Worker], send: Callable[[int, wire.Execute], None]) -> None:
+        self._workers = list(workers)
+        self._send = send
+        self._lock = threading.Lock()
+        self._calls = itertools.count(1)
+        self._open: dict[int, tuple[int, Future[Any]]] = {}
+        self._gone: dict[int, str] = {}
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        return self._workers
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return [future.result() for future in self.execute_async(fn, *args, **kwargs)]
+
+    def execute_async(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
+        function = cloudpickle.dumps((fn, args, kwargs))
+        return [self._call(rank, function) for rank in range(len(self))]
+
+    def execute_single(self, rank: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.execute_single_async(rank, fn, *args, **kwargs).result()
+
+    def execute_single_async(
+        self, rank: int, fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        return self._call(rank, cloudpickle.dumps((fn, args, kwargs)))
+
+    def answered(self, rank: int, message: wire.Executed) -> None:
+        """A worker's answer has come."""
+        with self._lock:
+            entry = self._open.pop(message.call, None)
+        if entry is None or entry[0] != rank:
+            return
+        if message.error is not None:
+            entry[1].set_exception(WorkerCallError(rank, message.error))
+        else:
+            entry[1].set_result(_Lazy(message.value))
+
+    def gone(self, rank: int, why: str) -> None:
+        """The worker will answer no more: its open and later calls fail."""
+        with self._lock:
+            self._gone[rank] = why
+            lost = [call for call, (owner, _) in self._open.items() if owner == rank]
+            futures = [self._open.pop(call)[1] for call in lost]
+        for future in futures:
+            future.set_exception(EngineError(f"rank {rank} {why}"))
+
+    def _call(self, rank: int, function: bytes) -> Future[Any]:
+        future: _CallFuture = _CallFuture()
+        with self._lock:
+            if rank in self._gone:
+                future.set_exception(EngineError(f"rank {rank} {self._gone[rank]}"))
+                return future
+            call = next(self._calls)
+            self._open[call] = (rank, future)
+        self._send(rank, wire.Execute(call=call, function=function))
+        return future
+
+
+class _Lazy:
+    """A pickled value that is opened by whoever asks for it, never by the controller."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def open(self) -> Any:
+        return pickle.loads(self._pickled)
+
+
+class _CallFuture(Future[Any]):
+    """A future whose value is unpickled in the caller's thread."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        value = super().result(timeout)
+        return value.open() if isinstance(value, _Lazy) else value

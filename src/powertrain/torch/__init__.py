@@ -1,0 +1,50 @@
+"""PyTorch training: the trainer, and what a training function calls to become distributed.
+
+Importing this package does not import torch: each name is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from powertrain.config import TorchConfig
+    from powertrain.torch.prepare import (
+        accelerate,
+        backward,
+        enable_reproducibility,
+        get_device,
+        get_devices,
+        prepare_data_loader,
+        prepare_model,
+        prepare_optimizer,
+    )
+    from powertrain.torch.trainer import TorchTrainer
+
+__all__ = [
+    "TorchConfig",
+    "TorchTrainer",
+    "accelerate",
+    "backward",
+    "enable_reproducibility",
+    "get_device",
+    "get_devices",
+    "prepare_data_loader",
+    "prepare_model",
+    "prepare_optimizer",
+]
+
+_HOMES = {"TorchConfig": "powertrain.config", "TorchTrainer": "powertrain.torch.trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "powertrain.torch.prepare")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

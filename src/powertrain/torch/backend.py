@@ -1,0 +1,404 @@
+"""Torch's process group: every worker joins it before the user's function is called.
+
+Where the workers meet is decided by rank 0, in this order:
+
+- "existing": the script has set up a group itself; it is kept, and never destroyed by us.
+- "alone": one worker. The group lives in this process's memory.
+- "env": torchrun has given an address and hosts the store there.
+- "tcp": rank 0 opens a listening socket (loopback when all workers share a host, otherwise its node's own
+  address) and hands the open socket to torch's store, so no other process can take the port in between.
+
+The driver's part imports no torch; functions that begin with ``_`` and import it run in workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+from powertrain.backend import Backend, BackendConfig, Worker, WorkerGroup
+from powertrain.config import TorchConfig
+from powertrain.errors import ConfigError, EngineError
+
+logger = logging.getLogger(__name__)
+
+#: A worker that cannot reach rank 0's listening socket within this many seconds never will.
+_CONNECT_SECONDS = 120.0
+#: How long a worker tries to leave its group, and how much longer the driver waits for the answers.
+_LEAVE_SECONDS = 5.0
+_LEAVE_SLACK_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the workers meet; ``kind`` is one of the module docstring's four."""
+
+    kind: str
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """All one worker must know to join."""
+
+    rank: int
+    world_size: int
+    meeting: Meeting
+    #: "" lets the worker choose: nccl with a GPU, gloo without.
+    backend: str
+    timeout_s: float
+    #: True when all workers are on one host; then ``address`` is not used.
+    one_host: bool
+    #: The worker's own node, as other nodes reach it.
+    address: str
+    gpus: int
+    #: True to tell the user's code of the meeting in MASTER_ADDR and MASTER_PORT.
+    announce: bool
+
+
+# --------------------------------------------------------------------------- the driver's part
+
+
+class TorchBackend(Backend):
+    """Sets up ``torch.distributed`` in all workers, and takes it down."""
+
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
+        """After this every worker is in the default process group. Raises the first worker's error."""
+        assert isinstance(backend_config, TorchConfig)
+        workers = worker_group.workers
+        refuse_shared_gpus(backend_config.backend, workers)
+        one_host = on_one_host(workers)
+        meeting = worker_group.execute_single(
+            0, _open_meeting, len(workers), "" if one_host else workers[0].metadata.node_ip
+        )
+        joining = [
+            worker_group.execute_single_async(
+                worker.rank, _join, _place(worker, len(workers), meeting, one_host, backend_config)
+            )
+            for worker in workers
+        ]
+        # The others would wait for a rank that failed until their own timeout.
+        done, _ = wait(joining, return_when=FIRST_EXCEPTION)
+        for future in joining:
+            # Only what went wrong is looked at: a value would be unpickled, and none is needed.
+            if future in done and (error := future.exception()) is not None:
+                raise error
+
+    def on_shutdown(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
+        """After this every worker that still answers has left the group. Never raises, never hangs."""
+        try:
+            leaving: Sequence[Future[None]] = worker_group.execute_async(_leave, _LEAVE_SECONDS)
+        except Exception as error:
+            logger.debug("The workers can no longer be told to leave the process group: %s", error)
+            return
+        done, late = wait(leaving, timeout=_LEAVE_SECONDS + _LEAVE_SLACK_SECONDS)
+        for future in done:
+            if (problem := future.exception()) is not None:
+                logger.debug("A worker did not leave the process group: %s", problem)
+        if late:
+            logger.debug("%d workers did not answer when told to leave the process group", len(late))
+
+
+def _place(worker: Worker, world_size: int, meeting: Meeting, one_host: bool, config: TorchConfig) -> Place:
+    return Place(
+        rank=worker.rank,
+        world_size=world_size,
+        meeting=meeting,
+        backend=config.backend or "",
+        timeout_s=config.timeout_s,
+        one_host=one_host,
+        address=worker.metadata.node_ip,
+        gpus=len(worker.metadata.gpu_ids),
+        announce=config.init_method == "env",
+    )
+
+
+def on_one_host(workers: Sequence[Worker]) -> bool:
+    """True when all workers are on one node."""
+    return len({(worker.metadata.hostname, worker.metadata.node_ip) for worker in workers}) <= 1
+
+
+def refuse_shared_gpus(backend: str | None, workers: Sequence[Worker]) -> None:
+    """Raise :class:`ConfigError` when NCCL would have to serve two ranks on one GPU, which it cannot."""
+    if backend is not None and not uses_nccl(backend):
+        return
+    holder: dict[tuple[str, str], int] = {}
+    for worker in workers:
+        for gpu in worker.metadata.gpu_ids:
+            other = holder.setdefault((worker.metadata.node_id, gpu), worker.rank)
+            if other != worker.rank:
+                raise ConfigError(
+                    f"Ranks {other} and {worker.rank} share GPU {gpu} of {worker.host}, and NCCL refuses two "
+                    'ranks on one GPU. Use TorchConfig(backend="gloo"), or give each worker its own GPU '
+                    "(fewer workers, or a whole GPU in resources_per_worker)."
+                )
+
+
+def uses_nccl(backend: str) -> bool:
+    """True for "nccl" and for lists such as "cpu:gloo,cuda:nccl"."""
+    return any(part.rpartition(":")[2] == "nccl" for part in backend.lower().split(","))
+
+
+def uses_gloo(backend: str) -> bool:
+    """True for "gloo" and for lists such as "cpu:gloo,cuda:nccl"."""
+    return any(part.rpartition(":")[2] == "gloo" for part in backend.lower().split(","))
+
+
+# --------------------------------------------------------------------------- in each worker
+
+
+class _Membership:
+    """What this process holds of its group: one instance per process."""
+
+    def __init__(self) -> None:
+        self.listener: socket.socket | None = None
+        self.joined = False
+        #: Variables we have set, with what they were before.
+        self.environment: dict[str, str | None] = {}
+        self.joins = itertools.count()
+
+    def set_variables(self, values: Mapping[str, str], *, overwrite: bool = True) -> None:
+        for name, value in values.items():
+            if overwrite or name not in os.environ:
+                self.environment.setdefault(name, os.environ.get(name))
+                os.environ[name] = value
+
+    def restore_variables(self) -> None:
+        for name, value in self.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self.environment.clear()
+
+    def close_listener(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+
+
+_membership = _Membership()
+
+
+def _distributed() -> Any:
+    """``torch.distributed``, whose stores and functions are only partly typed."""
+    import torch.distributed
+
+    return torch.distributed
+
+
+def _open_meeting(world_size: int, address: str) -> Meeting:
+    """Rank 0: decide where the workers meet. ``address`` is the node's own, "" for this host only."""
+    if _distributed().is_initialized() and not _membership.joined:
+        return Meeting("existing")
+    if world_size == 1:
+        return Meeting("alone")
+    if "TORCHELASTIC_RUN_ID" in os.environ and "MASTER_ADDR" in os.environ:
+        return Meeting("env", os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    _membership.close_listener()
+    _membership.listener = _listen(address)
+    host, port = _membership.listener.getsockname()[:2]
+    return Meeting("tcp", host, port)
+
+
+def _listen(address: str) -> socket.socket:
+    """A listening socket on ``address`` alone (loopback when it is ""), on a port the system chose."""
+    problem: OSError | None = None
+    for host in [address] if address else ["127.0.0.1", "::1"]:
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            listener.bind((host, 0))
+            listener.listen(socket.SOMAXCONN)
+            return listener
+        except OSError as error:
+            listener.close()
+            problem = error
+    raise EngineError(
+        f"Rank 0 could not listen on {address or 'the loopback interface'} for the other workers: {problem}. "
+        "Check that the address belongs to the node."
+    )
+
+
+def _join(place: Place) -> None:
+    """Bring this worker into the default process group, and begin to count its optimizer steps."""
+    from powertrain.torch import prepare
+
+    prepare.begin(gpus=place.gpus)
+    if _distributed().is_initialized() and not _membership.joined:
+        _keep_existing(place)
+        return
+    if _membership.joined:
+        _leave(_LEAVE_SECONDS)
+    backend = place.backend or ("nccl" if _has_gpu() else "gloo")
+    if uses_nccl(backend):
+        _check_nccl_can_work()
+    _membership.set_variables(_group_variables(place, backend), overwrite=False)
+    began = time.monotonic()
+    try:
+        _init_group(place, backend)
+    except Exception as error:
+        where = "in this process" if place.meeting.kind == "alone" else f"at {place.meeting}"
+        raise EngineError(
+            f"Rank {place.rank} of {place.world_size} could not join the {backend} process group {where}; it "
+            f"gave up after {time.monotonic() - began:.1f} s: {type(error).__name__}: {error}. Check that "
+            "every node can reach that address, that no firewall lies between, and that no other rank failed "
+            "first."
+        ) from error
+    _membership.joined = True
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _keep_existing(place: Place) -> None:
+    dist = _distributed()
+    found = (dist.get_rank(), dist.get_world_size())
+    if found != (place.rank, place.world_size):
+        raise ConfigError(
+            f"A process group with rank {found[0]} of {found[1]} was already set up in this process, but "
+            f"this worker is rank {place.rank} of {place.world_size}. Remove the script's own call of "
+            "init_process_group."
+        )
+
+
+def _check_nccl_can_work() -> None:
+    """Raise :class:`ConfigError` where NCCL would fail later and in other words."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            'The nccl backend was asked for, but this worker sees no GPU. Use TorchConfig(backend="gloo"), '
+            "or ScalingConfig(use_gpu=True) on a machine with GPUs."
+        )
+    local_ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if local_ranks > gpus:
+        raise ConfigError(
+            f"{local_ranks} ranks of this node share {gpus} GPU(s), and NCCL refuses two ranks on one GPU. "
+            f'Use TorchConfig(backend="gloo"), or give each worker its own GPU (at most {gpus} workers here).'
+        )
+
+
+def _group_variables(place: Place, backend: str) -> dict[str, str]:
+    """Variables that keep gloo on the interface the run uses; without them it looks up the host's name."""
+    if not uses_gloo(backend):
+        return {}
+    interface = _loopback_interface() if place.one_host else _interface_of(place.address)
+    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+
+
+def _loopback_interface() -> str:
+    names = {name for _, name in socket.if_nameindex()}
+    return next((name for name in ("lo", "lo0") if name in names), "")
+
+
+def _interface_of(address: str) -> str:
+    """The interface that has ``address``; "" when none has (then gloo chooses)."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
+            return str(name)
+    return ""
+
+
+def _init_group(place: Place, backend: str) -> None:
+    dist = _distributed()
+    timeout = timedelta(seconds=place.timeout_s)
+    store = _store(place, timeout)
+    store.set_timeout(timeout)
+    options: dict[str, Any] = {}
+    if uses_nccl(backend):
+        options["device_id"] = _current_cuda_device()
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout, **options
+    )
+
+
+def _current_cuda_device() -> Any:
+    """Named to NCCL, so that it connects now and not within the first step, and never has to guess."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _store(place: Place, timeout: timedelta) -> Any:
+    """The store this worker meets the others in."""
+    dist = _distributed()
+    meeting = place.meeting
+    if meeting.kind == "alone":
+        if place.announce:
+            _membership.set_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, overwrite=False)
+        return dist.HashStore()
+    if meeting.kind == "env":
+        rendezvous = dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout)
+        store = next(iter(rendezvous))[0]
+        # torchrun's store outlives a restart and a second fit(): keys of the earlier group are still in it.
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return dist.PrefixStore(f"powertrain/{restart}/{next(_membership.joins)}", store)
+    if place.announce:
+        _membership.set_variables({"MASTER_ADDR": meeting.host, "MASTER_PORT": str(meeting.port)})
+    listener, _membership.listener = _membership.listener, None
+    server: dict[str, Any] = {}
+    if place.rank == 0:
+        if listener is None:
+            raise EngineError("rank 0 was told to join before it was told to listen")
+        server = {"is_master": True, "master_listen_fd": listener.detach()}
+    connect = min(timeout, timedelta(seconds=_CONNECT_SECONDS))
+    tcp = dist.TCPStore(
+        meeting.host, meeting.port, place.world_size, timeout=connect, wait_for_workers=False, **server
+    )
+    return dist.PrefixStore("default_pg", tcp)
+
+
+def _leave(seconds: float) -> None:
+    """Leave the group if we made it, within ``seconds``, and undo what was set for it."""
+    import torch
+
+    dist, cuda = _distributed(), cast(Any, torch.cuda)
+    _membership.close_listener()
+    if _membership.joined and dist.is_initialized():
+        problem = _within(seconds, dist.destroy_process_group)
+        if problem:
+            logger.warning("The process group could not be taken down, and is left: %s", problem)
+    _membership.joined = False
+    _membership.restore_variables()
+    if cuda.is_initialized():
+        cuda.empty_cache()
+
+
+def _within(seconds: float, action: Callable[[], Any]) -> str:
+    """Call ``action``, giving up waiting after ``seconds``; what went wrong, or "".
+
+    A group with a broken member may never come back from being destroyed.
+    """
+    problems = [f"destroying the process group took longer than {seconds:g} s"]
+
+    def act() -> None:
+        try:
+            action()
+            problems[0] = ""
+        except Exception as error:
+            problems[0] = f"{type(error).__name__}: {error}"
+
+    thread = threading.Thread(target=act, name="powertrain-leave-group", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return problems[0]

@@ -1,0 +1,53 @@
+"""TorchTrainer: the data-parallel trainer whose workers share a torch process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from powertrain.config import BackendConfig, TorchConfig
+from powertrain.errors import ConfigError
+from powertrain.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from powertrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+
+
+class TorchTrainer(DataParallelTrainer):
+    """Runs ``train_loop_per_worker`` on every worker, inside one torch process group.
+
+    ``torch_config`` says how the group is set up. All other arguments are those of
+    :class:`~powertrain.trainer.DataParallelTrainer`.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        torch_config: BackendConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: dict[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        resume_from_checkpoint: Any = None,
+        validation_config: ValidationConfig | None = None,
+    ) -> None:
+        if torch_config is not None and not isinstance(torch_config, BackendConfig):
+            raise ConfigError(
+                f"torch_config is {torch_config!r}, which is no TorchConfig. "
+                'Pass, for example, torch_config=TorchConfig(backend="gloo").'
+            )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=torch_config or TorchConfig(),
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            validation_config=validation_config,
+        )

@@ -1,0 +1,548 @@
+"""DataParallelTrainer: ``fit`` makes a spec of what was asked, picks an engine, and runs the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import logging
+import os
+import platform
+import secrets
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from powertrain import functions
+from powertrain.config import (
+    BackendConfig,
+    DataConfig,
+    RunConfig,
+    ScalingConfig,
+    ValidationConfig,
+    as_config,
+    replace,
+    to_json,
+)
+from powertrain.errors import ConfigError, StorageError, TrainingFailedError
+from powertrain.version import __version__
+
+if TYPE_CHECKING:
+    from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.engine.base import Engine
+    from powertrain.result import Result
+    from powertrain.run.controller import Controller, RunOutcome, RunSpec
+    from powertrain.storage import Storage
+
+TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
+
+
+class DataParallelTrainer:
+    """Runs one function on every worker. Framework-neutral: ``backend_config`` names what connects the workers.
+
+    Everything is checked here, before any process starts; then the process that workers are forked from begins to
+    warm up, so that it is ready by the time ``fit`` needs it.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainFunction,
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        backend_config: BackendConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: dict[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        validation_config: ValidationConfig | None = None,
+    ) -> None:
+        functions.check_shape(train_loop_per_worker)
+        self._function = train_loop_per_worker
+        self._config = train_loop_config
+        self._backend = backend_config if backend_config is not None else BackendConfig()
+        self.scaling_config: ScalingConfig = as_config(scaling_config, ScalingConfig, "scaling_config")
+        self.run_config: RunConfig = as_config(run_config, RunConfig, "run_config")
+        self._metadata = _json_mapping(metadata, "metadata")
+        self._begin_from = _checkpoint_path(resume_from_checkpoint)
+        _refuse_what_is_not_here(self.run_config, datasets, dataset_config, validation_config)
+        self._engine_name = pick_engine(self.scaling_config)
+        self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
+        refuse_unwritable(self.run_config.storage_root)
+        self._pickled = b""
+        if self._engine_name == "local":
+            self._pickled = functions.pickle_function(train_loop_per_worker, train_loop_config)
+            self._check_machine()
+            _warm_up()
+
+    def fit(self) -> Result:
+        """Train to the end. Raises :class:`~powertrain.errors.TrainingFailedError` when training fails."""
+        if self._engine_name == "torchrun":
+            from powertrain.engine import torchrun
+
+            torchrun.check_num_workers(self.scaling_config.num_workers)
+            if torchrun.own_rank() != 0:
+                return self._follow()
+        with ExitStack() as stack:
+            return self._lead(stack)
+
+    def _lead(self, stack: ExitStack) -> Result:
+        """The process that holds the run: take the lease, go on from what is there, run the controller."""
+        from powertrain.engine.local import make_runtime_directory
+        from powertrain.run.controller import Controller
+        from powertrain.run.lease import Lease
+
+        _set_log_level(self.run_config)
+        name = self.run_config.name or _new_name(type(self).__name__)
+        storage = _open_run(self.run_config.storage_root, name)
+        lease = stack.enter_context(Lease.take(storage))
+        storage.sweep()
+        terminal = _terminal(self.run_config, name, storage.uri)
+        stack.callback(terminal.close)
+        runtime = make_runtime_directory(name)
+        stack.callback(shutil.rmtree, runtime, ignore_errors=True)
+        engine = self._make_engine(runtime, stack)
+        earlier = _Earlier.read(storage)
+        record = self._run_record(name, earlier)
+        storage.put("run.json", json.dumps(record, indent=2).encode())
+        spec = self._spec(name, storage, runtime, record["seed"])
+        controller = Controller(
+            spec, engine, storage, lease.number, earlier.state, terminal, earlier.checkpoint
+        )
+        for message in earlier.messages(record):
+            controller.say(message)
+        with _interrupts(controller, engine):
+            outcome = _run(controller, engine)
+        _tell_left_files(terminal, runtime)
+        return self._conclude(outcome, storage, engine)
+
+    # -- pieces of fit
+
+    def _make_engine(self, runtime: Path, stack: ExitStack) -> Engine:
+        if self._engine_name == "local":
+            from powertrain.engine.local import LocalEngine
+
+            server = _warm_up()
+            server.sweep_if_orphaned(runtime.name, [str(runtime)])
+            stack.callback(server.sweep_if_orphaned, runtime.name, [])
+            return LocalEngine(server, _custom_resources())
+        from powertrain.worker.main import bind
+
+        function = bind(self._function, self._config)
+        if self._engine_name == "inline":
+            from powertrain.engine.inline import InlineEngine
+
+            return InlineEngine(function)
+        from powertrain.engine.torchrun import TorchrunEngine
+
+        return TorchrunEngine(function)
+
+    def _spec(self, name: str, storage: Storage, runtime: Path, seed: int) -> RunSpec:
+        from powertrain.run.controller import RunSpec
+
+        scaling, run = self.scaling_config, self.run_config
+        minimum, maximum = self._worker_bounds()
+        working_dir = ""
+        if run.working_dir is not None:
+            working_dir = os.path.abspath(os.path.expanduser(run.working_dir))
+        return RunSpec(
+            name=name,
+            path=storage.uri,
+            storage_path=run.storage_root,
+            launch_dir=os.getcwd(),
+            runtime_dir=str(runtime),
+            working_dir=working_dir,
+            min_workers=minimum,
+            max_workers=maximum,
+            shape=_shape(scaling),
+            resources=scaling.resources,
+            env=run.worker_runtime_env.get("env_vars", {}),
+            max_failures=run.failure_config.max_failures,
+            fail_fast=bool(run.failure_config.fail_fast),
+            stop=run.stop,
+            callbacks=run.callbacks,
+            checkpoints=run.checkpoint_config,
+            backend=self._backend,
+            function=self._pickled,
+            sources=functions.sources_of(self._function),
+            metadata=self._metadata,
+            seed=seed,
+            begin_from=self._begin_from,
+            version=__version__,
+        )
+
+    def _worker_bounds(self) -> tuple[int, int]:
+        if self._engine_name == "inline":
+            return 1, 1
+        if self._engine_name == "torchrun":
+            from powertrain.engine.torchrun import world_size
+
+            return world_size(), world_size()
+        return self.scaling_config.min_workers, self.scaling_config.max_workers
+
+    def _check_machine(self) -> None:
+        """Refuse what this machine can never hold, while nothing has been started yet."""
+        from powertrain.engine import resources
+
+        machine = resources.detect(_custom_resources())
+        resources.check(machine, self.scaling_config.min_workers, _shape(self.scaling_config))
+
+    def _run_record(self, name: str, earlier: _Earlier) -> dict[str, Any]:
+        """What run.json says: what was asked for, by whom, with which versions, and the seed of the run."""
+        return {
+            "name": name,
+            "trainer": type(self).__name__,
+            "function": _qualified(self._function),
+            "engine": self._engine_name,
+            "scaling_config": to_json(self.scaling_config),
+            "run_config": to_json(self.run_config),
+            "backend_config": to_json(self._backend),
+            "metadata": self._metadata,
+            "resume_from_checkpoint": self._begin_from,
+            "seed": earlier.record.get("seed", secrets.randbits(63)),
+            "versions": {
+                "powertrain": __version__,
+                "python": platform.python_version(),
+                **_loaded_versions(),
+            },
+            "started_by": {
+                "user": _user(),
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "argv": sys.argv[:1],
+            },
+            "started": time.time(),
+        }
+
+    def _conclude(self, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
+        """The result of a good end; otherwise the one exception that says what happened."""
+        from powertrain.result import Result
+
+        result = Result(
+            path=storage.uri,
+            state=outcome.state,
+            reason=outcome.reason,
+            metrics=outcome.metrics,
+            value=outcome.value,
+        )
+        if outcome.interrupted:
+            raise KeyboardInterrupt(
+                f"the run was interrupted and can be resumed by the same script: {storage.uri}"
+            )
+        if outcome.state != "failed":
+            return result
+        from powertrain.terminal import failure_report
+
+        error = TrainingFailedError(
+            failure_report(outcome.failures, outcome.reason, logs=os.path.join(storage.uri, "logs")),
+            {failure.rank: failure for failure in outcome.failures},
+            result,
+        )
+        result.error = error
+        raise error from getattr(engine, "error", None)
+
+    def _follow(self) -> Result:
+        """Any rank but 0 under torchrun."""
+        from powertrain.engine import torchrun
+        from powertrain.result import Result
+        from powertrain.worker.main import bind
+
+        code, rank = torchrun.follow(bind(self._function, self._config))
+        result = Result(
+            path=rank.place.run_path,
+            state="failed" if code else "finished",
+            metrics=rank.summary.get("metrics"),
+        )
+        if code:
+            message = f"Rank {rank.place.rank} failed: {type(rank.error).__name__}: {rank.error}"
+            result.error = TrainingFailedError(message, {}, result)
+            raise result.error from rank.error
+        return result
+
+
+# --------------------------------------------------------------------------- picking an engine
+
+
+def pick_engine(scaling: ScalingConfig) -> str:
+    """The engine that was asked for, or the one that applies here."""
+    from powertrain.engine.torchrun import is_torchrun
+
+    if scaling.engine == "ray":
+        raise ConfigError(
+            "ScalingConfig(engine='ray') is not supported yet by this version. Use engine='local' for one machine, or "
+            "start the script with torchrun for several."
+        )
+    if scaling.engine == "torchrun" and not is_torchrun():
+        raise ConfigError(
+            "ScalingConfig(engine='torchrun') needs torchrun, but this process was not started by it. Start the script "
+            "with 'torchrun --nproc-per-node=N script.py', or use engine='local'."
+        )
+    if scaling.engine != "auto":
+        return scaling.engine
+    if is_torchrun():
+        return "torchrun"
+    if scaling.max_workers == 0 or sys.platform == "win32":
+        return "inline"
+    return "local"
+
+
+def _warm_up() -> Any:
+    from powertrain.engine.local import warm_up
+
+    return warm_up()
+
+
+def _custom_resources() -> Mapping[str, float]:
+    """Custom resources that ``powertrain.init(resources=...)`` declared."""
+    from powertrain import tasks
+
+    return tasks.declared_resources()
+
+
+def _shape(scaling: ScalingConfig) -> Any:
+    from powertrain.engine.base import SlotShape
+
+    amounts = scaling.resources
+    custom = {name: amount for name, amount in amounts.items() if name not in ("CPU", "GPU")}
+    return SlotShape(
+        cpus=amounts.get("CPU", 0.0),
+        gpus=amounts.get("GPU", 0.0),
+        custom=custom,
+        explicit=scaling.explicit_resources,
+        placement=scaling.placement_strategy,
+    )
+
+
+# --------------------------------------------------------------------------- storage and what is there already
+
+
+def refuse_unwritable(root: str) -> None:
+    """Raise :class:`StorageError` when ``root`` can be seen not to be writable, without touching anything."""
+    from powertrain.storage import open_storage
+
+    path = open_storage(root).local_path("x")
+    if path is None:
+        return
+    directory = path.parent
+    while not os.path.lexists(directory):
+        directory = directory.parent
+    if not directory.is_dir():
+        problem = f"{str(directory)!r} is a file, not a directory"
+    elif not os.access(directory, os.W_OK | os.X_OK):
+        problem = f"{str(directory)!r} is not writable for {_user()}"
+    else:
+        return
+    raise StorageError(
+        f"The storage path {root!r} cannot be used: {problem}. Set RunConfig(storage_path=...) or the environment "
+        "variable POWERTRAIN_STORAGE to a directory you can write to."
+    )
+
+
+def _open_run(root: str, name: str) -> Storage:
+    """The run's own storage, proved to be writable."""
+    from powertrain.storage import open_storage, probe
+
+    storage = open_storage(root).child(name)
+    probe(storage)
+    return storage
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What earlier starts of the same run left."""
+
+    state: Any
+    record: dict[str, Any]
+    checkpoint: Any
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def read(cls, storage: Storage) -> _Earlier:
+        from powertrain.checkpoint import commit
+        from powertrain.run import journal
+
+        remarks: list[str] = []
+        state = journal.replay(journal.read(storage))
+        record: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            record = json.loads(storage.get("run.json"))
+        if not record:
+            return cls(state, {}, None, ())
+        checkpoint = commit.newest_verified(storage, remarks.append)
+        for place in commit.set_aside_newer(storage, checkpoint):
+            remarks.append(f"A checkpoint that cannot be used was moved to {place}.")
+        commit.sweep_uncommitted(storage)
+        return cls(state, record, checkpoint, tuple(remarks))
+
+    def messages(self, record: Mapping[str, Any]) -> list[str]:
+        """What the user should know before this start."""
+        messages = list(self.remarks)
+        changed = [
+            f"{section}.{field}: {old!r} -> {new!r}"
+            for section in ("scaling_config", "run_config", "backend_config")
+            for field, old, new in _differences(self.record.get(section, {}), record[section])
+        ]
+        if self.record and changed:
+            messages.append(f"This run was started before with other settings: {'; '.join(changed)}.")
+        return messages
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for key in sorted({*old, *new}):
+        if old.get(key) != json.loads(json.dumps(new.get(key))):
+            yield key, old.get(key), new.get(key)
+
+
+# --------------------------------------------------------------------------- running
+
+
+def _run(controller: Controller, engine: Engine) -> RunOutcome:
+    """Run the controller here; where the rank itself needs this thread, beside it."""
+    serve = getattr(engine, "serve", None)
+    if serve is None:
+        return controller.run()
+    outcome: list[RunOutcome] = []
+    problem: list[BaseException] = []
+
+    def control() -> None:
+        try:
+            outcome.append(controller.run())
+        except BaseException as error:
+            problem.append(error)
+
+    thread = threading.Thread(target=control, name="powertrain-controller", daemon=True)
+    thread.start()
+    serve()
+    thread.join()
+    if problem:
+        raise problem[0]
+    return outcome[0]
+
+
+@contextmanager
+def _interrupts(controller: Controller, engine: Engine) -> Iterator[None]:
+    """Turn Ctrl-C into a graceful end, the second one into an end at once. Other threads cannot, and need not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    count = 0
+
+    def interrupt(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        controller.interrupt()
+        if count > 1 and hasattr(engine, "serve"):
+            raise KeyboardInterrupt  # the user's function runs in this thread
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _terminal(run: RunConfig, name: str, path: str) -> Any:
+    from powertrain.terminal import Terminal
+
+    live, verbose = {None: (None, 1), 0: (None, 0), 1: (False, 1), 2: (None, 1)}.get(run.verbose, (None, 2))
+    return Terminal(name, path, live=live, log_to_file=bool(run.log_to_file), verbose=verbose)
+
+
+def _tell_left_files(terminal: Any, runtime: Path) -> None:
+    """A rank's scratch directory goes with the run: say so where the user's code left files there."""
+    from powertrain.run.events import Warned
+
+    left = sorted(str(p.relative_to(runtime)) for p in runtime.glob("rank-*/**/*") if p.is_file())
+    if left:
+        shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+        terminal.event(
+            Warned(
+                time=time.time(),
+                message=f"Files left in the workers' scratch directories are removed now: {shown}. Write to "
+                "get_context().launch_dir, report them as a checkpoint, or set RunConfig(working_dir='.').",
+            )
+        )
+
+
+# --------------------------------------------------------------------------- arguments
+
+
+def _refuse_what_is_not_here(
+    run: RunConfig,
+    datasets: Mapping[str, Any] | None,
+    dataset_config: DataConfig | None,
+    validation: ValidationConfig | None,
+) -> None:
+    """One clear error for what this version accepts by name but cannot do yet."""
+    refused = {
+        "datasets": (datasets, "Build a torch DataLoader inside the function and use prepare_data_loader"),
+        "dataset_config": (dataset_config, "Leave it out"),
+        "validation_config": (validation, "Validate inside the training function"),
+        "RunConfig(storage_filesystem=...)": (run.storage_filesystem, "Use a local or mounted storage_path"),
+        "RunConfig(log_to_file=<name>)": (
+            run.log_to_file not in (True, False),
+            "Use log_to_file=True: each rank's output goes to its own file under the run's logs/",
+        ),
+    }
+    for name, (value, instead) in refused.items():
+        if value:
+            raise ConfigError(f"{name} is not supported yet by this version of Powertrain. {instead}.")
+
+
+def _checkpoint_path(checkpoint: Checkpoint | None) -> str:
+    if checkpoint is None:
+        return ""
+    path = getattr(checkpoint, "path", None)
+    if not isinstance(path, str):
+        raise ConfigError(
+            f"resume_from_checkpoint must be a Checkpoint, not {type(checkpoint).__name__}. Write "
+            "Checkpoint.from_directory(path)."
+        )
+    if not os.path.isdir(path):
+        raise ConfigError(f"resume_from_checkpoint names {path!r}, which is not a directory. Check the path.")
+    return path
+
+
+def _json_mapping(value: Mapping[str, Any] | None, argument: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(json.dumps(dict(value or {}))))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{argument} must be a dict of JSON values: {error}.") from error
+
+
+def _new_name(trainer: str) -> str:
+    return f"{trainer}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+
+
+def _qualified(function: Any) -> str:
+    return (
+        f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    )
+
+
+def _loaded_versions() -> dict[str, str]:
+    """Versions of what this process has loaded; loading something only to ask would cost seconds."""
+    return {
+        name: str(getattr(sys.modules[name], "__version__", ""))
+        for name in ("torch", "numpy", "pyarrow", "pandas")
+        if name in sys.modules
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())
+
+
+def _set_log_level(run: RunConfig) -> None:
+    logging.getLogger("powertrain").setLevel(run.logging_config.log_level)

@@ -1,0 +1,561 @@
+"""Framed, authenticated messages between a worker and its run.
+
+One :class:`Hub` (the controller's side) listens; each worker has one :class:`Link`. Both are ZeroMQ sockets
+with CURVE keys; the hub knows the public key of every worker it expects and drops all others before a byte
+of theirs is decoded, and it knows a sender by its key, never by what the message claims.
+
+Everything a worker says travels in numbered :class:`Envelope` batches. The hub acknowledges each; a link
+keeps what is not acknowledged and sends it again after a lost connection, and the hub drops what it has
+already seen. So a message handed to a link arrives once, or the worker is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Union
+
+import msgspec
+import zmq
+import zmq.auth
+from zmq.auth.base import Authenticator
+
+from powertrain.errors import WireError
+
+#: Bytes in the path of a Unix socket, the ending NUL left out.
+_SOCKET_PATH_LIMIT = 107
+
+
+# --------------------------------------------------------------------------- what a worker says
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m"):
+    """Anything that travels."""
+
+
+class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception as text: the controller never unpickles one."""
+
+    type: str
+    message: str
+    traceback: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    source: str = ""
+    #: True when it looks like the echo of another rank's end (a broken collective, say).
+    secondary: bool = False
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """The first message of a process."""
+
+    pid: int
+    host: str
+
+
+class Measured(Message, frozen=True, tag="measured"):
+    """A start-up phase took this long."""
+
+    phase: str
+    seconds: float
+
+
+class FilePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a checkpoint as a rank stored it."""
+
+    name: str
+    size: int
+    xxh3: str
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's share of a checkpoint: durable under ``checkpoint`` when this is sent."""
+
+    checkpoint: str
+    files: list[FilePart]
+    metadata: dict[str, Any] = {}
+
+
+class Point(Message, frozen=True, tag="point"):
+    """One ``report``: row ``row`` of this rank (0 for ``solo``)."""
+
+    row: int
+    at: float
+    metrics: dict[str, Any]
+    solo: bool = False
+    barrier: bool = False
+    part: Part | None = None
+
+
+class Beat(Message, frozen=True, tag="beat"):
+    """The rank is alive: counts of reports, optimizer steps and loader batches, and seconds since the last."""
+
+    reports: int
+    steps: int
+    batches: int
+    idle: float
+    phase: str = ""
+
+
+class Held(Message, frozen=True, tag="held"):
+    """Answer to :class:`Hold`: this many boundaries are behind the rank, and it will stop at the next."""
+
+    hold: int
+    boundary: int
+
+
+class Arrived(Message, frozen=True, tag="arrived"):
+    """The rank is at collective number ``sync``; rank 0 may bring data for the others."""
+
+    sync: int
+    kind: str
+    data: bytes = b""
+
+
+class Executed(Message, frozen=True, tag="executed"):
+    """Answer to :class:`Execute`: a pickled value, or the error."""
+
+    call: int
+    value: bytes = b""
+    error: ErrorReport | None = None
+
+
+class Outcome(Message, frozen=True, tag="outcome"):
+    """How the user's function ended: "returned", "raised" or "stopped". The last message of a rank."""
+
+    status: str
+    #: The pickled return value; opened only by the caller of ``Result.return_value``.
+    value: bytes = b""
+    error: ErrorReport | None = None
+
+
+class Noted(Message, frozen=True, tag="noted"):
+    """A warning for the user."""
+
+    message: str
+
+
+FromWorker = Union[Hello, Measured, Point, Beat, Held, Arrived, Executed, Outcome, Noted]
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch of messages of one rank, with where that rank stands."""
+
+    rank: int
+    attempt: int
+    seq: int
+    #: Boundaries and rows behind the rank when the batch was closed.
+    boundary: int
+    row: int
+    messages: list[FromWorker]
+    extras: dict[str, Any] = {}
+
+
+# --------------------------------------------------------------------------- what a worker is told
+
+
+class Ack(Message, frozen=True, tag="ack"):
+    """Batches up to ``seq`` have arrived."""
+
+    seq: int
+
+
+class Execute(Message, frozen=True, tag="execute"):
+    """Call this pickled function in the main thread, before training."""
+
+    call: int
+    function: bytes
+
+
+class Train(Message, frozen=True, tag="train"):
+    """Call the user's function."""
+
+
+class Hold(Message, frozen=True, tag="hold"):
+    """Stop at your next boundary and say how many are behind you."""
+
+    hold: int
+
+
+class Goto(Message, frozen=True, tag="goto"):
+    """Go on to ``boundary`` and there do ``action`` ("stop", "go")."""
+
+    hold: int
+    boundary: int
+    action: str
+    reason: str = ""
+
+
+class Opened(Message, frozen=True, tag="opened"):
+    """Every rank has arrived at collective ``sync``; ``data`` is what rank 0 brought."""
+
+    sync: int
+    data: bytes = b""
+
+
+class RowClosed(Message, frozen=True, tag="row_closed"):
+    """Row ``row`` is complete: ``report(barrier=True)`` may return."""
+
+    row: int
+
+
+class Dismissed(Message, frozen=True, tag="dismissed"):
+    """Your outcome is recorded; you may exit. ``summary`` is the run's end as far as it is known."""
+
+    summary: dict[str, Any] = {}
+
+
+FromController = Union[Ack, Execute, Train, Hold, Goto, Opened, RowClosed, Dismissed]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
+_decode_command: Callable[[bytes], Any] = msgspec.msgpack.Decoder(FromController).decode
+
+
+# --------------------------------------------------------------------------- keys
+
+
+class KeyPair(msgspec.Struct, frozen=True):
+    """A CURVE key pair, Z85-encoded."""
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def new(cls) -> KeyPair:
+        return cls(*zmq.curve_keypair())
+
+
+class Door(msgspec.Struct, frozen=True, kw_only=True):
+    """All a worker needs to reach its run. Travels down inherited pipes or actor arguments only."""
+
+    endpoint: str
+    hub_key: bytes
+    keys: KeyPair
+
+
+# --------------------------------------------------------------------------- the controller's side
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A batch, and the public key it was sent with."""
+
+    sender: bytes
+    envelope: Envelope
+
+
+class Hub:
+    """Listens for links, delivers their batches in order and once, and sends to them.
+
+    One thread owns the socket. ``deliver`` is called on that thread with each new batch; ``rejected`` with a
+    sentence for each message that could not be read.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        deliver: Callable[[Received], None],
+        rejected: Callable[[str], None] = lambda _: None,
+        *,
+        directory: str = "",
+    ) -> None:
+        """Listen on ``address``: "ipc" for a Unix socket in ``directory``, else an IP address (any free port)."""
+        self.keys = KeyPair.new()
+        self._deliver, self._rejected = deliver, rejected
+        self._context = zmq.Context()
+        self._auth = Authenticator(self._context)
+        self._known: set[bytes] = set()
+        self._auth.configure_curve_callback("*", credentials_provider=self)
+        self._auth.start()
+        self._socket = self._listening_socket()
+        self._path = ""
+        self.endpoint = self._bind(address, directory)
+        self._outbox: deque[tuple[bytes, bytes]] = deque()
+        self._wake = _Wakeup()
+        self._routes: dict[bytes, bytes] = {}
+        self._seen: dict[bytes, int] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="powertrain-hub", daemon=True)
+        self._thread.start()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """ZAP's question: may this key in? (The name is the authenticator's.)"""
+        return key in self._known
+
+    def admit(self, public: bytes = b"") -> Door:
+        """A door for one more worker: with keys made here, or for whoever holds the secret half of ``public``."""
+        keys = KeyPair(public, b"") if public else KeyPair.new()
+        self._known.add(keys.public)
+        return Door(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
+
+    def expel(self, public: bytes) -> None:
+        """Forget a worker: later messages of its connection are dropped unread."""
+        self._known.discard(public)
+
+    def send(self, public: bytes, message: FromController) -> None:
+        """Hand a message to the worker with this key, now or when it connects. Any thread."""
+        self._outbox.append((public, _encode(message)))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what is queued, stop, and leave no socket file."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._auth.stop()
+        self._socket.close(linger=200)
+        self._context.term()
+        self._wake.close()
+        if self._path:
+            try:
+                os.unlink(self._path)
+            except FileNotFoundError:
+                pass
+
+    # -- the thread
+
+    def _listening_socket(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self.keys.public, self.keys.secret
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 1000)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        return socket
+
+    def _bind(self, address: str, directory: str) -> str:
+        if address != "ipc":
+            host = f"[{address}]" if ":" in address else address
+            port = self._socket.bind_to_random_port(f"tcp://{host}")
+            return f"tcp://{host}:{port}"
+        path = os.path.join(directory, "wire")
+        if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
+            raise WireError(
+                f"The socket path {path!r} is longer than {_SOCKET_PATH_LIMIT} bytes, which the system does "
+                "not allow. Set XDG_RUNTIME_DIR or TMPDIR to a shorter directory."
+            )
+        self._socket.bind(f"ipc://{path}")
+        os.chmod(path, 0o600)
+        self._path = path
+        return f"ipc://{path}"
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._auth.zap_socket, zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
+        while not self._closing:
+            for source, _ in poller.poll():
+                if source is self._auth.zap_socket:
+                    _run_now(self._auth.handle_zap_message(self._auth.zap_socket.recv_multipart()))
+                elif source is self._socket:
+                    self._receive_all()
+                else:
+                    self._wake.clear()
+            self._flush()
+        self._flush()
+
+    def _receive_all(self) -> None:
+        for _ in range(256):  # then look at the outbox again
+            try:
+                route, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            except ValueError:
+                self._rejected("a message with a wrong number of frames was dropped")
+                continue
+            self._receive(bytes(route.buffer), frame)
+
+    def _receive(self, route: bytes, frame: zmq.Frame) -> None:
+        sender = str(frame.get("User-Id")).encode()
+        if sender not in self._known:
+            return
+        try:
+            envelope = _decode_envelope(frame.buffer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._rejected(f"a message that is not an envelope was dropped ({error})")
+            return
+        self._routes[sender] = route
+        if envelope.seq > self._seen.get(sender, 0):
+            self._seen[sender] = envelope.seq
+            self._deliver(Received(sender, envelope))
+        self._outbox.append((sender, _encode(Ack(seq=self._seen[sender]))))
+
+    def _flush(self) -> None:
+        waiting: list[tuple[bytes, bytes]] = []
+        while self._outbox:
+            public, frame = self._outbox.popleft()
+            route = self._routes.get(public)
+            if route is None:
+                if public in self._known:
+                    waiting.append((public, frame))
+                continue
+            try:
+                self._socket.send_multipart([route, frame], zmq.NOBLOCK)
+            except zmq.Again:
+                waiting.append((public, frame))
+        self._outbox.extendleft(reversed(waiting))
+
+
+# --------------------------------------------------------------------------- the worker's side
+
+
+class Link:
+    """A worker's connection. Not thread-safe: one thread owns it.
+
+    ``poll`` waits for commands or for ``wake`` (from any thread); ``send`` numbers and sends a batch and
+    keeps it until it is acknowledged; ``room`` says how many more batches may be under way.
+    """
+
+    #: Batches under way at most; beyond it the caller keeps its messages to itself.
+    WINDOW = 32
+    #: Seconds without an acknowledgement after which everything unacknowledged is sent again.
+    RESEND_AFTER = 5.0
+
+    def __init__(self, door: Door, rank: int, attempt: int) -> None:
+        self._rank, self._attempt = rank, attempt
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.curve_serverkey = door.hub_key
+        self._socket.curve_publickey, self._socket.curve_secretkey = (
+            door.keys.public,
+            door.keys.secret,
+        )
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.connect(door.endpoint)
+        self._wake = _Wakeup()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake.fileno(), zmq.POLLIN)
+        self._seq = 0
+        self._unacked: deque[tuple[int, bytes]] = deque()
+        self._heard = time.monotonic()
+
+    @property
+    def room(self) -> int:
+        """Batches that may still be sent before an acknowledgement is needed."""
+        return self.WINDOW - len(self._unacked)
+
+    @property
+    def settled(self) -> bool:
+        """True when everything sent has been acknowledged."""
+        return not self._unacked
+
+    def watch(self, fileno: int) -> None:
+        """Also return from ``poll`` when this descriptor becomes readable."""
+        self._poller.register(fileno, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """Make ``poll`` return. Any thread."""
+        self._wake.set()
+
+    def poll(self, timeout: float | None) -> tuple[list[FromController], set[int]]:
+        """Wait for commands; returns them and the watched descriptors that are ready."""
+        ready = self._poller.poll(None if timeout is None else max(0, int(timeout * 1000)))
+        commands: list[FromController] = []
+        watched: set[int] = set()
+        for source, _ in ready:
+            if source is self._socket:
+                commands = self._receive_all()
+            elif source == self._wake.fileno():
+                self._wake.clear()
+            else:
+                watched.add(source)
+        self._resend_if_silent()
+        return commands, watched
+
+    def send(
+        self,
+        messages: Iterable[FromWorker],
+        boundary: int,
+        row: int,
+        extras: dict[str, Any] | None = None,
+    ) -> None:
+        """Send one batch. The caller has checked ``room``."""
+        self._seq += 1
+        if not self._unacked:
+            self._heard = time.monotonic()
+        frame = _encode(
+            Envelope(
+                rank=self._rank,
+                attempt=self._attempt,
+                seq=self._seq,
+                boundary=boundary,
+                row=row,
+                messages=list(messages),
+                extras=extras or {},
+            )
+        )
+        self._unacked.append((self._seq, frame))
+        self._socket.send(frame)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        self._wake.close()
+
+    def _receive_all(self) -> list[FromController]:
+        commands: list[FromController] = []
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return commands
+            command = _decode_command(frame)
+            self._heard = time.monotonic()
+            if isinstance(command, Ack):
+                while self._unacked and self._unacked[0][0] <= command.seq:
+                    self._unacked.popleft()
+            else:
+                commands.append(command)
+
+    def _resend_if_silent(self) -> None:
+        if self._unacked and time.monotonic() - self._heard > self.RESEND_AFTER:
+            self._heard = time.monotonic()
+            for _, frame in self._unacked:
+                self._socket.send(frame)
+
+
+class _Wakeup:
+    """A descriptor that any thread can make readable."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def set(self) -> None:
+        try:
+            os.write(self._write, b"x")
+        except (BlockingIOError, OSError):
+            pass  # full: it is readable already; closed: nobody waits
+
+    def clear(self) -> None:
+        try:
+            os.read(self._read, 4096)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+def _run_now(coroutine: Any) -> None:
+    """Run a coroutine that never awaits anything real (the authenticator's are only written that way)."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        pass

@@ -1,0 +1,84 @@
+"""An exception in a rank, as text that another process can show: type, message, the user's own line."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+import traceback
+from types import TracebackType
+
+from powertrain.wire import ErrorReport
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+)
+#: How a collective sounds when another rank has gone.
+_ECHOES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "socket closed",
+    "connection refused",
+    "remote process exited",
+    "failed to recv, got 0 bytes",
+    "heartbeat monitor timed out",
+)
+_ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+def describe(error: BaseException) -> ErrorReport:
+    """``error`` as text. The user's frame is the innermost one outside Powertrain and installed libraries."""
+    frame = _users_frame(error.__traceback__)
+    return ErrorReport(
+        type=_type_name(error),
+        message=str(error),
+        traceback="".join(traceback.format_exception(type(error), error, _without_ours(error.__traceback__))),
+        file=frame.filename if frame else "",
+        line=(frame.lineno or 0) if frame else 0,
+        function=frame.name if frame else "",
+        source=_source(frame) if frame else "",
+        secondary=is_echo(error),
+    )
+
+
+def is_echo(error: BaseException) -> bool:
+    """True when the error reads like the consequence of another rank's end."""
+    if any(kind.__name__ in _ECHO_TYPES for kind in type(error).__mro__):
+        return True
+    text = str(error).lower()
+    return isinstance(error, (RuntimeError, ConnectionError)) and any(echo in text for echo in _ECHOES)
+
+
+def remember_sources(sources: dict[str, str]) -> None:
+    """Make the text of files that exist only in the driver (notebook cells) known to tracebacks here."""
+    for name, text in sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    module = kind.__module__
+    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+def _without_ours(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame on that is not Powertrain's own."""
+    first = tb
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OURS):
+        first = first.tb_next
+    return first or tb
+
+
+def _users_frame(tb: TracebackType | None) -> traceback.FrameSummary | None:
+    frames = traceback.extract_tb(tb)
+    for frame in reversed(frames):
+        if not frame.filename.startswith((_OURS, *_LIBRARIES, "<frozen")):
+            return frame
+    return frames[-1] if frames else None
+
+
+def _source(frame: traceback.FrameSummary) -> str:
+    return (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()

@@ -1,0 +1,194 @@
+"""One rank's life: set up, answer calls, run the user's function, send the outcome, wait to be dismissed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import os
+import pickle
+import random
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from powertrain import wire
+from powertrain.worker import context, failure
+from powertrain.worker.context import Place, Session, StopRun
+from powertrain.worker.progress import Gate, progress
+from powertrain.worker.service import Service
+
+#: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
+ENTRY = "powertrain.worker.main:run"
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one rank needs, as one payload."""
+
+    door: wire.Door
+    place: Place
+    #: The pickled training function and its config; empty where the process has them already (``local_function``).
+    function: bytes = b""
+    #: Text of source files that exist only in the driver, by file name.
+    sources: dict[str, str] = {}
+    #: Index of this rank's GPU among those visible to it; -1 for none.
+    device: int = -1
+    seed: int = 0
+
+
+def run(payload: bytes) -> int:
+    """Live one rank's life in this process; returns the exit code."""
+    return Rank(msgspec.msgpack.decode(payload, type=WorkerSpec)).live()
+
+
+class Rank:
+    """One rank in this process."""
+
+    def __init__(self, spec: WorkerSpec, local_function: Callable[[], Any] | None = None) -> None:
+        """``local_function`` is called instead of unpickling one: for engines that share the driver's process."""
+        self._spec = spec
+        self._place = spec.place
+        self._local_function = local_function
+        self._gate = Gate()
+        progress.reset()
+        self._service = Service(spec.door, self._place.rank, self._place.attempt, self._gate, progress)
+        #: What the controller said at the end: see ``wire.Dismissed``.
+        self.summary: dict[str, Any] = {}
+        #: What the user's function raised.
+        self.error: BaseException | None = None
+        self.place = spec.place
+
+    def live(self) -> int:
+        """From hello to dismissal. Never raises for what the user's code does."""
+        self._service.say(wire.Hello(pid=os.getpid(), host=os.uname().nodename))
+        context.open_session(Session(self._place, self._service, self._gate))
+        code = 0
+        try:
+            failure.remember_sources(self._spec.sources)
+            self._prepare()
+            while True:
+                command = self._service.commands.get()
+                if isinstance(command, wire.Execute):
+                    self._execute(command)
+                elif isinstance(command, wire.Train):
+                    code = self._train()
+                elif isinstance(command, wire.Dismissed):
+                    self.summary = command.summary
+                    return code
+        except BaseException as error:
+            traceback.print_exc()
+            self._service.post(wire.Outcome(status="raised", error=failure.describe(error)))
+            return 1
+        finally:
+            context.close_session()
+            self._service.close()
+
+    def _prepare(self) -> None:
+        """Seeds apart per rank and attempt, the launch directory on the path, the current GPU chosen."""
+        if self._place.launch_dir and self._place.launch_dir not in sys.path:
+            sys.path.insert(0, self._place.launch_dir)
+        if self._local_function is None:
+            _seed_everything(self._spec.seed, self._place.rank, self._place.attempt)
+            _limit_threads()
+        if self._spec.device >= 0:
+            import torch
+
+            torch.cuda.set_device(self._spec.device)
+
+    def _execute(self, command: wire.Execute) -> None:
+        try:
+            function, args, kwargs = pickle.loads(command.function)
+            value = cloudpickle.dumps(function(*args, **kwargs))
+        except BaseException as error:
+            self._service.post(wire.Executed(call=command.call, error=failure.describe(error)))
+        else:
+            self._service.post(wire.Executed(call=command.call, value=value))
+
+    def _train(self) -> int:
+        """Call the user's function and post its outcome; returns the exit code."""
+        progress.phase = "training"
+        try:
+            function = self._local_function or _load_function(self._spec.function)
+            value = function()
+        except StopRun:
+            self._service.post(wire.Outcome(status="stopped"))
+            return 0
+        except SystemExit as error:
+            return self._exited(error)
+        except BaseException as error:
+            self.error = error
+            if self._local_function is None:  # its log is the place for it; elsewhere ``fit`` raises it
+                traceback.print_exception(type(error), error, error.__traceback__)
+            self._service.post(wire.Outcome(status="raised", error=failure.describe(error)))
+            return 1
+        finally:
+            progress.phase = "end"
+        self._service.post(self._returned(value))
+        return 0
+
+    def _exited(self, error: SystemExit) -> int:
+        """``sys.exit()`` with 0 or nothing is a return; with anything else it is a failure."""
+        if error.code is None or error.code == 0:
+            self._service.post(wire.Outcome(status="returned"))
+            return 0
+        self.error = error
+        code = error.code if isinstance(error.code, int) else 1
+        self._service.post(wire.Outcome(status="exited", error=failure.describe(error)))
+        return code
+
+    def _returned(self, value: Any) -> wire.Outcome:
+        if value is None or self._place.rank != 0:
+            return wire.Outcome(status="returned")
+        try:
+            return wire.Outcome(status="returned", value=cloudpickle.dumps(value))
+        except Exception as error:
+            self._service.post(
+                wire.Noted(
+                    message=f"The training function returned a {type(value).__name__}, which cannot be pickled "
+                    f"({error}); Result.return_value will be None."
+                )
+            )
+            return wire.Outcome(status="returned")
+
+
+def bind(function: Callable[..., Any], config: dict[str, Any] | None) -> Callable[[], Any]:
+    """The user's function with its config: called with it, or with nothing where it takes nothing."""
+    if _takes_config(function):
+        return lambda: function({} if config is None else config)
+    return function
+
+
+def _takes_config(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+
+
+def _load_function(pickled: bytes) -> Callable[[], Any]:
+    function, config = pickle.loads(pickled)
+    return bind(function, config)
+
+
+def _seed_everything(seed: int, rank: int, attempt: int) -> None:
+    """Forks share one generator state; give each rank and attempt its own."""
+    digest = hashlib.blake2b(f"{seed}/{rank}/{attempt}".encode(), digest_size=8).digest()
+    own = int.from_bytes(digest, "little")
+    random.seed(own)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(own % 2**32)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(own % 2**63)
+
+
+def _limit_threads() -> None:
+    """OMP_NUM_THREADS is read when the library loads, which was in the warm server: say it again."""
+    torch = sys.modules.get("torch")
+    with contextlib.suppress(ValueError):
+        if torch is not None:
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

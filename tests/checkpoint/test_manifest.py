@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powertrain.checkpoint import manifest as mf
+from powertrain.checkpoint.manifest import Manifest, ManifestFile
+from powertrain.errors import CheckpointError
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+)
+keys = st.text(max_size=6) | st.sampled_from(["$float", "$plain", "$pairs", "$bytes", "$"])
+values: st.SearchStrategy[Any] = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.dictionaries(st.integers(-9, 9), inner, min_size=1, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+def manifest(**changes: Any) -> Manifest:
+    file = ManifestFile(name="model.pt", size=3, xxh3="0" * 32, rank=0)
+    fields: dict[str, Any] = {
+        "name": "checkpoint_000001",
+        "row": 1,
+        "attempt": 0,
+        "metrics": {},
+        "world_size": 2,
+        "lease": 1,
+        "parent": "",
+        "created": 5.0,
+        "files": [file],
+    }
+    return Manifest(**{**fields, **changes})
+
+
+@given(st.dictionaries(keys, values, max_size=4), st.dictionaries(keys, values, max_size=4))
+def test_metrics_and_extras_come_back_exactly(metrics: dict[str, Any], extras: dict[str, Any]) -> None:
+    original = manifest(metrics=metrics, extras=extras, metadata=metrics)
+    again = mf.decode(mf.encode(original))
+    assert again == original
+    assert msgspec.msgpack.encode(again) == msgspec.msgpack.encode(
+        original
+    )  # 1, 1.0 and True are not the same
+
+
+def test_nan_and_infinities_survive_in_plain_json() -> None:
+    data = mf.encode(manifest(metrics={"a": math.nan, "b": [math.inf, -math.inf]}))
+    assert json.loads(data)["metrics"]["a"] == {"$float": "nan"}
+    metrics = mf.decode(data).metrics
+    assert math.isnan(metrics["a"])
+    assert metrics["b"] == [math.inf, -math.inf]
+
+
+def test_another_schema_is_refused_with_both_numbers() -> None:
+    fields = json.loads(mf.encode(manifest()))
+    fields["schema"] = 99
+    with pytest.raises(CheckpointError, match=r"schema 99.*reads schema 1"):
+        mf.decode(json.dumps(fields).encode(), "x/MANIFEST.json")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "", "a/../../b", "a//b", "//"])
+def test_file_names_that_climb_out_are_refused(name: str) -> None:
+    bad = manifest(files=[ManifestFile(name=name, size=0, xxh3="", rank=0)])
+    with pytest.raises(CheckpointError, match="leads out"):
+        mf.decode(mf.encode(bad))
+
+
+@given(st.data())
+def test_a_cut_manifest_is_refused_and_never_half_read(data: st.DataObject) -> None:
+    whole = mf.encode(manifest(metrics={"loss": 0.5}))
+    cut = data.draw(st.integers(0, len(whole) - 3))
+    with pytest.raises(CheckpointError, match="where it was"):
+        mf.decode(whole[:cut], "where it was")
+
+
+@given(st.data())
+def test_a_flipped_byte_gives_a_manifest_or_a_checkpoint_error(data: st.DataObject) -> None:
+    whole = bytearray(mf.encode(manifest(metrics={"loss": math.nan})))
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        assert isinstance(mf.decode(bytes(whole)), Manifest)
+    except CheckpointError:
+        pass
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"schema": 1}', b'"text"', b'{"schema":1,"metrics":3}'])
+def test_other_json_is_refused(content: bytes) -> None:
+    with pytest.raises(CheckpointError):
+        mf.decode(content)
+    assert not mf.is_manifest(content)

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from powertrain.checkpoint import manifest as mf
+from powertrain.cli.main import app, main
+from powertrain.errors import StorageError
+from powertrain.run import events as ev
+from powertrain.run.journal import Journal
+from powertrain.run.metrics import MetricsStore, PointRecord
+from powertrain.storage import Storage, open_storage
+
+_CHECKPOINT = "checkpoint_000003"
+
+
+@pytest.fixture
+def place() -> Storage:
+    """The storage path that commands look at when none is given."""
+    return open_storage(os.environ["POWERTRAIN_STORAGE"])
+
+
+def started(name: str, *, at: float, pid: int | None = None, host: str = "") -> ev.RunStarted:
+    return ev.RunStarted(
+        time=at,
+        name=name,
+        lease=1,
+        host=host or socket.gethostname(),
+        pid=pid or os.getpid(),
+        version="0.1.0",
+        engine="local",
+    )
+
+
+def trained(
+    name: str, *, at: float, world_size: int = 2, pid: int | None = None, host: str = ""
+) -> list[ev.Event]:
+    """The facts of a run that has got as far as training."""
+    return [
+        started(name, at=at, pid=pid, host=host),
+        ev.SlotsRequested(time=at, attempt=0, count=world_size),
+        ev.AttemptStarted(time=at, attempt=0, world_size=world_size, first_row=1),
+        ev.TrainingStarted(time=at, attempt=0),
+    ]
+
+
+def write(place: Storage, name: str, events: list[ev.Event]) -> None:
+    journal = Journal(place.child(name), 1)
+    for event in events:
+        journal.append(event)
+    journal.close()
+
+
+def output_of(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+# --------------------------------------------------------------------------- ls
+
+
+def test_ls_lists_the_newest_run_first_with_rows_workers_and_age(place: Storage) -> None:
+    now = time.time()
+    ended = ev.Ended(time=now - 7000, state="finished", reason="", rows=12, seconds=200.0)
+    write(place, "older", [*trained("older", at=now - 7260), ended])
+    write(place, "newer", trained("newer", at=now - 3660, world_size=4, host="elsewhere"))
+    _, first, second = output_of("ls").splitlines()
+    assert first.split() == ["newer", "training", "0", "4", "1", "1", "h", "01", "min", "ago"]
+    assert second.split() == ["older", "finished", "12", "2", "1", "2", "h", "01", "min", "ago"]
+
+
+def test_ls_calls_a_run_interrupted_whose_process_is_gone(place: Storage) -> None:
+    write(place, "cut", trained("cut", at=time.time(), pid=dead_pid()))
+    assert output_of("ls").splitlines()[1].split()[:2] == ["cut", "interrupted"]
+
+
+def test_ls_calls_a_run_interrupted_whose_number_now_belongs_to_a_younger_process(place: Storage) -> None:
+    write(place, "reused", trained("reused", at=time.time() - 1e7, pid=os.getpid()))
+    assert output_of("ls").splitlines()[1].split()[:2] == ["reused", "interrupted"]
+
+
+def test_ls_does_not_judge_a_run_of_another_machine(place: Storage) -> None:
+    write(place, "far", trained("far", at=time.time(), pid=dead_pid(), host="elsewhere"))
+    assert output_of("ls").splitlines()[1].split()[:2] == ["far", "training"]
+
+
+def test_ls_counts_committed_rows_of_a_run_that_has_not_ended(place: Storage) -> None:
+    at = time.time()
+    commit = ev.Committed(time=at, attempt=0, row=3, checkpoint=_CHECKPOINT)
+    write(place, "going", [*trained("going", at=at), commit])
+    assert output_of("ls").splitlines()[1].split()[:3] == ["going", "training", "3"]
+
+
+def test_ls_passes_over_directories_that_are_no_runs(place: Storage) -> None:
+    place.put("notes/journal.txt", b"no run")
+    place.put("file", b"no run either")
+    write(place, "real", trained("real", at=time.time()))
+    assert [line.split()[0] for line in output_of("ls").splitlines()] == ["run", "real"]
+
+
+def test_ls_says_when_there_are_no_runs(tmp_path: Path) -> None:
+    assert output_of("ls", str(tmp_path)).strip() == f"There are no runs in {tmp_path}."
+
+
+# --------------------------------------------------------------------------- show
+
+
+def failed_once(name: str) -> list[ev.Event]:
+    """A run whose first attempt failed after row 3, and whose second finished."""
+    at = time.time() - 60
+    broken = ev.WorkerFailure(
+        rank=1,
+        kind="raised",
+        summary="rank 1 raised ValueError",
+        error_type="ValueError",
+        message="bad label 11",
+        file="train.py",
+        line=42,
+        function="loop",
+        source="raise ValueError(label)",
+        row=3,
+    )
+    echo = ev.WorkerFailure(rank=0, kind="raised", summary="rank 0 raised RuntimeError", secondary=True)
+    return [
+        *trained(name, at=at),
+        ev.Committed(time=at, attempt=0, row=3, checkpoint=_CHECKPOINT),
+        ev.Failed(time=at, attempt=0, failures=(broken, echo), decision="retry", reason="1 of 2 used"),
+        ev.SlotsRequested(time=at, attempt=1, count=2),
+        ev.AttemptStarted(time=at, attempt=1, world_size=2, first_row=4, checkpoint=_CHECKPOINT),
+        ev.TrainingStarted(time=at, attempt=1),
+        ev.Ended(time=at + 30, state="finished", reason="all ranks returned", rows=12, seconds=30.0),
+    ]
+
+
+def commit(place: Storage, run: str) -> None:
+    files = [mf.ManifestFile(name="state.pt", size=1500, xxh3="0" * 32, rank=0)]
+    manifest = mf.Manifest(
+        name=_CHECKPOINT,
+        row=3,
+        attempt=0,
+        metrics={"loss": 0.5},
+        world_size=2,
+        lease=1,
+        parent="",
+        created=time.time(),
+        files=files,
+    )
+    place.put(f"{run}/checkpoints/{_CHECKPOINT}/{mf.MANIFEST_NAME}", mf.encode(manifest))
+
+
+def test_show_tells_state_attempts_checkpoints_and_failures(place: Storage) -> None:
+    write(place, "digits", failed_once("digits"))
+    commit(place, "digits")
+    lines = output_of("show", "digits").splitlines()
+    assert lines[:3] == [
+        "run       digits",
+        f"path      {place.uri}/digits",
+        "state     finished: all ranks returned",
+    ]
+    assert "rows      12" in lines
+    text = "\n".join(lines)
+    assert "0: 2 workers, from row 1; failed, then retry: 1 of 2 used" in text
+    assert f"1: 2 workers, from row 4 after {_CHECKPOINT}; finished after 30.0 s" in text
+    assert f"{_CHECKPOINT}: row 3, 1 file, 1.5 kB" in text
+    assert "attempt 0: Rank 1 raised ValueError: bad label 11" in text
+    assert "train.py:42 in loop" in text
+
+
+def test_show_ends_with_what_rank_0_reported_last(place: Storage) -> None:
+    write(place, "digits", trained("digits", at=time.time()))
+    store = MetricsStore(place.child("digits"), 1)
+    for row, rank, loss in ((1, 0, 0.75), (2, 0, 0.5), (2, 1, 9.0)):
+        store.add([PointRecord(rank=rank, attempt=0, row=row, at=1.0, solo=False, metrics={"loss": loss})])
+    store.close()
+    assert output_of("show", "digits").splitlines()[-2:] == ["last metrics of rank 0", "  loss = 0.5"]
+
+
+def test_show_takes_the_path_of_a_run(place: Storage) -> None:
+    write(place, "digits", trained("digits", at=time.time()))
+    assert output_of("show", f"{place.uri}/digits/").splitlines()[0] == "run       digits"
+
+
+def test_show_leaves_out_what_a_run_does_not_have(place: Storage) -> None:
+    write(place, "young", trained("young", at=time.time()))
+    text = output_of("show", "young")
+    assert "attempts" in text
+    assert not {"checkpoints", "failures", "last metrics of rank 0"} & set(text.splitlines())
+
+
+def test_show_of_an_unknown_run_names_those_that_are_there(place: Storage) -> None:
+    write(place, "digits", trained("digits", at=time.time()))
+    with pytest.raises(StorageError, match=r"no run 'digit' in .* It has 'digits'\."):
+        CliRunner().invoke(app, ["show", "digit"], catch_exceptions=False)
+
+
+def test_an_error_ends_in_one_sentence_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["powertrain", "show", "nothing"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("Error: There is no run 'nothing'")
+    assert "Traceback" not in told
+
+
+def test_version_is_that_of_the_package() -> None:
+    from importlib.metadata import version
+
+    assert output_of("--version").strip() == f"powertrain {version('powertrain')}"

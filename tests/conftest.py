@@ -1,0 +1,152 @@
+"""What holds for every test: it has its own storage, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+#: How long a test's processes, threads and files may take to go after its last line.
+_PATIENCE = 5.0
+#: Set by the tools around a test, not by the test.
+_FOREIGN_VARIABLES = {"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"}
+#: torch sets these for itself when it is imported or first used.
+_TORCH_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_runtime_directory() -> Iterator[None]:
+    """Sockets of this session lie apart from any other's; the path is short because sockets need that."""
+    directory = tempfile.mkdtemp(prefix="pt-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", directory)
+        yield
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(autouse=True)
+def _own_storage(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs without a storage path go to a directory of this test."""
+    monkeypatch.setenv("POWERTRAIN_STORAGE", str(tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(_own_storage: None) -> Iterator[None]:
+    """Fails the test that leaves a process, a thread, a variable, a directory or a file behind."""
+    before = _Surroundings()
+    yield
+    left = before.leftovers()
+    assert not left, "the test left something behind:\n" + "\n".join(f"- {line}" for line in left)
+
+
+class _Surroundings:
+    """What was there when the test began."""
+
+    def __init__(self) -> None:
+        self.environ = dict(os.environ)
+        self.cwd = os.getcwd()
+        self.threads = set(threading.enumerate())
+        self.children = set(psutil.Process().children(recursive=True))
+        self.runtime_files = set(_runtime_files())
+
+    def leftovers(self) -> list[str]:
+        """One sentence for each thing that is still there after :data:`_PATIENCE`; puts back what it can."""
+        lingering = _until_gone(lambda: [*self._processes(), *self._threads(), *self._files()])
+        return [*lingering, *self._variables(), *self._directory(), *_process_group()]
+
+    def _processes(self) -> list[str]:
+        lasting = _lasting_pids()
+        left = []
+        for process in psutil.Process().children(recursive=True):
+            if process not in self.children and process.pid not in lasting:
+                left.extend(_description(process))
+        return left
+
+    def _threads(self) -> list[str]:
+        return [
+            f"thread {thread.name!r} (daemon={thread.daemon})"
+            for thread in threading.enumerate()
+            if thread not in self.threads and (not thread.daemon or thread.name.startswith("powertrain-"))
+        ]
+
+    def _files(self) -> list[str]:
+        return [f"runtime file {path}" for path in _runtime_files() if path not in self.runtime_files]
+
+    def _variables(self) -> list[str]:
+        left = []
+        ours = _FOREIGN_VARIABLES | _TORCH_VARIABLES
+        for name in sorted((self.environ.keys() | os.environ.keys()) - ours):
+            was, now = self.environ.get(name), os.environ.get(name)
+            if was != now:
+                left.append(f"environment variable {name}: {was!r} became {now!r}")
+                _put_back(name, was)
+        return left
+
+    def _directory(self) -> list[str]:
+        now = os.getcwd()
+        if now == self.cwd:
+            return []
+        os.chdir(self.cwd)
+        return [f"working directory {self.cwd} became {now}"]
+
+
+def _until_gone(look: Callable[[], list[str]]) -> list[str]:
+    deadline = time.monotonic() + _PATIENCE
+    pause = 0.001
+    while (left := look()) and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return left
+
+
+def _description(process: psutil.Process) -> list[str]:
+    try:
+        with process.oneshot():
+            if process.status() == psutil.STATUS_ZOMBIE and process.ppid() != os.getpid():
+                return []  # its parent is on its way to reap it, and it holds nothing any more
+            return [f"process {process.pid} ({process.status()}): {' '.join(process.cmdline())[:200]}"]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _put_back(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _lasting_pids() -> set[int]:
+    """Processes that tests share and that end with this one: warm servers, multiprocessing's tracker."""
+    local = sys.modules.get("powertrain.engine.local")  # looking must not be what loads it
+    servers = set(local.server_pids()) if local else set()
+    tracker: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return servers | ({tracker} if tracker else set())
+
+
+def _runtime_files() -> list[Path]:
+    """What runs have put into this session's runtime directory."""
+    root = Path(os.environ["XDG_RUNTIME_DIR"], "powertrain")
+    return sorted(root.iterdir()) if root.is_dir() else []
+
+
+def _process_group() -> list[str]:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return []
+    distributed.destroy_process_group()
+    return ["an initialised torch process group"]

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from powertrain.errors import RunInUseError
+from powertrain.run import lease as lease_module
+from powertrain.run.lease import Lease, current_holder
+from powertrain.storage import Storage, open_storage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(tmp_path / "run")
+
+
+_HOLDER = """
+import sys
+from powertrain.run.lease import Lease
+from powertrain.storage import open_storage
+lease = Lease.take(open_storage(sys.argv[1]))
+print(lease.number, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def other_process_holds(storage: Storage) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, storage.uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdin
+    try:
+        assert int(process.stdout.readline()) > 0
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_a_lease_names_its_holder_and_numbers_grow(storage: Storage) -> None:
+    assert current_holder(storage) is None
+    before = time.time()
+    with Lease.take(storage) as first:
+        holder = current_holder(storage)
+        assert holder == first.holder
+        assert (holder.number, holder.host, holder.pid) == (1, socket.gethostname(), os.getpid())
+        assert before <= holder.started <= time.time()
+        assert len(holder.token) >= 16
+        assert holder.user
+    with Lease.take(storage, host="elsewhere", pid=7) as second:
+        assert second.number == 2
+        assert second.token != first.token
+        assert (second.holder.host, second.holder.pid) == ("elsewhere", 7)
+    released = current_holder(storage)
+    assert released is not None
+    assert released.number == 2
+    assert released.released
+
+
+def test_a_second_taker_in_the_same_process_is_refused_until_release(storage: Storage) -> None:
+    lease = Lease.take(storage)
+    with pytest.raises(RunInUseError):
+        Lease.take(open_storage(storage.uri))
+    lease.release()
+    lease.release()
+    Lease.take(storage).release()
+
+
+def test_a_second_taker_through_a_symbolic_link_is_refused(storage: Storage, tmp_path: Path) -> None:
+    with Lease.take(storage):
+        (tmp_path / "alias").symlink_to(storage.uri)
+        with pytest.raises(RunInUseError):
+            Lease.take(open_storage(tmp_path / "alias"))
+
+
+def test_a_live_holder_in_another_process_is_named_with_what_to_do(storage: Storage) -> None:
+    with other_process_holds(storage) as process, pytest.raises(RunInUseError) as caught:
+        Lease.take(storage)
+    message = str(caught.value)
+    for part in (storage.uri, str(process.pid), socket.gethostname(), "since 20", "choose another name"):
+        assert part in message
+
+
+def test_a_rerun_after_sigkill_starts_at_once(storage: Storage) -> None:
+    with other_process_holds(storage) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        began = time.monotonic()
+        with Lease.take(storage) as lease:
+            assert lease.number == 2
+        assert time.monotonic() - began < 2.0
+
+
+_RACER = """
+import sys
+from powertrain.errors import RunInUseError
+from powertrain.run.lease import Lease
+from powertrain.storage import open_storage
+sys.stdin.readline()
+try:
+    lease = Lease.take(open_storage(sys.argv[1]))
+    print("took", lease.number, flush=True)
+except RunInUseError as error:
+    print("refused", error, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_of_racing_processes_exactly_one_takes_the_run_and_the_others_name_it(storage: Storage) -> None:
+    command = [sys.executable, "-c", _RACER, storage.uri]
+    racers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    try:
+        for racer in racers:
+            assert racer.stdin
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        answers = [racer.stdout.readline() for racer in racers if racer.stdout]
+    finally:
+        for racer in racers:
+            racer.communicate("end\n", timeout=30)
+    winners = [racer.pid for racer, answer in zip(racers, answers, strict=False) if answer == "took 1\n"]
+    assert len(winners) == 1
+    assert sum(answer.startswith("refused") and f"process {winners[0]} " in answer for answer in answers) == 3
+
+
+def test_a_forked_child_does_not_keep_the_run_locked(storage: Storage) -> None:
+    lease = Lease.take(storage)
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        lease.release()  # must neither unlock nor mark the parent's lease as given back
+        os.write(ready[1], b"x")
+        os.read(done[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        holder = current_holder(storage)
+        assert holder is not None
+        assert not holder.released
+        with pytest.raises(RunInUseError):
+            Lease.take(storage)
+        lease.release()
+        Lease.take(storage).release()
+    finally:
+        os.write(done[1], b"x")
+        os.waitpid(child, 0)
+        for descriptor in (*ready, *done):
+            os.close(descriptor)
+
+
+def test_an_executed_child_does_not_inherit_the_lock(storage: Storage) -> None:
+    lease = Lease.take(storage)
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
+    try:
+        lease.release()
+        Lease.take(storage).release()
+    finally:
+        child.communicate()
+
+
+def test_a_lease_cut_short_by_a_crash_is_passed_over(storage: Storage) -> None:
+    Lease.take(storage).release()
+    storage.put("lease/0002", b'{"host": "h')
+    storage.put("lease/0003", b"[1]")
+    holder = current_holder(storage)
+    assert holder is not None
+    assert holder.number == 1
+    with Lease.take(storage) as lease:
+        assert lease.number == 4
+
+
+def test_a_failed_claim_leaves_the_run_free(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage), "put_if_absent", full)
+        with pytest.raises(OSError, match="No space"):
+            Lease.take(storage)
+    Lease.take(storage).release()
+
+
+class TestWithoutFileLocks:
+    @pytest.fixture(autouse=True)
+    def _no_locks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+
+    def test_a_released_lease_is_free_and_a_held_one_is_not(self, storage: Storage) -> None:
+        Lease.take(storage).release()
+        with Lease.take(storage), pytest.raises(RunInUseError):
+            Lease.take(storage)
+
+    def test_a_dead_holder_of_this_host_is_passed_over(self, storage: Storage) -> None:
+        with other_process_holds(storage) as process:
+            with pytest.raises(RunInUseError, match="no file locks"):
+                Lease.take(storage)
+            process.kill()
+            process.wait()
+            Lease.take(storage).release()
+
+    def test_an_unreleased_holder_of_another_host_is_refused_with_the_file_to_delete(
+        self, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease_module._claim_next(storage, "elsewhere", 1)
+        with pytest.raises(RunInUseError, match=r"delete .*lease/0001"):
+            Lease.take(storage)
+        storage.delete("lease/0001")
+        Lease.take(storage).release()
+
+
+def test_a_second_taker_is_refused_where_locks_belong_to_whole_processes(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, Lease.take(storage):
+        patch.setattr(fcntl, "flock", lambda *_: None)  # as some network file systems answer the same process
+        with pytest.raises(RunInUseError):
+            Lease.take(storage)

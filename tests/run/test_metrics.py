@@ -1,0 +1,486 @@
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powertrain.errors import StorageError
+from powertrain.run import metrics as mt
+from powertrain.run.lifecycle import Branch, RunState
+from powertrain.run.metrics import MetricsStore, PointRecord, dataframe, last_of_rank, read_table
+from powertrain.run.points import encode_records, table_of
+from powertrain.storage import Storage, open_storage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(tmp_path / "run")
+
+
+def point(row: int, *, rank: int = 0, attempt: int = 0, solo: bool = False, **metrics: Any) -> PointRecord:
+    return PointRecord(rank, attempt, row, float(row), solo, metrics or {"value": row})
+
+
+def kept(storage: Storage, records: list[PointRecord], lease: int = 1) -> None:
+    store = MetricsStore(storage, lease)
+    store.add(records)
+    store.close()
+
+
+def files(storage: Storage) -> list[str]:
+    return [entry.key.removeprefix("metrics/") for entry in storage.list("metrics")]
+
+
+def rows(storage: Storage) -> list[int]:
+    return list(read_table(storage).column("row").to_pylist())
+
+
+def until(condition: Callable[[], bool], within: float = 10.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+# --------------------------------------------------------------------------- writing
+
+
+def test_close_leaves_every_point_once_in_one_segment(storage: Storage) -> None:
+    store = MetricsStore(storage, 1)
+    for start in range(0, 20_000, 100):
+        store.add([point(row) for row in range(start, start + 100)])
+    store.close()
+    store.close()
+    assert rows(storage) == list(range(20_000))
+    assert files(storage) == ["0001-000001.arrow"]
+
+
+def test_a_store_without_points_leaves_nothing(storage: Storage) -> None:
+    MetricsStore(storage, 1).close()
+    assert files(storage) == []
+    assert read_table(storage).num_rows == 0
+    assert len(dataframe(storage, RunState())) == 0
+
+
+def test_one_large_add_is_cut_into_segments(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    put = mt._SegmentWriter.put
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            mt._SegmentWriter, "put", lambda self, records: (sizes.append(len(records)), put(self, records))
+        )
+        kept(storage, [point(row) for row in range(30_000)])
+    assert max(sizes) <= mt.SEGMENT_POINTS
+    assert rows(storage) == list(range(30_000))
+
+
+def test_large_points_are_cut_by_their_bytes(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    put = mt._SegmentWriter.put
+    with monkeypatch.context() as patch:
+        patch.setattr(mt, "SEGMENT_BYTES", 10_000)
+        patch.setattr(
+            mt._SegmentWriter, "put", lambda self, records: (sizes.append(len(records)), put(self, records))
+        )
+        store = MetricsStore(storage, 1)
+        for row in range(50):
+            store.add([point(row, text="x" * 1000)])
+        store.close()
+    assert max(sizes) <= 11
+    assert rows(storage) == list(range(50))
+
+
+def test_points_of_many_threads_are_all_kept(storage: Storage) -> None:
+    store = MetricsStore(storage, 1)
+    threads = [
+        threading.Thread(target=lambda r=rank: [store.add([point(row, rank=r)]) for row in range(1, 501)])
+        for rank in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.close()
+    table = read_table(storage)
+    found = sorted(zip(table.column("rank").to_pylist(), table.column("row").to_pylist(), strict=True))
+    assert found == [(rank, row) for rank in range(4) for row in range(1, 501)]
+
+
+def test_points_are_readable_before_they_are_in_a_segment(storage: Storage) -> None:
+    store = MetricsStore(storage, 1)
+    try:
+        store.add([point(1), point(2)])
+        assert store.wait_spooled(10)
+        assert files(storage) == ["0001.open"]
+        assert rows(storage) == [1, 2]
+        assert last_of_rank(storage, RunState()) == {"value": 2}
+    finally:
+        store.close()
+
+
+def test_old_points_become_a_segment_without_being_asked(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(mt, "SEGMENT_SECONDS", 0.05)
+        store = MetricsStore(storage, 1)
+        try:
+            store.add([point(1)])
+            until(lambda: "0001-000001.arrow" in files(storage))
+            assert rows(storage) == [1]
+        finally:
+            store.close()
+
+
+def test_many_small_segments_become_few_while_the_run_goes_on(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(mt, "SEGMENT_POINTS", 2)
+        patch.setattr(mt, "SPOOL_EVERY", 0.0)
+        store = MetricsStore(storage, 1)
+        for row in range(0, 200, 2):
+            store.add([point(row), point(row + 1)])
+            assert store.wait_spooled(10)
+            most = max(most, len(files(storage)))
+        store.close()
+    assert most < 30
+    assert rows(storage) == list(range(200))
+    assert files(storage) == ["0001-000001.arrow"]
+
+
+def test_segments_of_different_columns_and_types_merge_without_loss(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dicts: list[dict[str, Any]] = [
+        {"a": 1},
+        {"a": 1.5},
+        {"b": "x"},
+        {"a": None},
+        {"a": {"c": [1]}},
+        {"a": math.nan},
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(mt, "SEGMENT_POINTS", 1)
+        store = MetricsStore(storage, 1)
+        for row, metrics in enumerate(dicts, 1):
+            store.add([PointRecord(0, 0, row, 0.0, False, metrics)])
+        store.close()
+    assert files(storage) == ["0001-000001.arrow"]
+    for row, metrics in enumerate(dicts, 1):
+        cut = RunState(branches=(Branch(1, row + 1),))
+        assert repr(last_of_rank(storage, cut)) == repr(metrics)
+
+
+def test_adding_to_a_closed_store_is_an_error(storage: Storage) -> None:
+    store = MetricsStore(storage, 1)
+    store.close()
+    with pytest.raises(StorageError, match="closed"):
+        store.add([point(1)])
+
+
+def test_pyarrow_is_not_imported_before_the_first_segment(storage: Storage) -> None:
+    script = (
+        "import sys\n"
+        "from powertrain.run.metrics import MetricsStore, PointRecord\n"
+        "from powertrain.storage import open_storage\n"
+        "store = MetricsStore(open_storage(sys.argv[1]), 1)\n"
+        "store.add([PointRecord(0, 0, 1, 0.0, False, {'a': 1})])\n"
+        "assert store.wait_spooled(10)\n"
+        "assert not {'pyarrow', 'pandas', 'numpy', 'torch'} & sys.modules.keys()\n"
+        "store.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", script, storage.uri], check=True)
+    assert rows(storage) == [1]
+
+
+# --------------------------------------------------------------------------- storage that fails
+
+
+class Full:
+    """Makes a storage refuse segments until told otherwise."""
+
+    def __init__(self, storage: Storage, patch: pytest.MonkeyPatch) -> None:
+        self.refusing = True
+        put = type(storage).put
+
+        def maybe(this: Storage, key: str, data: bytes) -> None:
+            if self.refusing:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            put(this, key, data)
+
+        patch.setattr(type(storage), "put", maybe)
+
+
+def test_a_full_disk_is_visible_and_nothing_is_lost_when_it_passes(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "powertrain"):
+        patch.setattr(mt, "_RETRY_SECONDS", 0.01)
+        full = Full(storage, patch)
+        store = MetricsStore(storage, 1)
+        store.add([point(row) for row in range(10_000)])
+        until(lambda: "No space left" in store.problem)
+        full.refusing = False
+        until(lambda: store.problem == "")
+        store.close()
+    assert rows(storage) == list(range(10_000))
+    assert "No space left" in caplog.text
+
+
+def test_add_waits_when_storage_is_stuck_so_that_memory_stays_bounded(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(mt, "_RETRY_SECONDS", 0.01)
+        patch.setattr(mt, "BACKLOG_BYTES", 20_000)
+        patch.setattr(mt, "SEGMENT_POINTS", 100)
+        full = Full(storage, patch)
+        store = MetricsStore(storage, 1)
+        producer = threading.Thread(
+            target=lambda: [store.add([point(row) for row in range(i, i + 100)]) for i in range(0, 5000, 100)]
+        )
+        producer.start()
+        until(lambda: store.crowded)
+        assert producer.is_alive()
+        assert store._bytes < 2 * 20_000
+        full.refusing = False
+        producer.join(20)
+        store.close()
+    assert rows(storage) == list(range(5000))
+
+
+def test_a_close_that_fails_says_where_the_points_are_and_the_next_start_takes_them(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        Full(storage, patch)
+        store = MetricsStore(storage, 1)
+        store.add([point(1), point(2)])
+        with pytest.raises(StorageError, match=r"No space left.*0001\.open"):
+            store.close()
+    assert rows(storage) == [1, 2]
+    kept(storage, [point(3)], lease=2)
+    assert files(storage) == ["0001-000001.arrow", "0002-000001.arrow"]
+    assert rows(storage) == [1, 2, 3]
+
+
+def test_a_spool_write_cut_short_hides_nothing_that_follows(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = mt._Spool(storage, 1)
+    spool.append([encode_records([point(1)])], 1)
+    write = mt.os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(mt.os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        with pytest.raises(OSError, match="only a part"):
+            spool.append([encode_records([point(2)])], 1)
+    spool.append([encode_records([point(3)])], 1)
+    spool.close(keep=True)
+    assert rows(storage) == [1, 3]
+
+
+# --------------------------------------------------------------------------- crashes
+
+_WRITER = """
+import sys
+from powertrain.run.metrics import MetricsStore, PointRecord
+from powertrain.storage import open_storage
+store = MetricsStore(open_storage(sys.argv[1]), 1)
+row = 0
+while True:
+    store.add([PointRecord(0, 0, row + i, 0.0, False, {"value": row + i}) for i in range(50)])
+    row += 50
+    if row % 1000 == 0:
+        store.wait_spooled()
+        print(row, flush=True)
+"""
+
+
+def test_spooled_points_survive_sigkill_and_the_next_start_makes_segments_of_them(storage: Storage) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, storage.uri], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    told = [int(process.stdout.readline()) for _ in range(11)]  # beyond the first segment
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    told += [int(line) for line in process.stdout.read().split()]
+    process.stdout.close()
+    found = rows(storage)
+    assert len(found) >= told[-1]
+    assert found == list(range(len(found)))
+    assert "0001.open" in files(storage)
+    MetricsStore(storage, 2).close()
+    assert "0001.open" not in files(storage)
+    assert rows(storage) == found
+
+
+def test_a_crash_between_segment_and_emptying_the_spool_doubles_no_point(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(mt._Spool, "empty", lambda self: None)
+        patch.setattr(mt._Spool, "close", lambda self, keep: mt.os.close(self._descriptor))
+        kept(storage, [point(1), point(2)])
+    assert files(storage) == ["0001-000001.arrow", "0001.open"]
+    assert rows(storage) == [1, 2]
+    kept(storage, [point(3)], lease=2)
+    assert rows(storage) == [1, 2, 3]
+    assert "0001.open" not in files(storage)
+
+
+def test_a_crash_in_the_middle_of_a_merge_doubles_no_point(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(mt, "SEGMENT_POINTS", 1)
+        patch.setattr(type(storage), "delete", lambda self, key: None)
+        store = MetricsStore(storage, 1)
+        for row in range(1, 21):
+            store.add([point(row)])
+        store.close()
+    assert len(files(storage)) == 20
+    assert rows(storage) == list(range(1, 21))
+    assert last_of_rank(storage, RunState()) == {"value": 20}
+
+
+def test_points_left_in_a_spool_never_overwrite_the_segment_they_were_merged_into(storage: Storage) -> None:
+    data = mt._encode_segment(table_of([point(1), point(2), point(3)]), 1, 3)
+    storage.put("metrics/0001-000001.arrow", data)
+    spool_of([[point(1)], [point(2)]], storage)
+    kept(storage, [point(4)], lease=2)
+    assert rows(storage) == [1, 2, 3, 4]
+    assert files(storage) == ["0001-000001.arrow", "0002-000001.arrow"]
+
+
+def spool_of(pieces: list[list[PointRecord]], storage: Storage) -> bytes:
+    spool = mt._Spool(storage, 1)
+    for number, records in enumerate(pieces, 1):
+        spool.append([encode_records(records)], number)
+    spool.close(keep=True)
+    return storage.get("metrics/0001.open")
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_torn_or_damaged_spool_gives_whole_pieces_up_to_there(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    pieces = [[point(number)] for number in range(1, 6)]
+    whole = spool_of(pieces, open_storage(tmp_path_factory.mktemp("spool")))
+    cut = data.draw(st.integers(0, len(whole)))
+    damaged = bytearray(whole[:cut])
+    if damaged and data.draw(st.booleans()):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    found = [records for _, records in mt._pieces_of_spool(bytes(damaged))]
+    assert found == pieces[: len(found)]
+    if bytes(damaged) == whole:
+        assert found == pieces
+
+
+def test_a_damaged_segment_is_named_and_hides_no_other(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for lease in (1, 2, 3):
+        kept(storage, [point(lease)], lease=lease)
+    path = storage.local_path("metrics/0002-000001.arrow")
+    assert path is not None
+    path.write_bytes(path.read_bytes()[:100])
+    with caplog.at_level(logging.WARNING, "powertrain"):
+        assert rows(storage) == [1, 3]
+        assert last_of_rank(storage, RunState()) == {"value": 3}
+    assert "0002-000001.arrow" in caplog.text
+
+
+# --------------------------------------------------------------------------- reading
+
+
+def test_the_frame_has_the_lineage_sorted_by_row_and_rank(storage: Storage) -> None:
+    first = [point(row, rank=rank, loss=0.5) for row in (1, 2, 3, 4) for rank in (1, 0)]
+    second = [point(row, rank=rank, attempt=1, loss=0.25) for row in (3, 4, 5) for rank in (0, 1)]
+    kept(storage, first + second)
+    state = RunState(branches=(Branch(0, 1), Branch(1, 3)))
+    frame = dataframe(storage, state)
+    assert list(frame.columns) == ["loss", "rank", "attempt", "training_iteration", "timestamp"]
+    assert frame["training_iteration"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert frame["rank"].tolist() == [0, 1] * 5
+    assert frame["attempt"].tolist() == [0] * 4 + [1] * 6
+    everything = dataframe(storage, state, abandoned=True)
+    assert len(everything) == 14
+    assert everything["abandoned"].sum() == 4
+    assert everything[~everything["abandoned"]]["attempt"].tolist() == [0] * 4 + [1] * 6
+
+
+branches = st.lists(st.integers(1, 8), min_size=1, max_size=5)
+
+
+@given(branches, st.integers(0, 5), st.integers(1, 10))
+def test_the_frame_and_the_run_state_agree_on_what_is_live(firsts: list[int], attempt: int, row: int) -> None:
+    state = RunState(branches=tuple(Branch(a, first) for a, first in enumerate(firsts)))
+    assert (row < mt._first_abandoned_row(state, attempt)) == state.is_live(attempt, row)
+
+
+def test_solo_reports_are_there_at_iteration_zero_and_never_abandoned(storage: Storage) -> None:
+    kept(storage, [point(1), point(0, solo=True, note="x"), point(1, attempt=1, value=9)])
+    frame = dataframe(storage, RunState(branches=(Branch(0, 1), Branch(1, 1))))
+    assert frame["training_iteration"].tolist() == [0, 1]
+    assert frame["note"].tolist()[0] == "x"
+    assert frame["attempt"].tolist() == [0, 1]
+
+
+def test_metrics_of_our_names_and_of_equal_looking_keys_stand_side_by_side(storage: Storage) -> None:
+    metrics = {"rank": "mine", "timestamp": 5, "a/b": 1, "a": {"b": 2}}
+    kept(storage, [PointRecord(3, 0, 1, 0.0, False, metrics)])
+    frame = dataframe(storage, RunState())
+    assert frame["rank"].tolist() == [3]
+    assert frame["reported/rank"].tolist() == ["mine"]
+    assert frame["reported/timestamp"].tolist() == [5]
+    assert frame["a/b"].tolist() == [2]
+    assert frame["a\\/b"].tolist() == [1]
+    assert len(frame.columns) == 8
+
+
+def test_numbers_of_both_kinds_are_floats_and_other_values_come_back_as_they_were(storage: Storage) -> None:
+    kept(storage, [point(1, n=1, v=[1, 2]), point(2, n=0.5, v={}), point(3, n=None)])
+    table = read_table(storage)
+    assert table.column("n").to_pylist() == [1.0, 0.5, None]
+    frame = dataframe(storage, RunState())
+    assert frame["n"].dtype == "float64"
+    assert frame["v"].tolist()[:2] == [[1, 2], {}]
+
+
+def test_last_of_rank_is_exactly_what_was_reported_last_in_the_lineage(storage: Storage) -> None:
+    exact = {
+        "loss": math.nan,
+        "a/b": 1,
+        "n": {"x": {"y": 2.0}, "e": {}},
+        "t": [1, None],
+        "f": True,
+        "none": None,
+    }
+    kept(storage, [point(1, **exact), point(1, rank=1), point(2), point(3)])
+    state = RunState(branches=(Branch(0, 1), Branch(1, 2)))
+    assert repr(sorted(last_of_rank(storage, state).items())) == repr(sorted(exact.items()))
+    assert last_of_rank(storage, state, rank=1) == {"value": 1}
+    assert last_of_rank(storage, state, rank=7) == {}
+    assert last_of_rank(storage, RunState()) == {"value": 3}
+
+
+def test_a_solo_report_is_the_last_only_where_there_is_no_other(storage: Storage) -> None:
+    kept(storage, [point(1), point(0, solo=True, x=1), point(0, solo=True, rank=1, x=2)])
+    assert last_of_rank(storage, RunState()) == {"value": 1}
+    assert last_of_rank(storage, RunState(), rank=1) == {"x": 2}

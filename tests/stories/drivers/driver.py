@@ -1,0 +1,122 @@
+"""``python driver.py SCENARIO``: one driver of a story, started as a user starts a script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import loops
+import story
+
+from powertrain import DataParallelTrainer, FailureConfig
+from powertrain.result import Result
+
+ENGINE = os.environ["STORY_ENGINE"]
+
+
+def trainer(loop: Callable[..., Any], name: str, kind: type[Any] = DataParallelTrainer, **options: Any) -> Any:
+    config = options.pop("config", None)
+    return kind(
+        loop,
+        train_loop_config=config,
+        scaling_config=story.scaling(ENGINE),
+        run_config=story.run_config(name, **options),
+    )
+
+
+def torch_trainer(loop: Callable[..., Any], name: str, **options: Any) -> Any:
+    from powertrain.torch import TorchTrainer
+
+    return trainer(loop, name, TorchTrainer, **options)
+
+
+def several_good_runs() -> dict[str, Any]:
+    """One after another, as a notebook would."""
+    return {
+        "improve": story.outcome_of(torch_trainer(loops.improve, "improve").fit),
+        "meet": story.outcome_of(trainer(loops.meet_the_others, "meet").fit),
+        "oddities": story.outcome_of(trainer(loops.report_oddities, "oddities").fit),
+        "stop": story.outcome_of(trainer(loops.report_until_stopped, "stop", stop={"step": 5}).fit),
+    }
+
+
+def raise_beside_a_collective() -> Result:
+    return torch_trainer(loops.raise_beside_a_collective, "raises").fit()
+
+
+def exit_3() -> Result:
+    return trainer(loops.die, "exits", config={"how": "sys.exit(3)"}).fit()
+
+
+def recover_from_sigkill() -> dict[str, Any]:
+    return story.outcome_of(
+        trainer(
+            loops.recover, "recovers", config={"how": "SIGKILL"}, failure_config=FailureConfig(max_failures=1)
+        ).fit
+    )
+
+
+def save_when_asked() -> dict[str, Any]:
+    return story.outcome_of(trainer(loops.save_when_asked, "interrupted").fit)
+
+
+def never_at_a_boundary() -> dict[str, Any]:
+    return story.outcome_of(trainer(loops.never_at_a_boundary, "killed").fit)
+
+
+def with_a_child_of_its_own() -> dict[str, Any]:
+    """A child that inherited everything, as ``fork`` without ``exec`` gives it."""
+    made = trainer(loops.never_at_a_boundary, "killed")
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    story.tell("child", str(child))
+    return story.outcome_of(made.fit)
+
+
+def after_torch_threads() -> dict[str, Any]:
+    """A multi-threaded operation leaves a thread pool that a forked child would wait for without end."""
+    import torch
+
+    torch.set_num_threads(2)
+    torch.ones(1024, 1024).mm(torch.ones(1024, 1024))
+    return _multiply()
+
+
+def after_obstore() -> dict[str, Any]:
+    import obstore.store
+
+    obstore.put(obstore.store.MemoryStore(), "key", b"value")
+    return _multiply()
+
+
+def _multiply() -> dict[str, Any]:
+    from powertrain.engine.local import warm_up
+
+    outcome = story.outcome_of(torch_trainer(loops.multiply, "multiplies").fit)
+    return {**outcome, "why_not_forked": warm_up().unsafe}
+
+
+def threads() -> dict[str, Any]:
+    """fit() in a thread of a fresh driver, then two at once."""
+    outcomes: dict[str, Any] = {}
+
+    def one(name: str) -> None:
+        outcomes[name] = story.outcome_of(torch_trainer(loops.improve, name).fit)
+
+    for names in (("alone",), ("left", "right")):
+        running = [threading.Thread(target=one, args=(name,)) for name in names]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    return outcomes
+
+
+if __name__ == "__main__":
+    outcome = globals()[sys.argv[1]]()
+    story.conclude(outcome)

@@ -1,0 +1,92 @@
+"""What a story's driver and its training functions use to talk to the test that watches them.
+
+``STORY_DIRECTORY`` is the story's own directory: the runs lie in ``storage`` below it, and files by agreed names in
+it say how far the story has come. The same functions serve a driver process and the test process itself, so that one
+story reads the same on every engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from powertrain import RunConfig, ScalingConfig
+from powertrain.errors import TrainingFailedError
+from powertrain.result import Result
+
+#: A story that does not get on within this time has hung.
+PATIENCE = 60.0
+
+
+def directory() -> Path:
+    return Path(os.environ["STORY_DIRECTORY"])
+
+
+def tell(name: str, content: str = "") -> None:
+    """Make a fact visible to everybody in the story, whole or not at all."""
+    unfinished = directory() / f".{name}.{os.getpid()}"
+    unfinished.write_text(content)
+    unfinished.rename(directory() / name)
+
+
+def told(name: str) -> bool:
+    return (directory() / name).exists()
+
+
+def await_told(*names: str) -> None:
+    """Wait until all of these have been told."""
+    deadline = time.monotonic() + PATIENCE
+    while not all(map(told, names)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"of {names} not all were told within {PATIENCE:g} s")
+        time.sleep(0.005)
+
+
+def scaling(engine: str, workers: int = 2) -> ScalingConfig:
+    """Two workers; under torchrun as many as it started, inline this very process."""
+    return ScalingConfig(num_workers={"local": workers, "inline": 0, "torchrun": 0}[engine])
+
+
+def run_config(name: str, **options: Any) -> RunConfig:
+    return RunConfig(name=name, storage_path=str(directory() / "storage"), **options)
+
+
+def outcome_of(fit: Callable[[], Result]) -> dict[str, Any]:
+    """What came out of ``fit``, as plain values."""
+    began = time.monotonic()
+    try:
+        result = fit()
+    except TrainingFailedError as error:
+        failures = [msgspec.to_builtins(failure) for failure in error.worker_failures.values()]
+        about = {"raised": "TrainingFailedError", "message": str(error), "failures": failures}
+        about["cause"] = type(error.__cause__).__name__
+        about.update(_about(error.result))
+    except BaseException as error:
+        about = {"raised": type(error).__name__, "message": str(error)}
+    else:
+        about = {"raised": "", **_about(result)}
+    return {**about, "seconds": time.monotonic() - began}
+
+
+def _about(result: Result) -> dict[str, Any]:
+    frame = result.metrics_dataframe
+    points = frame[["rank", "attempt", "training_iteration"]].values.tolist() if len(frame) else []
+    return {
+        "state": result.state,
+        "path": result.path,
+        "metrics": result.metrics,
+        "return_value": result.return_value,
+        "checkpoint": result.checkpoint.path if result.checkpoint else "",
+        "points": points,
+    }
+
+
+def conclude(outcome: dict[str, Any]) -> None:
+    """Leave the outcome for the test; under torchrun each rank leaves its own."""
+    tell(f"outcome-{os.environ.get('RANK', '0')}.json", json.dumps(outcome))

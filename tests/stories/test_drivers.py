@@ -1,0 +1,180 @@
+"""Stories in which the driver itself is the victim, or must be fresh: each is a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pty
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import loops
+import pytest
+import story as stage
+
+from powertrain import DataParallelTrainer
+from powertrain.errors import RunInUseError
+from powertrain.result import Result
+from powertrain.run import events as ev
+
+ENGINES = pytest.mark.parametrize("engine", ["local", "inline"])
+RANKS = {"local": (0, 1), "inline": (0,)}
+
+
+def trains(engine: str) -> list[str]:
+    return [f"rank {rank} trains" for rank in RANKS[engine]]
+
+
+def ended(stories: Any, name: str) -> ev.Ended:
+    last = stories.facts(name)[-1]
+    assert isinstance(last, ev.Ended)
+    return last
+
+
+# --------------------------------------------------------------------------- Ctrl-C
+
+
+@ENGINES
+def test_ctrl_c_lets_the_loop_save_and_the_run_can_be_resumed(stories: Any, engine: str) -> None:
+    driver = stories.start("save_when_asked", engine)
+    driver.await_told(*trains(engine))
+    driver.interrupt()
+
+    outcome = driver.outcome(within=10)
+    assert outcome["raised"] == "KeyboardInterrupt"
+    assert "can be resumed" in outcome["message"]
+    assert ended(stories, "interrupted").state == "stopped"
+    result = Result.from_path(stories.storage / "interrupted")
+    assert result.metrics is not None
+    assert result.metrics["saved"] is True
+    assert result.checkpoint is not None
+    saved = {path.name: path.read_text() for path in Path(result.checkpoint.path).glob("rank-*")}
+    assert saved == {f"rank-{rank}": str(result.metrics["epoch"]) for rank in RANKS[engine]}
+    stories.assert_nothing_left()
+
+    again = stories.start("save_when_asked", engine).outcome()
+    assert (again["raised"], again["return_value"]) == ("", "resumed")
+    assert again["metrics"] == {"resumed": result.metrics["epoch"] + 1}
+
+
+@ENGINES
+def test_a_second_ctrl_c_ends_a_loop_that_never_comes_to_a_boundary(stories: Any, engine: str) -> None:
+    driver = stories.start("never_at_a_boundary", engine)
+    driver.await_told(*trains(engine))
+    driver.interrupt()
+    driver.await_fact("killed", "Stopping")
+    driver.interrupt()
+
+    outcome = driver.outcome(within=5)
+    assert outcome["raised"] == "KeyboardInterrupt"
+    assert ended(stories, "killed").state == "stopped"
+
+
+# --------------------------------------------------------------------------- the driver is killed
+
+
+@ENGINES
+def test_a_killed_driver_leaves_nothing_and_its_run_goes_on_by_name(
+    stories: Any, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = stories.start("never_at_a_boundary", engine)
+    driver.await_told(*trains(engine))
+    second_start_is_refused(stories, driver.process.pid, monkeypatch)
+    driver.kill()
+    stories.assert_nothing_left()
+
+    again = stories.start("never_at_a_boundary", engine).outcome()
+    assert again["raised"] == ""
+    assert again["metrics"] == {"resumed": 1}
+    assert again["points"] == [[rank, attempt, row] for attempt, row in ((0, 1), (1, 2)) for rank in RANKS[engine]]
+
+
+def second_start_is_refused(stories: Any, holder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the run lives, another start of it names who holds it, and starts no worker."""
+    facts = len(stories.facts("killed"))
+    with monkeypatch.context() as patch:
+        patch.setenv("STORY_DIRECTORY", str(stories.root))
+        trainer = DataParallelTrainer(
+            loops.never_at_a_boundary, scaling_config=stage.scaling("local"), run_config=stage.run_config("killed")
+        )
+        with pytest.raises(RunInUseError) as refusal:
+            trainer.fit()
+    assert f"process {holder} " in str(refusal.value)
+    assert repr(socket.gethostname()) in str(refusal.value)
+    assert len(stories.facts("killed")) == facts
+
+
+def test_a_closed_terminal_ends_the_driver_and_all_its_processes(stories: Any) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        driver = stories.start("never_at_a_boundary", terminal=theirs)
+    finally:
+        os.close(theirs)
+    driver.await_told(*trains("local"))
+    os.close(ours)
+    assert driver.ended(within=5) == -signal.SIGHUP
+    stories.assert_nothing_left()
+
+
+def test_a_worker_dies_with_the_server_it_was_forked_from(stories: Any) -> None:
+    driver = stories.start("never_at_a_boundary")
+    driver.await_told(*trains("local"))
+    worker = int((stories.root / "rank 0 trains").read_text())
+    server = int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.kill(server, signal.SIGKILL)
+
+    outcome = driver.outcome(within=20)
+    assert outcome["raised"] in ("TrainingFailedError", "EngineError")
+    assert "forked from" in outcome["message"]
+
+
+# --------------------------------------------------------------------------- how the driver ends
+
+
+def test_an_uncaught_failure_is_the_scripts_exit_code_and_last_words(stories: Any) -> None:
+    driver = stories.start("raise_beside_a_collective")
+    assert driver.ended() == 1
+    assert "powertrain.errors.TrainingFailedError: Rank 1 raised ValueError: shard 7 is empty" in driver.output
+    line = next(n for n, t in enumerate(Path(loops.__file__).read_text().splitlines(), 1) if "shard 7" in t)
+    assert f"{loops.__file__}:{line}" in driver.output
+
+
+# --------------------------------------------------------------------------- what the driver did before
+
+
+def test_a_driver_that_used_torch_threads_before(stories: Any) -> None:
+    outcome = stories.start("after_torch_threads").outcome()
+    assert (outcome["raised"], outcome["return_value"]) == ("", 512.0**3)
+    assert "native thread" in outcome["why_not_forked"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="obstore is not installed")
+def test_a_driver_that_used_obstore_before(stories: Any) -> None:
+    outcome = stories.start("after_obstore").outcome()
+    assert (outcome["raised"], outcome["return_value"]) == ("", 512.0**3)
+    assert "native thread" in outcome["why_not_forked"]
+
+
+def test_fit_in_a_thread_of_a_fresh_driver_then_two_at_once(stories: Any) -> None:
+    outcomes = stories.start("threads").outcome()
+    assert {name: outcome["raised"] for name, outcome in outcomes.items()} == {"alone": "", "left": "", "right": ""}
+    for name, outcome in outcomes.items():
+        assert outcome["path"].endswith(name)
+        assert outcome["points"] == [[rank, 0, row] for row in (1, 2, 3) for rank in (0, 1)]
+
+
+def test_a_child_process_of_the_driver_does_not_keep_workers_alive(stories: Any) -> None:
+    """Something the driver started may outlive it and hold its descriptors; the workers must not wait for it."""
+    driver = stories.start("with_a_child_of_its_own")
+    driver.await_told(*trains("local"))
+    child = int((stories.root / "child").read_text())
+    driver.kill()
+    try:
+        for rank in (0, 1):
+            worker = int((stories.root / f"rank {rank} trains").read_text())
+            subprocess.run(["tail", f"--pid={worker}", "-f", "/dev/null"], timeout=5, check=True)
+    finally:
+        os.kill(child, signal.SIGKILL)

@@ -1,0 +1,167 @@
+"""Runs in which a rank fails: what is said of it, how fast it ends, how it is begun again."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import loops
+import pytest
+
+from powertrain import FailureConfig
+from powertrain.result import Result
+from powertrain.run import events as ev
+from powertrain.torch import TorchTrainer
+
+#: A collective's own timeout is minutes; a failure beside one must end the run long before.
+SECONDS = 8.0
+
+
+def line_of(function: Any, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_an_exception_names_the_users_line(fits: Any, engine: str) -> None:
+    outcome = fits.outcome(loops.raise_beside_a_collective, engine, kind=TorchTrainer)
+
+    culprit = 1 if engine == "local" else 0
+    assert outcome["raised"] == "TrainingFailedError"
+    first = outcome["failures"][0]
+    assert (first["rank"], first["kind"], first["error_type"]) == (culprit, "raised", "ValueError")
+    assert first["file"] == loops.__file__
+    assert first["line"] == line_of(loops.raise_beside_a_collective, "raise ValueError")
+    assert first["source"].startswith('raise ValueError("shard 7 is empty")')
+    assert outcome["message"].splitlines()[0] == f"Rank {culprit} raised ValueError: shard 7 is empty"
+    assert f"{loops.__file__}:{first['line']}" in outcome["message"]
+    assert (outcome["state"], outcome["metrics"]) == ("failed", {"step": 1}), "the partial result is carried"
+    assert outcome["seconds"] < SECONDS
+
+
+def test_the_echo_in_a_rank_inside_a_collective_is_folded(fits: Any) -> None:
+    outcome = fits.outcome(loops.raise_beside_a_collective, kind=TorchTrainer)
+
+    others = outcome["failures"][1:]
+    assert all(failure["secondary"] for failure in others)
+    assert outcome["message"].count("raised") == 1
+    assert "Traceback" not in outcome["message"]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("SIGKILL", "signal", "Rank 1 was killed by SIGKILL (killed from outside, which no process can catch)."),
+        ("segfault", "signal", "Rank 1 was killed by SIGSEGV (segmentation fault"),
+        ("sys.exit(3)", "exit", "Rank 1 raised SystemExit: 3"),
+        ("MemoryError", "raised", "Rank 1 raised MemoryError"),
+    ],
+)
+def test_the_end_of_a_rank_is_decoded(fits: Any, how: str, kind: str, words: str) -> None:
+    outcome = fits.outcome(loops.die, train_loop_config={"how": how})
+
+    assert outcome["raised"] == "TrainingFailedError"
+    assert [(f["rank"], f["kind"]) for f in outcome["failures"]] == [(1, kind)]
+    assert outcome["message"].startswith(words)
+    assert "after row 1" in outcome["message"]
+    assert outcome["seconds"] < SECONDS
+
+
+def test_sys_exit_inline_is_a_failure_of_the_run_and_not_of_the_process(fits: Any) -> None:
+    outcome = fits.outcome(loops.die, "inline", train_loop_config={"how": "sys.exit(3)"})
+    assert (outcome["raised"], outcome["cause"]) == ("TrainingFailedError", "SystemExit")
+    assert outcome["failures"][0]["kind"] == "exit"
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup of this test's own that allows 64 MiB."""
+    name = f"powertrain-story-{uuid.uuid4().hex[:8]}"
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root, name)
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(64 << 20))
+        except OSError:
+            group.rmdir()
+            continue
+        yield group
+        group.rmdir()
+        return
+    pytest.skip("no memory cgroup can be made here: it needs root and a memory controller")
+
+
+def test_an_oom_kill_is_told_from_other_kills(fits: Any, small_cgroup: Path) -> None:
+    outcome = fits.outcome(loops.fill_memory, train_loop_config={"cgroup": str(small_cgroup)})
+
+    assert [(f["rank"], f["kind"]) for f in outcome["failures"]] == [(1, "oom")]
+    assert "Rank 1 was killed by the kernel because memory ran out" in outcome["message"]
+
+
+# --------------------------------------------------------------------------- beginning again
+
+
+@pytest.mark.parametrize(("engine", "how"), [("local", "SIGKILL"), ("local", "raise"), ("inline", "raise")])
+def test_a_restart_goes_on_from_the_newest_commit(fits: Any, engine: str, how: str) -> None:
+    outcome = fits.outcome(
+        loops.recover,
+        engine,
+        train_loop_config={"how": how},
+        failure_config=FailureConfig(max_failures=1),
+    )
+
+    ranks = (0, 1) if engine == "local" else (0,)
+    assert outcome["raised"] == ""
+    assert outcome["return_value"] == "attempt 1 began at epoch 2"
+    before = [[rank, 0, row] for row in (1, 2) for rank in ranks]
+    after = [[rank, 1, row] for row in (3, 4, 5) for rank in ranks]
+    assert outcome["points"] == before + after, "each row once per rank, the abandoned ones left out"
+    failed = [f for f in fits.facts("recover") if isinstance(f, ev.Failed)]
+    assert [(f.attempt, f.decision) for f in failed] == [(0, "retry")]
+    logs = sorted(path.name for path in Path(outcome["path"], "logs").glob("*"))
+    assert logs == (["attempt-0", "attempt-1"] if engine == "local" else [])
+
+
+def test_the_abandoned_points_stay_on_disk(fits: Any) -> None:
+    from powertrain.run import journal, metrics
+    from powertrain.storage import open_storage
+
+    outcome = fits.outcome(
+        loops.recover, train_loop_config={"how": "SIGKILL"}, failure_config=FailureConfig(max_failures=1)
+    )
+    storage = open_storage(outcome["path"])
+    frame = metrics.dataframe(storage, journal.replay(journal.read(storage)), abandoned=True)
+    gone = frame[frame["abandoned"]]
+    points = gone[["rank", "attempt", "training_iteration"]].values.tolist()
+    # Rank 0 may have made its next report before it was ended.
+    assert [point for point in points if point != [0, 0, 4]] == [[0, 0, 3], [1, 0, 3]]
+
+
+def test_without_restarts_left_the_run_fails_and_can_be_resumed_by_name(fits: Any) -> None:
+    first = fits.outcome(loops.recover, train_loop_config={"how": "SIGKILL"})
+    assert (first["raised"], first["state"]) == ("TrainingFailedError", "failed")
+    assert Result.from_path(first["path"]).state == "failed"
+
+    second = fits.outcome(loops.recover, train_loop_config={"how": "SIGKILL"})
+    assert (second["raised"], second["state"]) == ("", "finished")
+    assert second["return_value"] == "attempt 1 began at epoch 2"
+
+
+def test_a_process_that_a_rank_left_behind_goes_with_it(fits: Any) -> None:
+    def leave_a_child() -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+    pid = fits.outcome(leave_a_child)["return_value"]
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        pytest.fail(f"process {pid}, started by a rank, is still there")

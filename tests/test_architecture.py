@@ -1,0 +1,285 @@
+"""The house stands as docs/architecture.md draws it: who may import whom, and which files there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "powertrain"
+
+#: From the top of the house to its ground. A room may import rooms of lower floors; rooms that share a floor
+#: do not know each other.
+FLOORS: list[set[str]] = [
+    {"cli"},
+    {"dashboard", "tune", "kubernetes"},
+    {"torch", "lightning", "huggingface"},
+    {"trainer"},
+    {"terminal", "result", "diagnosis", "trackers", "tasks", "collective"},
+    {"run"},
+    {"engine"},
+    {"worker"},
+    {"checkpoint", "data", "trace"},
+    {"backend"},
+    {"storage", "wire", "config", "functions"},
+    {"errors", "version"},
+]
+#: The public face stands outside the floors, and so does what is published for other people's tests.
+OUTSIDE = {"__init__", "testing"}
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+#: (importing module, imported module) -> why this one may point the other way. All of them are lazy.
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("config", "torch.backend"): "TorchConfig.backend_cls names the backend that belongs to it",
+    ("config", "backend"): "BackendConfig.backend_cls names the backend that belongs to it",
+    ("engine.server", "torch.backend"): "the warm server loads what every worker would load",
+    ("engine.server", "torch.prepare"): "the warm server loads what every worker would load",
+}
+#: Modules of other people that only some rooms may import.
+RESERVED: dict[str, set[str]] = {"ray": {"engine.ray"}}
+#: Functions that import the module named by their first argument.
+IMPORTERS = {"importlib.import_module", "import_module", "_load"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """Module ``importer`` of ours imports ``target``, both without the leading "powertrain."."""
+
+    importer: str
+    target: str
+    line: int
+    lazy: bool
+    foreign: bool = False
+
+    def __str__(self) -> str:
+        name = self.target if self.foreign else f"powertrain.{self.target}"
+        return f"powertrain.{self.importer} (line {self.line}) imports {name}"
+
+
+def module_name(path: Path) -> str:
+    """ "run.journal" for run/journal.py, "run" for run/__init__.py, "__init__" for the public face."""
+    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    if parts[-1] == "__init__" and len(parts) > 1:
+        parts.pop()
+    return ".".join(parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    if not isinstance(node, ast.If):
+        return False
+    return ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def statements(node: ast.AST, lazy: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node below but type-checking blocks, and whether it only runs when a function is called."""
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            for other in child.orelse:  # type: ignore[attr-defined]
+                yield other, lazy
+                yield from statements(other, lazy)
+            continue
+        yield child, lazy
+        inside = lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        yield from statements(child, inside)
+
+
+def imported_names(node: ast.AST, package: str) -> list[str]:
+    """The absolute names of the modules that ``node`` may import; [] where it imports nothing."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, base] if base else above)
+        return [f"{base}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS:
+        name = node.args[0] if node.args else None
+        return [name.value] if isinstance(name, ast.Constant) and isinstance(name.value, str) else []
+    return []
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    """What ``module`` imports, at its top and inside functions, ours and others'."""
+    path = MODULES[module]
+    full = "powertrain" if module == "__init__" else f"powertrain.{module}"
+    package = full if path.name == "__init__.py" else full.rpartition(".")[0]
+    for node, lazy in statements(ast.parse(path.read_text("utf-8"))):
+        for name in imported_names(node, package):
+            top, _, rest = name.partition(".")
+            line = getattr(node, "lineno", 0)
+            if top == "powertrain":
+                yield Import(module, known_module(rest), line, lazy)
+            else:
+                yield Import(module, name, line, lazy, foreign=True)
+
+
+def known_module(name: str) -> str:
+    """The module that "run.journal.read" lives in; a name of the public face lives in "__init__"."""
+    while name and name not in MODULES and name not in FLOOR_OF:
+        name = name.rpartition(".")[0]
+    return name or "__init__"
+
+
+IMPORTS = [found for module in MODULES for found in imports_of(module)]
+OURS = [found for found in IMPORTS if not found.foreign]
+
+
+def points_down(found: Import) -> bool:
+    above, below = room(found.importer), room(found.target)
+    if above in OUTSIDE or above == below:
+        return True
+    if below in OUTSIDE:
+        return False
+    # A room without a floor is told by a test of its own.
+    return FLOOR_OF.get(above, -1) < FLOOR_OF.get(below, len(FLOORS))
+
+
+def test_every_module_has_a_floor() -> None:
+    homeless = {room(module) for module in MODULES} - FLOOR_OF.keys() - OUTSIDE
+    assert not homeless, f"say in FLOORS which floor these are on: {sorted(homeless)}"
+
+
+def test_imports_point_down_only() -> None:
+    wrong = [
+        str(found)
+        for found in OURS
+        if not points_down(found) and (found.importer, found.target) not in EXCEPTIONS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_exception_is_lazy_and_still_needed() -> None:
+    used = {(found.importer, found.target): found for found in OURS if not points_down(found)}
+    eager = [str(found) for key, found in used.items() if key in EXCEPTIONS and not found.lazy]
+    assert not eager, "\n".join(eager)
+    unused = {key for key in EXCEPTIONS.keys() - used.keys() if MODULES.keys() >= set(key)}
+    assert not unused, f"no module makes use of these exceptions, take them out: {sorted(unused)}"
+
+
+def test_the_control_plane_sees_of_engines_only_the_protocol() -> None:
+    wrong = [
+        str(found)
+        for found in OURS
+        if room(found.importer) == "run" and room(found.target) == "engine" and found.target != "engine.base"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_control_plane_imports_neither_torch_nor_ray() -> None:
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if found.foreign and room(found.importer) == "run" and room(found.target) in {"torch", "ray"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", RESERVED)
+def test_reserved_packages_are_imported_only_where_they_belong(package: str) -> None:
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if found.foreign and room(found.target) == package and found.importer not in RESERVED[package]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_imports_testing() -> None:
+    wrong = [
+        str(found) for found in OURS if room(found.target) == "testing" and room(found.importer) != "testing"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_importing_powertrain_imports_nothing_heavy() -> None:
+    heavy = {"torch", "pyarrow", "pandas", "rich", "ray", "numpy"}
+    script = f"import powertrain, sys; print(*({heavy!r} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert loaded.split() == []
+
+
+# --------------------------------------------------------------------------- the picture
+
+#: "  journal.py   append-only facts" under "run/": two spaces a level, a name, then what it is.
+_LINE = re.compile(r"^(?P<indent>(?:  )*)(?P<name>[\w.]+/?)(?P<words>\s{2,}\S.*)?$")
+
+
+def drawn_files(document: str) -> dict[str, str]:
+    """Path below src/powertrain -> its words, as the first code block after "## The house" draws it."""
+    block = re.search(r"^## The house\n.*?^```\n(.*?)^```", document, re.DOTALL | re.MULTILINE)
+    assert block, 'docs/architecture.md has no code block under "## The house"'
+    drawn: dict[str, str] = {}
+    folders: list[str] = []
+    for text in block[1].splitlines()[1:]:
+        line = _LINE.match(text)
+        assert line, f"not a line of the picture: {text!r}"
+        depth = len(line["indent"]) // 2 - 1
+        folders[depth:] = [line["name"].rstrip("/")]
+        drawn["/".join(folders)] = (line["words"] or "").strip()
+    return drawn
+
+
+def files_on_disk() -> set[str]:
+    """Every module and folder; a folder's empty or one-line __init__.py is its folder's."""
+    files = {path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"} | {PACKAGE / "__init__.py"}
+    folders = {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}
+    return {str(path.relative_to(PACKAGE)) for path in files | folders}
+
+
+def test_the_picture_in_the_documentation_is_the_tree_on_disk() -> None:
+    drawn = drawn_files((ROOT / "docs" / "architecture.md").read_text("utf-8"))
+    missing, gone = files_on_disk() - drawn.keys(), drawn.keys() - files_on_disk()
+    assert not missing, f"docs/architecture.md does not draw {sorted(missing)}"
+    assert not gone, f"docs/architecture.md draws what is not there: {sorted(gone)}"
+
+
+def test_the_picture_says_what_each_file_is() -> None:
+    drawn = drawn_files((ROOT / "docs" / "architecture.md").read_text("utf-8"))
+    mute = sorted(path for path, words in drawn.items() if not words)
+    assert not mute, f"docs/architecture.md says nothing about {mute}"
+
+
+# --------------------------------------------------------------------------- the reader itself
+
+
+def test_the_reader_sees_lazy_relative_and_named_imports_and_skips_type_checking(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "probe.py"
+    path.write_text(
+        "import zmq\n"
+        "from typing import TYPE_CHECKING\n"
+        "from . import wire\n"
+        "from .run.events import Fact\n"
+        "if TYPE_CHECKING:\n"
+        "    from powertrain import cli\n"
+        "else:\n"
+        "    from powertrain import storage\n"
+        "def later():\n"
+        "    import powertrain.torch.backend\n"
+        "    importlib.import_module('powertrain.engine.base')\n"
+    )
+    monkeypatch.setitem(MODULES, "probe", path)
+    seen = {(found.target, found.lazy) for found in imports_of("probe") if not found.foreign}
+    assert seen == {
+        ("wire", False),
+        ("run.events", False),
+        ("storage", False),
+        ("torch.backend" if "torch.backend" in MODULES else "torch", True),
+        ("engine.base", True),
+    }

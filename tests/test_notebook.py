@@ -1,0 +1,205 @@
+"""Notebooks: a real Jupyter kernel runs cells, as a person would."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+#: Seconds for one cell on a busy machine.
+_PATIENCE = 60.0
+
+IMPORTS = """
+import torch
+import powertrain as train
+from powertrain import ScalingConfig, TrainingFailedError
+from powertrain.torch import TorchTrainer
+
+def fit(function):
+    return TorchTrainer(function, scaling_config=ScalingConfig(num_workers=2)).fit()
+
+TorchTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=2))  # its warm server lasts for the kernel's life
+"""
+
+TRAIN = """
+def train_func(config):
+    model = train.torch.prepare_model(torch.nn.Linear(10, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in range(3):
+        model(torch.randn(32, 10)).sum().backward()
+        optimizer.step()
+        train.report({"epoch": epoch, "version": VERSION})
+    print("worker", train.get_context().get_world_rank(), "is through")
+"""
+
+ENDLESS = """
+import time
+def endless():
+    for step in range(100_000):
+        train.report({"step": step})
+        if step == 3:
+            print("under way", flush=True)
+        time.sleep(0.01)
+fit(endless)
+"""
+
+
+@dataclass
+class Cell:
+    """What one cell gave."""
+
+    output: str = ""
+    #: The exception's name and its text, without colours; "" when there was none.
+    error: str = ""
+    traceback: str = field(default="", repr=False)
+
+
+class Notebook:
+    """A kernel, and the cells it is given."""
+
+    def __init__(self, directory: Path) -> None:
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(cwd=str(directory))
+        self._client: BlockingKernelClient = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=_PATIENCE)
+        (self.process,) = (p for p in psutil.Process().children() if "ipykernel" in " ".join(p.cmdline()))
+
+    def run(self, code: str, interrupt_at: str = "") -> Cell:
+        """Run a cell to its end; ``interrupt_at`` presses the stop button once that text is in the output."""
+        request = self._client.execute(code)
+        cell = Cell()
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            message = self._next_message(deadline, cell)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                self._client.get_shell_msg(timeout=_PATIENCE)
+                return cell
+            if message["msg_type"] == "stream":
+                cell.output += content["text"]
+            elif message["msg_type"] == "execute_result":
+                cell.output += content["data"]["text/plain"]
+            elif message["msg_type"] == "error":
+                cell.error = f"{content['ename']}: {content['evalue']}"
+                cell.traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(content["traceback"]))
+            if interrupt_at and interrupt_at in cell.output:
+                interrupt_at = ""
+                self._manager.interrupt_kernel()
+
+    def _next_message(self, deadline: float, cell: Cell) -> dict[str, object] | object:
+        try:
+            return self._client.get_iopub_msg(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            pytest.fail(f"the cell did not end within {_PATIENCE:g} s; so far: {cell}")
+
+    def workers(self) -> list[psutil.Process]:
+        """Processes below the kernel, the warm server left out."""
+        servers = self.process.children()
+        return [worker for server in servers for worker in server.children(recursive=True)]
+
+    def close(self) -> list[psutil.Process]:
+        """Shut the kernel down; returns what was alive below it just before."""
+        alive = self.process.children(recursive=True)
+        self._client.stop_channels()
+        self._manager.shutdown_kernel()
+        self._manager.cleanup_resources()
+        return alive
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """One kernel for all cells of this file, because starting one costs seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("notebook")
+        patch.setenv("POWERTRAIN_STORAGE", str(directory / "runs"))
+        patch.setenv("IPYTHONDIR", str(directory / "ipython"))
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(directory / "jupyter"))
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        notebook = Notebook(directory)
+    imported = notebook.run(IMPORTS)
+    assert not imported.error, imported
+    yield notebook
+    alive = notebook.close()
+    _, left = psutil.wait_procs(alive, timeout=5)
+    assert not left, f"processes outlived the kernel: {left}"
+    assert list((directory / "powertrain").iterdir()) == []
+
+
+def test_a_function_of_a_cell_trains_twice_and_a_changed_one_is_used(notebook: Notebook) -> None:
+    for version in ("one", "two"):
+        cell = notebook.run(TRAIN + f"\nVERSION = {version!r}\nfit(train_func).metrics")
+        assert not cell.error, cell
+        assert cell.output.endswith(f"{{'epoch': 2, 'version': '{version}'}}"), cell
+    cell = notebook.run(TRAIN.replace("range(3)", "range(5)") + "\nfit(train_func).metrics")
+    assert cell.output.endswith("{'epoch': 4, 'version': 'two'}"), cell
+    assert notebook.workers() == []
+
+
+def test_plain_lines_appear_in_the_cell(notebook: Notebook) -> None:
+    cell = notebook.run(TRAIN + "\nVERSION = 1\n_ = fit(train_func)")
+    lines = cell.output.splitlines()
+    assert "[rank 0] worker 0 is through" in lines
+    assert "[rank 1] worker 1 is through" in lines
+    assert any("training started on 2 workers" in line for line in lines)
+    assert any(line.startswith("Run ") and line.endswith("finished") for line in lines)
+    assert "\x1b" not in cell.output, "no terminal, so no colours and no moving cursor"
+
+
+def test_the_error_names_the_line_of_the_cell_that_has_the_helper(notebook: Notebook) -> None:
+    """The function and what it calls come from two cells; neither is a file that a worker could read."""
+    notebook.run("def helper():\n    return {}['absent']  # the line to blame\n")
+    cell = notebook.run("def broken():\n    helper()\n\nfit(broken)")
+    assert cell.error.startswith("TrainingFailedError:"), cell
+    assert "raised KeyError: 'absent'" in cell.error
+    assert "return {}['absent']  # the line to blame" in cell.error
+    assert re.search(r":2 in helper$", cell.error, re.MULTILINE), cell.error
+
+
+def test_the_error_names_the_line_of_the_functions_own_cell(notebook: Notebook) -> None:
+    cell = notebook.run("def broken():\n    count = 0\n    return 1 / count\n\nfit(broken)")
+    assert "raised ZeroDivisionError: division by zero" in cell.error, cell
+    assert re.search(r":3 in broken\n\s+return 1 / count$", cell.error, re.MULTILINE), cell.error
+
+
+def test_an_interrupt_leaves_the_kernel_clean(notebook: Notebook) -> None:
+    begun = time.monotonic()
+    cell = notebook.run(ENDLESS, interrupt_at="under way")
+    assert cell.error.startswith("KeyboardInterrupt"), cell
+    assert time.monotonic() - begun < 20
+    assert notebook.workers() == []
+    assert notebook.run("6 * 7").output == "42"
+    cell = notebook.run(TRAIN + "\nVERSION = 3\nfit(train_func).metrics")
+    assert cell.output.endswith("{'epoch': 2, 'version': 3}"), cell
+
+
+def test_an_ordinary_interrupt_still_works_after_a_fit(notebook: Notebook) -> None:
+    notebook.run(TRAIN + "\nVERSION = 4\n_ = fit(train_func)")
+    cell = notebook.run("print('waiting', flush=True)\nimport time\ntime.sleep(60)", interrupt_at="waiting")
+    assert cell.error.startswith("KeyboardInterrupt"), cell
+
+
+def test_ipython_without_a_kernel(tmp_path: Path) -> None:
+    code = f"{IMPORTS}\n{TRAIN}\nVERSION = 5\nprint(fit(train_func).metrics)"
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code],
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "{'epoch': 2, 'version': 5}" in done.stdout, done.stdout
