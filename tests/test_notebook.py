@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -76,8 +77,8 @@ class Notebook:
         self._client.wait_for_ready(timeout=_PATIENCE)
         (self.process,) = (p for p in psutil.Process().children() if "ipykernel" in " ".join(p.cmdline()))
 
-    def run(self, code: str, interrupt_at: str = "") -> Cell:
-        """Run a cell to its end; ``interrupt_at`` presses the stop button once that text is in the output."""
+    def run(self, code: str, interrupt_at: tuple[str, ...] = ()) -> Cell:
+        """Run a cell to its end; presses the stop button when each text of ``interrupt_at`` is in the output."""
         request = self._client.execute(code)
         cell = Cell()
         deadline = time.monotonic() + _PATIENCE
@@ -96,15 +97,18 @@ class Notebook:
             elif message["msg_type"] == "error":
                 cell.error = f"{content['ename']}: {content['evalue']}"
                 cell.traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(content["traceback"]))
-            if interrupt_at and interrupt_at in cell.output:
-                interrupt_at = ""
+            if interrupt_at and interrupt_at[0] in cell.output:
+                interrupt_at = interrupt_at[1:]
                 self._manager.interrupt_kernel()
 
-    def _next_message(self, deadline: float, cell: Cell) -> dict[str, object] | object:
+    def _next_message(self, deadline: float, cell: Cell) -> dict[str, Any]:
         try:
-            return self._client.get_iopub_msg(timeout=max(0.0, deadline - time.monotonic()))
+            message: dict[str, Any] = self._client.get_iopub_msg(
+                timeout=max(0.0, deadline - time.monotonic())
+            )
         except queue.Empty:
             pytest.fail(f"the cell did not end within {_PATIENCE:g} s; so far: {cell}")
+        return message
 
     def workers(self) -> list[psutil.Process]:
         """Processes below the kernel, the warm server left out."""
@@ -177,8 +181,11 @@ def test_the_error_names_the_line_of_the_functions_own_cell(notebook: Notebook) 
 
 def test_an_interrupt_leaves_the_kernel_clean(notebook: Notebook) -> None:
     begun = time.monotonic()
-    cell = notebook.run(ENDLESS, interrupt_at="under way")
+    cell = notebook.run(ENDLESS, interrupt_at=("under way",))
     assert cell.error.startswith("KeyboardInterrupt"), cell
+    assert "can be resumed with RunConfig(name='TorchTrainer_" in cell.error, (
+        "the name was not the user's own"
+    )
     assert time.monotonic() - begun < 20
     assert notebook.workers() == []
     assert notebook.run("6 * 7").output == "42"
@@ -186,9 +193,22 @@ def test_an_interrupt_leaves_the_kernel_clean(notebook: Notebook) -> None:
     assert cell.output.endswith("{'epoch': 2, 'version': 3}"), cell
 
 
+def test_a_second_interrupt_ends_a_function_that_never_reports(notebook: Notebook) -> None:
+    silent = (
+        'import time\ndef silent():\n    print("under way", flush=True)\n    time.sleep(600)\nfit(silent)'
+    )
+    begun = time.monotonic()
+    cell = notebook.run(silent, interrupt_at=("under way", "second Ctrl-C"))
+    assert cell.error.startswith("KeyboardInterrupt"), cell
+    assert time.monotonic() - begun < 10
+    assert notebook.workers() == []
+
+
 def test_an_ordinary_interrupt_still_works_after_a_fit(notebook: Notebook) -> None:
     notebook.run(TRAIN + "\nVERSION = 4\n_ = fit(train_func)")
-    cell = notebook.run("print('waiting', flush=True)\nimport time\ntime.sleep(60)", interrupt_at="waiting")
+    cell = notebook.run(
+        "print('waiting', flush=True)\nimport time\ntime.sleep(60)", interrupt_at=("waiting",)
+    )
     assert cell.error.startswith("KeyboardInterrupt"), cell
 
 

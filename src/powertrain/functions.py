@@ -53,14 +53,16 @@ def pickle_function(
         ) from error
 
 
-def sources_of(function: Callable[..., Any]) -> dict[str, str]:
-    """Text of the file a function is from, where only this process has it (a notebook cell)."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    name = code.co_filename if code is not None else ""
-    if not name or os.path.exists(name):
-        return {}
-    text = "".join(linecache.getlines(name))
-    return {name: text} if text else {}
+def sources_only_here() -> dict[str, str]:
+    """Text of every "file" that only this process has, by name: a notebook's cells, what was typed at a prompt.
+
+    All of them, because an error may come from any that the training function reaches.
+    """
+    return {
+        name: "".join(entry[2])
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and entry[2] and not os.path.exists(name)
+    }
 
 
 @contextmanager

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.engine.base import Engine
     from powertrain.result import Result
-    from powertrain.run.controller import Controller, RunOutcome, RunSpec
+    from powertrain.run.controller import Controller, RunOutcome
+    from powertrain.run.events import WorkerFailure
+    from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
 
 TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
@@ -96,7 +98,7 @@ class DataParallelTrainer:
 
     def _lead(self, stack: ExitStack) -> Result:
         """The process that holds the run: take the lease, go on from what is there, run the controller."""
-        from powertrain.engine.local import make_runtime_directory
+        from powertrain.engine.local import make_runtime_directory, removed_at_the_end
         from powertrain.run.controller import Controller
         from powertrain.run.lease import Lease
 
@@ -108,7 +110,12 @@ class DataParallelTrainer:
         terminal = _terminal(self.run_config, name, storage.uri)
         stack.callback(terminal.close)
         runtime = make_runtime_directory(name)
-        stack.callback(shutil.rmtree, runtime, ignore_errors=True)
+        if self._engine_name == "local":
+            stack.callback(
+                shutil.rmtree, runtime, ignore_errors=True
+            )  # should we be killed, the server does it
+        else:
+            stack.enter_context(removed_at_the_end(runtime))
         engine = self._make_engine(runtime, stack)
         earlier = _Earlier.read(storage)
         record = self._run_record(name, earlier)
@@ -119,7 +126,7 @@ class DataParallelTrainer:
         )
         for message in earlier.messages(record):
             controller.say(message)
-        with _interrupts(controller, engine):
+        with _interrupts(controller.interrupt, users_code_is_here=hasattr(engine, "serve")):
             outcome = _run(controller, engine)
         _tell_left_files(terminal, runtime)
         return self._conclude(outcome, storage, engine)
@@ -146,7 +153,7 @@ class DataParallelTrainer:
         return TorchrunEngine(function)
 
     def _spec(self, name: str, storage: Storage, runtime: Path, seed: int) -> RunSpec:
-        from powertrain.run.controller import RunSpec
+        from powertrain.run.spec import RunSpec
 
         scaling, run = self.scaling_config, self.run_config
         minimum, maximum = self._worker_bounds()
@@ -172,7 +179,7 @@ class DataParallelTrainer:
             checkpoints=run.checkpoint_config,
             backend=self._backend,
             function=self._pickled,
-            sources=functions.sources_of(self._function),
+            sources=functions.sources_only_here(),
             metadata=self._metadata,
             seed=seed,
             begin_from=self._begin_from,
@@ -234,15 +241,16 @@ class DataParallelTrainer:
             value=outcome.value,
         )
         if outcome.interrupted:
-            raise KeyboardInterrupt(
-                f"the run was interrupted and can be resumed by the same script: {storage.uri}"
-            )
+            name = os.path.basename(storage.uri)
+            how = "by the same script" if self.run_config.name else f"with RunConfig(name={name!r})"
+            raise KeyboardInterrupt(f"the run was interrupted and can be resumed {how}: {storage.uri}")
         if outcome.state != "failed":
             return result
         from powertrain.terminal import failure_report
 
+        logs = os.path.join(storage.uri, "logs")
         error = TrainingFailedError(
-            failure_report(outcome.failures, outcome.reason, logs=os.path.join(storage.uri, "logs")),
+            failure_report(outcome.failures, outcome.reason, logs=logs if os.path.isdir(logs) else ""),
             {failure.rank: failure for failure in outcome.failures},
             result,
         )
@@ -255,17 +263,31 @@ class DataParallelTrainer:
         from powertrain.result import Result
         from powertrain.worker.main import bind
 
-        code, rank = torchrun.follow(bind(self._function, self._config))
+        with _interrupts(lambda: None, users_code_is_here=True) as interrupts:
+            code, rank = torchrun.follow(bind(self._function, self._config))
+        if interrupts:
+            raise KeyboardInterrupt(f"the run was interrupted and can be resumed: {rank.place.run_path}")
+        elsewhere = rank.summary.get("failed", "")
         result = Result(
             path=rank.place.run_path,
-            state="failed" if code else "finished",
+            state="failed" if code or elsewhere else "finished",
             metrics=rank.summary.get("metrics"),
         )
-        if code:
-            message = f"Rank {rank.place.rank} failed: {type(rank.error).__name__}: {rank.error}"
-            result.error = TrainingFailedError(message, {}, result)
-            raise result.error from rank.error
-        return result
+        if result.state != "failed":
+            return result
+        if rank.error is not None:
+            from powertrain.terminal import failure_report
+
+            failure = _own_failure(rank.place.rank, rank.error)
+            result.error = TrainingFailedError(failure_report([failure]), {failure.rank: failure}, result)
+        else:
+            what = (
+                f"The run failed: {elsewhere}."
+                if elsewhere
+                else f"Rank {rank.place.rank} could not be set up."
+            )
+            result.error = TrainingFailedError(f"{what} The output of this rank says more.", {}, result)
+        raise result.error from rank.error
 
 
 # --------------------------------------------------------------------------- picking an engine
@@ -428,23 +450,26 @@ def _run(controller: Controller, engine: Engine) -> RunOutcome:
 
 
 @contextmanager
-def _interrupts(controller: Controller, engine: Engine) -> Iterator[None]:
-    """Turn Ctrl-C into a graceful end, the second one into an end at once. Other threads cannot, and need not."""
+def _interrupts(ask_to_end: Callable[[], None], *, users_code_is_here: bool) -> Iterator[list[float]]:
+    """Turn Ctrl-C into a graceful end, the second one into an end at once. Other threads cannot, and need not.
+
+    Yields the times at which interrupts have come. Under torchrun every rank gets them: rank 0 asks, the others wait
+    to be told where to stop.
+    """
+    interrupts: list[float] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interrupts
         return
-    count = 0
 
     def interrupt(*_: Any) -> None:
-        nonlocal count
-        count += 1
-        controller.interrupt()
-        if count > 1 and hasattr(engine, "serve"):
-            raise KeyboardInterrupt  # the user's function runs in this thread
+        interrupts.append(time.time())
+        ask_to_end()
+        if len(interrupts) > 1 and users_code_is_here:
+            raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, previous)
 
@@ -454,6 +479,29 @@ def _terminal(run: RunConfig, name: str, path: str) -> Any:
 
     live, verbose = {None: (None, 1), 0: (None, 0), 1: (False, 1), 2: (None, 1)}.get(run.verbose, (None, 2))
     return Terminal(name, path, live=live, log_to_file=bool(run.log_to_file), verbose=verbose)
+
+
+def _own_failure(rank: int, error: BaseException) -> WorkerFailure:
+    """A failure as the rank itself can tell it, where the controller is in another process."""
+    from powertrain.run.events import WorkerFailure
+    from powertrain.worker.failure import describe
+
+    report = describe(error)
+    return WorkerFailure(
+        rank=rank,
+        kind="exit" if isinstance(error, SystemExit) else "raised",
+        summary=f"rank {rank} raised {report.type}: {report.message}",
+        error_type=report.type,
+        message=report.message,
+        traceback=report.traceback,
+        file=report.file,
+        line=report.line,
+        function=report.function,
+        source=report.source,
+        host=platform.node(),
+        pid=os.getpid(),
+        secondary=report.secondary,
+    )
 
 
 def _tell_left_files(terminal: Any, runtime: Path) -> None:

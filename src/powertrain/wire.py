@@ -4,9 +4,10 @@ One :class:`Hub` (the controller's side) listens; each worker has one :class:`Li
 with CURVE keys; the hub knows the public key of every worker it expects and drops all others before a byte
 of theirs is decoded, and it knows a sender by its key, never by what the message claims.
 
-Everything a worker says travels in numbered :class:`Envelope` batches. The hub acknowledges each; a link
-keeps what is not acknowledged and sends it again after a lost connection, and the hub drops what it has
-already seen. So a message handed to a link arrives once, or the worker is dead.
+Everything a worker says travels in numbered :class:`Envelope` batches. A link keeps what is not acknowledged and sends
+it again after a lost connection, and the hub drops what it has already seen. So a message handed to a link arrives
+once, or the worker is dead. Batches are acknowledged when they have been dealt with, not when they arrive: a controller
+that falls behind slows what workers send, and its memory stays bounded.
 """
 
 from __future__ import annotations
@@ -251,8 +252,8 @@ class Received(msgspec.Struct, frozen=True):
 class Hub:
     """Listens for links, delivers their batches in order and once, and sends to them.
 
-    One thread owns the socket. ``deliver`` is called on that thread with each new batch; ``rejected`` with a
-    sentence for each message that could not be read.
+    One thread owns the socket. ``deliver`` is called on that thread with each new batch, which whoever deals with it
+    must :meth:`acknowledge`; ``rejected`` with a sentence for each message that could not be read.
     """
 
     def __init__(
@@ -278,6 +279,7 @@ class Hub:
         self._wake = _Wakeup()
         self._routes: dict[bytes, bytes] = {}
         self._seen: dict[bytes, int] = {}
+        self._acknowledged: dict[bytes, int] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="powertrain-hub", daemon=True)
         self._thread.start()
@@ -295,6 +297,11 @@ class Hub:
     def expel(self, public: bytes) -> None:
         """Forget a worker: later messages of its connection are dropped unread."""
         self._known.discard(public)
+
+    def acknowledge(self, received: Received) -> None:
+        """The batch has been dealt with: its sender may forget it. Any thread."""
+        self._acknowledged[received.sender] = received.envelope.seq
+        self.send(received.sender, Ack(seq=received.envelope.seq))
 
     def send(self, public: bytes, message: FromController) -> None:
         """Hand a message to the worker with this key, now or when it connects. Any thread."""
@@ -378,14 +385,16 @@ class Hub:
             return
         try:
             envelope = _decode_envelope(frame.buffer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._rejected(f"a message that is not an envelope was dropped ({error})")
             return
         self._routes[sender] = route
-        if envelope.seq > self._seen.get(sender, 0):
+        if envelope.seq == self._seen.get(sender, 0) + 1:
             self._seen[sender] = envelope.seq
             self._deliver(Received(sender, envelope))
-        self._outbox.append((sender, _encode(Ack(seq=self._seen[sender]))))
+        else:
+            # Seen already: the acknowledgement was lost. Too early: it comes again, after those lost before it.
+            self._outbox.append((sender, _encode(Ack(seq=self._acknowledged.get(sender, 0)))))
 
     def _flush(self) -> None:
         waiting: list[tuple[bytes, bytes]] = []
@@ -414,7 +423,7 @@ class Link:
     """
 
     #: Batches under way at most; beyond it the caller keeps its messages to itself.
-    WINDOW = 32
+    WINDOW = 8
     #: Seconds without an acknowledgement after which everything unacknowledged is sent again.
     RESEND_AFTER = 5.0
 
@@ -481,20 +490,22 @@ class Link:
         extras: dict[str, Any] | None = None,
     ) -> None:
         """Send one batch. The caller has checked ``room``."""
+        envelope = Envelope(
+            rank=self._rank,
+            attempt=self._attempt,
+            seq=self._seq + 1,
+            boundary=boundary,
+            row=row,
+            messages=list(messages),
+            extras=extras or {},
+        )
+        try:
+            frame = _encode(envelope)
+        except (UnicodeEncodeError, OverflowError):
+            frame = _encode(_repaired(envelope))
         self._seq += 1
         if not self._unacked:
             self._heard = time.monotonic()
-        frame = _encode(
-            Envelope(
-                rank=self._rank,
-                attempt=self._attempt,
-                seq=self._seq,
-                boundary=boundary,
-                row=row,
-                messages=list(messages),
-                extras=extras or {},
-            )
-        )
         self._unacked.append((self._seq, frame))
         self._socket.send(frame)
 
@@ -532,15 +543,20 @@ class _Wakeup:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
+        # A number that was closed may soon mean somebody else's file: nobody writes to it after that.
+        self._open = threading.Lock()
+        self._closed = False
 
     def fileno(self) -> int:
         return self._read
 
     def set(self) -> None:
-        try:
-            os.write(self._write, b"x")
-        except (BlockingIOError, OSError):
-            pass  # full: it is readable already; closed: nobody waits
+        with self._open:
+            if not self._closed:
+                try:
+                    os.write(self._write, b"x")
+                except BlockingIOError:
+                    pass  # full: it is readable already
 
     def clear(self) -> None:
         try:
@@ -549,8 +565,39 @@ class _Wakeup:
             pass
 
     def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
+        with self._open:
+            if not self._closed:
+                self._closed = True
+                os.close(self._read)
+                os.close(self._write)
+
+
+def encode_messages(messages: list[FromWorker]) -> bytes:
+    """Messages for a file of this process's own."""
+    try:
+        return _encode(messages)
+    except (UnicodeEncodeError, OverflowError):
+        return _encode(_plain(msgspec.to_builtins(messages, builtin_types=(bytes,))))
+
+
+def _repaired(envelope: Envelope) -> Envelope:
+    """The same batch with what msgpack cannot hold made plain: halves of characters, very large whole numbers."""
+    repaired: Envelope = msgspec.convert(
+        _plain(msgspec.to_builtins(envelope, builtin_types=(bytes,))), Envelope
+    )
+    return repaired
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return value
 
 
 def _run_now(coroutine: Any) -> None:

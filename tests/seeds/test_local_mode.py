@@ -11,7 +11,14 @@ import pytest
 import torch
 
 import powertrain
-from powertrain import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from powertrain import (
+    Checkpoint,
+    CheckpointConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+)
 from powertrain.torch import TorchConfig, TorchTrainer
 
 
@@ -28,6 +35,7 @@ def train_and_save_from_rank_zero(config: dict[str, Any]) -> tuple[int, int]:
             optimizer.load_state_dict(state["optimizer"])
             start_epoch = state["epoch"] + 1
     model = powertrain.torch.prepare_model(model)
+    print("begins at epoch", start_epoch)
     for epoch in range(start_epoch, config["epochs"]):
         loss = model(torch.rand(8, 4)).square().mean()
         loss.backward()
@@ -67,6 +75,23 @@ def test_the_checkpointing_loop_resumes_after_a_fault(num_workers: int) -> None:
         assert torch.load(os.path.join(directory, "model.pt"))["epoch"] == 3
 
 
+def test_an_error_in_local_mode_leads_to_the_users_own_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    def train_func() -> None:
+        raise LookupError("no such batch")
+
+    trainer = TorchTrainer(
+        train_func,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(failure_config=FailureConfig(max_failures=1)),
+    )
+    with pytest.raises(TrainingFailedError, match="no such batch") as caught:
+        trainer.fit()
+    assert isinstance(caught.value.__cause__, LookupError)
+    said = str(caught.value) + capsys.readouterr().out
+    assert "the run goes on" in said
+    assert "is kept in" not in said, "the output stayed here, no log was written"
+
+
 def test_local_mode_leaves_the_process_as_it_was() -> None:
     """Afterwards the same function trains with workers, and the other way round, without a change."""
     for num_workers in (0, 2, 0):
@@ -80,7 +105,7 @@ def test_local_mode_leaves_the_process_as_it_was() -> None:
         assert not torch.distributed.is_initialized()
 
 
-def test_every_config_of_the_seed_together(tmp_path: Path) -> None:
+def test_every_config_of_the_seed_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = TorchTrainer(
         train_loop_per_worker=train_and_save_from_rank_zero,
         train_loop_config={"epochs": 5},
@@ -105,6 +130,9 @@ def test_every_config_of_the_seed_together(tmp_path: Path) -> None:
     result = trainer.fit()
     assert result.path == str(tmp_path / "my-training-run")
     assert len(result.best_checkpoints) in (3, 4)  # the newest is kept even where it is not among the best
+    logs = sorted((tmp_path / "my-training-run" / "logs").rglob("*.log"))
+    assert [log.read_text() for log in logs] == ["begins at epoch 0\n"] * 2
+    assert "begins at epoch" not in capsys.readouterr().out, "log_to_file=True keeps it out of the terminal"
 
 
 def test_resume_from_checkpoint_starts_a_new_run_from_an_old_state() -> None:

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -105,8 +105,13 @@ class Driver:
             if self.process.poll() is not None and not come():
                 pytest.fail(f"the driver ended with {self.process.returncode} before {what}:\n{self.output}")
             if time.monotonic() > deadline:
-                pytest.fail(f"not within {within:g} s: {what}\n{self.output}")
+                self._fail_with_stacks(f"not within {within:g} s: {what}")
             time.sleep(0.01)
+
+    def _fail_with_stacks(self, problem: str) -> NoReturn:
+        """Fail, with the stack of every thread of the story's processes in the output."""
+        self._stories.abort()
+        pytest.fail(f"{problem}\n{self.output}")
 
     def interrupt(self) -> None:
         """Ctrl-C, as the terminal sends it: to the driver's whole group."""
@@ -121,7 +126,7 @@ class Driver:
         try:
             return self.process.wait(within)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"the driver has not ended within {within:g} s:\n{self.output}")
+            self._fail_with_stacks(f"the driver has not ended within {within:g} s")
 
     def outcome(self, rank: int = 0, within: float = stage.PATIENCE) -> dict[str, Any]:
         """What the driver left as its outcome, once it has ended."""
@@ -151,7 +156,10 @@ class Stories:
     ) -> Driver:
         """Start a driver of its own session; ``terminal`` becomes its controlling terminal."""
         output = self.root / f"output-{len(self._drivers)}"
-        launcher = [*_TORCHRUN, *options] if engine == "torchrun" else [sys.executable]
+        # torchrun's own log directory is kept by torchrun, and no matter of ours.
+        launcher = [*_TORCHRUN, f"--log-dir={self.root}/torchrun", *options]
+        if engine != "torchrun":
+            launcher = [sys.executable]
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [*launcher, str(_DRIVERS / "driver.py"), scenario],
@@ -175,6 +183,16 @@ class Stories:
             time.sleep(0.02)
         assert not left, f"{_GONE_WITHIN:g} s after the end there is still:\n" + "\n".join(left)
 
+    def abort(self) -> None:
+        """Have every process say where it is, and end."""
+        processes = self._processes()
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        deadline = time.monotonic() + _GONE_WITHIN
+        while self._processes() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def close(self) -> None:
         """End whatever a failed story left, so that it cannot disturb the next."""
         for pid in self._processes():
@@ -192,7 +210,9 @@ class Stories:
             marker: value,
             "STORY_DIRECTORY": str(self.root),
             "STORY_ENGINE": engine,
+            "PYTHONFAULTHANDLER": "1",
             "TMPDIR": str(self.temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.root / "inductor"),  # torch's own, and meant to stay
             "XDG_RUNTIME_DIR": str(self.runtime),
         }
 

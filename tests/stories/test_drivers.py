@@ -68,7 +68,7 @@ def test_a_second_ctrl_c_ends_a_loop_that_never_comes_to_a_boundary(stories: Any
     driver.await_fact("killed", "Stopping")
     driver.interrupt()
 
-    outcome = driver.outcome(within=5)
+    outcome = driver.outcome(within=10)
     assert outcome["raised"] == "KeyboardInterrupt"
     assert ended(stories, "killed").state == "stopped"
 
@@ -115,20 +115,21 @@ def test_a_closed_terminal_ends_the_driver_and_all_its_processes(stories: Any) -
         os.close(theirs)
     driver.await_told(*trains("local"))
     os.close(ours)
-    assert driver.ended(within=5) == -signal.SIGHUP
+    assert driver.ended(within=10) == -signal.SIGHUP
     stories.assert_nothing_left()
 
 
-def test_a_worker_dies_with_the_server_it_was_forked_from(stories: Any) -> None:
+def test_a_killed_server_takes_its_workers_along_and_the_run_begins_again(stories: Any) -> None:
     driver = stories.start("never_at_a_boundary")
     driver.await_told(*trains("local"))
     worker = int((stories.root / "rank 0 trains").read_text())
     server = int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1])
     os.kill(server, signal.SIGKILL)
 
-    outcome = driver.outcome(within=20)
-    assert outcome["raised"] in ("TrainingFailedError", "EngineError")
-    assert "forked from" in outcome["message"]
+    outcome = driver.outcome()
+    assert (outcome["raised"], outcome["metrics"]) == ("", {"resumed": 1})
+    lost = [fact for fact in stories.facts("killed") if isinstance(fact, ev.Lost)]
+    assert [(fact.ranks, fact.decision) for fact in lost] == [((0, 1), "retry")]
 
 
 # --------------------------------------------------------------------------- how the driver ends
@@ -175,6 +176,6 @@ def test_a_child_process_of_the_driver_does_not_keep_workers_alive(stories: Any)
     try:
         for rank in (0, 1):
             worker = int((stories.root / f"rank {rank} trains").read_text())
-            subprocess.run(["tail", f"--pid={worker}", "-f", "/dev/null"], timeout=5, check=True)
+            subprocess.run(["tail", "--sleep-interval=0.1", f"--pid={worker}", "-f", "/dev/null"], timeout=5, check=True)
     finally:
         os.kill(child, signal.SIGKILL)

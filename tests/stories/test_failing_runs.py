@@ -114,6 +114,7 @@ def test_a_restart_goes_on_from_the_newest_commit(fits: Any, engine: str, how: s
     outcome = fits.outcome(
         loops.recover,
         engine,
+        kind=TorchTrainer,
         train_loop_config={"how": how},
         failure_config=FailureConfig(max_failures=1),
     )
@@ -128,6 +129,21 @@ def test_a_restart_goes_on_from_the_newest_commit(fits: Any, engine: str, how: s
     assert [(f.attempt, f.decision) for f in failed] == [(0, "retry")]
     logs = sorted(path.name for path in Path(outcome["path"], "logs").glob("*"))
     assert logs == (["attempt-0", "attempt-1"] if engine == "local" else [])
+
+
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_a_run_that_fails_too_often_is_given_up(fits: Any, engine: str) -> None:
+    outcome = fits.outcome(
+        loops.raise_beside_a_collective,
+        engine,
+        kind=TorchTrainer,
+        name="often",
+        failure_config=FailureConfig(max_failures=1),
+    )
+    assert outcome["raised"] == "TrainingFailedError"
+    assert "max_failures=1" in outcome["message"]
+    failed = [f for f in fits.facts("often") if isinstance(f, ev.Failed)]
+    assert [(f.attempt, f.decision) for f in failed] == [(0, "retry"), (1, "give_up")]
 
 
 def test_the_abandoned_points_stay_on_disk(fits: Any) -> None:

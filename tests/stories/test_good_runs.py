@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import loops
 import pytest
 
-from powertrain import UserCallback
+from powertrain import Checkpoint, UserCallback
 from powertrain.backend import Backend, BackendConfig
 from powertrain.result import Result
 from powertrain.run import events as ev
@@ -108,6 +109,16 @@ def test_stop_by_training_iteration_needs_no_metric(fits: Any) -> None:
 
 
 @ENGINES
+def test_ranks_that_meet_in_every_step_stop_at_the_same_one(fits: Any, engine: str) -> None:
+    outcome = fits.outcome(loops.reduce_until_stopped, engine, kind=TorchTrainer, stop={"step": 20})
+
+    assert (outcome["raised"], outcome["state"]) == ("", "finished")
+    last = {rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in range(world_size(engine))}
+    assert len(set(last.values())) == 1
+    assert outcome["seconds"] < 10
+
+
+@ENGINES
 def test_stop_as_a_function_sees_name_and_metrics(fits: Any, engine: str) -> None:
     seen: list[tuple[str, int]] = []
 
@@ -118,6 +129,44 @@ def test_stop_as_a_function_sees_name_and_metrics(fits: Any, engine: str) -> Non
     outcome = fits.outcome(loops.report_until_stopped, engine, stop=enough)
     assert (outcome["raised"], outcome["state"]) == ("", "finished")
     assert seen[:4] == [("report_until_stopped", step) for step in (1, 2, 3, 4)]
+
+
+class CtrlC(UserCallback):
+    """Presses Ctrl-C when row 3 is complete, or when the workers begin to start."""
+
+    def __init__(self, when: str) -> None:
+        self._when = when
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        if self._when == "row 3" and metrics[0]["step"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def on_event(self, run_context: Any, event: Any) -> None:
+        if self._when == "start" and isinstance(event, ev.AttemptStarted):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@ENGINES
+def test_ctrl_c_ends_a_loop_at_its_next_report(fits: Any, engine: str) -> None:
+    outcome = fits.outcome(
+        loops.reduce_until_stopped, engine, kind=TorchTrainer, name="cut", callbacks=[CtrlC("row 3")]
+    )
+
+    assert outcome["raised"] == "KeyboardInterrupt"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler is back"
+    result = Result.from_path(fits.directory / "storage" / "cut")
+    assert result.state == "stopped"
+    last = result.metrics_dataframe.groupby("rank")["training_iteration"].max()
+    assert len(last) == world_size(engine)
+    assert last.nunique() == 1
+
+
+@ENGINES
+def test_ctrl_c_while_workers_start_ends_the_run_at_once(fits: Any, engine: str) -> None:
+    outcome = fits.outcome(loops.count_to_three, engine, callbacks=[CtrlC("start")])
+
+    assert outcome["raised"] == "KeyboardInterrupt"
+    assert Result.from_path(fits.directory / "storage" / "count_to_three").state == "stopped"
 
 
 # --------------------------------------------------------------------------- ranks meet
@@ -289,6 +338,16 @@ def test_two_fits_at_once_in_threads_do_not_mix(fits: Any) -> None:
         assert outcomes[name]["raised"] == ""
         assert outcomes[name]["path"].endswith(name)
         assert outcomes[name]["points"] == [[rank, 0, row] for row in (1, 2, 3) for rank in (0, 1)]
+
+
+def test_a_run_can_begin_from_a_checkpoint_of_another(fits: Any) -> None:
+    first = fits.outcome(loops.improve, kind=TorchTrainer)
+    second = fits.outcome(
+        loops.go_on_from_elsewhere,
+        name="second",
+        resume_from_checkpoint=Checkpoint.from_directory(first["checkpoint"]),
+    )
+    assert second["return_value"] == 3
 
 
 def test_a_finished_run_started_again_goes_on_and_names_what_changed(fits: Any) -> None:

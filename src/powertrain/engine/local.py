@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -303,6 +303,26 @@ def make_runtime_directory(name: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
 
 
+@contextlib.contextmanager
+def removed_at_the_end(directory: Path) -> Iterator[None]:
+    """Remove ``directory`` when the block ends, or when this process does, however it does.
+
+    For engines without a server to do it: a shell waits at a pipe that only this process holds open.
+    """
+    keeper = subprocess.Popen(
+        ["/bin/sh", "-c", 'trap "" INT TERM HUP; read _; exec rm -rf -- "$0"', str(directory)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        close_fds=True,
+    )
+    assert keeper.stdin is not None
+    try:
+        yield
+    finally:
+        keeper.stdin.close()
+        keeper.wait()
+
+
 def sweep_dead_directories(root: Path) -> None:
     """Remove what runs of processes that no longer exist have left in ``root``."""
     import shutil
@@ -354,6 +374,8 @@ class LocalEngine:
 
     def request(self, count: int, shape: SlotShape) -> LocalClaim:
         resources.check(self._machine, count, shape)
+        if not self._server.alive:  # killed: its workers were lost with it, and a new one begins again
+            self._server = warm_up()
         claim = LocalClaim(f"local-{next(_numbers)}", count, shape)
         self._claims[claim.id] = claim
         needed = len({gpu for gpus in self._gpu_shares(claim, self._machine.visible) for gpu in gpus})

@@ -18,34 +18,38 @@ import os
 import queue
 import signal
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
-
 from powertrain import wire
-from powertrain.backend import Worker, WorkerMetadata
-from powertrain.checkpoint import commit, retention
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.config import BackendConfig, CheckpointConfig
 from powertrain.engine import base
-from powertrain.errors import CheckpointError, PowertrainError, ResourceError
+from powertrain.errors import ResourceError
 from powertrain.run import attempt as phases
 from powertrain.run import events as ev
-from powertrain.run import failure_policy, lifecycle, placement, scaling_policy, stopping
+from powertrain.run import (
+    failure_policy,
+    failures,
+    hooks,
+    launch,
+    lifecycle,
+    placement,
+    scaling_policy,
+    stopping,
+)
 from powertrain.run.attempt import Attempt, Hold, Member
 from powertrain.run.callbacks import Callbacks, RunContext
+from powertrain.run.checkpoints import Checkpoints
+from powertrain.run.hooks import HookDone
 from powertrain.run.journal import Journal
 from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.run.rows import Row
-from powertrain.run.worker_group import RemoteWorkers, WorkerCallError
+from powertrain.run.spec import RunSpec
+from powertrain.run.worker_group import WorkerCallError
 from powertrain.storage import Storage
-from powertrain.worker.context import Place
-from powertrain.worker.main import ENTRY, WorkerSpec
 
 #: Seconds to wait for the cause when every failure seen so far reads like an echo of another.
 _CAUSE_WITHIN = 1.0
@@ -68,40 +72,6 @@ class Observer(Protocol):
     def row(self, row: int, by_rank: Sequence[Mapping[str, Any] | None], at: float) -> None: ...
     def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None: ...
     def output(self, rank: int, data: bytes) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSpec:
-    """What was asked for, frozen by ``fit``."""
-
-    name: str
-    #: The run's directory, the storage path it lies under, the directory ``fit`` was called in.
-    path: str
-    storage_path: str
-    launch_dir: str
-    #: A directory on this machine for sockets and scratch, removed at the end.
-    runtime_dir: str
-    #: Each rank's working directory; "" for one of its own below ``runtime_dir``.
-    working_dir: str = ""
-    min_workers: int
-    max_workers: int
-    shape: base.SlotShape
-    resources: Mapping[str, float] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    max_failures: int = 0
-    fail_fast: bool = False
-    stop: stopping.Criterion = None
-    callbacks: Sequence[Any] = ()
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    backend: BackendConfig = field(default_factory=BackendConfig)
-    #: The pickled (function, config) and the sources that tracebacks may need.
-    function: bytes = b""
-    sources: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    #: A checkpoint of another run to begin from, as a path; "" for none.
-    begin_from: str = ""
-    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,16 +99,6 @@ class _Said:
     message: str
 
 
-@dataclass(frozen=True)
-class _HookDone:
-    """A backend's hook has returned or raised."""
-
-    attempt: int
-    hook: str
-    seconds: float
-    error: BaseException | None = None
-
-
 class Controller:
     """Runs one run to its end. ``run`` may be called on any thread; ``interrupt`` from any other."""
 
@@ -161,9 +121,8 @@ class Controller:
         self._callbacks = Callbacks(
             spec.callbacks, RunContext(spec.name, spec.path, spec.storage_path), self._warn
         )
+        self._checkpoints = Checkpoints(storage, lease, spec.checkpoints, from_checkpoint, self._warn)
         self._deadlines: dict[str, float] = {}
-        self._newest = from_checkpoint
-        self._kept: list[Manifest] = []
         self._claim: base.Claim | None = None
         self._wanted = 0
         self._slots: list[base.Slot] = []
@@ -194,7 +153,6 @@ class Controller:
         try:
             self._engine.start(self._inbox.put, self._output)
             self._record(self._run_started())
-            self._kept = commit.committed(self._storage)
             self._request_slots()
             while self._outcome is None:
                 self._handle(self._next())
@@ -254,7 +212,7 @@ class Controller:
             stack.callback(self._engine.close)
 
     def _run_started(self) -> ev.RunStarted:
-        newest = self._newest
+        newest = self._checkpoints.newest
         return ev.RunStarted(
             time=time.time(),
             name=self._spec.name,
@@ -291,6 +249,8 @@ class Controller:
             self._start_attempt()
 
     def _slots_waited(self, event: base.Waiting) -> None:
+        if self._state.state != lifecycle.WAITING:
+            return
         self._record(
             ev.SlotsWaited(
                 time=time.time(),
@@ -305,7 +265,7 @@ class Controller:
 
     def _start_attempt(self) -> None:
         placements = placement.arrange(self._slots)
-        first_row = self._newest.row + 1 if self._newest else 1
+        first_row = self._checkpoints.newest.row + 1 if self._checkpoints.newest else 1
         attempt = self._attempt = Attempt(self._state.attempt + 1, placements, first_row)
         self._record(
             ev.AttemptStarted(
@@ -313,7 +273,7 @@ class Controller:
                 attempt=attempt.number,
                 world_size=attempt.world_size,
                 first_row=first_row,
-                checkpoint=self._newest.name if self._newest else "",
+                checkpoint=self._checkpoints.newest.name if self._checkpoints.newest else "",
                 hosts=tuple(p.slot.host for p in placements),
             )
         )
@@ -326,50 +286,8 @@ class Controller:
         attempt.members.append(member)
         self._members[member.key] = member
         self._ranks_by_slot[place.slot.id] = place.rank
-        spec = WorkerSpec(
-            door=door,
-            place=self._place(attempt, place),
-            function=self._spec.function,
-            sources=dict(self._spec.sources),
-            device=place.device,
-            seed=self._spec.seed,
-        )
-        scratch = os.path.join(self._spec.runtime_dir, f"rank-{place.rank}")
-        self._engine.fork(
-            place.slot,
-            base.ProcessSpec(
-                entry=ENTRY,
-                payload=msgspec.msgpack.encode(spec),
-                env=placement.environment(place, attempt.world_size, self._spec.env),
-                log_path=os.path.join(
-                    self._spec.path, "logs", f"attempt-{attempt.number}", f"rank-{place.rank:05d}.log"
-                ),
-                cwd=self._spec.working_dir or scratch,
-                title=f"rank {place.rank}",
-            ),
-        )
-
-    def _place(self, attempt: Attempt, place: placement.Placement) -> Place:
-        spec = self._spec
-        checkpoint = spec.begin_from
-        if self._newest is not None:
-            checkpoint = commit.checkpoint_of(self._storage, self._newest).path
-        return Place(
-            rank=place.rank,
-            world_size=attempt.world_size,
-            local_rank=place.local_rank,
-            local_world_size=place.local_world_size,
-            node_rank=place.node_rank,
-            attempt=attempt.number,
-            first_row=attempt.first_row,
-            run_name=spec.name,
-            run_path=spec.path,
-            storage_path=spec.storage_path,
-            launch_dir=spec.launch_dir,
-            checkpoint=checkpoint,
-            metadata=dict(spec.metadata),
-            resources=dict(spec.resources),
-        )
+        checkpoint = self._checkpoints.newest_path() or self._spec.begin_from
+        self._engine.fork(place.slot, launch.process_of(self._spec, attempt, place, door, checkpoint))
 
     def _started(self, event: base.Started) -> None:
         member = self._attempt and self._attempt.by_slot(event.slot.id)
@@ -406,33 +324,11 @@ class Controller:
     # ------------------------------------------------------------------ the backend's hooks
 
     def _run_hooks(self, attempt: Attempt, hook: str) -> None:
-        """Run the backend's hooks on a thread of their own: they wait for workers, and workers may die."""
         if attempt.group is None:
-            workers = [_worker(member) for member in attempt.members]
-            attempt.group = RemoteWorkers(
-                workers, lambda rank, call: self._hub.send(attempt.members[rank].key, call)
-            )
-            for member in attempt.members:
-                if member.exited:
-                    attempt.group.gone(member.rank, "has ended")
-        threading.Thread(
-            target=self._hook_thread, args=(attempt, hook), name=f"powertrain-hook-{hook}", daemon=True
-        ).start()
+            attempt.group = hooks.group_of(attempt, self._hub)
+        hooks.run(self._spec.backend, attempt, hook, self._inbox.put)
 
-    def _hook_thread(self, attempt: Attempt, hook: str) -> None:
-        config, began, problem = self._spec.backend, time.monotonic(), None
-        try:
-            backend = config.backend_cls()
-            if hook == "start":
-                backend.on_start(attempt.group, config)
-                backend.on_training_start(attempt.group, config)
-            else:
-                backend.on_shutdown(attempt.group, config)
-        except BaseException as error:
-            problem = error
-        self._inbox.put(_HookDone(attempt.number, hook, time.monotonic() - began, problem))
-
-    def _hook_done(self, done: _HookDone) -> None:
+    def _hook_done(self, done: HookDone) -> None:
         attempt = self._attempt
         if attempt is None or attempt.number != done.attempt:
             return
@@ -450,11 +346,11 @@ class Controller:
         """A start hook's error is the failure of the rank it happened in, or of the run as a whole (rank 0)."""
         if isinstance(error, WorkerCallError):
             member = attempt.members[error.rank]
-            self._fail(member, self._raised(member, error.report, "start"))
+            self._fail(member, failures.raised(member, error.report, "start"))
         elif not attempt.failures and not attempt.losses:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             report = wire.ErrorReport(type=type(error).__name__, message=str(error), traceback=text)
-            self._fail(attempt.members[0], self._raised(attempt.members[0], report, "start"))
+            self._fail(attempt.members[0], failures.raised(attempt.members[0], report, "start"))
 
     def _train(self, attempt: Attempt) -> None:
         attempt.phase, attempt.trained_after = phases.TRAINING, attempt.age()
@@ -479,6 +375,7 @@ class Controller:
                 if handler is not None and member.attempt is self._attempt:
                     handler(self, member, message)
         self._points(member, points)
+        self._hub.acknowledge(received)
 
     def _points(self, member: Member, points: list[wire.Point]) -> None:
         """Keep every point; those of the current attempt also move rows on."""
@@ -573,7 +470,7 @@ class Controller:
         member.outcome = message
         if message.error is not None:
             kind = "exit" if message.status == "exited" else "raised"
-            self._fail(member, self._raised(member, message.error, kind))
+            self._fail(member, failures.raised(member, message.error, kind))
             return
         if member.rank == 0:
             self._value = message.value
@@ -590,57 +487,24 @@ class Controller:
     # ------------------------------------------------------------------ checkpoints
 
     def _commit(self, attempt: Attempt, row: Row) -> Any | None:
-        """Write the manifest: from here on the checkpoint can be resumed from."""
-        metrics = row.metrics[0] if row.metrics and row.metrics[0] is not None else {}
-        try:
-            manifest = commit.commit(
-                self._storage,
-                name=next(iter(row.parts.values())).checkpoint,
-                row=row.number,
-                attempt=attempt.number,
-                parts=row.parts,
-                metrics=metrics,
-                world_size=attempt.world_size,
-                lease=self._lease,
-                parent=self._newest.name if self._newest else "",
-                extras={},
-            )
-        except (OSError, PowertrainError) as error:
-            self._warn(f"The checkpoint of row {row.number} could not be committed: {error}")
+        """Commit a row's checkpoint: from here on it can be resumed from."""
+        manifest = self._checkpoints.commit(attempt, row)
+        if manifest is None:
             return None
-        self._newest = manifest
-        self._kept.append(manifest)
         self._record(
             ev.Committed(
                 time=time.time(),
                 attempt=attempt.number,
                 row=row.number,
                 checkpoint=manifest.name,
-                bytes=sum(file.size for file in manifest.files),
+                bytes=manifest.bytes,
                 files=len(manifest.files),
             )
         )
-        self._discard_old(attempt)
-        return commit.checkpoint_of(self._storage, manifest)
-
-    def _discard_old(self, attempt: Attempt) -> None:
-        """Delete what retention does not keep. The one this attempt began from is pinned while a rank that has
-        not reported yet may still be reading it."""
-        config = self._spec.checkpoints
-        reading = bool(attempt.rows.never_reported())
-        pinned = frozenset(m.name for m in self._kept if reading and m.row == attempt.first_row - 1)
-        for name in retention.to_delete(
-            self._kept,
-            num_to_keep=config.num_to_keep,
-            score_attribute=config.checkpoint_score_attribute,
-            score_order=config.checkpoint_score_order,
-            pinned=pinned,
-        ):
-            self._kept = [m for m in self._kept if m.name != name]
-            try:
-                commit.discard(self._storage, name)
-            except (OSError, CheckpointError) as error:
-                self._warn(f"The checkpoint {name} is no longer needed but could not be deleted: {error}")
+        # What this attempt began from may still be read by a rank that has not come to its first report.
+        began_from = attempt.first_row - 1 if attempt.rows.never_reported() else -1
+        self._checkpoints.discard_old(pinned_row=began_from)
+        return self._checkpoints.newest_value()
 
     # ------------------------------------------------------------------ stopping early
 
@@ -785,55 +649,39 @@ class Controller:
             attempt.group.gone(member.rank, "has ended")
         expected = attempt.phase in (phases.DISMISSED, phases.CLEARING)
         if not expected and member.outcome is None:
-            self._fail(member, self._died(member, event))
+            self._fail(member, failures.died(member, event))
         else:
             self._exits_changed(attempt)
 
     def _slot_lost(self, event: base.SlotLost) -> None:
         attempt = self._attempt
-        member = attempt.by_slot(event.slot.id) if attempt is not None else None
-        self._slots = [slot for slot in self._slots if slot.id != event.slot.id]
-        if attempt is None or member is None or member.exited:
+        held = [slot for slot in self._slots if slot.id != event.slot.id]
+        lost, self._slots = len(held) < len(self._slots), held
+        if attempt is None:
+            if lost:
+                self._lost_before_start(event)
+            return
+        member = attempt.by_slot(event.slot.id)
+        if member is None or member.exited:
             return
         member.exited = True
+        attempt.losses.append((member.rank, event.reason))
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has lost its slot")
-        if attempt.phase in (phases.DISMISSED, phases.CLEARING):
-            self._exits_changed(attempt)
-        else:
-            attempt.losses.append((member.rank, event.reason))
+        if attempt.phase in (phases.STARTING, phases.TRAINING) and member.outcome is None:
             self._clear(attempt, self._decide)
+        else:
+            self._exits_changed(attempt)
 
-    def _died(self, member: Member, event: base.Exited) -> ev.WorkerFailure:
-        kind, words = base.describe_exit(event)
-        return self._failure(member, kind, f"rank {member.rank} {words}", message=event.error)
-
-    def _raised(self, member: Member, report: wire.ErrorReport, kind: str) -> ev.WorkerFailure:
-        return self._failure(
-            member,
-            kind,
-            f"rank {member.rank} raised {report.type}: {report.message}".rstrip(": "),
-            error_type=report.type,
-            message=report.message,
-            traceback=report.traceback,
-            file=report.file,
-            line=report.line,
-            function=report.function,
-            source=report.source,
-            secondary=report.secondary,
-        )
-
-    def _failure(self, member: Member, kind: str, summary: str, **details: Any) -> ev.WorkerFailure:
-        return ev.WorkerFailure(
-            rank=member.rank,
-            kind=kind,
-            summary=summary,
-            host=member.placement.slot.host,
-            pid=member.pid,
-            row=member.attempt.rows.last_row(member.rank),
-            after=round(member.attempt.age(), 3),
-            **details,
-        )
+    def _lost_before_start(self, event: base.SlotLost) -> None:
+        """A slot went while others were still awaited: give the rest back and ask anew."""
+        decision = self._record_loss(max(0, self._state.attempt), (), event.reason)
+        if self._stopping is not None:
+            self._end(*self._stopped_state())
+        elif decision.retry:
+            self._retry()
+        else:
+            self._end(lifecycle.FAILED, decision.reason)
 
     def _fail(self, member: Member, failure: ev.WorkerFailure) -> None:
         """Note a failure; act at once when its cause is known, otherwise give the cause a moment to arrive."""
@@ -855,7 +703,11 @@ class Controller:
     def _end_failed(self, attempt: Attempt) -> None:
         """End a failed attempt. A lone rank that has raised is stuck with nobody, and inline its process lives on:
         the backend takes down there what it set up."""
-        if attempt.world_size == 1 and attempt.phase == phases.TRAINING and attempt.members[0].outcome is not None:
+        if (
+            attempt.world_size == 1
+            and attempt.phase == phases.TRAINING
+            and attempt.members[0].outcome is not None
+        ):
             self._shut_down(attempt)
         else:
             self._clear(attempt, self._decide)
@@ -866,9 +718,12 @@ class Controller:
         for name in ("cause", "late", "absent", "hooks", "exits"):
             self._deadlines.pop(name, None)
         attempt.phase = phases.CLEARING
+        summary = self._summary()
+        if attempt.failures:
+            summary["failed"] = failure_policy.order_by_cause(attempt.failures)[0].summary
         for member in attempt.members:
             if not member.exited:
-                self._hub.send(member.key, wire.Dismissed(summary=self._summary()))
+                self._hub.send(member.key, wire.Dismissed(summary=summary))
                 self._engine.signal(member.placement.slot, signal.SIGKILL)
         self._exits_changed(attempt)
 
@@ -901,34 +756,37 @@ class Controller:
             self._end(lifecycle.FAILED, decision.reason)
 
     def _after_failure(self, attempt: Attempt) -> failure_policy.Decision:
-        failures = tuple(failure_policy.order_by_cause(attempt.failures))
+        self._failures = tuple(failure_policy.order_by_cause(attempt.failures))
         decision = failure_policy.after_failure(
             self._state.failures, self._spec.max_failures, self._spec.fail_fast
         )
         if not self._engine.restarts:
             decision = failure_policy.Decision("give_up", "the launcher decides whether to start it again")
-        self._failures = failures
         self._record(
             ev.Failed(
                 time=time.time(),
                 attempt=attempt.number,
-                failures=failures,
+                failures=self._failures,
                 decision=decision.action,
                 reason=decision.reason,
             )
         )
-        self._callbacks.call("after_exception", {failure.rank: failure for failure in failures})
+        self._callbacks.call("after_exception", {failure.rank: failure for failure in self._failures})
         return decision
 
     def _after_loss(self, attempt: Attempt) -> failure_policy.Decision:
+        ranks = tuple(rank for rank, _ in attempt.losses)
+        return self._record_loss(attempt.number, ranks, attempt.losses[0][1])
+
+    def _record_loss(self, attempt: int, ranks: tuple[int, ...], why: str) -> failure_policy.Decision:
         decision = failure_policy.after_loss(self._state.losses_since_commit)
         self._record(
             ev.Lost(
                 time=time.time(),
-                attempt=attempt.number,
-                ranks=tuple(rank for rank, _ in attempt.losses),
+                attempt=attempt,
+                ranks=ranks,
                 decision=decision.action,
-                reason=f"{attempt.losses[0][1]}: {decision.reason}",
+                reason=f"{why}: {decision.reason}",
             )
         )
         return decision
@@ -936,7 +794,9 @@ class Controller:
     def _retry(self) -> None:
         """Start again from the newest commit: on the slots that are left, or on new ones where some are gone."""
         self._attempt = None
-        self._last_metrics = dict(self._newest.metrics) if self._newest is not None else None
+        self._last_metrics = (
+            dict(self._checkpoints.newest.metrics) if self._checkpoints.newest is not None else None
+        )
         if len(self._slots) == self._wanted:
             self._record(
                 ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=self._wanted)
@@ -956,16 +816,6 @@ class Controller:
         self._warn(f"On the wire, {message.message}.")
 
 
-def _worker(member: Member) -> Worker:
-    slot = member.placement.slot
-    return Worker(
-        member.rank,
-        WorkerMetadata(
-            node_id=slot.host, node_ip=slot.address, hostname=slot.host, pid=member.pid, gpu_ids=slot.gpus
-        ),
-    )
-
-
 _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     wire.Received: Controller._received,
     wire.Noted: Controller._wire_problem,
@@ -976,7 +826,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     base.SlotLost: Controller._slot_lost,
     _Interrupt: Controller._interrupted,
     _Said: Controller._said,
-    _HookDone: Controller._hook_done,
+    HookDone: Controller._hook_done,
     "cause": Controller._cause_overdue,
     "late": Controller._say_who_is_late,
     "absent": Controller._declare_absent,

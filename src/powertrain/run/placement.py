@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from powertrain.engine.base import Slot
 
-
 _LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",

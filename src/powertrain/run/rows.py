@@ -4,6 +4,9 @@ Reports never block, so one rank may be far ahead of another. A row closes when 
 that report. A rank that has ended takes no part in rows it did not reach; one that is declared absent takes no part
 until it reports after all. Metrics of rows that wait for a slow rank are kept up to a limit; beyond it the oldest
 closes without the missing ranks, so that memory stays bounded. Shares of a checkpoint are never given up that way.
+
+Each row comes out once with its metrics. It comes out again without them, for its shares and for those who wait at it,
+when it was shown early and is now complete, or when an absent rank reports it after all.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ WINDOW = 10_000
 
 @dataclass
 class Row:
-    """One row: what each rank reported, in rank order, ``None`` for ranks that did not."""
+    """One row: what each rank reported, in rank order, ``None`` for ranks that did not; [] if shown before."""
 
     number: int
     metrics: list[dict[str, object] | None]
@@ -75,6 +78,8 @@ class RowTable:
         """Take one report; returns the rows it closes, oldest first."""
         self._last[rank] = point.row
         self._absent.discard(rank)
+        if point.row <= self._closed:  # it was declared absent and comes after all
+            return [Row(point.row, [], {} if point.part is None else {rank: point.part})]
         if point.row > self._shown:
             self._metrics.setdefault(point.row, {})[rank] = point.metrics
         if point.part is not None:
@@ -114,9 +119,8 @@ class RowTable:
             shown_before = number <= self._shown
             metrics = self._metrics.pop(number, {})
             parts = self._parts.pop(number, {})
-            if not shown_before or parts:
-                in_order = [] if shown_before else [metrics.get(rank) for rank in range(self._size)]
-                rows.append(Row(number, in_order, parts))
+            in_order = [] if shown_before else [metrics.get(rank) for rank in range(self._size)]
+            rows.append(Row(number, in_order, parts))
         self._closed = max(self._closed, reached)
         self._shown = max(self._shown, self._closed)
         while len(self._metrics) > self._window:

@@ -270,7 +270,9 @@ class EngineContract:
 
     # -- output
 
-    def test_output_arrives_in_order_before_the_end_and_in_the_log(self, stage: Stage, tmp_path: Path) -> None:
+    def test_output_arrives_in_order_before_the_end_and_in_the_log(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
         (slot,) = stage.slots()
         log = tmp_path / "below" / "rank.log"
         texts = [f"line {number}\n" for number in range(20)]
@@ -308,7 +310,8 @@ class EngineContract:
         assert len(stage.events) == told
         assert not stage.all_of(SlotLost)
 
-    def test_close_without_any_request_is_fine(self, stage: Stage) -> None:
+    def test_close_without_any_request_and_a_second_close_are_fine(self, stage: Stage) -> None:
+        stage.engine.close()
         stage.engine.close()
         assert stage.events == []
 
@@ -358,9 +361,8 @@ class ProcessContract(EngineContract):
         assert "segmentation fault" in describe_exit(ended)[1]
 
     def test_variables_are_set_and_removed_and_the_directory_is_made(
-        self, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, stage: Stage, tmp_path: Path
     ) -> None:
-        monkeypatch.setenv("CONTRACT_KEPT_OUT", "of the driver")
         (slot,) = stage.slots()
         env = {"CONTRACT_SET": "äöü with spaces", "PATH": None}
         cwd = tmp_path / "made" / "for it"

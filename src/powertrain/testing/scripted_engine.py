@@ -51,9 +51,8 @@ from powertrain.engine.base import (
 )
 from powertrain.errors import EngineError, ResourceError
 from powertrain.worker import failure
-from powertrain.worker.context import StopRun
 from powertrain.worker.main import ENTRY, WorkerSpec
-from powertrain.worker.progress import Gate, Progress
+from powertrain.worker.progress import Boundaries, Gate, Progress, StopRun
 from powertrain.worker.service import Service
 
 #: Seconds that ``close`` waits for a played process; one that plays on longer is a fault of its script.
@@ -158,9 +157,14 @@ class ScriptedWorker:
         self.row = place.first_row - 1
         self.gate, self.progress = Gate(), Progress()
         self._syncs = 0
-        self._stop_at_next_report = False
+        self._boundaries = Boundaries(self.gate)
         self.service = Service(
-            self.spec.door, place.rank, place.attempt, self.gate, self.progress, watch=process.ended_descriptor
+            self.spec.door,
+            place.rank,
+            place.attempt,
+            self.gate,
+            self.progress,
+            watch=process.ended_descriptor,
         )
         process.when_ended(lambda: self.service.commands.put(wire.Dismissed()))
 
@@ -256,14 +260,9 @@ class ScriptedWorker:
         return 0
 
     def _cross(self, *, can_checkpoint: bool) -> bool:
-        action, reason = self.gate.cross()
+        told = self._boundaries.cross(can_checkpoint=can_checkpoint)
         self.process.check()
-        if action == "stop" and can_checkpoint:
-            self._stop_at_next_report = True
-            return True
-        if action == "stop" or (self._stop_at_next_report and not can_checkpoint):
-            raise StopRun(reason)
-        return False
+        return told
 
     def _store(self, files: Mapping[str, bytes]) -> wire.Part:
         import tempfile

@@ -15,7 +15,7 @@ import msgspec
 
 from powertrain import wire
 from powertrain.errors import OutsideWorkerError, ReportError
-from powertrain.worker.progress import Gate, progress
+from powertrain.worker.progress import Boundaries, Gate, progress
 from powertrain.worker.values import normalise
 
 if TYPE_CHECKING:
@@ -48,33 +48,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     resources: dict[str, float] = {}
 
 
-class StopRun(BaseException):
-    """Raised at the agreed boundary to end the user's function early. Not an ``Exception``: a loop's own
-    ``except Exception`` must not keep the run going."""
-
-
 class Session:
     """One rank's live state."""
 
     def __init__(self, place: Place, service: Service, gate: Gate) -> None:
         self.place = place
         self.service = service
-        self.gate = gate
         self.row = place.first_row - 1
         self.syncs = 0
-        self.stop_at_next_report = False
+        self.boundaries = Boundaries(gate)
         self.context = TrainContext(place)
-
-    def cross(self, *, can_checkpoint: bool) -> bool:
-        """Pass a boundary; True when the run asks for a checkpoint here. Raises :class:`StopRun` to end."""
-        action, reason = self.gate.cross()
-        if action == "stop" and can_checkpoint:
-            # The loop said it can save when asked: let it, and end at the report that follows.
-            self.stop_at_next_report = True
-            return True
-        if action == "stop" or (self.stop_at_next_report and not can_checkpoint):
-            raise StopRun(reason)
-        return False
 
     def meet(self, kind: str, data: bytes = b"") -> bytes:
         """Arrive at the next collective and wait for all ranks."""
@@ -220,7 +203,7 @@ def report(
     session.service.post(wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier, part=part))
     if barrier:
         session.service.wait_for_row(row)
-    session.cross(can_checkpoint=False)
+    session.boundaries.cross(can_checkpoint=False)
 
 
 def should_checkpoint() -> bool:
@@ -229,7 +212,7 @@ def should_checkpoint() -> bool:
     A loop that asks gets the chance to save before a stop or an interrupt: save, ``report`` the checkpoint, and the
     run ends there.
     """
-    return current("should_checkpoint").cross(can_checkpoint=True)
+    return current("should_checkpoint").boundaries.cross(can_checkpoint=True)
 
 
 def get_checkpoint() -> Checkpoint | None:

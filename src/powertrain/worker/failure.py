@@ -10,7 +10,7 @@ from types import TracebackType
 
 from powertrain.wire import ErrorReport
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
     os.path.join(path, "")
     for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -34,21 +34,25 @@ def describe(error: BaseException) -> ErrorReport:
     frame = _users_frame(error.__traceback__)
     return ErrorReport(
         type=_type_name(error),
-        message=str(error),
-        traceback="".join(traceback.format_exception(type(error), error, _without_ours(error.__traceback__))),
-        file=frame.filename if frame else "",
+        message=_sendable(_message(error)),
+        traceback=_sendable(
+            "".join(traceback.format_exception(type(error), error, _without_ours(error.__traceback__)))
+        ),
+        file=_sendable(frame.filename) if frame else "",
         line=(frame.lineno or 0) if frame else 0,
         function=frame.name if frame else "",
-        source=_source(frame) if frame else "",
+        source=_sendable(_source(frame)) if frame else "",
         secondary=is_echo(error),
     )
 
 
 def is_echo(error: BaseException) -> bool:
-    """True when the error reads like the consequence of another rank's end."""
+    """True when the error, or the one it was raised from, reads like the consequence of another rank's end."""
+    if error.__cause__ is not None and is_echo(error.__cause__):
+        return True
     if any(kind.__name__ in _ECHO_TYPES for kind in type(error).__mro__):
         return True
-    text = str(error).lower()
+    text = _message(error).lower()
     return isinstance(error, (RuntimeError, ConnectionError)) and any(echo in text for echo in _ECHOES)
 
 
@@ -56,6 +60,19 @@ def remember_sources(sources: dict[str, str]) -> None:
     """Make the text of files that exist only in the driver (notebook cells) known to tracebacks here."""
     for name, text in sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def _message(error: BaseException) -> str:
+    """What the error says; a fault in its own ``__str__`` must not hide it."""
+    try:
+        return str(error)
+    except Exception as fault:
+        return f"<its message cannot be shown: {type(fault).__name__}>"
+
+
+def _sendable(text: str) -> str:
+    """``text`` as UTF-8 can carry it: half characters, as undecodable file names have, are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _type_name(error: BaseException) -> str:

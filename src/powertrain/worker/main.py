@@ -18,8 +18,8 @@ import msgspec
 
 from powertrain import wire
 from powertrain.worker import context, failure
-from powertrain.worker.context import Place, Session, StopRun
-from powertrain.worker.progress import Gate, progress
+from powertrain.worker.context import Place, Session
+from powertrain.worker.progress import Gate, StopRun, progress
 from powertrain.worker.service import Service
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.

@@ -91,3 +91,36 @@ class Gate:
                 return self.GO, ""
             self._hold = self._target = None
             return self._action, self._reason
+
+
+class StopRun(BaseException):
+    """Raised at the agreed boundary to end the user's function early. Not an ``Exception``: a loop's own
+    ``except Exception`` must not keep the run going."""
+
+
+class Boundaries:
+    """What a loop does at its boundaries: go on, save first, or end. Training thread only.
+
+    A loop that asks whether to checkpoint is not ended before it was told to: it saves, and ends at the report that
+    follows. Every rank crosses the same boundaries in the same order, so all come to the same end.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._stop_reason = ""
+        self._asks = self._told = False
+
+    def cross(self, *, can_checkpoint: bool) -> bool:
+        """Pass a boundary; True when the run asks for a checkpoint here. Raises :class:`StopRun` to end."""
+        action, reason = self._gate.cross()
+        if action == "stop":
+            self._stop_reason = reason or "the run is ending"
+        self._asks |= can_checkpoint
+        if not self._stop_reason:
+            return False
+        if can_checkpoint:
+            self._told = True
+            return True
+        if self._asks and not self._told:
+            return False
+        raise StopRun(self._stop_reason)

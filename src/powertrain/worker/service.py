@@ -262,7 +262,7 @@ class _Spill:
             self._read_at = 0
         self._file.seek(0, os.SEEK_END)
         for start in range(0, len(messages), _BATCH):
-            data = msgspec.msgpack.encode(messages[start : start + _BATCH])
+            data = wire.encode_messages(messages[start : start + _BATCH])
             self._file.write(len(data).to_bytes(4, "little") + data)
 
     def take(self) -> list[wire.FromWorker]:

@@ -7,7 +7,10 @@ from typing import Any
 
 from powertrain.errors import ReportError
 
-_PLAIN = frozenset({float, int, str, bool, type(None)})
+#: Kinds that need no look at the value.
+_CHEAP = frozenset({float, bool, type(None)})
+#: Whole numbers the wire can carry.
+_LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 class Pending:
@@ -39,7 +42,10 @@ def normalise(metrics: Any) -> dict[str, Any]:
     """
     if type(metrics) is dict:
         for key, value in metrics.items():
-            if type(value) not in _PLAIN or type(key) is not str:
+            kind = type(value)
+            if type(key) is not str or not key.isascii():
+                break
+            if kind not in _CHEAP and not (kind is int and _LEAST <= value <= _MOST):
                 break
         else:
             return metrics.copy()
@@ -48,7 +54,13 @@ def normalise(metrics: Any) -> dict[str, Any]:
             f"report() takes a dict of metrics, not {type(metrics).__name__}. Write report({{'loss': loss}})."
         )
     found_pending: list[bool] = []
-    plain = {_key(key): _plain(value, str(key), found_pending) for key, value in metrics.items()}
+    try:
+        plain = {_key(key): _plain(value, str(key), found_pending) for key, value in metrics.items()}
+    except RecursionError:
+        raise ReportError(
+            "The metrics are nested too deeply, or contain themselves. Report numbers, or lists and dicts a few "
+            "levels deep."
+        ) from None
     return PendingMetrics(plain) if found_pending else plain
 
 
@@ -63,17 +75,17 @@ def resolve(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def _key(key: Any) -> str:
     if isinstance(key, str):
-        return key
+        return _text(key)
     if isinstance(key, (int, float, bool)):
         return str(key)
     raise ReportError(f"A metric's name must be a string, not {type(key).__name__} ({key!r}).")
 
 
 def _plain(value: Any, where: str, found_pending: list[bool]) -> Any:
-    if type(value) in _PLAIN:
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, (bool, int, float, str)):  # subclasses: enums, numpy's float64
-        return value.item() if hasattr(value, "item") else _base(value)
+    if isinstance(value, (int, float, str)):  # subclasses too: enums, numpy's float64
+        return _base(value, where)
     if isinstance(value, dict):
         return {_key(k): _plain(v, f"{where}/{k}", found_pending) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -81,21 +93,36 @@ def _plain(value: Any, where: str, found_pending: list[bool]) -> Any:
     if _is_tensor(value):
         return _scalar(value, where, found_pending)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic):
-        return _plain(value.item(), where, found_pending)
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        return value.item() if value.size == 1 else value.tolist()
+    if numpy is not None and isinstance(value, numpy.floating):
+        return float(value)
+    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and value.dtype.kind in "biuf":
+        return _plain(value.item() if value.size == 1 else value.tolist(), where, found_pending)
+    if numpy is not None and isinstance(value, (numpy.str_, numpy.ndarray)) and value.dtype.kind == "U":
+        return _plain(value.tolist(), where, found_pending)
     raise ReportError(
         f"The metric {where!r} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be kept. Report "
         "numbers, strings, booleans, None, lists and dicts of them, numpy values or tensors with one element."
     )
 
 
-def _base(value: Any) -> Any:
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
+def _base(value: int | float | str, where: str) -> int | float | str:
+    """The plain value inside; what its own conversions say (an enum's name, say) does not count."""
+    if isinstance(value, str):
+        return _text(str.__str__(value))
+    if isinstance(value, float):
+        return float.__float__(value)
+    number = int.__int__(value)
+    if not _LEAST <= number <= _MOST:
+        raise ReportError(
+            f"The metric {where!r} is a whole number of {number.bit_length()} bits; at most 64 can be kept. Report it "
+            "as a float or as text."
+        )
+    return number
+
+
+def _text(text: str) -> str:
+    """``text`` as UTF-8 can carry it: half characters, as undecodable file names have, are written out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_tensor(value: Any) -> bool:
@@ -112,7 +139,7 @@ def _scalar(tensor: Any, where: str, found_pending: list[bool]) -> Any:
     if tensor.is_cuda:
         found_pending.append(True)
         return Pending(tensor)
-    return tensor.item()
+    return _plain(tensor.item(), where, found_pending)
 
 
 def _resolved(value: Any) -> Any:

@@ -211,6 +211,22 @@ def report_until_stopped() -> str:
         train.report({"step": step}, barrier=True)
 
 
+def reduce_until_stopped() -> None:
+    """Ranks that depend on each other in every step, and reports that wait for nobody."""
+    import torch
+    import torch.distributed as dist
+
+    step = 0
+    while True:
+        step += 1
+        dist.all_reduce(torch.ones(1))
+        train.report({"step": step})
+
+
+def go_on_from_elsewhere() -> int:
+    return restored_epoch()
+
+
 def describe_place() -> dict[str, Any]:
     context = train.get_context()
     print("to the log")

@@ -1,0 +1,46 @@
+"""A rank's bad end as a fact: built from what the engine saw or what the rank itself said. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from powertrain import wire
+from powertrain.engine import base
+from powertrain.run.attempt import Member
+from powertrain.run.events import WorkerFailure
+
+
+def died(member: Member, event: base.Exited) -> WorkerFailure:
+    """The process ended without a word."""
+    kind, words = base.describe_exit(event)
+    return _failure(member, kind, f"rank {member.rank} {words}", message=event.error)
+
+
+def raised(member: Member, report: wire.ErrorReport, kind: str) -> WorkerFailure:
+    """The rank said what went wrong; ``kind`` is "raised", "exit" or "start"."""
+    return _failure(
+        member,
+        kind,
+        f"rank {member.rank} raised {report.type}: {report.message}".rstrip(": "),
+        error_type=report.type,
+        message=report.message,
+        traceback=report.traceback,
+        file=report.file,
+        line=report.line,
+        function=report.function,
+        source=report.source,
+        secondary=report.secondary,
+    )
+
+
+def _failure(member: Member, kind: str, summary: str, **details: Any) -> WorkerFailure:
+    return WorkerFailure(
+        rank=member.rank,
+        kind=kind,
+        summary=summary,
+        host=member.placement.slot.host,
+        pid=member.pid,
+        row=member.attempt.rows.last_row(member.rank),
+        after=round(member.attempt.age(), 3),
+        **details,
+    )

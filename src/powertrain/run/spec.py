@@ -1,0 +1,45 @@
+"""What was asked for, as values: the one thing ``fit`` hands to the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from powertrain.config import BackendConfig, CheckpointConfig
+from powertrain.engine.base import SlotShape
+from powertrain.run import stopping
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What was asked for, frozen by ``fit``."""
+
+    name: str
+    #: The run's directory, the storage path it lies under, the directory ``fit`` was called in.
+    path: str
+    storage_path: str
+    launch_dir: str
+    #: A directory on this machine for sockets and scratch, removed at the end.
+    runtime_dir: str
+    #: Each rank's working directory; "" for one of its own below ``runtime_dir``.
+    working_dir: str = ""
+    min_workers: int
+    max_workers: int
+    shape: SlotShape
+    resources: Mapping[str, float] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    max_failures: int = 0
+    fail_fast: bool = False
+    stop: stopping.Criterion = None
+    callbacks: Sequence[Any] = ()
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    #: The pickled (function, config) and the sources that tracebacks may need.
+    function: bytes = b""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    #: A checkpoint of another run to begin from, as a path; "" for none.
+    begin_from: str = ""
+    version: str = ""

@@ -1,0 +1,730 @@
+"""The real controller, driven from its first request to its end by a scripted engine: no processes, no waiting."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from powertrain.backend import Backend, BackendConfig
+from powertrain.checkpoint import commit
+from powertrain.engine import base
+from powertrain.errors import ResourceError
+from powertrain.run import controller as controller_module
+from powertrain.run import events as ev
+from powertrain.run import journal, lifecycle
+from powertrain.run.controller import Controller, RunOutcome
+from powertrain.run.metrics import read_table
+from powertrain.run.spec import RunSpec
+from powertrain.storage import Storage, open_storage
+from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedWorker
+
+#: Seconds after which a run that should have ended by itself is ended by force, and its test fails.
+PATIENCE = 5.0
+
+E = TypeVar("E")
+
+
+class Watcher:
+    """An observer that remembers, and that a test can wait on."""
+
+    def __init__(self) -> None:
+        self.events: list[ev.Event] = []
+        self.rows: list[tuple[int, list[Mapping[str, Any] | None]]] = []
+        self.late: list[tuple[int, list[int]]] = []
+        self.printed: list[tuple[int, bytes]] = []
+        self.on_event: Callable[[ev.Event], None] = lambda _: None
+        self.on_row: Callable[[int], None] = lambda _: None
+
+    def event(self, event: ev.Event) -> None:
+        self.events.append(event)
+        self.on_event(event)
+
+    def row(self, row: int, by_rank: Sequence[Mapping[str, Any] | None], at: float) -> None:
+        self.rows.append((row, list(by_rank)))
+        self.on_row(row)
+
+    def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None:
+        self.late.append((row, list(ranks)))
+
+    def output(self, rank: int, data: bytes) -> None:
+        self.printed.append((rank, data))
+
+    def all_of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.all_of(ev.Warned)]
+
+
+class Run:
+    """One run of the real controller on a scripted engine."""
+
+    def __init__(self, directory: Path, runtime: str) -> None:
+        self.path, self.runtime = directory, runtime
+        self.storage: Storage = open_storage(directory)
+        self.watcher = Watcher()
+        self.lease = 0
+        self.controller: Controller | None = None
+
+    def go(self, engine: ScriptedEngine, workers: int = 2, **options: Any) -> RunOutcome:
+        """Run to the end. A run that does not end is ended by force, and that fails the test."""
+        self.lease += 1
+        self.controller = Controller(
+            self._spec(workers, options),
+            engine,
+            self.storage,
+            self.lease,
+            journal.replay(journal.read(self.storage)),
+            self.watcher,
+            commit.newest(self.storage),
+        )
+        overdue = threading.Timer(PATIENCE, self._end_by_force)
+        overdue.start()
+        try:
+            outcome = self.controller.run()
+        finally:
+            forced = not overdue.is_alive()
+            overdue.cancel()
+            overdue.join()
+        assert not forced, f"the run did not end by itself; its last facts: {self.watcher.events[-5:]}"
+        return outcome
+
+    def _spec(self, workers: int, options: dict[str, Any]) -> RunSpec:
+        settings: dict[str, Any] = {"min_workers": workers, "max_workers": workers, **options}
+        return RunSpec(
+            name="scripted",
+            path=str(self.path),
+            storage_path=str(self.path.parent),
+            launch_dir=str(self.path),
+            runtime_dir=self.runtime,
+            shape=base.SlotShape(),
+            **settings,
+        )
+
+    def _end_by_force(self) -> None:
+        assert self.controller is not None
+        self.controller.interrupt()
+        self.controller.interrupt()
+
+    def interrupt(self) -> None:
+        assert self.controller is not None
+        self.controller.interrupt()
+
+    @property
+    def points(self) -> list[tuple[int, int, int]]:
+        """(attempt, rank, row) of every point on disk, sorted."""
+        table = read_table(self.storage).to_pydict()
+        return sorted(zip(table["attempt"], table["rank"], table["row"], strict=True))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    runtime = tempfile.mkdtemp(prefix="pt-")
+    (tmp_path / "scripted").mkdir()
+    yield Run(tmp_path / "scripted", runtime)
+    assert not list(Path(runtime).glob("wire")), "the wire's socket was left behind"
+    shutil.rmtree(runtime)
+
+
+def two_reports(worker: ScriptedWorker) -> str:
+    worker.report({"loss": 1.0 + worker.rank})
+    worker.report({"loss": 0.5 + worker.rank})
+    return f"value of rank {worker.rank}"
+
+
+# --------------------------------------------------------------------------- the good path
+
+
+def test_a_run_ends_finished_with_the_metrics_and_the_value_of_rank_zero(run: Run) -> None:
+    outcome = run.go(ScriptedEngine(two_reports))
+    assert (outcome.state, outcome.metrics, outcome.failures) == ("finished", {"loss": 0.5}, ())
+    assert pickle.loads(outcome.value) == "value of rank 0"
+    assert run.watcher.rows == [(1, [{"loss": 1.0}, {"loss": 2.0}]), (2, [{"loss": 0.5}, {"loss": 1.5}])]
+    assert run.points == [(0, 0, 1), (0, 0, 2), (0, 1, 1), (0, 1, 2)]
+
+
+def test_the_journal_of_a_run_replays_to_the_state_it_ended_in(run: Run) -> None:
+    run.go(ScriptedEngine(two_reports))
+    assert journal.read(run.storage) == run.watcher.events
+    state = journal.replay(journal.read(run.storage))
+    assert (state.state, state.attempt, state.world_size) == ("finished", 0, 2)
+
+
+def test_slots_that_come_in_parts_are_waited_for_and_the_reason_is_told(run: Run) -> None:
+    def in_parts(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+        engine.grant(claim, 1)
+        engine.say_waiting(claim, "two nodes are starting")
+        engine.grant(claim, 1)
+        engine.grant(claim, 1)
+
+    engine = ScriptedEngine(two_reports, on_request=in_parts, hosts=("a", "b"))
+    assert run.go(engine, workers=3).state == "finished"
+    (waited,) = run.watcher.all_of(ev.SlotsWaited)
+    assert (waited.granted, waited.count, waited.reason) == (1, 3, "two nodes are starting")
+    (started,) = run.watcher.all_of(ev.AttemptStarted)
+    assert started.hosts == ("a", "a", "b")
+
+
+def test_a_remark_about_waiting_that_comes_after_the_last_grant_harms_nothing(run: Run) -> None:
+    def late_remark(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+        engine.grant(claim, claim.count)
+        engine.say_waiting(claim, "this was true a moment ago")
+
+    assert run.go(ScriptedEngine(two_reports, on_request=late_remark)).state == "finished"
+
+
+def test_fewer_workers_are_asked_for_where_the_engine_can_never_give_more(run: Run) -> None:
+    outcome = run.go(ScriptedEngine(two_reports, most=2), min_workers=1, max_workers=4)
+    assert outcome.state == "finished"
+    assert [e.count for e in run.watcher.all_of(ev.SlotsRequested)] == [4, 3, 2]
+    assert run.watcher.all_of(ev.AttemptStarted)[0].world_size == 2
+
+
+def test_a_request_that_can_never_be_met_is_the_callers_error(run: Run) -> None:
+    engine = ScriptedEngine(two_reports, most=1)
+    with pytest.raises(ResourceError, match="2 slot"):
+        run.go(engine)
+    assert engine.forked == []
+
+
+def test_ranks_meet_at_a_collective_and_get_what_rank_zero_brought(run: Run) -> None:
+    received: dict[int, bytes] = {}
+
+    def play(worker: ScriptedWorker) -> None:
+        for turn in range(3):
+            received[worker.rank] = worker.meet(b"%d" % turn if worker.rank == 0 else b"ignored")
+
+    assert run.go(ScriptedEngine(play), workers=3).state == "finished"
+    assert received == {0: b"2", 1: b"2", 2: b"2"}
+
+
+def test_a_report_with_a_barrier_returns_when_the_row_is_complete(run: Run) -> None:
+    order: list[str] = []
+    may_report = threading.Event()
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 1:
+            worker.wait_for(may_report)
+            order.append("rank 1 reports")
+            worker.report({"x": 1}, barrier=True)
+        else:
+            worker.report({"x": 0}, solo=True)
+            may_report.set()
+            worker.report({"x": 0}, barrier=True)
+            order.append("rank 0 goes on")
+
+    assert run.go(ScriptedEngine(play)).state == "finished"
+    assert order == ["rank 1 reports", "rank 0 goes on"]
+
+
+class HookConfig(BackendConfig):
+    def __init__(self, backend: type[Backend]) -> None:
+        self._backend = backend
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return self._backend
+
+
+def test_hooks_reach_every_worker_before_and_after_training(run: Run) -> None:
+    seen: list[Any] = []
+
+    class Hooks(Backend):
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            seen.append(("start", len(worker_group), worker_group.execute(max, 3, 4)))
+
+        def on_training_start(self, worker_group: Any, backend_config: Any) -> None:
+            seen.append(("training", worker_group.execute_single(1, min, 3, 4)))
+
+        def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+            seen.append(("shutdown", [f.result() for f in worker_group.execute_async(abs, -2)]))
+
+    assert run.go(ScriptedEngine(two_reports), backend=HookConfig(Hooks)).state == "finished"
+    assert seen == [("start", 2, [4, 4]), ("training", 3), ("shutdown", [2, 2])]
+
+
+def test_a_hook_that_fails_in_a_worker_is_that_ranks_failure(run: Run) -> None:
+    class Hooks(Backend):
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            worker_group.execute_single(1, int, "not a number")
+
+    outcome = run.go(ScriptedEngine(two_reports), backend=HookConfig(Hooks))
+    assert outcome.state == "failed"
+    assert [(f.rank, f.kind, f.error_type) for f in outcome.failures] == [(1, "start", "ValueError")]
+
+
+def test_a_worker_that_dies_while_a_hook_waits_for_it_ends_the_wait(run: Run) -> None:
+    class Hooks(Backend):
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            engine.end(engine.forked[1].slot, -signal.SIGSEGV)
+            worker_group.execute(abs, -1)
+
+    engine = ScriptedEngine(two_reports)
+    outcome = run.go(engine, backend=HookConfig(Hooks))
+    assert outcome.state == "failed"
+    assert [(f.rank, f.kind) for f in outcome.failures] == [(1, "signal")]
+
+
+# --------------------------------------------------------------------------- failures
+
+
+def saves_each_row(fails: Callable[[ScriptedWorker], None], rows: int = 4) -> Callable[[ScriptedWorker], Any]:
+    """A play that commits a checkpoint with every row, all ranks in step, and may fail after any."""
+
+    def play(worker: ScriptedWorker) -> None:
+        while worker.row < rows:
+            row = worker.row + 1
+            worker.report({"row": row}, files={f"rank-{worker.rank}": b"%d" % row}, barrier=True)
+            fails(worker)
+
+    return play
+
+
+def test_a_retry_starts_from_the_newest_commit_and_rows_go_on_from_it(run: Run) -> None:
+    began_with: list[tuple[int, int, str]] = []
+
+    def fails(worker: ScriptedWorker) -> None:
+        if worker.attempt == 0 and worker.row == 2 and worker.rank == 1:
+            raise ZeroDivisionError("division by zero")
+        if worker.attempt == 0 and worker.row == 2:
+            worker.hang()
+
+    def play(worker: ScriptedWorker) -> None:
+        began_with.append((worker.attempt, worker.row, worker.checkpoint and Path(worker.checkpoint).name))
+        saves_each_row(fails)(worker)
+
+    outcome = run.go(ScriptedEngine(play), max_failures=1)
+    assert (outcome.state, outcome.metrics) == ("finished", {"row": 4})
+    assert sorted(began_with) == [(0, 0, ""), (0, 0, ""), *[(1, 2, "checkpoint_000002")] * 2]
+    (failed,) = run.watcher.all_of(ev.Failed)
+    assert (failed.decision, failed.failures[0].rank, failed.failures[0].row) == ("retry", 1, 2)
+    assert failed.failures[0].summary == "rank 1 raised ZeroDivisionError: division by zero"
+    assert failed.failures[0].source.startswith("raise ZeroDivisionError")
+    assert [e.row for e in run.watcher.all_of(ev.Committed)] == [1, 2, 3, 4]
+    assert [e.first_row for e in run.watcher.all_of(ev.AttemptStarted)] == [1, 3]
+    state = journal.replay(journal.read(run.storage))
+    assert [state.is_live(0, 2), state.is_live(0, 3), state.is_live(1, 3)] == [True, False, True]
+
+
+def test_points_beyond_the_restored_commit_stay_on_disk_and_their_rows_are_reported_again(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        if worker.attempt == 0:
+            worker.report({"row": 1}, files={"state": b"1"}, barrier=True)
+            worker.report({"row": 2}, barrier=True)
+            worker.die(3)
+        while worker.row < 3:
+            worker.report({"row": worker.row + 1})
+
+    assert run.go(ScriptedEngine(play), workers=1, max_failures=1).state == "finished"
+    assert run.points == [(0, 0, 1), (0, 0, 2), (1, 0, 2), (1, 0, 3)]
+
+
+def test_a_failure_beyond_the_budget_ends_the_run_and_keeps_what_it_had(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"loss": 1.0}, barrier=True)
+        raise ValueError("always")
+
+    outcome = run.go(ScriptedEngine(play), max_failures=2)
+    assert (outcome.state, outcome.metrics) == ("failed", {"loss": 1.0})
+    assert [e.decision for e in run.watcher.all_of(ev.Failed)] == ["retry", "retry", "give_up"]
+    assert "max_failures=2" in outcome.reason
+    assert outcome.failures[0].error_type == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "kind", "words"),
+    [
+        (-signal.SIGSEGV, False, "signal", "SIGSEGV (segmentation fault"),
+        (-signal.SIGKILL, False, "signal", "SIGKILL"),
+        (-signal.SIGKILL, True, "oom", "memory ran out"),
+        (3, False, "exit", "exited with code 3"),
+        (0, False, "exit", "exited with code 0"),
+    ],
+)
+def test_a_death_without_a_word_is_decoded(run: Run, code: int, oom: bool, kind: str, words: str) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"x": 1}, barrier=True)
+        if worker.rank == 1:
+            worker.die(code, oom)
+        worker.hang()
+
+    outcome = run.go(ScriptedEngine(play))
+    assert outcome.state == "failed"
+    (failure,) = outcome.failures
+    assert (failure.rank, failure.kind, failure.row) == (1, kind, 1)
+    assert words in failure.summary
+
+
+def test_the_cause_is_found_though_its_echo_arrives_first(run: Run) -> None:
+    echo_sent = threading.Event()
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 0:
+            raise RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
+        worker.wait_for(echo_sent)
+        worker.die(-signal.SIGSEGV)
+
+    engine = ScriptedEngine(play)
+    original = Controller._ended
+
+    def ended(controller: Controller, member: Any, message: Any) -> None:
+        original(controller, member, message)
+        echo_sent.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(controller_module._MESSAGE_HANDLERS, controller_module.wire.Outcome, ended)
+        outcome = run.go(engine)
+    assert [(f.rank, f.kind, f.secondary) for f in outcome.failures] == [
+        (1, "signal", False),
+        (0, "raised", True),
+    ]
+
+
+def test_an_echo_without_a_cause_is_taken_for_the_cause_after_a_moment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_CAUSE_WITHIN", 0.05)
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 0:
+            raise ConnectionResetError("Connection reset by peer")
+        worker.hang()
+
+    outcome = run.go(ScriptedEngine(play))
+    assert (outcome.state, outcome.failures[0].rank) == ("failed", 0)
+
+
+def test_system_exit_with_a_code_is_a_failure_of_kind_exit(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        raise SystemExit(3)
+
+    outcome = run.go(ScriptedEngine(play), workers=1)
+    assert (outcome.state, outcome.failures[0].kind) == ("failed", "exit")
+
+
+def test_an_engine_that_does_not_restart_ends_the_run_whatever_the_budget(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        raise ValueError("once")
+
+    outcome = run.go(ScriptedEngine(play, restarts=False), max_failures=5)
+    assert outcome.state == "failed"
+    assert len(run.watcher.all_of(ev.AttemptStarted)) == 1
+
+
+# --------------------------------------------------------------------------- losses
+
+
+def loses(engine_of: Callable[[], ScriptedEngine], times: int) -> Callable[[ScriptedWorker], None]:
+    """Rank 1's slot is taken away in each of the first ``times`` attempts."""
+
+    def fails(worker: ScriptedWorker) -> None:
+        if worker.attempt < times:
+            if worker.rank == 1:
+                taken = threading.Thread(target=engine_of().lose, args=(worker.process.slot, "spot instance"))
+                taken.start()
+            worker.hang()
+
+    return fails
+
+
+def test_a_loss_is_free_of_max_failures(run: Run) -> None:
+    engine = ScriptedEngine(saves_each_row(loses(lambda: engine, times=3), rows=5))
+    outcome = run.go(engine, max_failures=0)
+    assert outcome.state == "finished"
+    lost = run.watcher.all_of(ev.Lost)
+    assert [(e.ranks, e.decision) for e in lost] == [((1,), "retry")] * 3
+    assert "spot instance" in lost[0].reason
+    assert len(engine.claims) == 4
+
+
+def test_three_losses_without_a_commit_between_them_end_the_run(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"x": 1}, barrier=True)
+        loses(lambda: engine, times=9)(worker)
+
+    engine = ScriptedEngine(play)
+    outcome = run.go(engine, max_failures=-1)
+    assert outcome.state == "failed"
+    assert [e.decision for e in run.watcher.all_of(ev.Lost)] == ["retry", "retry", "give_up"]
+    assert "3 losses" in outcome.reason
+
+
+def test_a_slot_lost_before_all_are_there_is_asked_for_again(run: Run) -> None:
+    def gives_and_takes(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+        if len(engine.claims) == 1:
+            (slot,) = engine.grant(claim, 1)
+            engine.lose(slot)
+            engine.grant(claim, claim.count - 1)
+        else:
+            engine.grant(claim, claim.count)
+
+    assert run.go(ScriptedEngine(two_reports, on_request=gives_and_takes)).state == "finished"
+
+
+def test_a_slot_lost_after_every_function_has_returned_does_not_start_the_run_again(run: Run) -> None:
+    class Hooks(Backend):
+        def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+            engine.lose(engine.forked[1].slot)
+
+    engine = ScriptedEngine(two_reports)
+    assert run.go(engine, backend=HookConfig(Hooks)).state == "finished"
+    assert len(run.watcher.all_of(ev.AttemptStarted)) == 1
+
+
+# --------------------------------------------------------------------------- absent and late ranks
+
+
+def test_a_rank_that_never_reports_is_recorded_absent_and_rows_go_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.02)
+    seen = threading.Event()
+    run.watcher.on_row = lambda row: seen.set() if row == 2 else None
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank != 1:
+            worker.report({"x": worker.rank}, files={"state": b""} if worker.rank == 0 else None)
+            worker.report({"x": worker.rank})
+        worker.wait_for(seen)
+
+    assert run.go(ScriptedEngine(play), workers=3).state == "finished"
+    (absent,) = run.watcher.all_of(ev.RanksAbsent)
+    assert (absent.ranks, absent.row) == ((1,), 1)
+    assert [row for row, _ in run.watcher.rows] == [1, 2]
+    assert [e.row for e in run.watcher.all_of(ev.Committed)] == [1]
+
+
+def test_a_rank_declared_absent_can_still_report_and_is_not_left_at_its_barrier(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.02)
+    seen = threading.Event()
+    run.watcher.on_row = lambda row: seen.set() if row == 2 else None
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 1:
+            worker.wait_for(seen)
+        worker.report({"x": worker.rank}, barrier=worker.rank == 1)
+        worker.report({"x": worker.rank})
+
+    assert run.go(ScriptedEngine(play)).state == "finished"
+
+
+def test_it_is_said_which_rank_is_late(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "_LATE_EVERY", 0.01)
+    told = threading.Event()
+
+    class Told(Watcher):
+        def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None:
+            super().waiting(row, ranks, seconds)
+            told.set()
+
+    run.watcher = Told()
+
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"x": 1}, barrier=True)
+        if worker.rank == 1:
+            worker.wait_for(told)
+        worker.report({"x": 2})
+
+    assert run.go(ScriptedEngine(play)).state == "finished"
+    assert run.watcher.late[0] == (2, [1])
+
+
+# --------------------------------------------------------------------------- ending early
+
+
+def reports_for_ever(stopped_at: dict[int, int]) -> Callable[[ScriptedWorker], None]:
+    """Ranks run apart by up to 20 rows and stop nowhere by themselves."""
+
+    def play(worker: ScriptedWorker) -> None:
+        try:
+            while True:
+                row = worker.row + 1
+                worker.report({"row": row}, barrier=row % 20 == 0)
+        finally:
+            stopped_at[worker.rank] = worker.row
+
+    return play
+
+
+def test_a_stop_criterion_acts_at_one_boundary_on_every_rank(run: Run) -> None:
+    stopped_at: dict[int, int] = {}
+    outcome = run.go(ScriptedEngine(reports_for_ever(stopped_at)), workers=4, stop={"row": 5})
+    assert outcome.state == "finished"
+    assert "row=5 has reached 5" in outcome.reason
+    assert len(set(stopped_at.values())) == 1
+    assert outcome.metrics == {"row": stopped_at[0]}
+    assert run.watcher.rows[-1][0] == stopped_at[0]
+    assert not outcome.interrupted
+
+
+def test_a_loop_that_asks_can_save_before_it_is_stopped(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        while True:
+            if worker.should_checkpoint():
+                worker.report({"saved": True}, files={f"rank-{worker.rank}": b"state"})
+            worker.report({"saved": False})
+
+    outcome = run.go(ScriptedEngine(play), stop={"training_iteration": 3})
+    assert (outcome.state, outcome.metrics) == ("finished", {"saved": True})
+    assert len(run.watcher.all_of(ev.Committed)) == 1
+
+
+def test_a_stop_function_that_raises_is_told_and_the_run_goes_on(run: Run) -> None:
+    def stop(name: str, result: dict[str, Any]) -> bool:
+        raise KeyError("accuracy")
+
+    assert run.go(ScriptedEngine(two_reports), stop=stop).state == "finished"
+    assert any("KeyError" in message for message in run.watcher.warnings())
+
+
+def test_one_interrupt_ends_the_run_at_a_boundary(run: Run) -> None:
+    stopped_at: dict[int, int] = {}
+    run.watcher.on_row = lambda row: run.interrupt() if row == 3 else None
+    outcome = run.go(ScriptedEngine(reports_for_ever(stopped_at)))
+    assert (outcome.state, outcome.reason, outcome.interrupted) == ("stopped", "interrupted", True)
+    assert len(set(stopped_at.values())) == 1
+
+
+def test_a_second_interrupt_ends_a_run_that_does_not_come_to_a_boundary(run: Run) -> None:
+    def once_more(event: ev.Event) -> None:
+        if isinstance(event, ev.Stopping):
+            run.interrupt()
+
+    run.watcher.on_event = once_more
+    run.watcher.on_row = lambda _: run.interrupt()
+
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"x": 1})
+        worker.hang()
+
+    outcome = run.go(ScriptedEngine(play))
+    assert (outcome.state, outcome.interrupted, outcome.metrics) == ("stopped", True, {"x": 1})
+
+
+def test_an_interrupt_while_slots_are_waited_for_ends_at_once(run: Run) -> None:
+    def busy(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+        engine.say_waiting(claim, "nothing is free")
+        run.interrupt()
+
+    outcome = run.go(ScriptedEngine(two_reports, on_request=busy))
+    assert (outcome.state, outcome.interrupted) == ("stopped", True)
+    assert run.watcher.all_of(ev.AttemptStarted) == []
+
+
+def test_an_interrupt_during_the_start_hooks_ends_at_once(run: Run) -> None:
+    class Hooks(Backend):
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            run.interrupt()
+
+    outcome = run.go(ScriptedEngine(lambda worker: worker.hang()), backend=HookConfig(Hooks))
+    assert (outcome.state, outcome.interrupted) == ("stopped", True)
+
+
+def test_an_interrupted_run_goes_on_where_it_was_committed(run: Run) -> None:
+    run.watcher.on_event = lambda event: run.interrupt() if isinstance(event, ev.Committed) else None
+    assert run.go(ScriptedEngine(saves_each_row(lambda _: None, rows=10_000))).state == "stopped"
+    last = run.watcher.all_of(ev.Committed)[-1].row
+    run.watcher.on_event = lambda event: None
+    began_at: list[int] = []
+
+    def play(worker: ScriptedWorker) -> None:
+        began_at.append(worker.row)
+        worker.report({"row": worker.row + 1})
+
+    assert run.go(ScriptedEngine(play)).state == "finished"
+    assert began_at == [last, last]
+    assert [e.attempt for e in run.watcher.all_of(ev.AttemptStarted)] == [0, 1]
+
+
+# --------------------------------------------------------------------------- faults outside the workers
+
+
+class Careless:
+    """A callback that raises whenever it is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def after_report(self, context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        self.calls.append("after_report")
+        raise RuntimeError("a fault in my own callback")
+
+    def on_event(self, context: Any, event: ev.Event) -> None:
+        self.calls.append("on_event")
+        raise LookupError("another fault")
+
+
+def test_a_callback_that_raises_is_survived_and_told_once_per_method(run: Run) -> None:
+    callback = Careless()
+    assert run.go(ScriptedEngine(two_reports), callbacks=[callback]).state == "finished"
+    assert callback.calls.count("after_report") == 2
+    told = [message for message in run.watcher.warnings() if "Careless." in message]
+    assert len(told) == 2
+    assert any("a fault in my own callback" in message for message in told)
+
+
+def test_callbacks_hear_of_rows_checkpoints_failures_and_events(run: Run) -> None:
+    heard: list[Any] = []
+
+    class Listener:
+        def after_report(self, context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+            heard.append((context.name, metrics, checkpoint is not None))
+
+        def after_exception(self, context: Any, failures: Mapping[int, ev.WorkerFailure]) -> None:
+            heard.append([(rank, failure.error_type) for rank, failure in failures.items()])
+
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"x": worker.rank}, files={"state": b""} if worker.rank == 0 else None, barrier=True)
+        if worker.rank == 1:
+            raise ValueError("no")
+        worker.hang()
+
+    run.go(ScriptedEngine(play), callbacks=[Listener()])
+    assert heard == [("scripted", [{"x": 0}, {"x": 1}], True), [(1, "ValueError")]]
+
+
+def test_an_error_of_the_controllers_own_closes_everything(run: Run) -> None:
+    def broken(row: int) -> None:
+        raise MemoryError("a fault of our own")
+
+    run.watcher.on_row = broken
+    engine = ScriptedEngine(reports_for_ever({}))
+    with pytest.raises(MemoryError):
+        run.go(engine)
+    assert all(engine.inspect(process.slot).state == "gone" for process in engine.forked)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("powertrain-")]
+    assert journal.replay(journal.read(run.storage)).state == lifecycle.TRAINING
+
+
+def test_output_is_passed_on_with_its_rank(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        worker.process.write(f"hello from {worker.rank}\n")
+
+    run.go(ScriptedEngine(play))
+    assert sorted(run.watcher.printed) == [(0, b"hello from 0\n"), (1, b"hello from 1\n")]
+    assert (run.path / "logs" / "attempt-0" / "rank-00001.log").read_text() == "hello from 1\n"
+
+
+def test_a_checkpoint_that_cannot_be_committed_is_told_and_the_run_goes_on(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"x": 1}, files={"state": b"1"}, barrier=True)
+        worker.report({"x": 2})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit, "commit", _disk_is_full)
+        assert run.go(ScriptedEngine(play), workers=1).state == "finished"
+    assert any("row 1 could not be committed" in message for message in run.watcher.warnings())
+
+
+def _disk_is_full(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")

@@ -1,0 +1,67 @@
+"""``powertrain.remote`` and ``powertrain.get``: one function in one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import powertrain
+from powertrain.engine import resources
+from powertrain.errors import ResourceError, TaskError
+
+
+def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value() -> None:
+    @powertrain.remote
+    def add(a: int, b: int = 1) -> tuple[int, int]:
+        return a + b, os.getpid()
+
+    first, second = powertrain.get([add.remote(1, b=2), add.remote(5)])
+    assert (first[0], second[0]) == (3, 6)
+    assert len({first[1], second[1], os.getpid()}) == 3
+
+
+def test_an_error_in_a_task_is_told_with_its_traceback() -> None:
+    @powertrain.remote
+    def divide(a: int) -> float:
+        return a / 0
+
+    with pytest.raises(TaskError, match="ZeroDivisionError") as error:
+        powertrain.get(divide.remote(1))
+    assert "return a / 0" in str(error.value)
+
+
+def test_the_death_of_a_task_is_decoded() -> None:
+    @powertrain.remote
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(TaskError, match="die was killed by SIGKILL"):
+        powertrain.get(die.remote())
+
+
+def test_a_gpu_asked_for_on_a_machine_without_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_gpu_names", tuple)
+
+    task = powertrain.remote(num_gpus=1)(os.getpid)
+
+    with pytest.raises(ResourceError, match="no NVIDIA GPU"):
+        task.remote()
+
+
+def test_a_task_that_takes_too_long_is_a_timeout(tmp_path: Any) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+
+    @powertrain.remote
+    def wait_for(path: str) -> str:
+        with open(path) as file:
+            return file.read()
+
+    task = wait_for.remote(str(fifo))
+    with pytest.raises(TimeoutError, match="wait_for"):
+        powertrain.get(task, timeout=0.1)
+    fifo.write_text("gone on")
+    assert powertrain.get(task) == "gone on"

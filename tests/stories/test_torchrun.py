@@ -1,0 +1,90 @@
+"""The stories under torchrun, which starts, ends and restarts the processes itself."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import loops
+import pytest
+
+from powertrain.result import Result
+from powertrain.run import events as ev
+
+
+@pytest.fixture
+def torchrun(stories: Any) -> Any:
+    def start(scenario: str, *options: str) -> Any:
+        return stories.start(scenario, "torchrun", options)
+
+    return start
+
+
+def test_good_runs_one_after_another(torchrun: Any, stories: Any) -> None:
+    driver = torchrun("several_good_runs")
+    leader, follower = driver.outcome(0), driver.outcome(1)
+
+    assert driver.process.returncode == 0
+    both_in_order = [[rank, 0, row] for row in (1, 2, 3) for rank in (0, 1)]
+    improved = leader["improve"]
+    assert (improved["raised"], improved["state"]) == ("", "finished")
+    assert improved["metrics"] == {"epoch": 2, "rank_plus_epoch": 2}
+    assert improved["return_value"] == {"rank": 0, "world_size": 2}
+    assert improved["points"] == both_in_order
+    assert improved["path"] == str(stories.storage / "improve")
+    assert {p.name for p in Path(improved["checkpoint"]).glob("rank-*")} == {"rank-0", "rank-1"}
+    assert follower["improve"]["raised"] == ""
+    assert follower["improve"]["metrics"] == improved["metrics"], "every rank sees what rank 0 reported last"
+    assert leader["meet"]["return_value"] == {"received": {"from": 0, "at": [1, 2]}, "rows_met": True}
+    assert math.isnan(leader["oddities"]["metrics"]["nan"])
+    assert (leader["stop"]["raised"], leader["stop"]["state"]) == ("", "finished")
+    assert leader["stop"]["metrics"]["step"] in (5, 6, 7)
+    assert follower["stop"]["raised"] == ""
+
+
+def test_an_exception_beside_a_collective_names_the_users_line(torchrun: Any, stories: Any) -> None:
+    driver = torchrun("raise_beside_a_collective")
+    assert driver.ended() != 0
+
+    line = next(n for n, t in enumerate(Path(loops.__file__).read_text().splitlines(), 1) if "shard 7" in t)
+    (failed,) = (fact for fact in stories.facts("raises") if isinstance(fact, ev.Failed))
+    first = failed.failures[0]
+    assert (first.rank, first.error_type, first.message) == (1, "ValueError", "shard 7 is empty")
+    assert (first.file, first.line) == (loops.__file__, line)
+    assert "TrainingFailedError: Rank 1 raised ValueError: shard 7 is empty" in driver.output
+    assert Result.from_path(stories.storage / "raises").state == "failed"
+
+
+def test_sys_exit_3_in_a_rank_fails_the_run(torchrun: Any, stories: Any) -> None:
+    driver = torchrun("exit_3")
+    assert driver.ended() != 0
+    (failed,) = (fact for fact in stories.facts("exits") if isinstance(fact, ev.Failed))
+    assert (failed.failures[0].rank, failed.failures[0].kind) == (1, "exit")
+
+
+def test_attempts_follow_torchruns_restarts(torchrun: Any, stories: Any) -> None:
+    driver = torchrun("recover_from_sigkill", "--max-restarts=1")
+    outcome = driver.outcome()
+
+    assert driver.process.returncode == 0
+    assert outcome["return_value"] == "attempt 1 began at epoch 2"
+    before = [[rank, 0, row] for row in (1, 2) for rank in (0, 1)]
+    after = [[rank, 1, row] for row in (3, 4, 5) for rank in (0, 1)]
+    assert outcome["points"] == before + after
+
+
+def test_ctrl_c_lets_the_loop_save(torchrun: Any, stories: Any) -> None:
+    driver = torchrun("save_when_asked")
+    driver.await_told("rank 0 trains", "rank 1 trains")
+    driver.interrupt()
+
+    assert [driver.outcome(rank)["raised"] for rank in (0, 1)] == ["KeyboardInterrupt"] * 2
+    last = stories.facts("interrupted")[-1]
+    assert isinstance(last, ev.Ended)
+    assert last.state == "stopped"
+    result = Result.from_path(stories.storage / "interrupted")
+    assert result.metrics is not None
+    assert result.metrics["saved"] is True
+    assert result.checkpoint is not None
+    assert {p.name for p in Path(result.checkpoint.path).glob("rank-*")} == {"rank-0", "rank-1"}

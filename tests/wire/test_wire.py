@@ -1,0 +1,455 @@
+"""The wire: only those who hold a key are heard, by their key; what is sent arrives once and in order."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powertrain import wire
+from powertrain.errors import WireError
+
+PATIENCE = 5.0
+
+
+class Ear:
+    """A hub, and all that it delivered and rejected."""
+
+    def __init__(self, directory: str, address: str = "ipc") -> None:
+        self.received: list[wire.Received] = []
+        self.rejected: list[str] = []
+        #: While it is not set, the hub's thread stands still at the next delivery.
+        self.reads = threading.Event()
+        self.reads.set()
+        self.acknowledges = True
+        self._changed = threading.Condition()
+        self.hub = wire.Hub(address, self._deliver, self._reject, directory=directory)
+
+    def _deliver(self, received: wire.Received) -> None:
+        self.reads.wait(PATIENCE)
+        if self.acknowledges:
+            self.hub.acknowledge(received)
+        with self._changed:
+            self.received.append(received)
+            self._changed.notify_all()
+        self.hub.acknowledge(received)
+
+    def _reject(self, problem: str) -> None:
+        with self._changed:
+            self.rejected.append(problem)
+            self._changed.notify_all()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE), (self.received, self.rejected)
+
+    def seqs(self) -> list[int]:
+        return [received.envelope.seq for received in self.received]
+
+    def notes(self) -> list[str]:
+        return [m.message for r in self.received for m in r.envelope.messages if isinstance(m, wire.Noted)]
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="pt-") as path:
+        yield path
+
+
+@pytest.fixture
+def ear(directory: str) -> Iterator[Ear]:
+    ear = Ear(directory)
+    yield ear
+    ear.reads.set()
+    ear.hub.close()
+
+
+def note(text: str) -> list[wire.FromWorker]:
+    return [wire.Noted(message=text)]
+
+
+def pump(link: wire.Link, until: Callable[[], bool]) -> list[wire.FromController]:
+    """Let the link work until something holds; returns the commands that came."""
+    commands: list[wire.FromController] = []
+    deadline = time.monotonic() + PATIENCE
+    while not until():
+        assert time.monotonic() < deadline, "it did not come to hold"
+        commands += link.poll(0.02)[0]
+    return commands
+
+
+def envelope(seq: int, rank: int = 0, **fields: Any) -> bytes:
+    return msgspec.msgpack.encode(
+        wire.Envelope(rank=rank, attempt=0, seq=seq, boundary=0, row=0, messages=fields.pop("messages", []), **fields)
+    )
+
+
+class RawClient:
+    """A socket with good keys that sends whatever a test likes."""
+
+    def __init__(self, door: wire.Door) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.curve_serverkey = door.hub_key
+        self.socket.curve_publickey, self.socket.curve_secretkey = door.keys.public, door.keys.secret
+        self.socket.connect(door.endpoint)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self._context.term()
+
+    def acknowledged(self) -> int:
+        """The number in the next acknowledgement."""
+        assert self.socket.poll(PATIENCE * 1000)
+        command = msgspec.msgpack.decode(self.socket.recv(), type=wire.FromController)
+        assert isinstance(command, wire.Ack)
+        return command.seq
+
+
+# --------------------------------------------------------------------------- who is heard
+
+
+def test_a_link_with_an_unknown_key_is_never_heard(ear: Ear) -> None:
+    stranger = wire.Link(
+        wire.Door(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=wire.KeyPair.new()), 0, 0
+    )
+    friend = wire.Link(ear.hub.admit(), 0, 0)
+    try:
+        stranger.send(note("let me in"), 0, 0)
+        for number in range(5):
+            stranger.poll(0.01)
+            friend.send(note(f"friend {number}"), 0, 0)
+        ear.wait_until(lambda: len(ear.notes()) == 5)
+        assert ear.notes() == [f"friend {number}" for number in range(5)]
+        assert not stranger.settled
+    finally:
+        stranger.close()
+        friend.close()
+
+
+def test_a_socket_without_encryption_is_never_heard(ear: Ear) -> None:
+    context = zmq.Context()
+    plain = context.socket(zmq.DEALER)
+    plain.linger = 0
+    plain.connect(ear.hub.endpoint)
+    plain.send(envelope(1))
+    link = wire.Link(ear.hub.admit(), 0, 0)
+    link.send(note("me"), 0, 0)
+    ear.wait_until(lambda: bool(ear.received))
+    assert ear.notes() == ["me"]
+    plain.close()
+    context.term()
+    link.close()
+
+
+def test_a_sender_is_known_by_its_key_whatever_its_envelope_claims(ear: Ear) -> None:
+    door, other = ear.hub.admit(), ear.hub.admit()
+    with RawClient(door) as client:
+        client.socket.send(envelope(1, rank=7))
+        ear.wait_until(lambda: bool(ear.received))
+    assert ear.received[0].sender == door.keys.public != other.keys.public
+    assert ear.received[0].envelope.rank == 7
+
+
+def test_a_message_with_a_forged_number_does_not_silence_another_sender(ear: Ear) -> None:
+    link = wire.Link(ear.hub.admit(), 0, 0)
+    with RawClient(ear.hub.admit()) as client:
+        client.socket.send(envelope(1))
+        link.send(note("mine"), 0, 0)
+        ear.wait_until(lambda: len(ear.received) == 2)
+        pump(link, lambda: link.settled)
+    link.close()
+
+
+def test_the_controller_may_admit_a_key_that_was_made_elsewhere(ear: Ear) -> None:
+    keys = wire.KeyPair.new()
+    door = ear.hub.admit(keys.public)
+    assert door.keys.secret == b""
+    link = wire.Link(wire.Door(endpoint=door.endpoint, hub_key=door.hub_key, keys=keys), 0, 0)
+    link.send(note("own key"), 0, 0)
+    ear.wait_until(lambda: ear.notes() == ["own key"])
+    link.close()
+
+
+def test_an_expelled_worker_is_not_heard_any_more(ear: Ear) -> None:
+    door = ear.hub.admit()
+    expelled, kept = wire.Link(door, 0, 0), wire.Link(ear.hub.admit(), 1, 0)
+    expelled.send(note("before"), 0, 0)
+    ear.wait_until(lambda: ear.notes() == ["before"])
+    ear.hub.expel(door.keys.public)
+    expelled.send(note("after"), 0, 0)
+    kept.send(note("kept"), 0, 0)
+    ear.wait_until(lambda: "kept" in ear.notes())
+    for _ in range(3):
+        kept.send(note("more"), 0, 0)
+    ear.wait_until(lambda: ear.notes().count("more") == 3)
+    assert "after" not in ear.notes()
+    expelled.close()
+    kept.close()
+
+
+# --------------------------------------------------------------------------- what cannot be read
+
+
+GARBAGE = {
+    "nothing": b"",
+    "no msgpack": b"\xc1\xc1\xc1",
+    "half a message": envelope(5)[:-3],
+    "another shape": msgspec.msgpack.encode({"hello": 1}),
+    "an unknown message": msgspec.msgpack.encode(
+        {"rank": 0, "attempt": 0, "seq": 9, "boundary": 0, "row": 0, "messages": [{"m": "no such"}]}
+    ),
+    "text that is no UTF-8": b"\x81\xa4\xff\xff\xff\xff\x01",
+    "nested beyond reason": b"\x91" * 100_000 + b"\x90",
+    "nested in an envelope": envelope(1)[:-1] + b"\x81\xa1x" + b"\x91" * 100_000 + b"\x90",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_with_a_good_key_is_dropped_and_told(ear: Ear, garbage: bytes) -> None:
+    with RawClient(ear.hub.admit()) as client:
+        client.socket.send(garbage)
+        client.socket.send(envelope(1))
+        ear.wait_until(lambda: bool(ear.received) and bool(ear.rejected))
+    assert ear.seqs() == [1]
+    assert "dropped" in ear.rejected[0]
+
+
+def test_a_message_of_several_frames_is_dropped_and_told(ear: Ear) -> None:
+    with RawClient(ear.hub.admit()) as client:
+        client.socket.send_multipart([b"one", b"two"])
+        client.socket.send(envelope(1))
+        ear.wait_until(lambda: bool(ear.received) and bool(ear.rejected))
+    assert "frames" in ear.rejected[0]
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60), st.integers(0, 200))
+def test_no_bytes_make_the_decoder_raise_anything_but_a_decode_error(noise: bytes, cut: int) -> None:
+    whole = envelope(1, messages=[wire.Noted(message="x"), wire.Point(row=1, at=0.0, metrics={"a": [1]})])
+    try:
+        wire._decode_envelope(whole[:cut] + noise + whole[cut:])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+
+
+# --------------------------------------------------------------------------- once and in order
+
+
+def test_messages_arrive_in_order_with_where_the_rank_stands(ear: Ear) -> None:
+    link = wire.Link(ear.hub.admit(), 3, 2)
+    sent = 0
+    while sent < 100:
+        if link.room > 0:
+            sent += 1
+            link.send(note(str(sent)), boundary=sent, row=2 * sent, extras={"n": sent})
+        else:
+            link.poll(0.02)
+    pump(link, lambda: link.settled)
+    assert ear.notes() == [str(number) for number in range(1, 101)]
+    last = ear.received[-1].envelope
+    assert (last.rank, last.attempt, last.seq, last.boundary, last.row, last.extras) == (3, 2, 100, 100, 200, {"n": 100})
+    link.close()
+
+
+def test_numbers_that_json_cannot_hold_survive(ear: Ear) -> None:
+    link = wire.Link(ear.hub.admit(), 0, 0)
+    metrics = {"nan": math.nan, "inf": -math.inf, "big": 2**64 - 1, "text": "ä\x00", "none": None, "deep": [{"a": [1.5]}]}
+    link.send([wire.Point(row=1, at=1.0, metrics=metrics)], 0, 0)
+    ear.wait_until(lambda: bool(ear.received))
+    (point,) = ear.received[0].envelope.messages
+    assert isinstance(point, wire.Point)
+    assert math.isnan(point.metrics.pop("nan"))
+    assert point.metrics == {key: value for key, value in metrics.items() if key != "nan"}
+    link.close()
+
+
+def test_nothing_is_lost_while_the_hub_reads_slowly(ear: Ear) -> None:
+    ear.reads.clear()
+    link = wire.Link(ear.hub.admit(), 0, 0)
+    for number in range(link.WINDOW):
+        link.send(note(str(number)), 0, 0)
+    assert link.room == 0
+    link.poll(0.05)
+    assert link.room == 0
+    ear.reads.set()
+    pump(link, lambda: link.settled)
+    assert ear.notes() == [str(number) for number in range(link.WINDOW)]
+    link.close()
+
+
+def test_what_is_not_acknowledged_is_sent_again_and_delivered_once(ear: Ear) -> None:
+    ear.reads.clear()
+    link = wire.Link(ear.hub.admit(), 0, 0)
+    link.RESEND_AFTER = 0.0  # type: ignore[misc]
+    for number in range(3):
+        link.send(note(str(number)), 0, 0)
+    for _ in range(5):  # each poll sends all of it again
+        link.poll(0.002)
+    ear.reads.set()
+    pump(link, lambda: link.settled)
+    link.RESEND_AFTER = 60.0  # type: ignore[misc]
+    link.send(note("last"), 0, 0)
+    pump(link, lambda: link.settled)
+    assert ear.notes() == ["0", "1", "2", "last"]
+    link.close()
+
+
+def test_a_batch_whose_acknowledgement_got_lost_is_acknowledged_again_and_not_delivered_again(ear: Ear) -> None:
+    with RawClient(ear.hub.admit()) as client:
+        for _ in range(3):
+            client.socket.send(envelope(1))
+            assert client.acknowledged() == 1
+    assert ear.seqs() == [1]
+
+
+def test_a_batch_is_acknowledged_when_it_has_been_dealt_with_and_not_before(ear: Ear) -> None:
+    ear.acknowledges = False
+    link = wire.Link(ear.hub.admit(), 0, 0)
+    link.send(note("one"), 0, 0)
+    ear.wait_until(lambda: bool(ear.received))
+    link.poll(0.02)
+    assert not link.settled
+    ear.hub.acknowledge(ear.received[0])
+    pump(link, lambda: link.settled)
+    link.close()
+
+
+def test_a_batch_that_got_lost_on_the_way_is_not_passed_over(ear: Ear) -> None:
+    """A broken connection may lose batch 2 and deliver batch 3: then 3 must wait until 2 is sent again."""
+    with RawClient(ear.hub.admit()) as client:
+        client.socket.send(envelope(1))
+        assert client.acknowledged() == 1
+        client.socket.send(envelope(3))
+        client.socket.send(envelope(2))
+        client.socket.send(envelope(3))
+        ear.wait_until(lambda: len(ear.received) >= 3)
+    assert ear.seqs() == [1, 2, 3]
+
+
+def test_commands_arrive_in_order_also_those_sent_before_the_worker_came(ear: Ear) -> None:
+    door = ear.hub.admit()
+    ear.hub.send(door.keys.public, wire.Train())
+    ear.hub.send(door.keys.public, wire.Hold(hold=1))
+    link = wire.Link(door, 0, 0)
+    link.send(note("here"), 0, 0)
+    got: list[wire.FromController] = []
+    for number in range(50):
+        ear.hub.send(door.keys.public, wire.RowClosed(row=number))
+    deadline = time.monotonic() + PATIENCE
+    while len(got) < 52 and time.monotonic() < deadline:
+        got += link.poll(0.02)[0]
+    assert got == [wire.Train(), wire.Hold(hold=1), *[wire.RowClosed(row=number) for number in range(50)]]
+    link.close()
+
+
+def test_a_command_reaches_only_the_worker_it_is_for(ear: Ear) -> None:
+    doors = [ear.hub.admit(), ear.hub.admit()]
+    links = [wire.Link(door, rank, 0) for rank, door in enumerate(doors)]
+    for link in links:
+        link.send(note("here"), 0, 0)
+        pump(link, lambda link=link: link.settled)
+    ear.hub.send(doors[1].keys.public, wire.Train())
+    ear.hub.send(doors[0].keys.public, wire.Hold(hold=1))
+    assert [link.poll(PATIENCE)[0] for link in links] == [[wire.Hold(hold=1)], [wire.Train()]]
+    for link in links:
+        link.close()
+
+
+def test_what_was_sent_before_the_hub_closes_still_arrives(directory: str) -> None:
+    ear = Ear(directory)
+    door = ear.hub.admit()
+    link = wire.Link(door, 0, 0)
+    link.send(note("here"), 0, 0)
+    pump(link, lambda: link.settled)
+    ear.hub.send(door.keys.public, wire.Dismissed(summary={"rows": 3}))
+    ear.hub.close()
+    assert link.poll(PATIENCE)[0] == [wire.Dismissed(summary={"rows": 3})]
+    link.close()
+
+
+# --------------------------------------------------------------------------- waking
+
+
+def test_a_poll_ends_when_it_is_woken_or_a_watched_descriptor_is_ready(ear: Ear) -> None:
+    link = wire.Link(ear.hub.admit(), 0, 0)
+    link.wake()
+    assert link.poll(PATIENCE) == ([], set())
+    read, write = os.pipe()
+    link.watch(read)
+    os.write(write, b"x")
+    assert link.poll(PATIENCE) == ([], {read})
+    link.close()
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("side", ["hub", "link"])
+def test_what_is_done_after_closing_touches_nobody_elses_descriptor(directory: str, side: str) -> None:
+    ear = Ear(directory)
+    door = ear.hub.admit()
+    link = wire.Link(door, 0, 0)
+    link.close()
+    ear.hub.close()
+    files = [tempfile.TemporaryFile() for _ in range(12)]  # they take the numbers that have become free
+    if side == "hub":
+        ear.hub.send(door.keys.public, wire.Train())
+        ear.hub.close()
+    else:
+        link.wake()
+    assert [file.seek(0, os.SEEK_END) for file in files] == [0] * 12
+    for file in files:
+        file.close()
+
+
+# --------------------------------------------------------------------------- the socket
+
+
+def test_the_socket_file_is_for_this_user_only_and_gone_after_closing(directory: str) -> None:
+    ear = Ear(directory)
+    (path,) = Path(directory).iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ear.hub.endpoint == f"ipc://{path}"
+    ear.hub.close()
+    assert list(Path(directory).iterdir()) == []
+
+
+def test_a_socket_path_that_is_too_long_is_a_clear_error(directory: str) -> None:
+    deep = Path(directory, "a" * 60, "b" * 60)
+    deep.mkdir(parents=True)
+    with pytest.raises(WireError, match="107 bytes.*XDG_RUNTIME_DIR"):
+        Ear(str(deep))
+    assert list(deep.iterdir()) == []
+
+
+def test_closing_twice_is_fine(directory: str) -> None:
+    ear = Ear(directory)
+    ear.hub.close()
+    ear.hub.close()
+
+
+def test_an_address_makes_it_listen_on_tcp_there_and_nowhere_else(directory: str) -> None:
+    ear = Ear(directory, "127.0.0.1")
+    assert ear.hub.endpoint.startswith("tcp://127.0.0.1:")
+    link = wire.Link(ear.hub.admit(), 0, 0)
+    link.send(note("over tcp"), 0, 0)
+    ear.wait_until(lambda: ear.notes() == ["over tcp"])
+    assert list(Path(directory).iterdir()) == []
+    link.close()
+    ear.hub.close()
