@@ -352,14 +352,14 @@ def test_a_failure_that_is_retried_is_reported_whole_and_a_last_one_in_a_line() 
         time=5.0, attempt=0, failures=(raised(), echo(0)), decision="retry", reason="failure 1 of 3"
     )
     said = "\n".join(narrated(view, narrator, [retry]))
-    assert "attempt 1 failed; the run goes on" in said
+    assert "attempt 0 failed; the run goes on" in said
     assert "train.py:42 in train_func" in said
     assert "Failure 1 of 3." in said
     final = ev.Failed(
         time=5.0, attempt=0, failures=(raised(), echo(0)), decision="give_up", reason="no retries left"
     )
     assert narrated(view, narrator, [final]) == [
-        "[digits] attempt 1 failed: rank 1 raised ValueError: bad label 7; no retries left"
+        "[digits] attempt 0 failed: rank 1 raised ValueError: bad label 7; no retries left"
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import linecache
 import os
@@ -24,9 +23,15 @@ def check_shape(function: Any, argument: str = "train_loop_per_worker") -> None:
             "calling it."
         )
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return  # some builtins have no signature; the call will tell
+    by_name = [p.name for p in parameters if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+    if by_name:
+        raise TrainFunctionError(
+            f"{argument} {_name(function)}() requires {', '.join(by_name)} by name, but a worker calls it with one "
+            "config dict, or with nothing. Take the config as the first argument, or give these a default."
+        )
     required = [
         p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
@@ -44,7 +49,8 @@ def pickle_function(
     """(function, config) as bytes; raises :class:`TrainFunctionError` naming what cannot be pickled."""
     try:
         with _by_value_where_needed(function):
-            return cloudpickle.dumps((function, config))
+            data: bytes = cloudpickle.dumps((function, config))
+            return data
     except Exception as error:
         culprit = _culprit(function, config, argument)
         raise TrainFunctionError(
@@ -80,20 +86,34 @@ def _by_value_where_needed(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _importable(module: Any) -> bool:
-    try:
-        spec = importlib.util.find_spec(module.__name__)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    # find_spec answers from sys.modules for what is loaded; look where it would really be found.
-    top = module.__name__.partition(".")[0]
+    """True when a fresh process would find this very module by its name."""
     origin = getattr(module, "__file__", None)
-    if spec is None or origin is None:
-        return spec is not None
-    return any(
-        os.path.exists(os.path.join(path or ".", top))
-        or os.path.exists(os.path.join(path or ".", f"{top}.py"))
-        for path in sys.path
-    )
+    if origin is None:
+        return getattr(module, "__spec__", None) is not None  # built in, or made by hand
+    found = _origin_on_path(module.__name__)
+    return found is not None and os.path.realpath(found) == os.path.realpath(origin)
+
+
+def _origin_on_path(name: str) -> str | None:
+    """The file an import of ``name`` would read, found without importing and without what is loaded already."""
+    locations: list[str] | None = None
+    spec = None
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = _find(".".join(parts[:end]), locations)
+        if spec is None:
+            return None
+        locations = list(spec.submodule_search_locations or ())
+    return spec.origin if spec is not None else None
+
+
+def _find(name: str, locations: list[str] | None) -> Any:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find(name, locations) if find is not None else None
+        if spec is not None:
+            return spec
+    return None
 
 
 def _culprit(function: Callable[..., Any], config: Any, argument: str) -> str:

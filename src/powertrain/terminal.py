@@ -697,11 +697,11 @@ class Narrator:
         if event.decision == "give_up":
             first = next((f for f in event.failures if not f.secondary), None)
             what = one_line(_headline_of(first), 300) if first else "failed"
-            return [self._own(f"attempt {self._view.attempts} failed: {what}; {event.reason}", "red")]
+            return [self._own(f"attempt {event.attempt} failed: {what}; {event.reason}", "red")]
         # Where ranks share the driver's own output there is no log of theirs to point at.
         logs = "" if self._view.engine in ("inline", "torchrun") else self._view.path
         report = failure_report(event.failures, event.reason, logs=logs)
-        lines = [self._own(f"attempt {self._view.attempts} failed; the run goes on", "red")]
+        lines = [self._own(f"attempt {event.attempt} failed; the run goes on", "red")]
         return lines + [Line("  " + text, style="red") for text in report.splitlines()]
 
 

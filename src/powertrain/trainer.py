@@ -311,8 +311,13 @@ def pick_engine(scaling: ScalingConfig) -> str:
         return scaling.engine
     if is_torchrun():
         return "torchrun"
-    if scaling.max_workers == 0 or sys.platform == "win32":
+    if scaling.max_workers == 0:
         return "inline"
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"ScalingConfig(num_workers={scaling.num_workers}) needs worker processes, which this version starts on "
+            f"Linux only; this is {sys.platform}. Use num_workers=0 to train in this process, or torchrun."
+        )
     return "local"
 
 

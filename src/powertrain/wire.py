@@ -274,7 +274,11 @@ class Hub:
         self._auth.start()
         self._socket = self._listening_socket()
         self._path = ""
-        self.endpoint = self._bind(address, directory)
+        try:
+            self.endpoint = self._bind(address, directory)
+        except BaseException:
+            self._close_sockets()  # a context with open sockets would block whoever collects it
+            raise
         self._outbox: deque[tuple[bytes, bytes]] = deque()
         self._wake = _Wakeup()
         self._routes: dict[bytes, bytes] = {}
@@ -315,15 +319,18 @@ class Hub:
         self._closing = True
         self._wake.set()
         self._thread.join()
-        self._auth.stop()
-        self._socket.close(linger=200)
-        self._context.term()
+        self._close_sockets()
         self._wake.close()
         if self._path:
             try:
                 os.unlink(self._path)
             except FileNotFoundError:
                 pass
+
+    def _close_sockets(self) -> None:
+        self._auth.stop()
+        self._socket.close(linger=200)
+        self._context.term()
 
     # -- the thread
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from powertrain import wire
 from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit
 from powertrain.engine import base
@@ -380,7 +381,7 @@ def test_the_cause_is_found_though_its_echo_arrives_first(run: Run) -> None:
         echo_sent.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(controller_module._MESSAGE_HANDLERS, controller_module.wire.Outcome, ended)
+        patch.setitem(controller_module._MESSAGE_HANDLERS, wire.Outcome, ended)
         outcome = run.go(engine)
     assert [(f.rank, f.kind, f.secondary) for f in outcome.failures] == [
         (1, "signal", False),
@@ -572,7 +573,7 @@ def test_a_loop_that_asks_can_save_before_it_is_stopped(run: Run) -> None:
         while True:
             if worker.should_checkpoint():
                 worker.report({"saved": True}, files={f"rank-{worker.rank}": b"state"})
-            worker.report({"saved": False})
+            worker.report({"saved": False}, barrier=worker.row % 5 == 0)
 
     outcome = run.go(ScriptedEngine(play), stop={"training_iteration": 3})
     assert (outcome.state, outcome.metrics) == ("finished", {"saved": True})

@@ -77,9 +77,19 @@ def test_a_row_shown_early_for_memorys_sake_comes_again_when_it_is_complete() ->
     table.add(0, point(1, 0, part=True))
     table.add(0, point(2, 0))
     (early,) = table.add(0, point(3, 0))
-    assert (early.number, early.metrics, early.parts, early.complete) == (1, [{"row": 1, "rank": 0}, None], {}, False)
+    assert (early.number, early.metrics, early.parts, early.complete) == (
+        1,
+        [{"row": 1, "rank": 0}, None],
+        {},
+        False,
+    )
     (complete,) = table.add(1, point(1, 1, part=True))
-    assert (complete.number, complete.metrics, sorted(complete.parts), complete.complete) == (1, [], [0, 1], True)
+    assert (complete.number, complete.metrics, sorted(complete.parts), complete.complete) == (
+        1,
+        [],
+        [0, 1],
+        True,
+    )
 
 
 # --------------------------------------------------------------------------- any order

@@ -176,6 +176,7 @@ def test_a_child_process_of_the_driver_does_not_keep_workers_alive(stories: Any)
     try:
         for rank in (0, 1):
             worker = int((stories.root / f"rank {rank} trains").read_text())
-            subprocess.run(["tail", "--sleep-interval=0.1", f"--pid={worker}", "-f", "/dev/null"], timeout=5, check=True)
+            until_gone = ["tail", "--sleep-interval=0.1", f"--pid={worker}", "-f", "/dev/null"]
+            subprocess.run(until_gone, timeout=5, check=True)
     finally:
         os.kill(child, signal.SIGKILL)

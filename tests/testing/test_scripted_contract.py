@@ -33,7 +33,8 @@ def _raise_error(process: ScriptedProcess) -> int:
 
 
 PROGRAMS = {
-    f"powertrain.testing.programs:{play.__name__[1:]}": play for play in (_exit_with, _write, _wait, _raise_error)
+    f"powertrain.testing.programs:{play.__name__[1:]}": play
+    for play in (_exit_with, _write, _wait, _raise_error)
 }
 
 
@@ -68,4 +69,8 @@ class TestScriptedEngine(EngineContract):
         engine = stage.engine
         assert isinstance(engine, ScriptedEngine)
         claim = engine.request(8, SlotShape())
-        return lambda: engine.grant(claim, 2) and None
+
+        def free() -> None:
+            engine.grant(claim, 2)
+
+        return free

@@ -51,7 +51,7 @@ def test_frames_of_ours_before_the_users_are_left_out_of_the_traceback() -> None
     from powertrain.engine.server import call_entry
 
     module = type(os)("made_up_for_this_test")
-    module.entry = lambda _: user()
+    vars(module)["entry"] = lambda _: user()
     import sys
 
     sys.modules[module.__name__] = module
@@ -101,16 +101,18 @@ def test_an_error_that_cannot_be_shown_is_still_described() -> None:
 
 
 def test_a_file_name_that_is_no_text_does_not_keep_the_error_from_travelling() -> None:
-    report = described(lambda: open(b"/no/such/\xff"))
+    report = described(lambda: os.stat(b"/no/such/\xff"))
     assert "/no/such/" in report.message
-    raised = described(lambda: open("/no/such/\udcff"))
+    raised = described(lambda: os.stat("/no/such/\udcff"))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(raised), type=ErrorReport) == raised
 
 
 def _dist_error() -> BaseException:
     import torch.distributed
 
-    return torch.distributed.DistBackendError("NCCL error: remote process exited or there was a network error")
+    return torch.distributed.DistBackendError(
+        "NCCL error: remote process exited or there was a network error"
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,9 @@ def _dist_error() -> BaseException:
         (lambda: ReportError("x"), False),
     ],
 )
-def test_an_echo_of_another_ranks_end_is_told_from_a_cause(make: Callable[[], BaseException], echo: bool) -> None:
+def test_an_echo_of_another_ranks_end_is_told_from_a_cause(
+    make: Callable[[], BaseException], echo: bool
+) -> None:
     assert failure.is_echo(make()) is echo
 
 

@@ -185,7 +185,9 @@ def test_a_hold_is_answered_with_the_boundaries_passed_and_acted_on(
     assert [gate.cross(), gate.cross()] == [("go", ""), ("stop", "enough")]
 
 
-def test_an_envelope_tells_the_boundaries_passed(controller: Controller, service: Service, gate: Gate) -> None:
+def test_an_envelope_tells_the_boundaries_passed(
+    controller: Controller, service: Service, gate: Gate
+) -> None:
     gate.cross()
     service.post(point(1))
     controller.wait_until(lambda: bool(controller.messages(wire.Point)))
@@ -196,7 +198,9 @@ def test_meeting_waits_for_the_answer_and_returns_what_rank_zero_brought(
     controller: Controller, service: Service
 ) -> None:
     answers: list[bytes] = []
-    thread = threading.Thread(target=lambda: answers.append(service.meet(wire.Arrived(sync=1, kind="barrier"))))
+    thread = threading.Thread(
+        target=lambda: answers.append(service.meet(wire.Arrived(sync=1, kind="barrier")))
+    )
     thread.start()
     controller.wait_until(lambda: bool(controller.messages(wire.Arrived)))
     assert not answers

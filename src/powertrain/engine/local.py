@@ -42,6 +42,8 @@ from powertrain.engine.base import (
 from powertrain.errors import EngineError
 
 _numbers = itertools.count(1)
+#: What the warm server has been told to sweep, by who told it: a new server must know it too.
+_sweeps: dict[str, list[str]] = {}
 
 
 # --------------------------------------------------------------------------- when forking is safe
@@ -134,6 +136,8 @@ class WarmServer:
         self.pid = _start_clean(theirs) if self.unsafe else _start_forked(theirs, self._control)
         theirs.close()
         self.alive = True
+        for id, paths in _sweeps.items():  # of a server that was killed
+            self._send(protocol.Sweep(id=id, paths=paths))
         # Not named powertrain-*: it lives as long as the server, not as long as a run.
         threading.Thread(target=self._listen, name="warm-server", daemon=True).start()
 
@@ -170,7 +174,8 @@ class WarmServer:
 
     def sweep_if_orphaned(self, id: str, paths: Sequence[str]) -> None:
         """Directories the server removes should this process die; none takes it back."""
-        self._send(self._protocol.Sweep(id=id, paths=list(paths)))
+        _sweeps[id] = list(paths)
+        self._send(self._protocol.Sweep(id=id, paths=_sweeps[id] or _sweeps.pop(id)))
 
     def close(self) -> None:
         """Let the server go: it ends what it forked and itself."""
@@ -488,11 +493,15 @@ class _OutputReader:
             source.done.wait(timeout=5.0)
 
     def close(self) -> None:
+        """Read all that is left and stop. Again is fine."""
+        if self._closing:
+            return
         thread = self._thread
         if thread is not None:
             for source in list(self._sources.values()):
                 source.done.wait(timeout=5.0)
-            self._closing = True
+        self._closing = True
+        if thread is not None:
             os.write(self._wake_write, b"x")
             thread.join()
         for source in list(self._sources.values()):

@@ -35,20 +35,37 @@ class Machine:
         if resource == "GPU":
             return float(len(self.gpus))
         if resource.startswith(_ACCELERATOR) and resource not in self.custom:
-            wanted = resource[len(_ACCELERATOR) :].lower().replace("-", " ")
-            return float(sum(wanted in name.lower().replace("-", " ") for name in self.gpus))
+            wanted = _words(resource[len(_ACCELERATOR) :])
+            return float(sum(wanted <= _words(name) for name in self.gpus))
         return float(self.custom.get(resource, 0.0))
+
+
+def _words(name: str) -> set[str]:
+    """The words of a GPU's name, whole: a T4 is no T400 and an A10 no A100. "80GB" also counts as "80G"."""
+    words = set(name.lower().replace("-", " ").split())
+    return words | {word[:-1] for word in words if word.endswith("gb")}
 
 
 def detect(custom: Mapping[str, float] | None = None) -> Machine:
     """This machine. Asks NVML and never CUDA: a CUDA context here would break every fork."""
     names = _gpu_names()
-    visible = tuple(str(index) for index in range(len(names)))
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and names:
-        visible = tuple(entry.strip() for entry in chosen.split(",") if entry.strip())
-        names = tuple(names[int(v)] if v.isdigit() and int(v) < len(names) else names[0] for v in visible)
+    visible = visible_gpus(len(names), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    names = tuple(names[int(entry) if entry.isdigit() else 0] for entry in visible)
     return Machine(cpus=_cpu_count(), gpus=names, visible=visible, custom=dict(custom or {}))
+
+
+def visible_gpus(count: int, chosen: str | None) -> tuple[str, ...]:
+    """The GPUs CUDA would show of ``count``, given CUDA_VISIBLE_DEVICES: it stops at the first entry that is none."""
+    if chosen is None:
+        return tuple(str(index) for index in range(count))
+    found: list[str] = []
+    for entry in map(str.strip, chosen.split(",")):
+        by_number = entry.isdigit() and int(entry) < count
+        by_name = count > 0 and entry.upper().startswith(("GPU-", "MIG-"))
+        if not (by_number or by_name):
+            break
+        found.append(entry)
+    return tuple(found)
 
 
 def check(machine: Machine, count: int, shape: SlotShape) -> None:
@@ -109,7 +126,7 @@ class Ledger:
         """Take ``wanted`` GPUs now or queue; returns "" or who is waited for. ``granted`` gets them, any thread."""
         with self._lock:
             free = self._free(machine)
-            if self._queue or len(free) < wanted:
+            if wanted and (self._queue or len(free) < wanted):
                 self._queue.append((claim, wanted, granted))
                 return f"{wanted} GPU(s), {len(free)} free; the others are held by {len(self._held)} other run(s)"
             self._held[claim] = free[:wanted]

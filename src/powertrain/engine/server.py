@@ -224,10 +224,14 @@ class _Server:
             self._tell(Ended(id=id, pid=pid, code=code, out_of_memory=oom))
 
     def _end_scope(self, leader: int) -> None:
-        """End what the dead worker left: its group, and orphans that have become our children."""
+        """End what the dead worker left: its group, and orphans that have become our children, until none comes up."""
         with contextlib.suppress(OSError):
             os.killpg(leader, signal.SIGKILL)
-        process.kill_all(pid for pid in process.children(os.getpid()) if pid not in self._workers)
+        while orphans := [pid for pid in process.children(os.getpid()) if pid not in self._workers]:
+            process.kill_all(orphans)
+            for pid in orphans:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
 
     def _end(self) -> None:
         for pid in list(self._workers):
@@ -248,6 +252,7 @@ def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # its orphans stay its own, and come to the server only when it is dead
         if os.getppid() != server:
             os._exit(1)  # the server died before the signal was armed
         _take_over_output(output)

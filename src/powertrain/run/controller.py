@@ -57,6 +57,8 @@ _CAUSE_WITHIN = 1.0
 _ABSENT_AFTER = 30.0
 #: Seconds between two remarks about a rank that is behind.
 _LATE_EVERY = 5.0
+#: Seconds that a commit waits for the points before it to be on disk.
+_SPOOLED_WITHIN = 2.0
 #: Seconds that an interrupted run has to reach its boundary.
 _INTERRUPT_GRACE = 15.0
 #: Seconds for ranks without any report to end after the others have stopped; for hooks; for processes to leave.
@@ -488,6 +490,8 @@ class Controller:
 
     def _commit(self, attempt: Attempt, row: Row) -> Any | None:
         """Commit a row's checkpoint: from here on it can be resumed from."""
+        # Who resumes from it relies on the rows before it: they must not die with this process.
+        self._metrics.wait_spooled(_SPOOLED_WITHIN)
         manifest = self._checkpoints.commit(attempt, row)
         if manifest is None:
             return None

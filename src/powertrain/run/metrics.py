@@ -404,12 +404,15 @@ def _last_covered(storage: Storage, lease: int) -> int:
     return last
 
 
+# Whole segments use the system's allocator: it gives large pieces back at once, where Arrow's own keeps them.
+
+
 def _encode_segment(table: pa.Table, first: int, last: int) -> bytes:
     import pyarrow as pa
 
     metadata = {_COVERS: msgspec.json.encode([first, last])}
-    table = table.replace_schema_metadata(metadata).combine_chunks()
-    sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata(metadata)
+    sink = pa.BufferOutputStream(memory_pool=pa.system_memory_pool())
     compression: Literal["zstd"] | None = "zstd" if pa.Codec.is_available("zstd") else None
     with pa.ipc.new_file(
         sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
@@ -422,7 +425,7 @@ def _decode_segment(data: bytes) -> tuple[pa.Table, int]:
     """A segment's points, and the last number that it covers."""
     import pyarrow as pa
 
-    table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    table = pa.ipc.open_file(pa.BufferReader(data), memory_pool=pa.system_memory_pool()).read_all()
     _, last = msgspec.json.decode((table.schema.metadata or {})[_COVERS], type=tuple[int, int])
     return table.replace_schema_metadata(None), last
 

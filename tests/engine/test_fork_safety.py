@@ -1,0 +1,60 @@
+"""When the warm server may be forked from the calling process: asked of real interpreters in each state."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+ASK = "from powertrain.engine.local import why_fork_is_unsafe; print('ANSWER', why_fork_is_unsafe())"
+
+#: Both cores at work, however few there are.
+MATMUL = "import torch; torch.set_num_threads(2); torch.ones(512, 512) @ torch.ones(512, 512); "
+THREAD = (
+    "import threading; e = threading.Event(); t = threading.Thread(target=e.wait, daemon=True); t.start(); "
+)
+IN_A_THREAD = f"""
+import threading
+t = threading.Thread(target=lambda: exec({ASK!r}))
+t.start(); t.join()
+"""
+
+
+def answer(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
+    return line.removeprefix("ANSWER").strip()
+
+
+def test_it_is_safe_after_mere_imports() -> None:
+    assert answer(f"import numpy, pyarrow, torch; {ASK}") == ""
+
+
+def test_it_is_unsafe_after_a_matmul_on_several_threads() -> None:
+    assert "native thread" in answer(MATMUL + ASK)
+
+
+def test_it_is_unsafe_with_a_second_python_thread() -> None:
+    assert "more than one Python thread" in answer(THREAD + ASK)
+
+
+def test_it_is_unsafe_from_another_thread_than_the_main_one() -> None:
+    assert "more than one Python thread" in answer(IN_A_THREAD)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="obstore is not installed")
+def test_it_is_unsafe_after_obstore_was_used() -> None:
+    used = "import obstore; obstore.put(obstore.store.MemoryStore(), 'x', b'y'); "
+    assert answer(used + ASK) != ""
+
+
+def test_it_is_unsafe_with_a_gpu_open() -> None:
+    code = (
+        "import os, powertrain.engine.local as local; real = os.readlink; "
+        "os.readlink = lambda p: '/dev/nvidia0' if p.startswith('/proc/self/fd') else real(p); "
+    )
+    assert "GPU" in answer(code + ASK)
