@@ -76,7 +76,8 @@ class TestBeforeAnyProcess:
     def test_a_gpu_on_a_machine_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(resources, "_gpu_names", tuple)
         message = refusal(
-            lambda: TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2, use_gpu=True)), ResourceError
+            lambda: TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2, use_gpu=True)),
+            ResourceError,
         )
         assert "no NVIDIA GPU" in message
         assert "use_gpu=False" in message
@@ -118,7 +119,9 @@ class TestBeforeAnyProcess:
         assert repr(missing.path) in message
 
 
-def test_a_live_run_is_refused_before_a_worker_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_run_is_refused_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fork(*_: Any, **__: Any) -> None:
         raise AssertionError("a worker was about to be started")
 

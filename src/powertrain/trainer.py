@@ -79,9 +79,8 @@ class DataParallelTrainer:
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
         refuse_unwritable(self.run_config.storage_root)
-        self._pickled = b""
         if self._engine_name == "local":
-            self._pickled = functions.pickle_function(train_loop_per_worker, train_loop_config)
+            functions.pickle_function(train_loop_per_worker, train_loop_config)
             self._check_machine()
             _warm_up()
 
@@ -178,13 +177,19 @@ class DataParallelTrainer:
             callbacks=run.callbacks,
             checkpoints=run.checkpoint_config,
             backend=self._backend,
-            function=self._pickled,
+            function=self._travelling_function(),
             sources=functions.sources_only_here(),
             metadata=self._metadata,
             seed=seed,
             begin_from=self._begin_from,
             version=__version__,
         )
+
+    def _travelling_function(self) -> bytes:
+        """The function as it is now: what it uses may have changed since the trainer was made."""
+        if self._engine_name != "local":
+            return b""  # every process has its own
+        return functions.pickle_function(self._function, self._config)
 
     def _worker_bounds(self) -> tuple[int, int]:
         if self._engine_name == "inline":

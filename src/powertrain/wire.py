@@ -7,7 +7,8 @@ of theirs is decoded, and it knows a sender by its key, never by what the messag
 Everything a worker says travels in numbered :class:`Envelope` batches. A link keeps what is not acknowledged and sends
 it again after a lost connection, and the hub drops what it has already seen. So a message handed to a link arrives
 once, or the worker is dead. Batches are acknowledged when they have been dealt with, not when they arrive: a controller
-that falls behind slows what workers send, and its memory stays bounded.
+that falls behind slows what workers send, and its memory stays bounded. Commands are numbered too, and sent again
+over a new connection until an envelope says that they were heard.
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     boundary: int
     row: int
     messages: list[FromWorker]
+    #: Number of the last command that has arrived.
+    heard: int = 0
     extras: dict[str, Any] = {}
 
 
@@ -212,9 +215,17 @@ class Dismissed(Message, frozen=True, tag="dismissed"):
 
 FromController = Union[Ack, Execute, Train, Hold, Goto, Opened, RowClosed, Dismissed]
 
+
+class Order(msgspec.Struct, frozen=True):
+    """A command with its number among those of one worker, from 1; 0 for an :class:`Ack`, which may get lost."""
+
+    number: int
+    command: FromController
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
-_decode_command: Callable[[bytes], Any] = msgspec.msgpack.Decoder(FromController).decode
+_decode_order = msgspec.msgpack.Decoder(Order).decode
 
 
 # --------------------------------------------------------------------------- keys
@@ -249,6 +260,19 @@ class Received(msgspec.Struct, frozen=True):
     envelope: Envelope
 
 
+class _Peer:
+    """What the hub knows of one worker. The hub's thread only, but for ``acknowledged``."""
+
+    def __init__(self) -> None:
+        #: Where its connection is; None before it came.
+        self.route: bytes | None = None
+        #: The last batch that was delivered, and the last that was dealt with.
+        self.seen = self.acknowledged = 0
+        #: The last command's number, and the commands not yet known to have arrived.
+        self.number = 0
+        self.unheard: deque[tuple[int, bytes]] = deque()
+
+
 class Hub:
     """Listens for links, delivers their batches in order and once, and sends to them.
 
@@ -269,7 +293,7 @@ class Hub:
         self._deliver, self._rejected = deliver, rejected
         self._context = zmq.Context()
         self._auth = Authenticator(self._context)
-        self._known: set[bytes] = set()
+        self._peers: dict[bytes, _Peer] = {}
         self._auth.configure_curve_callback("*", credentials_provider=self)
         self._auth.start()
         self._socket = self._listening_socket()
@@ -279,37 +303,35 @@ class Hub:
         except BaseException:
             self._close_sockets()  # a context with open sockets would block whoever collects it
             raise
-        self._outbox: deque[tuple[bytes, bytes]] = deque()
+        self._outbox: deque[tuple[bytes, FromController]] = deque()
         self._wake = _Wakeup()
-        self._routes: dict[bytes, bytes] = {}
-        self._seen: dict[bytes, int] = {}
-        self._acknowledged: dict[bytes, int] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="powertrain-hub", daemon=True)
         self._thread.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
         """ZAP's question: may this key in? (The name is the authenticator's.)"""
-        return key in self._known
+        return key in self._peers
 
     def admit(self, public: bytes = b"") -> Door:
         """A door for one more worker: with keys made here, or for whoever holds the secret half of ``public``."""
         keys = KeyPair(public, b"") if public else KeyPair.new()
-        self._known.add(keys.public)
+        self._peers.setdefault(keys.public, _Peer())
         return Door(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
 
     def expel(self, public: bytes) -> None:
         """Forget a worker: later messages of its connection are dropped unread."""
-        self._known.discard(public)
+        self._peers.pop(public, None)
 
     def acknowledge(self, received: Received) -> None:
         """The batch has been dealt with: its sender may forget it. Any thread."""
-        self._acknowledged[received.sender] = received.envelope.seq
-        self.send(received.sender, Ack(seq=received.envelope.seq))
+        if (peer := self._peers.get(received.sender)) is not None:
+            peer.acknowledged = received.envelope.seq
+            self.send(received.sender, Ack(seq=peer.acknowledged))
 
     def send(self, public: bytes, message: FromController) -> None:
         """Hand a message to the worker with this key, now or when it connects. Any thread."""
-        self._outbox.append((public, _encode(message)))
+        self._outbox.append((public, message))
         self._wake.set()
 
     def close(self) -> None:
@@ -388,35 +410,45 @@ class Hub:
 
     def _receive(self, route: bytes, frame: zmq.Frame) -> None:
         sender = str(frame.get("User-Id")).encode()
-        if sender not in self._known:
+        peer = self._peers.get(sender)
+        if peer is None:
             return
         try:
             envelope = _decode_envelope(frame.buffer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._rejected(f"a message that is not an envelope was dropped ({error})")
             return
-        self._routes[sender] = route
-        if envelope.seq == self._seen.get(sender, 0) + 1:
-            self._seen[sender] = envelope.seq
+        self._catch_up(peer, route, envelope.heard)
+        if envelope.seq == peer.seen + 1:
+            peer.seen = envelope.seq
             self._deliver(Received(sender, envelope))
         else:
             # Seen already: the acknowledgement was lost. Too early: it comes again, after those lost before it.
-            self._outbox.append((sender, _encode(Ack(seq=self._acknowledged.get(sender, 0)))))
+            self._outbox.append((sender, Ack(seq=peer.acknowledged)))
+
+    def _catch_up(self, peer: _Peer, route: bytes, heard: int) -> None:
+        """Forget the commands that have arrived; over a new connection, send the others (again)."""
+        while peer.unheard and peer.unheard[0][0] <= heard:
+            peer.unheard.popleft()
+        if peer.route != route:
+            peer.route = route
+            for _, frame in peer.unheard:
+                self._socket.send_multipart([route, frame])
 
     def _flush(self) -> None:
-        waiting: list[tuple[bytes, bytes]] = []
         while self._outbox:
-            public, frame = self._outbox.popleft()
-            route = self._routes.get(public)
-            if route is None:
-                if public in self._known:
-                    waiting.append((public, frame))
+            public, message = self._outbox.popleft()
+            peer = self._peers.get(public)
+            if peer is None:
                 continue
-            try:
-                self._socket.send_multipart([route, frame], zmq.NOBLOCK)
-            except zmq.Again:
-                waiting.append((public, frame))
-        self._outbox.extendleft(reversed(waiting))
+            number = 0
+            if not isinstance(message, Ack):
+                number = peer.number = peer.number + 1
+            frame = _encode(Order(number, message))
+            if number:
+                peer.unheard.append((number, frame))
+            if peer.route is not None:
+                self._socket.send_multipart([peer.route, frame])
 
 
 # --------------------------------------------------------------------------- the worker's side
@@ -454,6 +486,7 @@ class Link:
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._seq = 0
         self._unacked: deque[tuple[int, bytes]] = deque()
+        self._commands = 0
         self._heard = time.monotonic()
 
     @property
@@ -504,6 +537,7 @@ class Link:
             boundary=boundary,
             row=row,
             messages=list(messages),
+            heard=self._commands,
             extras=extras or {},
         )
         try:
@@ -528,13 +562,16 @@ class Link:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return commands
-            command = _decode_command(frame)
+            order = _decode_order(frame)
             self._heard = time.monotonic()
-            if isinstance(command, Ack):
-                while self._unacked and self._unacked[0][0] <= command.seq:
+            if isinstance(order.command, Ack):
+                while self._unacked and self._unacked[0][0] <= order.command.seq:
                     self._unacked.popleft()
-            else:
-                commands.append(command)
+            elif (
+                order.number == self._commands + 1
+            ):  # any other has come already, over a connection that broke
+                self._commands = order.number
+                commands.append(order.command)
 
     def _resend_if_silent(self) -> None:
         if self._unacked and time.monotonic() - self._heard > self.RESEND_AFTER:

@@ -15,9 +15,7 @@ import powertrain as train
 from powertrain import RunConfig, ScalingConfig, TrainingFailedError
 from powertrain.torch import TorchConfig, TorchTrainer
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/dev/nvidiactl"), reason="this machine has no NVIDIA GPU"
-)
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="this machine has no NVIDIA GPU")
 
 
 def _fit(function: Any, *, workers: int = 1, config: TorchConfig | None = None, **resources: float) -> Any:

@@ -89,7 +89,9 @@ def test_a_killed_driver_leaves_nothing_and_its_run_goes_on_by_name(
     again = stories.start("never_at_a_boundary", engine).outcome()
     assert again["raised"] == ""
     assert again["metrics"] == {"resumed": 1}
-    assert again["points"] == [[rank, attempt, row] for attempt, row in ((0, 1), (1, 2)) for rank in RANKS[engine]]
+    assert again["points"] == [
+        [rank, attempt, row] for attempt, row in ((0, 1), (1, 2)) for rank in RANKS[engine]
+    ]
 
 
 def second_start_is_refused(stories: Any, holder: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,9 @@ def second_start_is_refused(stories: Any, holder: int, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setenv("STORY_DIRECTORY", str(stories.root))
         trainer = DataParallelTrainer(
-            loops.never_at_a_boundary, scaling_config=stage.scaling("local"), run_config=stage.run_config("killed")
+            loops.never_at_a_boundary,
+            scaling_config=stage.scaling("local"),
+            run_config=stage.run_config("killed"),
         )
         with pytest.raises(RunInUseError) as refusal:
             trainer.fit()
@@ -138,7 +142,9 @@ def test_a_killed_server_takes_its_workers_along_and_the_run_begins_again(storie
 def test_an_uncaught_failure_is_the_scripts_exit_code_and_last_words(stories: Any) -> None:
     driver = stories.start("raise_beside_a_collective")
     assert driver.ended() == 1
-    assert "powertrain.errors.TrainingFailedError: Rank 1 raised ValueError: shard 7 is empty" in driver.output
+    assert (
+        "powertrain.errors.TrainingFailedError: Rank 1 raised ValueError: shard 7 is empty" in driver.output
+    )
     line = next(n for n, t in enumerate(Path(loops.__file__).read_text().splitlines(), 1) if "shard 7" in t)
     assert f"{loops.__file__}:{line}" in driver.output
 
@@ -161,7 +167,11 @@ def test_a_driver_that_used_obstore_before(stories: Any) -> None:
 
 def test_fit_in_a_thread_of_a_fresh_driver_then_two_at_once(stories: Any) -> None:
     outcomes = stories.start("threads").outcome()
-    assert {name: outcome["raised"] for name, outcome in outcomes.items()} == {"alone": "", "left": "", "right": ""}
+    assert {name: outcome["raised"] for name, outcome in outcomes.items()} == {
+        "alone": "",
+        "left": "",
+        "right": "",
+    }
     for name, outcome in outcomes.items():
         assert outcome["path"].endswith(name)
         assert outcome["points"] == [[rank, 0, row] for row in (1, 2, 3) for rank in (0, 1)]

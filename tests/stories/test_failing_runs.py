@@ -56,7 +56,11 @@ def test_the_echo_in_a_rank_inside_a_collective_is_folded(fits: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
-        ("SIGKILL", "signal", "Rank 1 was killed by SIGKILL (killed from outside, which no process can catch)."),
+        (
+            "SIGKILL",
+            "signal",
+            "Rank 1 was killed by SIGKILL (killed from outside, which no process can catch).",
+        ),
         ("segfault", "signal", "Rank 1 was killed by SIGSEGV (segmentation fault"),
         ("sys.exit(3)", "exit", "Rank 1 raised SystemExit: 3"),
         ("MemoryError", "raised", "Rank 1 raised MemoryError"),

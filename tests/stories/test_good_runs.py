@@ -96,10 +96,14 @@ def test_stop_as_a_dict_ends_at_the_first_row_that_reaches_it(fits: Any, engine:
     outcome = fits.outcome(loops.report_until_stopped, engine, stop={"step": 5})
 
     assert (outcome["raised"], outcome["state"]) == ("", "finished")
-    last = {rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in range(world_size(engine))}
+    last = {
+        rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in range(world_size(engine))
+    }
     assert set(last.values()) <= {5, 6, 7}, "a boundary just ahead, the same for all"
     assert len(set(last.values())) == 1
-    assert any(isinstance(f, ev.Stopping) and "step=5" in f.reason for f in fits.facts("report_until_stopped"))
+    assert any(
+        isinstance(f, ev.Stopping) and "step=5" in f.reason for f in fits.facts("report_until_stopped")
+    )
 
 
 def test_stop_by_training_iteration_needs_no_metric(fits: Any) -> None:
@@ -113,7 +117,9 @@ def test_ranks_that_meet_in_every_step_stop_at_the_same_one(fits: Any, engine: s
     outcome = fits.outcome(loops.reduce_until_stopped, engine, kind=TorchTrainer, stop={"step": 20})
 
     assert (outcome["raised"], outcome["state"]) == ("", "finished")
-    last = {rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in range(world_size(engine))}
+    last = {
+        rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in range(world_size(engine))
+    }
     assert len(set(last.values())) == 1
     assert outcome["seconds"] < 10
 
@@ -228,7 +234,8 @@ def test_callbacks_hear_of_rows_checkpoints_and_facts(fits: Any, engine: str) ->
 
     ranks = range(world_size(engine))
     assert listener.rows == [
-        ("improve", [{"epoch": epoch, "rank_plus_epoch": rank + epoch} for rank in ranks]) for epoch in range(3)
+        ("improve", [{"epoch": epoch, "rank_plus_epoch": rank + epoch} for rank in ranks])
+        for epoch in range(3)
     ]
     assert listener.checkpoints[-1].path == outcome["checkpoint"]
     assert listener.facts[0] == "RunStarted"
@@ -355,7 +362,9 @@ def test_a_finished_run_started_again_goes_on_and_names_what_changed(fits: Any) 
     again = fits.outcome(loops.improve, kind=TorchTrainer, workers=1)
 
     assert again["raised"] == ""
-    assert again["metrics"] == {"epoch": 2, "rank_plus_epoch": 2}, "the restored row's; nothing was left to do"
+    assert again["metrics"] == {"epoch": 2, "rank_plus_epoch": 2}, (
+        "the restored row's; nothing was left to do"
+    )
     warnings = [f.message for f in fits.facts("improve") if isinstance(f, ev.Warned)]
     assert len(warnings) == 1
     assert "scaling_config.num_workers: 2 -> 1" in warnings[0]

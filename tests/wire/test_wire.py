@@ -143,7 +143,7 @@ class RawClient:
     def acknowledged(self) -> int:
         """The number in the next acknowledgement."""
         assert self.socket.poll(int(PATIENCE * 1000))
-        command = msgspec.msgpack.decode(self.socket.recv(), type=wire.FromController)
+        command = msgspec.msgpack.decode(self.socket.recv(), type=wire.Order).command
         assert isinstance(command, wire.Ack)
         return command.seq
 
@@ -499,3 +499,20 @@ def test_an_address_makes_it_listen_on_tcp_there_and_nowhere_else(directory: str
     assert list(Path(directory).iterdir()) == []
     link.close()
     ear.hub.close()
+
+
+def test_a_command_lost_with_its_connection_comes_again_and_only_once(ear: Ear) -> None:
+    door = ear.hub.admit()
+    link = wire.Link(door, 0, 0)
+    link.send(note("first"), 0, 0)
+    pump(link, lambda: link.settled)
+    link._socket.disconnect(door.endpoint)
+    ear.hub.send(door.keys.public, wire.Train())
+    link._socket.connect(door.endpoint)
+    link.send(note("here again"), 0, 0)
+    got = pump(link, lambda: link.settled)
+    link.send(note("heard"), 0, 0)
+    got += pump(link, lambda: link.settled)
+    assert got == [wire.Train()]
+    assert ear.received[-1].envelope.heard == 1
+    link.close()

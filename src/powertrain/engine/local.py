@@ -363,7 +363,10 @@ class LocalEngine:
         self._server = server or warm_up()
         self._machine = resources.detect(custom_resources)
         self._host = socket.gethostname()
-        self._claims: dict[str, LocalClaim] = {}
+        #: Claims not granted yet, slots held by each claim, and those to give back once their process is gone.
+        self._waiting: set[str] = set()
+        self._slots: dict[str, dict[str, Slot]] = {}
+        self._leaving: set[str] = set()
         self._processes: dict[str, str] = {}
         self._pids: dict[str, int] = {}
         self._changed = threading.Condition()
@@ -382,7 +385,7 @@ class LocalEngine:
         if not self._server.alive:  # killed: its workers were lost with it, and a new one begins again
             self._server = warm_up()
         claim = LocalClaim(f"local-{next(_numbers)}", count, shape)
-        self._claims[claim.id] = claim
+        self._waiting.add(claim.id)
         needed = len({gpu for gpus in self._gpu_shares(claim, self._machine.visible) for gpu in gpus})
         waiting_for = _ledger.claim(claim.id, needed, self._machine, lambda gpus: self._grant(claim, gpus))
         if waiting_for:
@@ -395,13 +398,16 @@ class LocalEngine:
         read, write = os.pipe()
         self._output.add(slot, read, spec.log_path)
         id = self._processes[slot.id] = f"p{next(_numbers)}"
-        self._server.fork(
-            id,
-            spec,
-            write,
-            started=lambda pid: self._started(slot, pid),
-            ended=lambda pid, code, oom: self._ended(slot, pid, code, oom),
-        )
+        try:
+            self._server.fork(
+                id,
+                spec,
+                write,
+                started=lambda pid: self._started(slot, pid),
+                ended=lambda pid, code, oom: self._ended(slot, pid, code, oom),
+            )
+        except EngineError:  # the server is gone: so is the slot
+            self._ended(slot, 0, -signal.SIGKILL, False)
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         id = self._processes.get(slot.id)
@@ -414,33 +420,43 @@ class LocalEngine:
 
     def release(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
-            self.signal(slot, signal.SIGKILL)
-        for claim in {slot.id.rsplit("/", 1)[0] for slot in slots}:
-            if self._claims.pop(claim, None) is not None:
-                _ledger.give_back(claim, self._machine)
+            with self._changed:
+                self._leaving.add(slot.id)
+                busy = slot.id in self._processes
+            if busy:
+                self.signal(slot, signal.SIGKILL)
+            else:
+                self._give_back(slot.id)
 
     def close(self) -> None:
-        for claim in list(self._claims):
-            del self._claims[claim]
-            _ledger.give_back(claim, self._machine)
         self._events = lambda _: None
-        for id in list(self._processes.values()):
-            self._server.kill(id, signal.SIGKILL)
+        for claim in list(self._waiting):
+            _ledger.give_back(claim, self._machine)
+        self.release([slot for slots in list(self._slots.values()) for slot in list(slots.values())])
         with self._changed:
             self._changed.wait_for(lambda: not self._processes, timeout=10.0)
         self._output.close()
 
+    def _give_back(self, slot_id: str) -> None:
+        """The slot is free for others: nothing runs on it, and its GPUs are not another slot's of the claim."""
+        claim = slot_id.rsplit("/", 1)[0]
+        with self._changed:
+            self._leaving.discard(slot_id)
+            slot = self._slots.get(claim, {}).pop(slot_id, None)
+            shared = {gpu for other in self._slots.get(claim, {}).values() for gpu in other.gpus}
+        if slot is not None:
+            _ledger.give_back(claim, self._machine, tuple(gpu for gpu in slot.gpus if gpu not in shared))
+
     def _grant(self, claim: LocalClaim, gpus: tuple[str, ...]) -> None:
         shares = self._gpu_shares(claim, gpus)
-        self._events(
-            Granted(
-                claim.id,
-                tuple(
-                    Slot(id=f"{claim.id}/{i}", host=self._host, address="127.0.0.1", gpus=shares[i])
-                    for i in range(claim.count)
-                ),
-            )
+        slots = tuple(
+            Slot(id=f"{claim.id}/{i}", host=self._host, address="127.0.0.1", gpus=shares[i])
+            for i in range(claim.count)
         )
+        with self._changed:
+            self._waiting.discard(claim.id)
+            self._slots[claim.id] = {slot.id: slot for slot in slots}
+        self._events(Granted(claim.id, slots))
 
     @staticmethod
     def _gpu_shares(claim: LocalClaim, visible: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -455,7 +471,10 @@ class LocalEngine:
         with self._changed:
             self._processes.pop(slot.id, None)
             self._pids.pop(slot.id, None)
+            leaving = slot.id in self._leaving
             self._changed.notify_all()
+        if leaving:
+            self._give_back(slot.id)
         if self._server.alive:
             self._events(Exited(slot, pid, code, oom))
         else:

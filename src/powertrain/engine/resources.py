@@ -133,18 +133,21 @@ class Ledger:
         granted(free[:wanted])
         return ""
 
-    def give_back(self, claim: str, machine: Machine) -> None:
-        """Free what ``claim`` holds or waits for, and serve the queue."""
+    def give_back(self, claim: str, machine: Machine, gpus: tuple[str, ...] | None = None) -> None:
+        """Free what ``claim`` holds (only ``gpus`` of it, if given) or waits for, and serve the queue."""
         ready: list[tuple[Callable[[tuple[str, ...]], None], tuple[str, ...]]] = []
         with self._lock:
-            self._held.pop(claim, None)
+            held = self._held.pop(claim, ())
+            kept = tuple(gpu for gpu in held if gpus is not None and gpu not in gpus)
+            if kept:
+                self._held[claim] = kept
             self._queue = deque(entry for entry in self._queue if entry[0] != claim)
             while self._queue and len(free := self._free(machine)) >= self._queue[0][1]:
                 name, wanted, granted = self._queue.popleft()
                 self._held[name] = free[:wanted]
                 ready.append((granted, free[:wanted]))
-        for granted, gpus in ready:
-            granted(gpus)
+        for granted, given in ready:
+            granted(given)
 
     def _free(self, machine: Machine) -> tuple[str, ...]:
         held = {gpu for gpus in self._held.values() for gpu in gpus}

@@ -133,7 +133,6 @@ def _preload() -> None:
     importlib.import_module("powertrain.torch.backend")
     importlib.import_module("powertrain.torch.prepare")
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    gc.collect()
     gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
 
 
@@ -252,7 +251,9 @@ def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # its orphans stay its own, and come to the server only when it is dead
+        _prctl(
+            _PR_SET_CHILD_SUBREAPER, 1
+        )  # its orphans stay its own, and come to the server only when it is dead
         if os.getppid() != server:
             os._exit(1)  # the server died before the signal was armed
         _take_over_output(output)

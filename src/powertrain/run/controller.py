@@ -527,15 +527,17 @@ class Controller:
         self._interrupts += 1
         if self._interrupts == 1:
             self._stop("interrupt", "interrupted; a second Ctrl-C ends it at once")
-            self._deadlines["grace"] = time.monotonic() + _INTERRUPT_GRACE
+            if self._stopping is not None:
+                self._deadlines["grace"] = time.monotonic() + _INTERRUPT_GRACE
         else:
             self._end_now("")
 
     def _stop(self, cause: str, reason: str) -> None:
         """Ask every rank to end at a boundary they agree on; a run that is not training yet ends at once."""
-        if self._stopping is not None:
-            return
         attempt = self._attempt
+        ending = attempt is not None and attempt.phase in (phases.SHUTTING_DOWN, phases.DISMISSED)
+        if self._stopping is not None or ending:
+            return
         self._stopping = ev.Stopping(
             time=time.time(), attempt=max(0, self._state.attempt), cause=cause, reason=reason
         )
@@ -676,6 +678,12 @@ class Controller:
             self._clear(attempt, self._decide)
         else:
             self._exits_changed(attempt)
+
+    def _draining(self, event: base.Drain) -> None:
+        """A slot will be taken away: say so. When it goes, that is a loss."""
+        seconds = max(0.0, event.deadline - time.time())
+        rank = self._ranks_by_slot.get(event.slot.id, -1)
+        self._warn(f"{event.slot.host} will be taken away in {seconds:.0f} s: {event.reason}.", rank)
 
     def _lost_before_start(self, event: base.SlotLost) -> None:
         """A slot went while others were still awaited: give the rest back and ask anew."""
@@ -828,6 +836,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     base.Started: Controller._started,
     base.Exited: Controller._exited,
     base.SlotLost: Controller._slot_lost,
+    base.Drain: Controller._draining,
     _Interrupt: Controller._interrupted,
     _Said: Controller._said,
     HookDone: Controller._hook_done,

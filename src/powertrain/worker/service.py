@@ -48,7 +48,6 @@ class Service:
         orphaned: Callable[[], None] = lambda: None,
     ) -> None:
         """``watch`` is a descriptor whose readiness means the run is gone; then ``orphaned`` is called."""
-        self._door, self._rank, self._attempt = door, rank, attempt
         self._gate, self._progress = gate, progress
         self._watch, self._orphaned = watch, orphaned
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
@@ -63,10 +62,10 @@ class Service:
         self._awake = False
         self._closing = False
         self._deadline = 0.0
-        self._started = threading.Event()
+        self._told_full, self._spill_again_at = False, 0.0
+        self._link = wire.Link(door, rank, attempt)  # handed to the thread, which alone uses it from then on
         self._thread = threading.Thread(target=self._run, name="powertrain-service", daemon=True)
         self._thread.start()
-        self._started.wait()
 
     # -- the training thread's side
 
@@ -106,10 +105,8 @@ class Service:
     # -- the thread
 
     def _run(self) -> None:
-        self._link = wire.Link(self._door, self._rank, self._attempt)
         if self._watch >= 0:
             self._link.watch(self._watch)
-        self._started.set()
         last_send = last_beat = 0.0
         try:
             while True:
@@ -165,8 +162,20 @@ class Service:
 
     def _keep_memory_bounded(self) -> None:
         """Move what exceeds the limit to the file; while the file has content, all new messages follow into it."""
-        if len(self._ordered) > _MEMORY_LIMIT or (self._spill and self._ordered):
-            self._spill.put([_finished(self._ordered.popleft()) for _ in range(len(self._ordered))])
+        full = len(self._ordered) > _MEMORY_LIMIT or (self._spill and self._ordered)
+        if not full or time.monotonic() < self._spill_again_at:
+            return
+        messages = [_finished(self._ordered.popleft()) for _ in range(len(self._ordered))]
+        try:
+            self._spill.put(messages)
+        except OSError as error:
+            self._ordered.extendleft(reversed(messages))
+            self._spill_again_at = time.monotonic() + 1.0
+            if not self._told_full:
+                self._told_full = True
+                self._urgent.append(
+                    wire.Noted(message=f"Reports pile up in memory: they cannot be put on disk ({error}).")
+                )
 
     def _all_out(self) -> bool:
         return not (self._ordered or self._urgent or self._spill) and self._link.settled
@@ -257,13 +266,27 @@ class _Spill:
         return self._file is not None
 
     def put(self, messages: list[wire.FromWorker]) -> None:
+        """Append all of them, or none and raise ``OSError``."""
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 (closed by close)
+            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 (closed by close)
             self._read_at = 0
-        self._file.seek(0, os.SEEK_END)
-        for start in range(0, len(messages), _BATCH):
-            data = wire.encode_messages(messages[start : start + _BATCH])
-            self._file.write(len(data).to_bytes(4, "little") + data)
+        end = self._file.seek(0, os.SEEK_END)
+        chunks = (
+            wire.encode_messages(messages[start : start + _BATCH])
+            for start in range(0, len(messages), _BATCH)
+        )
+        try:
+            for chunk in chunks:
+                self._write(len(chunk).to_bytes(4, "little") + chunk)
+        except OSError:
+            self._file.truncate(end)
+            if end == self._read_at:
+                self.close()
+            raise
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[self._file.write(data) :]
 
     def take(self) -> list[wire.FromWorker]:
         """The oldest messages: one chunk as it was put."""

@@ -17,7 +17,9 @@ from powertrain import DataParallelTrainer, FailureConfig
 ENGINE = os.environ["STORY_ENGINE"]
 
 
-def trainer(loop: Callable[..., Any], name: str, kind: type[Any] = DataParallelTrainer, **options: Any) -> Any:
+def trainer(
+    loop: Callable[..., Any], name: str, kind: type[Any] = DataParallelTrainer, **options: Any
+) -> Any:
     config = options.pop("config", None)
     return kind(
         loop,
