@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from powertrain import DataParallelTrainer, RunConfig, ScalingConfig
+import powertrain
+from powertrain import (
+    Checkpoint,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerFailedError,
+)
 from powertrain.engine import local, resources
 from powertrain.errors import ConfigError, ResourceError, RunInUseError, StorageError, TrainFunctionError
 from powertrain.run.lease import Lease
@@ -31,6 +41,16 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_server", None)
     monkeypatch.setattr(local, "_start_forked", start)
     monkeypatch.setattr(local, "_start_clean", start)
+
+
+@pytest.fixture
+def under_torchrun() -> Iterator[pytest.MonkeyPatch]:
+    """As one of two processes here, of four in all. Undone before the check for what the test left."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2"), ("RANK", "0")):
+            patch.setenv(name, value)
+        patch.setenv("TORCHELASTIC_RUN_ID", "job")
+        yield patch
 
 
 def refusal(make: Callable[[], Any], kind: type[Exception]) -> str:
@@ -82,6 +102,38 @@ class TestBeforeAnyProcess:
         assert "no NVIDIA GPU" in message
         assert "use_gpu=False" in message
 
+    def test_a_gpu_inline_on_a_machine_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(resources, "_gpu_names", tuple)
+        scaling = ScalingConfig(num_workers=0, use_gpu=True)
+        message = refusal(lambda: TorchTrainer(train, scaling_config=scaling), ResourceError)
+        assert "1 worker(s) were to get 1 GPU(s) each" in message
+
+    def test_a_gpu_under_torchrun_on_a_machine_without_one(self, under_torchrun: pytest.MonkeyPatch) -> None:
+        under_torchrun.setattr(resources, "_gpu_names", tuple)
+        scaling = ScalingConfig(num_workers=0, use_gpu=True)
+        message = refusal(lambda: TorchTrainer(train, scaling_config=scaling), ResourceError)
+        assert "2 worker(s) were to get 1 GPU(s) each" in message, (
+            "those of this machine, not of all machines"
+        )
+
+    @pytest.mark.parametrize("option", [{"log_to_file": True}, {"working_dir": "."}])
+    def test_output_and_directory_of_an_inline_rank(self, option: dict[str, Any]) -> None:
+        trainer = refusal(
+            lambda: DataParallelTrainer(
+                train, scaling_config=ScalingConfig(num_workers=0), run_config=RunConfig(**option)
+            ),
+            ConfigError,
+        )
+        assert next(iter(option)) in trainer
+        assert "output of inline ranks is this process's own" in trainer
+
+    @pytest.mark.usefixtures("under_torchrun")
+    def test_output_of_a_rank_under_torchrun(self) -> None:
+        message = refusal(
+            lambda: DataParallelTrainer(train, run_config=RunConfig(log_to_file=True)), ConfigError
+        )
+        assert "--log-dir" in message
+
     def test_more_cpus_than_the_machine_has_when_asked_by_name(self) -> None:
         scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 100_000})
         message = refusal(lambda: DataParallelTrainer(train, scaling_config=scaling), ResourceError)
@@ -132,3 +184,58 @@ def test_a_live_run_is_refused_before_a_worker_starts(
     assert "process 4321 " in message
     assert "'elsewhere'" in message
     assert not (tmp_path / "live" / "journal").exists()
+
+
+def test_a_second_inline_run_at_the_same_time_is_one_clear_error() -> None:
+    def train_inside() -> None:
+        DataParallelTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=0)).fit()
+
+    with pytest.raises(TrainingFailedError, match="only one rank at a time") as caught:
+        DataParallelTrainer(train_inside, scaling_config=ScalingConfig(num_workers=0)).fit()
+    assert isinstance(caught.value.worker_failures[0], WorkerFailedError)
+
+
+def test_a_checkpoint_name_that_would_not_be_found_again_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("x")
+
+    def report_twice(config: dict[str, Any]) -> None:
+        for name in config["names"]:
+            powertrain.report({}, checkpoint=Checkpoint(config["path"]), checkpoint_dir_name=name)
+
+    for names, words in ((["epoch/1"], "not a plain name"), (["latest", "latest"], "has already")):
+        trainer = DataParallelTrainer(
+            report_twice,
+            train_loop_config={"names": names, "path": str(tmp_path)},
+            scaling_config=ScalingConfig(num_workers=0),
+        )
+        with pytest.raises(TrainingFailedError, match=words):
+            trainer.fit()
+
+
+def test_an_argument_of_report_that_is_not_here_yet_is_named() -> None:
+    trainer = DataParallelTrainer(
+        lambda: powertrain.report({}, validation=True), scaling_config=ScalingConfig(num_workers=0)
+    )
+    with pytest.raises(TrainingFailedError, match=r"report\(validation=...\) is not supported yet"):
+        trainer.fit()
+
+
+def test_checkpoints_are_found_although_run_json_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("x")
+
+    def save_and_tell(config: dict[str, str]) -> bool:
+        found = powertrain.get_checkpoint() is not None
+        powertrain.report({}, checkpoint=Checkpoint(config["path"]))
+        return found
+
+    def fit() -> Result:
+        return DataParallelTrainer(
+            save_and_tell,
+            train_loop_config={"path": str(tmp_path)},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(name="found"),
+        ).fit()
+
+    first = fit()
+    os.unlink(os.path.join(first.path, "run.json"))
+    assert (first.return_value, fit().return_value) == (False, True)

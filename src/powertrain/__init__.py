@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         TorchConfig,
         ValidationConfig,
     )
-    from powertrain.errors import PowertrainError, TrainingFailedError
+    from powertrain.errors import PowertrainError, TrainingFailedError, WorkerFailedError
     from powertrain.result import Result
     from powertrain.run.callbacks import RunContext, UserCallback
     from powertrain.tasks import get, init, is_initialized, remote, shutdown
@@ -54,7 +54,7 @@ _HOMES = {
         "TorchConfig",
         "ValidationConfig",
     ),
-    "powertrain.errors": ("PowertrainError", "TrainingFailedError"),
+    "powertrain.errors": ("PowertrainError", "TrainingFailedError", "WorkerFailedError"),
     "powertrain.result": ("Result",),
     "powertrain.run.callbacks": ("RunContext", "UserCallback"),
     "powertrain.tasks": ("get", "init", "is_initialized", "remote", "shutdown"),
@@ -91,6 +91,7 @@ __all__ = [
     "TrainingFailedError",
     "UserCallback",
     "ValidationConfig",
+    "WorkerFailedError",
     "get",
     "get_checkpoint",
     "get_context",

@@ -80,7 +80,7 @@ class WorkerGroup(Protocol):
 class Backend:
     """What a framework needs done in its workers. Override what applies; a hook left out does nothing."""
 
-    #: True when a worker must see every GPU of the run on its node, not only its own.
+    #: Ray Train's. Here every worker sees all GPUs of the run on its node, whatever this says.
     share_cuda_visible_devices: bool = False
 
     def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:

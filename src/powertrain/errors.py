@@ -12,9 +12,10 @@
     ├── ReportError            ``report`` was handed something it cannot keep (also a ValueError)
     ├── OutsideWorkerError     a worker-only function was called elsewhere (also a RuntimeError)
     ├── WireError              a message could not be understood or was not authenticated
+    ├── CollectiveError        ranks that should meet cannot (also a RuntimeError)
     ├── EngineError            processes could not be started or controlled
-    │   └── StartTimeoutError    slots or workers did not come in time
     ├── TaskError              a function started with ``powertrain.remote`` failed
+    ├── WorkerFailedError      why one rank ended badly; never raised by itself
     └── TrainingFailedError    ``fit`` ended in failure; carries ``worker_failures`` and the partial ``result``
 
 Each message is written for the person who reads it: what happened, with its values; why, where that is
@@ -73,20 +74,39 @@ class EngineError(PowertrainError):
     """Processes could not be started or controlled."""
 
 
-class StartTimeoutError(EngineError):
-    """Slots or workers did not come within the time allowed."""
+class CollectiveError(PowertrainError, RuntimeError):
+    """Ranks that should meet at a barrier or broadcast cannot: one has ended, or they called different things."""
 
 
 class TaskError(PowertrainError):
     """A function started with ``powertrain.remote`` failed; the message holds its traceback."""
 
 
+class WorkerFailedError(PowertrainError):
+    """Why one rank ended badly, as an exception: its text is the rank's traceback, or how its process died.
+
+    ``failure`` is the :class:`~powertrain.run.events.WorkerFailure`, whose fields (``rank``, ``kind``, ``summary``,
+    ``error_type``, ``file``, ``line``, ...) can also be read from the exception itself.
+    """
+
+    def __init__(self, failure: Any) -> None:
+        super().__init__(f"{failure.summary}\n{failure.traceback}".rstrip())
+        self.failure = failure
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "failure" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.failure, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.failure,))
+
+
 class TrainingFailedError(PowertrainError):
     """``fit`` ended in failure.
 
-    ``worker_failures`` maps each failed rank to its :class:`~powertrain.run.events.WorkerFailure`, the
-    first failing rank first. ``result`` is the partial :class:`~powertrain.Result`: metrics and
-    checkpoints up to the failure.
+    ``worker_failures`` maps each failed rank to its :class:`WorkerFailedError`, the first failing rank first.
+    ``result`` is the partial :class:`~powertrain.Result`: metrics and checkpoints up to the failure.
     """
 
     def __init__(

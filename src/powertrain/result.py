@@ -60,7 +60,7 @@ class Result:
             path=os.fspath(path),
             state=state.state,
             reason=state.reason,
-            metrics=metrics_store.last_of_rank(storage, state, 0),
+            metrics=metrics_store.last_of_rank(storage, state, 0) or None,
         )
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,20 @@ from powertrain.engine import base
 from powertrain.errors import ConfigError, ResourceError, TaskError
 
 ENTRY = "powertrain.tasks:run_task"
+
+#: What ``ray.init`` takes beyond the names below. They describe a cluster to start, and there is none to start here.
+_OPTIONS_OF_A_CLUSTER = frozenset(
+    {
+        *("num_cpus", "num_gpus", "labels", "object_store_memory", "local_mode", "job_config", "namespace"),
+        *("include_dashboard", "dashboard_host", "dashboard_port", "runtime_env", "proxy_server_url"),
+        *("configure_logging", "logging_level", "logging_format", "logging_config", "log_to_driver"),
+        *("enable_resource_isolation", "cgroup_path", "system_reserved_cpu", "system_reserved_memory"),
+        *("_enable_object_reconstruction", "_plasma_directory", "_object_spilling_directory", "_memory"),
+        *("_node_ip_address", "_driver_object_store_memory", "_redis_username", "_redis_password"),
+        *("_temp_dir", "_metrics_export_port", "_system_config", "_tracing_startup_hook", "_node_name"),
+        *("_skip_env_hook", "allow_multiple"),
+    }
+)
 
 _lock = threading.Lock()
 _initialized = False
@@ -38,9 +51,14 @@ def init(
     """Accepts what ``ray.init`` accepts. Without an address there is nothing to connect to on one machine.
 
     ``resources`` declares custom resources of this machine. Other options describe a cluster to start; there is none
-    to start here, so they are accepted and have no part in a local run.
+    to start here, so they are accepted and have no part in a local run. A name that ``ray.init`` does not have is
+    refused.
     """
     global _initialized
+    if unknown := sorted(options.keys() - _OPTIONS_OF_A_CLUSTER):
+        raise ConfigError(
+            f"init() has no option {', '.join(map(repr, unknown))}. It takes what ray.init takes; check the spelling."
+        )
     if address not in (None, "local"):
         raise ConfigError(
             f"init(address={address!r}) asks for a Ray cluster, which is not supported yet by this version. Leave the "
@@ -160,11 +178,13 @@ class ObjectRef:
             threading.Thread(target=self._finish, name="powertrain-task", daemon=True).start()
 
     def _finish(self) -> None:
+        from powertrain.engine.local import remove_runtime_directory
+
         value = self._directory / "value"
         if value.exists():
             self._result = value.read_bytes()
         self._engine.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        remove_runtime_directory(self._directory)
         self._done.set()
 
     def _print(self, _: base.Slot, data: bytes) -> None:

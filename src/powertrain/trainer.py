@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import secrets
-import shutil
 import signal
 import sys
 import threading
@@ -26,12 +25,13 @@ from powertrain.config import (
     DataConfig,
     RunConfig,
     ScalingConfig,
+    SyncConfig,
     ValidationConfig,
     as_config,
     replace,
     to_json,
 )
-from powertrain.errors import ConfigError, StorageError, TrainingFailedError
+from powertrain.errors import ConfigError, EngineError, StorageError, TrainingFailedError, WorkerFailedError
 from powertrain.version import __version__
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ class DataParallelTrainer:
         refuse_unwritable(self.run_config.storage_root)
         if self._engine_name == "local":
             functions.pickle_function(train_loop_per_worker, train_loop_config)
-            self._check_machine()
+        else:
+            _refuse_what_needs_own_processes(self.run_config, self._engine_name)
+        self._check_machine()
+        if self._engine_name == "local":
             _warm_up()
 
     def fit(self) -> Result:
@@ -97,12 +100,16 @@ class DataParallelTrainer:
 
     def _lead(self, stack: ExitStack) -> Result:
         """The process that holds the run: take the lease, go on from what is there, run the controller."""
-        from powertrain.engine.local import make_runtime_directory, removed_at_the_end
+        from powertrain.engine.local import (
+            make_runtime_directory,
+            remove_runtime_directory,
+            removed_at_the_end,
+        )
         from powertrain.run.controller import Controller
         from powertrain.run.lease import Lease
 
         _set_log_level(self.run_config)
-        name = self.run_config.name or _new_name(type(self).__name__)
+        name = self.run_config.name or self._make_name()
         storage = _open_run(self.run_config.storage_root, name)
         lease = stack.enter_context(Lease.take(storage))
         storage.sweep()
@@ -110,9 +117,7 @@ class DataParallelTrainer:
         stack.callback(terminal.close)
         runtime = make_runtime_directory(name)
         if self._engine_name == "local":
-            stack.callback(
-                shutil.rmtree, runtime, ignore_errors=True
-            )  # should we be killed, the server does it
+            stack.callback(remove_runtime_directory, runtime)  # should we be killed, the server does it
         else:
             stack.enter_context(removed_at_the_end(runtime))
         engine = self._make_engine(runtime, stack)
@@ -132,6 +137,14 @@ class DataParallelTrainer:
 
     # -- pieces of fit
 
+    def _make_name(self) -> str:
+        name = _new_name(type(self).__name__)
+        if self._engine_name != "torchrun":
+            return name
+        from powertrain.engine.torchrun import agreed_name
+
+        return agreed_name(name)
+
     def _make_engine(self, runtime: Path, stack: ExitStack) -> Engine:
         if self._engine_name == "local":
             from powertrain.engine.local import LocalEngine
@@ -146,10 +159,10 @@ class DataParallelTrainer:
         if self._engine_name == "inline":
             from powertrain.engine.inline import InlineEngine
 
-            return InlineEngine(function)
+            return InlineEngine(function, _custom_resources())
         from powertrain.engine.torchrun import TorchrunEngine
 
-        return TorchrunEngine(function)
+        return TorchrunEngine(function, self._user_env())
 
     def _spec(self, name: str, storage: Storage, runtime: Path, seed: int) -> RunSpec:
         from powertrain.run.spec import RunSpec
@@ -170,7 +183,7 @@ class DataParallelTrainer:
             max_workers=maximum,
             shape=_shape(scaling),
             resources=scaling.resources,
-            env=run.worker_runtime_env.get("env_vars", {}),
+            env=self._user_env(),
             max_failures=run.failure_config.max_failures,
             fail_fast=bool(run.failure_config.fail_fast),
             stop=run.stop,
@@ -183,7 +196,16 @@ class DataParallelTrainer:
             seed=seed,
             begin_from=self._begin_from,
             version=__version__,
+            arguments={
+                "run_config": run,
+                "scaling_config": scaling,
+                "backend_config": self._backend,
+                "train_loop_config": self._config,
+            },
         )
+
+    def _user_env(self) -> dict[str, str]:
+        return dict(self.run_config.worker_runtime_env.get("env_vars", {}))
 
     def _travelling_function(self) -> bytes:
         """The function as it is now: what it uses may have changed since the trainer was made."""
@@ -205,7 +227,12 @@ class DataParallelTrainer:
         from powertrain.engine import resources
 
         machine = resources.detect(_custom_resources())
-        resources.check(machine, self.scaling_config.min_workers, _shape(self.scaling_config))
+        count = self._worker_bounds()[0]
+        if self._engine_name == "torchrun":  # which may have started others on other machines
+            from powertrain.engine.torchrun import local_world_size
+
+            count = local_world_size()
+        resources.check(machine, count, _shape(self.scaling_config))
 
     def _run_record(self, name: str, earlier: _Earlier) -> dict[str, Any]:
         """What run.json says: what was asked for, by whom, with which versions, and the seed of the run."""
@@ -256,7 +283,7 @@ class DataParallelTrainer:
         logs = os.path.join(storage.uri, "logs")
         error = TrainingFailedError(
             failure_report(outcome.failures, outcome.reason, logs=logs if os.path.isdir(logs) else ""),
-            {failure.rank: failure for failure in outcome.failures},
+            {failure.rank: WorkerFailedError(failure) for failure in outcome.failures},
             result,
         )
         result.error = error
@@ -269,7 +296,7 @@ class DataParallelTrainer:
         from powertrain.worker.main import bind
 
         with _interrupts(lambda: None, users_code_is_here=True) as interrupts:
-            code, rank = torchrun.follow(bind(self._function, self._config))
+            code, rank = torchrun.follow(bind(self._function, self._config), self._user_env())
         if interrupts:
             raise KeyboardInterrupt(f"the run was interrupted and can be resumed: {rank.place.run_path}")
         elsewhere = rank.summary.get("failed", "")
@@ -284,7 +311,9 @@ class DataParallelTrainer:
             from powertrain.terminal import failure_report
 
             failure = _own_failure(rank.place.rank, rank.error)
-            result.error = TrainingFailedError(failure_report([failure]), {failure.rank: failure}, result)
+            result.error = TrainingFailedError(
+                failure_report([failure]), {failure.rank: WorkerFailedError(failure)}, result
+            )
         else:
             what = (
                 f"The run failed: {elsewhere}."
@@ -406,8 +435,6 @@ class _Earlier:
         record: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, ValueError):
             record = json.loads(storage.get("run.json"))
-        if not record:
-            return cls(state, {}, None, ())
         checkpoint = commit.newest_verified(storage, remarks.append)
         for place in commit.set_aside_newer(storage, checkpoint):
             remarks.append(f"A checkpoint that cannot be used was moved to {place}.")
@@ -452,7 +479,12 @@ def _run(controller: Controller, engine: Engine) -> RunOutcome:
 
     thread = threading.Thread(target=control, name="powertrain-controller", daemon=True)
     thread.start()
-    serve()
+    try:
+        serve()
+    except EngineError:  # nothing will come of it any more: the controller need not wait
+        controller.interrupt()
+        thread.join()
+        raise
     thread.join()
     if problem:
         raise problem[0]
@@ -545,6 +577,7 @@ def _refuse_what_is_not_here(
         "dataset_config": (dataset_config, "Leave it out"),
         "validation_config": (validation, "Validate inside the training function"),
         "RunConfig(storage_filesystem=...)": (run.storage_filesystem, "Use a local or mounted storage_path"),
+        "RunConfig(sync_config=...)": (run.sync_config != SyncConfig(), "Storage on this machine needs none"),
         "RunConfig(log_to_file=<name>)": (
             run.log_to_file not in (True, False),
             "Use log_to_file=True: each rank's output goes to its own file under the run's logs/",
@@ -553,6 +586,23 @@ def _refuse_what_is_not_here(
     for name, (value, instead) in refused.items():
         if value:
             raise ConfigError(f"{name} is not supported yet by this version of Powertrain. {instead}.")
+
+
+def _refuse_what_needs_own_processes(run: RunConfig, engine: str) -> None:
+    """Where a rank lives in a process that is not ours, its output and its directory are not ours to move."""
+    asked = [
+        name
+        for name, value in (("log_to_file=True", run.log_to_file), ("working_dir=...", run.working_dir))
+        if value
+    ]
+    if asked:
+        instead = {
+            "inline": "The output of inline ranks is this process's own, and so is its directory. Leave it out, or use "
+            "num_workers=1",
+            "torchrun": "torchrun owns the output and the directory of its processes. Leave it out, and see torchrun's "
+            "--log-dir and --redirects",
+        }[engine]
+        raise ConfigError(f"RunConfig({', '.join(asked)}) does nothing on the {engine} engine. {instead}.")
 
 
 def _checkpoint_path(checkpoint: Checkpoint | None) -> str:

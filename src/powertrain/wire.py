@@ -80,6 +80,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     files: list[FilePart]
     metadata: dict[str, Any] = {}
+    #: What goes into the manifest's extras: the same on every rank, or under keys of the rank's own.
+    extras: dict[str, Any] = {}
 
 
 class Point(Message, frozen=True, tag="point"):
@@ -195,10 +197,11 @@ class Goto(Message, frozen=True, tag="goto"):
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """Every rank has arrived at collective ``sync``; ``data`` is what rank 0 brought."""
+    """All are at collective ``sync``: ``data`` is what rank 0 brought; or they cannot meet, and ``error`` says why."""
 
     sync: int
     data: bytes = b""
+    error: str = ""
 
 
 class RowClosed(Message, frozen=True, tag="row_closed"):

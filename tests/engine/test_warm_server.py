@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import textwrap
+import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
-from powertrain.engine.base import Exited, SlotLost, Started
+from powertrain import tasks
+from powertrain.engine import local
+from powertrain.engine.base import Exited, ProcessSpec, SlotLost, Started
 from powertrain.engine.local import LocalEngine, WarmServer
 from powertrain.testing.engine_contract import Stage, is_running, program
 
@@ -130,3 +143,135 @@ def test_a_driver_that_dies_leaves_no_process_and_no_directory(
         driver.send_signal(number)
         driver.wait()
         wait_until_gone([server, *pids], [swept])
+
+
+# --------------------------------------------------------------------------- what a worker is and does
+
+
+def call(function: Callable[..., Any], *args: Any, env: dict[str, str | None] | None = None) -> ProcessSpec:
+    """A process that calls ``function`` and leaves its value in the file ``args[0]``."""
+    payload = cloudpickle.dumps((args[0], cloudpickle.dumps((function, args, {}))))
+    return ProcessSpec(tasks.ENTRY, payload, env or {})
+
+
+def value_of(path: Path) -> Any:
+    ok, value = cloudpickle.loads(path.read_bytes())
+    assert ok, value
+    return value
+
+
+VARIABLES = st.dictionaries(st.sampled_from("ABCD"), st.sampled_from(["", "1", "2"]))
+
+
+@hypothesis.given(VARIABLES, VARIABLES)
+def test_changes_lead_from_one_environment_to_the_other(before: dict[str, str], now: dict[str, str]) -> None:
+    different = local.changes(before, now)
+    assert {name: value for name, value in {**before, **different}.items() if value is not None} == now
+    assert all(before.get(name) != value for name, value in different.items())
+
+
+def test_what_the_driver_changes_after_the_start_reaches_workers(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "late_module.py").write_text("value = 5")
+    names = ("LATE", "RANK", "PATH")
+
+    def look(_: Path) -> list[Any]:
+        import late_module  # type: ignore[import-not-found]
+
+        return [*map(os.environ.get, names), late_module.value]
+
+    (slot,) = stage.slots()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        patch.setenv("LATE", "yes")
+        patch.setenv("RANK", "not this")
+        patch.delenv("PATH")
+        assert stage.run(slot, call(look, tmp_path / "value", env={"RANK": "0"})).code == 0
+    assert value_of(tmp_path / "value") == ["yes", "0", None, 5]
+
+
+def test_threads_and_pools_finish_before_a_worker_ends(stage: Stage, tmp_path: Path) -> None:
+    def leave_work(path: Path) -> None:
+        def late(name: str) -> None:
+            time.sleep(0.3)
+            path.with_name(name).touch()
+
+        threading.Thread(target=late, args=("thread",)).start()
+        ThreadPoolExecutor(1).submit(late, "pool")
+
+    (slot,) = stage.slots()
+    assert stage.run(slot, call(leave_work, tmp_path / "value")).code == 0
+    assert (tmp_path / "thread").exists()
+    assert (tmp_path / "pool").exists()
+
+
+# --------------------------------------------------------------------------- forks of the driver and of workers
+
+
+def output_of(script: str, *arguments: str) -> list[str]:
+    """What a driver without torch prints, line by line."""
+    code = "import os, sys\nsys.modules['torch'] = None\n" + textwrap.dedent(script)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, timeout=30, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_worker_can_have_workers_of_its_own() -> None:
+    script = """
+        import powertrain
+
+        def outer():
+            return powertrain.get(powertrain.remote(lambda: 20 + 1).remote(), timeout=20) * 2
+
+        print(powertrain.get(powertrain.remote(outer).remote(), timeout=25))
+    """
+    assert output_of(script) == ["42"]
+
+
+def test_the_end_of_a_forked_child_leaves_the_server_to_its_parent() -> None:
+    script = """
+        import powertrain
+        from powertrain.engine.local import warm_up
+
+        before = warm_up().pid
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        print(powertrain.get(powertrain.remote(lambda: "works").remote(), timeout=20))
+        print(warm_up().pid == before)
+    """
+    assert output_of(script) == ["works", "True"]
+
+
+def test_the_server_of_a_forked_child_does_not_sweep_for_the_parent(tmp_path: Path) -> None:
+    script = """
+        import time
+        from powertrain.engine.local import warm_up
+
+        warm_up().sweep_if_orphaned("parents", [sys.argv[1]])
+        child = os.fork()
+        if child == 0:
+            server = warm_up()
+            while server.warmed is None:
+                time.sleep(0.01)
+            server.close()
+            while os.path.exists(f"/proc/{server.pid}"):
+                time.sleep(0.01)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(os.path.exists(sys.argv[1]))
+        warm_up().sweep_if_orphaned("parents", [])
+    """
+    assert output_of(script, str(tmp_path)) == ["True"]
+
+
+def test_a_server_started_clean_gives_no_warning() -> None:
+    ours, theirs = socket.socketpair()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned, ours, theirs:
+        warnings.simplefilter("always")
+        patch.setattr(sys, "executable", shutil.which("true"))
+        pid = local._start_clean(theirs)
+        gc.collect()
+    os.waitpid(pid, 0)
+    assert not [str(warning.message) for warning in warned if issubclass(warning.category, ResourceWarning)]

@@ -17,7 +17,7 @@ from powertrain import wire
 from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit
 from powertrain.engine import base
-from powertrain.errors import ResourceError
+from powertrain.errors import ResourceError, WireError
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
 from powertrain.run import journal, lifecycle
@@ -729,3 +729,126 @@ def test_a_checkpoint_that_cannot_be_committed_is_told_and_the_run_goes_on(run: 
 
 def _disk_is_full(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
+
+
+# --------------------------------------------------------------------------- ends that once went wrong
+
+
+def test_a_rank_that_raises_while_the_run_stops_makes_it_a_failure(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        try:
+            while True:
+                worker.report({"x": 1})
+        finally:
+            if worker.rank == 1:
+                raise ValueError("the last save failed")
+
+    outcome = run.go(ScriptedEngine(play), stop={"training_iteration": 3}, max_failures=3)
+    assert (outcome.state, outcome.interrupted) == ("failed", False)
+    assert outcome.failures[0].message == "the last save failed"
+
+
+def test_interrupts_after_every_function_has_returned_only_cut_the_ending_short(run: Run) -> None:
+    class Hooks(Backend):
+        def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+            run.interrupt()
+            run.interrupt()
+            threading.Event().wait(PATIENCE / 5)
+
+    outcome = run.go(ScriptedEngine(two_reports), backend=HookConfig(Hooks))
+    assert (outcome.state, outcome.interrupted) == ("finished", False)
+
+
+def test_one_backend_serves_all_hooks_of_an_attempt_and_a_failing_shutdown_is_told(run: Run) -> None:
+    class Hooks(Backend):
+        started = False
+
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            self.started = True
+
+        def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+            raise RuntimeError(f"started: {self.started}")
+
+    assert run.go(ScriptedEngine(two_reports), backend=HookConfig(Hooks)).state == "finished"
+    assert any("RuntimeError: started: True" in warning for warning in run.watcher.warnings())
+
+
+def test_a_collective_that_a_rank_will_never_reach_is_an_error_that_names_it(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 0:
+            worker.meet()
+
+    outcome = run.go(ScriptedEngine(play))
+    assert outcome.state == "failed"
+    assert "Rank 1 has ended and will never come to this barrier()" in outcome.failures[0].message
+
+
+def test_ranks_that_call_different_collectives_are_told_who_called_what(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        kind = ("barrier", "broadcast_from_rank_zero")[worker.rank]
+        opened = worker.service.meet(wire.Arrived(sync=1, kind=kind))
+        worker.process.check()
+        raise RuntimeError(opened.error)
+
+    outcome = run.go(ScriptedEngine(play))
+    assert "rank 0 called barrier(), rank 1 called broadcast_from_rank_zero()" in outcome.failures[0].message
+
+
+def test_a_rank_that_is_steadily_one_row_behind_is_not_called_late(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_LATE_EVERY", 0.05)
+    ahead = threading.Semaphore(1)
+
+    def play(worker: ScriptedWorker) -> None:
+        for _ in range(40):
+            if worker.rank == 0:
+                worker.report({"x": 0})
+                ahead.release()
+            else:
+                threading.Event().wait(0.005)
+                ahead.acquire()
+                worker.report({"x": 1})
+
+    run.go(ScriptedEngine(play))
+    assert run.watcher.late == []
+
+
+def test_a_journal_that_cannot_be_written_does_not_end_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, fail = journal.Journal.append, [True]
+
+    def refuse(self: journal.Journal, event: ev.Event) -> None:
+        if isinstance(event, ev.TrainingStarted) and fail:
+            fail.clear()
+            raise OSError(28, "No space left on device")
+        write(self, event)
+
+    monkeypatch.setattr(journal.Journal, "append", refuse)
+    assert run.go(ScriptedEngine(two_reports)).state == "finished"
+    assert any("No space left" in warning for warning in run.watcher.warnings())
+    written = [type(event) for event in journal.read(run.storage)]
+    assert ev.TrainingStarted in written, "it was tried again"
+    assert written[-1] is ev.Ended
+
+
+def test_a_wire_that_cannot_listen_closes_the_engine_and_leaves_no_thread(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine(two_reports)
+    closed = []
+    monkeypatch.setattr(engine, "close", lambda: closed.append(True))
+    run.runtime += "/" + "deep" * 40
+    with pytest.raises(WireError):
+        run.go(engine)
+    assert closed
+    run.runtime = run.runtime.partition("/deep")[0]
+
+
+def test_a_rank_that_never_says_a_word_fails_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "_START_WITHIN", 0.1)
+    monkeypatch.setattr(ScriptedWorker, "live", lambda self, play: self.hang())
+    outcome = run.go(ScriptedEngine(two_reports))
+    assert outcome.state == "failed"
+    assert "did not come up" in outcome.failures[0].summary

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import powertrain
+from powertrain import tasks
 from powertrain.engine import resources
-from powertrain.errors import ResourceError, TaskError
+from powertrain.errors import ConfigError, ResourceError, TaskError
 
 
 def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value() -> None:
@@ -65,3 +69,24 @@ def test_a_task_that_takes_too_long_is_a_timeout(tmp_path: Any) -> None:
         powertrain.get(task, timeout=0.1)
     fifo.write_text("gone on")
     assert powertrain.get(task) == "gone on"
+
+
+def test_init_takes_what_rays_takes_and_nothing_else() -> None:
+    with pytest.raises(ConfigError, match="no option 'nonsense'"):
+        powertrain.init(nonsense=3)
+    assert not powertrain.is_initialized()
+    try:
+        powertrain.init(num_cpus=2, include_dashboard=False, logging_level="error", _temp_dir="/tmp")
+        assert powertrain.is_initialized()
+    finally:
+        powertrain.shutdown()
+
+
+def test_init_knows_every_option_of_the_ray_that_is_installed() -> None:
+    ray = importlib.util.find_spec("ray")  # importing it would change this process
+    if ray is None or not ray.submodule_search_locations:
+        pytest.skip("Ray is not installed")
+    source = Path(ray.submodule_search_locations[0], "_private", "worker.py").read_text()
+    (init,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "init")
+    names = {argument.arg for argument in init.args.kwonlyargs}
+    assert names - tasks._OPTIONS_OF_A_CLUSTER == {"resources", "ignore_reinit_error"}

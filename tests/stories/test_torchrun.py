@@ -37,6 +37,7 @@ def test_good_runs_one_after_another(torchrun: Any, stories: Any) -> None:
     assert follower["improve"]["raised"] == ""
     assert follower["improve"]["metrics"] == improved["metrics"], "every rank sees what rank 0 reported last"
     assert leader["meet"]["return_value"] == {"received": {"from": 0, "at": [1, 2]}, "rows_met": True}
+    assert leader["place"]["return_value"]["hook"] == "set", "worker_runtime_env reaches the process"
     assert math.isnan(leader["oddities"]["metrics"]["nan"])
     assert (leader["stop"]["raised"], leader["stop"]["state"]) == ("", "finished")
     assert leader["stop"]["metrics"]["step"] in (5, 6, 7)
@@ -72,6 +73,19 @@ def test_attempts_follow_torchruns_restarts(torchrun: Any, stories: Any) -> None
     before = [[rank, 0, row] for row in (1, 2) for rank in (0, 1)]
     after = [[rank, 1, row] for row in (3, 4, 5) for rank in (0, 1)]
     assert outcome["points"] == before + after
+
+
+def test_a_restart_goes_on_with_a_run_that_was_given_no_name(torchrun: Any, stories: Any) -> None:
+    outcome = torchrun("recover_without_a_name", "--max-restarts=1").outcome()
+
+    assert outcome["return_value"] == "attempt 1 began at epoch 2"
+    assert [str(run) for run in stories.storage.iterdir()] == [outcome["path"]]
+
+
+def test_ranks_end_with_an_agent_that_is_killed(torchrun: Any) -> None:
+    driver = torchrun("never_at_a_boundary")
+    driver.await_told("rank 0 trains", "rank 1 trains")
+    driver.kill()  # that nothing is left is checked after every story
 
 
 def test_ctrl_c_lets_the_loop_save(torchrun: Any, stories: Any) -> None:

@@ -206,7 +206,7 @@ def test_meeting_waits_for_the_answer_and_returns_what_rank_zero_brought(
     assert not answers
     controller.send(wire.Opened(sync=1, data=b"brought"))
     thread.join(PATIENCE)
-    assert answers == [b"brought"]
+    assert [answer.data for answer in answers] == [b"brought"]
 
 
 def test_waiting_for_a_row_ends_when_that_row_or_a_later_one_is_closed(

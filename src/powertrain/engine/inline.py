@@ -12,6 +12,7 @@ import os
 import queue
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,9 +32,13 @@ from powertrain.engine.base import (
     SlotShape,
     Started,
 )
+from powertrain.errors import ConfigError
+from powertrain.worker.context import in_worker
 from powertrain.worker.main import Rank, WorkerSpec
 
 _numbers = itertools.count(1)
+#: Held while a rank lives in this process.
+_in_use = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -47,15 +52,24 @@ class InlineEngine:
     name = "inline"
     restarts = True
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(
+        self, function: Callable[[], Any], custom_resources: Mapping[str, float] | None = None
+    ) -> None:
         self._function = function
-        self._machine = resources.detect()
+        self._machine = resources.detect(custom_resources)
         self._forks: queue.SimpleQueue[tuple[Slot, ProcessSpec] | None] = queue.SimpleQueue()
         self._events: EventSink = lambda _: None
+        self._started = False
         #: What the function raised last, for the caller to chain to.
         self.error: BaseException | None = None
 
     def start(self, events: EventSink, output: OutputSink) -> None:
+        if in_worker() or not _in_use.acquire(blocking=False):
+            raise ConfigError(
+                "Another run is training in this process already, and a process can be only one rank at a time. Let it "
+                "end first, or give this one a process of its own with ScalingConfig(num_workers=1)."
+            )
+        self._started = True
         self._events = events
 
     def wire_address(self) -> str:
@@ -85,6 +99,9 @@ class InlineEngine:
         """Let :meth:`serve` return."""
         self._events = lambda _: None
         self._forks.put(None)
+        if self._started:
+            self._started = False
+            _in_use.release()
 
     def serve(self) -> None:
         """Run each rank that is forked, in this thread, until the engine is closed."""

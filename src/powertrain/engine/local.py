@@ -11,11 +11,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import os
 import selectors
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -130,10 +133,11 @@ class WarmServer:
         self.owner = os.getpid()
         self.unsafe = why_fork_is_unsafe()
         self.warmed: float | None = None
+        self._environ = dict(os.environ)
         self._lock = threading.Lock()
         self._children: dict[str, _Child] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pid = _start_clean(theirs) if self.unsafe else _start_forked(theirs, self._control)
+        self.pid = _start_clean(theirs) if self.unsafe else _start_forked(theirs)
         theirs.close()
         self.alive = True
         for id, paths in _sweeps.items():  # of a server that was killed
@@ -155,7 +159,12 @@ class WarmServer:
             with os.fdopen(os.dup(payload), "wb") as file:
                 file.write(spec.payload)
             command = self._protocol.Fork(
-                id=id, entry=spec.entry, env=dict(spec.env), cwd=spec.cwd, title=spec.title
+                id=id,
+                entry=spec.entry,
+                env={**changes(self._environ, os.environ), **spec.env},
+                path=_import_path(),
+                cwd=spec.cwd,
+                title=spec.title,
             )
             with self._lock:
                 if not self.alive:
@@ -178,7 +187,9 @@ class WarmServer:
         self._send(self._protocol.Sweep(id=id, paths=_sweeps[id] or _sweeps.pop(id)))
 
     def close(self) -> None:
-        """Let the server go: it ends what it forked and itself."""
+        """Let the server go: it ends what it forked and itself. A forked child of the owner has no part in it."""
+        if os.getpid() != self.owner:
+            return
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
 
@@ -224,7 +235,24 @@ class WarmServer:
             child.ended(child.pid, -signal.SIGKILL, False)
 
 
-def _start_forked(theirs: socket.socket, ours: socket.socket) -> int:
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
+    """What turns ``before`` into ``now``: values that are new or different, ``None`` for those that are gone."""
+    different: dict[str, str | None] = {
+        name: value for name, value in now.items() if before.get(name) != value
+    }
+    return {**dict.fromkeys(before.keys() - now.keys()), **different}
+
+
+def _import_path() -> list[str]:
+    """Where this process finds modules now, for a process in another directory. Entries of import hooks stay."""
+    return [
+        os.path.abspath(entry) if os.path.exists(entry or ".") else entry
+        for entry in sys.path
+        if isinstance(entry, str)
+    ]
+
+
+def _start_forked(theirs: socket.socket) -> int:
     from powertrain.engine.server import serve
 
     started, driver = time.time(), os.getpid()
@@ -258,9 +286,11 @@ def _start_clean(theirs: socket.socket) -> int:
         f"import sys; sys.path[:] = {sys.path!r}; from powertrain.engine.server import serve_clean; "
         f"serve_clean({theirs.fileno()}, {os.getpid()}, {time.time()!r})"
     )
-    return subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-    ).pid
+    )
+    server.returncode = 0  # it is waited for by its pid: the object has no say in it, and must not complain
+    return server.pid
 
 
 _server: WarmServer | None = None
@@ -275,6 +305,17 @@ def warm_up() -> WarmServer:
             _server = WarmServer()
             atexit.register(_server.close)
         return _server
+
+
+def _forget_what_the_parent_has() -> None:
+    """In a forked child: the server, its sweeps and the GPUs that are held are the parent's, and so are the locks."""
+    global _server, _server_lock, _ledger
+    _server, _server_lock = None, threading.Lock()
+    _ledger = resources.Ledger()
+    _sweeps.clear()
+
+
+os.register_at_fork(after_in_child=_forget_what_the_parent_has)
 
 
 def server_pids() -> list[int]:
@@ -294,18 +335,29 @@ def runtime_root() -> Path:
     return Path(tempfile.gettempdir()) / f"powertrain-{os.getuid()}"
 
 
+#: The runtime directories of this process, each with the descriptor that holds its lock.
+_held: dict[Path, int] = {}
+
+
 def make_runtime_directory(name: str) -> Path:
-    """A fresh directory of one run, readable by this user only; directories of dead processes are swept."""
+    """A fresh directory of one run, readable by this user only; what nobody holds any more is swept.
+
+    It is this process's until :func:`remove_runtime_directory`: a lock on it says so to processes that cannot see
+    this one, such as those in another container.
+    """
     root = runtime_root()
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
-        raise EngineError(
-            f"{root} belongs to another user, so sockets and scratch files would not be safe there. Set "
-            "XDG_RUNTIME_DIR or TMPDIR to a directory of your own."
-        )
-    root.chmod(0o700)
-    sweep_dead_directories(root)
-    return Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
+    with _locked_root(root):  # so that nobody sweeps it between its making and its lock
+        _sweep(root)
+        directory = Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
+        descriptor = _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return directory
+
+
+def remove_runtime_directory(directory: Path) -> None:
+    """Remove what :func:`make_runtime_directory` made, and let go of it."""
+    shutil.rmtree(directory, ignore_errors=True)
+    _let_go(_held.pop(directory))
 
 
 @contextlib.contextmanager
@@ -324,18 +376,51 @@ def removed_at_the_end(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        keeper.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            keeper.stdin.write(b"\n")  # closing is not enough while a forked child has the pipe as well
+            keeper.stdin.close()
         keeper.wait()
+        _let_go(_held.pop(directory))
 
 
-def sweep_dead_directories(root: Path) -> None:
-    """Remove what runs of processes that no longer exist have left in ``root``."""
-    import shutil
+@contextlib.contextmanager
+def _locked_root(root: Path) -> Iterator[None]:
+    """Hold the runtime root, made if absent; refuses one that is not a directory of this user's own."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise EngineError(
+            f"{root} is a symbolic link or belongs to another user, so sockets and scratch files would not be safe "
+            "there. Set XDG_RUNTIME_DIR or TMPDIR to a directory of your own."
+        )
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchmod(descriptor, 0o700)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        _let_go(descriptor)
 
+
+def _sweep(root: Path) -> None:
+    """Remove the runtime directories in ``root`` that no process holds."""
     for entry in root.iterdir():
         owner = entry.name.rsplit("-", 2)[1:2]
-        if owner and owner[0].isdigit() and not os.path.exists(f"/proc/{owner[0]}"):
-            shutil.rmtree(entry, ignore_errors=True)
+        if not (owner and owner[0].isdigit()):
+            continue
+        with contextlib.suppress(OSError):
+            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _let_go(descriptor: int) -> None:
+    """Unlock and close. Closing is not enough: a forked child may have the same open file."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 # --------------------------------------------------------------------------- the engine

@@ -20,6 +20,14 @@ def oom_kills() -> int:
     return 0
 
 
+def descriptor(pid: int) -> int:
+    """A descriptor that becomes readable when ``pid`` ends, or -1 where the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
 def children(pid: int) -> Iterator[int]:
     """Direct children of ``pid``, by /proc; nothing where there is no /proc."""
     with contextlib.suppress(OSError):

@@ -28,6 +28,8 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
+from collections.abc import Callable
 from typing import Any, NoReturn, Union
 
 import msgspec
@@ -37,6 +39,8 @@ from powertrain.engine import process
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+#: Seconds between looks at the kernel's count of processes killed for want of memory, while there are workers.
+_LOOK_EVERY = 1.0
 #: The largest control message; payloads travel as descriptors.
 _MESSAGE_LIMIT = 1 << 18
 
@@ -47,6 +51,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     entry: str
     env: dict[str, str | None]
+    #: What ``sys.path`` is to be.
+    path: list[str]
     cwd: str
     title: str
 
@@ -140,11 +146,11 @@ class _Server:
     def __init__(self, control: socket.socket, driver: int) -> None:
         self._control = control
         self._workers: dict[int, str] = {}
-        self._oom_kills: dict[int, int] = {}
+        self._oom = OomKills(process.oom_kills)
         self._sweeps: dict[str, list[str]] = {}
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
-        self._driver = _process_descriptor(driver)
+        self._driver = process.descriptor(driver)
         if self._driver >= 0:
             self._poll.register(self._driver, select.POLLIN)
         self._wake_read, self._wake_write = os.pipe()
@@ -156,7 +162,8 @@ class _Server:
     def loop(self, warmed: float) -> None:
         self._tell(Ready(seconds=warmed))
         while True:
-            ready = {source for source, _ in self._poll.poll()}
+            ready = {source for source, _ in self._poll.poll(_LOOK_EVERY * 1000 if self._workers else None)}
+            self._oom.look(time.monotonic())
             if self._driver in ready:
                 return self._end()
             if self._wake_read in ready:
@@ -182,7 +189,7 @@ class _Server:
         return True
 
     def _fork(self, command: Fork, payload: int, output: int) -> None:
-        before = process.oom_kills()
+        before = process.oom_kills()  # before the fork: it may be killed before we are back
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -194,7 +201,7 @@ class _Server:
         os.close(payload)
         os.close(output)
         self._workers[pid] = command.id
-        self._oom_kills[pid] = before
+        self._oom.began(pid, before)
         self._tell(Forked(id=command.id, pid=pid))
 
     def _kill(self, command: Kill) -> None:
@@ -219,7 +226,7 @@ class _Server:
                 continue  # something a worker had left behind
             code = os.waitstatus_to_exitcode(status)
             self._end_scope(pid)
-            oom = code == -signal.SIGKILL and process.oom_kills() > self._oom_kills.pop(pid, 0)
+            oom = self._oom.ended(pid, code)
             self._tell(Ended(id=id, pid=pid, code=code, out_of_memory=oom))
 
     def _end_scope(self, leader: int) -> None:
@@ -245,6 +252,48 @@ class _Server:
             self._control.send(encode(report))
 
 
+class OomKills:
+    """Tells a worker that the kernel killed for want of memory from one that was killed otherwise.
+
+    The kernel only counts such kills. So one counts against a worker when it came shortly before that worker's end
+    and is not accounted for by another worker's.
+    """
+
+    #: Seconds that a large process may take from its kill to its end.
+    TEARDOWN = 10.0
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        #: By worker: how many kills are known not to be its own.
+        self._others: dict[int, int] = {}
+        #: Counts with their times; the first is the newest that is older than the teardown.
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def began(self, pid: int, count: int) -> None:
+        self._others[pid] = count
+
+    def look(self, now: float) -> None:
+        """Call at least every second while there are workers: what is old is no longer held against any."""
+        if not self._others:
+            self._seen.clear()
+            return
+        if not self._seen or now - self._seen[-1][0] >= _LOOK_EVERY / 2:
+            self._seen.append((now, self._count()))
+        while len(self._seen) > 1 and now - self._seen[1][0] >= self.TEARDOWN:
+            self._seen.popleft()
+        when, old = self._seen[0]
+        if now - when >= self.TEARDOWN:
+            self._others = {pid: max(others, old) for pid, others in self._others.items()}
+
+    def ended(self, pid: int, code: int) -> bool:
+        """True when the worker that has ended with ``code`` was killed for want of memory."""
+        others = self._others.pop(pid)
+        killed = code == -signal.SIGKILL and self._count() > others
+        if killed:
+            self._others = {other: count + 1 for other, count in self._others.items()}
+        return killed
+
+
 def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
     """In the new process: become the worker, run its entry, end."""
     code = 1
@@ -260,6 +309,8 @@ def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
         _forget_parent()
         _set_name(command.title)
         apply_env(command.env)
+        sys.path[:] = command.path
+        importlib.invalidate_caches()
         if command.cwd:
             os.makedirs(command.cwd, exist_ok=True)
             os.chdir(command.cwd)
@@ -326,11 +377,13 @@ def _forget_parent() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End as an interpreter would: exit functions, children, output; then without its finalisation."""
+    """End as an interpreter would: threads, exit functions, children, output; then without its finalisation."""
     import atexit
+    import threading
     from multiprocessing import util as mp_util
 
-    for finish in (mp_util._exit_function, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore[attr-defined]
+    ends: list[Any] = [threading._shutdown, mp_util._exit_function, atexit._run_exitfuncs]  # type: ignore[attr-defined]
+    for finish in (*ends, sys.stdout.flush, sys.stderr.flush):
         try:
             finish()
         except BaseException:
@@ -342,14 +395,6 @@ def _read_all(descriptor: int) -> bytes:
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
-
-
-def _process_descriptor(pid: int) -> int:
-    """A descriptor that becomes readable when ``pid`` ends, or -1 where the system has none."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
 
 
 def _set_name(name: str) -> None:

@@ -7,18 +7,21 @@ pair it made; no secret travels. Rank 0's engine turns that into slots, which ar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
+from powertrain.engine import process
 from powertrain.engine.base import (
     EventSink,
     Exited,
@@ -27,9 +30,11 @@ from powertrain.engine.base import (
     OutputSink,
     ProcessSpec,
     Slot,
+    SlotLost,
     SlotShape,
     Started,
 )
+from powertrain.engine.inline import environment
 from powertrain.errors import ConfigError, EngineError
 from powertrain.wire import Door, KeyPair
 from powertrain.worker.main import Rank, WorkerSpec
@@ -37,6 +42,8 @@ from powertrain.worker.main import Rank, WorkerSpec
 #: A rank that has not called ``fit`` by then never will.
 _JOIN_WITHIN = timedelta(minutes=30)
 _FOREVER = timedelta(days=365)
+#: How long a wait for a rank goes on before it is looked whether anybody still wants it.
+_LOOK_EVERY = timedelta(seconds=1)
 _fits = 0
 
 
@@ -63,6 +70,10 @@ def world_size() -> int:
     return int(os.environ["WORLD_SIZE"])
 
 
+def local_world_size() -> int:
+    return int(os.environ["LOCAL_WORLD_SIZE"])
+
+
 def check_num_workers(num_workers: int | tuple[int, int]) -> None:
     """torchrun decides how many there are: 0 accepts that, any other number must agree."""
     if num_workers not in (0, world_size()):
@@ -70,6 +81,16 @@ def check_num_workers(num_workers: int | tuple[int, int]) -> None:
             f"ScalingConfig(num_workers={num_workers}) does not fit: torchrun started {world_size()} processes. Use "
             f"num_workers=0 to take what torchrun gives, or start it with --nproc-per-node={num_workers}."
         )
+
+
+def agreed_name(proposal: str) -> str:
+    """The name of this process's next ``fit``: the first proposal of this job, after each restart the same.
+
+    The store lives as long as torchrun's agent does, so another launch begins with other names.
+    """
+    key = f"powertrain/name/{os.environ['TORCHELASTIC_RUN_ID']}/{_fits + 1}"
+    name: bytes = _open_store().compare_set(key, "", proposal)
+    return name.decode()
 
 
 class Meeting:
@@ -101,6 +122,20 @@ class Meeting:
         self._store.wait([name], within)
         value: bytes = self._store.get(name)
         return value
+
+    def await_while(self, key: str, within: timedelta, wanted: Callable[[], bool]) -> bytes | None:
+        """As :meth:`await_`; None as soon as it is no longer wanted."""
+        deadline = time.monotonic() + within.total_seconds()
+        while wanted():
+            try:
+                return self.await_(key, _LOOK_EVERY)
+            except RuntimeError:
+                self._store.check(
+                    [f"{self._prefix}/{key}"]
+                )  # raises where the store is gone, and not merely silent
+                if time.monotonic() > deadline:
+                    raise
+        return None
 
     def join(self) -> None:
         me = Joined(
@@ -147,15 +182,19 @@ class TorchrunEngine:
     name = "torchrun"
     restarts = False
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[], Any], env: Mapping[str, str] | None = None) -> None:
+        """``env`` are the user's own variables for the rank that lives here."""
+        self._function, self._env = function, env or {}
         self._meeting = Meeting.next()
         self._watching = self._meeting.again()
-        self._forks: queue.SimpleQueue[tuple[Slot, ProcessSpec] | None] = queue.SimpleQueue()
+        self._forks: queue.SimpleQueue[tuple[Slot, ProcessSpec] | EngineError | None] = queue.SimpleQueue()
         self._events: EventSink = lambda _: None
         self._slots: list[Slot] = []
         self._pids: dict[str, int] = {}
         self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        #: Why the ranks can no longer be seen.
+        self._problem: EngineError | None = None
         self.error: BaseException | None = None
 
     def start(self, events: EventSink, output: OutputSink) -> None:
@@ -165,6 +204,11 @@ class TorchrunEngine:
         return "ipc" if own_address() == "127.0.0.1" else own_address()
 
     def request(self, count: int, shape: SlotShape) -> TorchrunClaim:
+        if self._thread is not None:
+            raise EngineError(
+                "A rank was lost, and under torchrun only torchrun can start ranks again. Start it with "
+                "--max-restarts=N to have it do so."
+            ) from self._problem
         claim = TorchrunClaim("torchrun")
         self._meeting.join()
         self._thread = threading.Thread(
@@ -191,24 +235,57 @@ class TorchrunEngine:
 
     def close(self) -> None:
         self._events = lambda _: None
+        self._closed.set()
         self._forks.put(None)
-        for slot in self._slots[1:]:
-            self._meeting.publish(f"exit/{slot.id}", b"-1")  # lets the watching thread go
+        with contextlib.suppress(RuntimeError):  # the store is gone: then the watching thread is, too
+            for slot in self._slots[1:]:
+                self._meeting.publish(f"exit/{slot.id}", b"-1")  # lets the watching thread go
         if self._thread is not None:
             self._thread.join()
 
     def serve(self) -> None:
-        """Run rank 0 in this thread when it is forked; returns when the engine is closed."""
+        """Run rank 0 in this thread when it is forked; returns when the engine is closed.
+
+        Raises :class:`EngineError` when the ranks never came together.
+        """
         while (fork := self._forks.get()) is not None:
+            if isinstance(fork, EngineError):
+                raise fork
             slot, spec = fork
-            code, rank = live(spec.payload, self._meeting.keys, self._function)
+            code, rank = live(spec.payload, self._meeting.keys, self._function, self._env)
             self.error = rank.error
             self._events(Exited(slot, os.getpid(), code))
 
     def _watch(self, claim: TorchrunClaim, shape: SlotShape) -> None:
-        """Wait for every rank to join, then for every rank to end."""
+        """Wait for every rank to join, then for every rank to end. What goes wrong is told to whoever waits."""
+        try:
+            if self._await_joins(shape):
+                self._events(Granted(claim.id, tuple(self._slots)))
+        except Exception as error:
+            self._problem = EngineError(
+                f"Rank {len(self._slots)} did not join the run within {_JOIN_WITHIN.total_seconds() / 60:g} minutes, "
+                f"or torchrun's store cannot be reached any more ({error}). Every rank must call fit(); look into "
+                "the output of the ranks and of torchrun."
+            )
+            self._forks.put(self._problem)
+            return
+        ended = 0
+        try:
+            for slot in self._slots[1:]:
+                code = int(self._watching.await_(f"exit/{slot.id}", _FOREVER))
+                ended += 1
+                self._events(Exited(slot, self._pids[slot.id], code))
+        except Exception as error:
+            for slot in self._slots[1 + ended :]:
+                self._events(SlotLost(slot, f"torchrun's store cannot be reached any more ({error})"))
+
+    def _await_joins(self, shape: SlotShape) -> bool:
+        """Make a slot of every rank that joins; False when the engine was closed before all had."""
         for rank in range(world_size()):
-            joined = msgspec.msgpack.decode(self._watching.await_(f"join/{rank}", _JOIN_WITHIN), type=Joined)
+            data = self._watching.await_while(f"join/{rank}", _JOIN_WITHIN, lambda: not self._closed.is_set())
+            if data is None:
+                return False
+            joined = msgspec.msgpack.decode(data, type=Joined)
             gpus = (str(_local_index(self._slots, joined.host)),) if shape.gpus else ()
             slot = Slot(
                 id=str(rank),
@@ -220,29 +297,39 @@ class TorchrunEngine:
             )
             self._slots.append(slot)
             self._pids[slot.id] = joined.pid
-        self._events(Granted(claim.id, tuple(self._slots)))
-        for slot in self._slots[1:]:
-            code = int(self._watching.await_(f"exit/{slot.id}", _FOREVER))
-            self._events(Exited(slot, self._pids[slot.id], code))
+        return True
 
 
 def _local_index(slots: list[Slot], host: str) -> int:
     return sum(slot.host == host for slot in slots)
 
 
-def follow(function: Callable[[], Any]) -> tuple[int, Rank]:
-    """Any rank but 0: join, wait to be told, live, say how it ended."""
+def follow(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Rank]:
+    """Any rank but 0: join, wait to be told, live with the user's variables, say how it ended."""
     meeting = Meeting.next()
     meeting.join()
     payload = meeting.await_(f"spec/{own_rank()}", _JOIN_WITHIN)
-    code, rank = live(payload, meeting.keys, function)
+    code, rank = live(payload, meeting.keys, function, env)
     meeting.publish(f"exit/{own_rank()}", str(code).encode())
     return code, rank
 
 
-def live(payload: bytes, keys: KeyPair, function: Callable[[], Any]) -> tuple[int, Rank]:
-    """Live one rank in this process with the keys it made itself."""
+def live(
+    payload: bytes, keys: KeyPair, function: Callable[[], Any], env: Mapping[str, str]
+) -> tuple[int, Rank]:
+    """Live one rank in this process with the keys it made itself; the process ends when torchrun's agent does."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
     door = Door(endpoint=spec.door.endpoint, hub_key=spec.door.hub_key, keys=keys)
-    rank = Rank(msgspec.structs.replace(spec, door=door), function)
-    return rank.live(), rank
+    agent = process.descriptor(os.getppid())
+    try:
+        with environment(env):
+            rank = Rank(
+                msgspec.structs.replace(spec, door=door),
+                function,
+                watch=agent,
+                orphaned=lambda: os._exit(1),
+            )
+            return rank.live(), rank
+    finally:
+        if agent >= 0:
+            os.close(agent)

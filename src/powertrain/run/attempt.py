@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from powertrain import wire
 from powertrain.run.events import WorkerFailure
@@ -69,7 +70,11 @@ class Attempt:
         self.phase = STARTING
         #: Seconds after ``began`` at which the user's functions were called.
         self.trained_after = 0.0
+        #: The backend's one instance for this attempt, made by its first hook.
+        self.backend: Any = None
         self.first_row_seen = False
+        #: True once the backend's on_shutdown has been called.
+        self.shut_down = False
         self.members: list[Member] = []
         self.group: RemoteWorkers | None = None
         self.rows = RowTable(len(placements), first_row)
@@ -103,11 +108,30 @@ class Attempt:
     def age(self) -> float:
         return time.monotonic() - self.began
 
-    def arrive(self, rank: int, message: wire.Arrived) -> wire.Opened | None:
-        """Note a rank at a collective; the answer for all once every rank is there."""
-        here = self.arrivals.setdefault(message.sync, {})
-        here[rank] = message
-        if len(here) < self.world_size:
-            return None
-        del self.arrivals[message.sync]
-        return wire.Opened(sync=message.sync, data=here[0].data)
+    def arrive(self, rank: int, message: wire.Arrived) -> None:
+        """Note a rank at a collective."""
+        self.arrivals.setdefault(message.sync, {})[rank] = message
+
+    def settled_collectives(self) -> list[tuple[wire.Opened, list[Member]]]:
+        """Collectives whose ranks need not wait any longer, with those ranks: all are there, or one never will be."""
+        settled = []
+        for sync, here in list(self.arrivals.items()):
+            opened = self._answer(sync, here)
+            if opened is not None:
+                del self.arrivals[sync]
+                settled.append((opened, [self.members[rank] for rank in here]))
+        return settled
+
+    def _answer(self, sync: int, here: dict[int, wire.Arrived]) -> wire.Opened | None:
+        calls = {f"rank {rank} called {message.kind}()" for rank, message in sorted(here.items())}
+        if len({message.kind for message in here.values()}) > 1:
+            return wire.Opened(
+                sync=sync, error=f"The ranks do not call the same thing: {', '.join(sorted(calls))}."
+            )
+        gone = [m.rank for m in self.members if m.rank not in here and m.outcome is not None]
+        if gone:
+            kind = next(iter(here.values())).kind
+            return wire.Opened(
+                sync=sync, error=f"Rank {gone[0]} has ended and will never come to this {kind}()."
+            )
+        return wire.Opened(sync=sync, data=here[0].data) if len(here) == self.world_size else None

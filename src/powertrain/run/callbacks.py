@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.run.events import Fact, WorkerFailure
+from powertrain.errors import WorkerFailedError
+from powertrain.run.events import Fact
 
 logger = logging.getLogger("powertrain")
 
@@ -21,6 +22,11 @@ class RunContext:
     #: The run's directory, and the storage path it lies under.
     path: str
     storage_path: str
+    #: The trainer's own arguments.
+    run_config: Any = None
+    scaling_config: Any = None
+    backend_config: Any = None
+    train_loop_config: Any = None
 
 
 class UserCallback:
@@ -35,7 +41,7 @@ class UserCallback:
         """A row is complete. ``metrics`` has one dict per rank, in rank order, empty for ranks that did not report."""
 
     def after_exception(
-        self, run_context: RunContext, worker_exceptions: Mapping[int, WorkerFailure]
+        self, run_context: RunContext, worker_exceptions: Mapping[int, WorkerFailedError]
     ) -> None:
         """An attempt failed; the first failing rank comes first."""
 

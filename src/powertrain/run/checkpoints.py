@@ -52,7 +52,7 @@ class Checkpoints:
                 world_size=attempt.world_size,
                 lease=self._lease,
                 parent=self.newest.name if self.newest else "",
-                extras={},
+                extras={key: value for part in row.parts.values() for key, value in part.extras.items()},
                 tell=self._tell,
             )
         except (OSError, PowertrainError) as error:

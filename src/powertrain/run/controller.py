@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from powertrain import wire
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.engine import base
-from powertrain.errors import ResourceError
+from powertrain.errors import PowertrainError, ResourceError, WorkerFailedError
 from powertrain.run import attempt as phases
 from powertrain.run import events as ev
 from powertrain.run import (
@@ -51,6 +51,8 @@ from powertrain.run.spec import RunSpec
 from powertrain.run.worker_group import WorkerCallError
 from powertrain.storage import Storage
 
+#: Seconds within which every forked process must have said its first word.
+_START_WITHIN = 300.0
 #: Seconds to wait for the cause when every failure seen so far reads like an echo of another.
 _CAUSE_WITHIN = 1.0
 #: Seconds a rank that has never reported is awaited by those that have.
@@ -65,6 +67,9 @@ _INTERRUPT_GRACE = 15.0
 _LAGGARD_GRACE = 5.0
 _HOOK_GRACE = 10.0
 _EXIT_GRACE = 10.0
+
+
+_LAUNCHER_DECIDES = failure_policy.Decision("give_up", "the launcher decides whether to start it again")
 
 
 class Observer(Protocol):
@@ -121,9 +126,12 @@ class Controller:
         self._journal = Journal(storage, lease)
         self._metrics = MetricsStore(storage, lease)
         self._callbacks = Callbacks(
-            spec.callbacks, RunContext(spec.name, spec.path, spec.storage_path), self._warn
+            spec.callbacks, RunContext(spec.name, spec.path, spec.storage_path, **spec.arguments), self._warn
         )
         self._checkpoints = Checkpoints(storage, lease, spec.checkpoints, from_checkpoint, self._warn)
+        #: Facts that storage has not taken yet.
+        self._unwritten: list[ev.Event] = []
+        self._told: set[str] = set()
         self._deadlines: dict[str, float] = {}
         self._claim: base.Claim | None = None
         self._wanted = 0
@@ -131,7 +139,8 @@ class Controller:
         self._attempt: Attempt | None = None
         self._members: dict[bytes, Member] = {}
         self._ranks_by_slot: dict[str, int] = {}
-        self._late_for = 0.0
+        #: The (attempt, row) that some ranks have reached and others not, and since when.
+        self._awaited, self._awaited_since = (-1, 0), 0.0
         self._interrupts = 0
         self._holds = 0
         self._stopping: ev.Stopping | None = None
@@ -146,21 +155,31 @@ class Controller:
 
     def run(self) -> RunOutcome:
         """From the first request to the end. Afterwards nothing of the run is alive."""
-        self._hub = wire.Hub(
-            self._engine.wire_address(),
-            self._inbox.put,
-            lambda problem: self._inbox.put(wire.Noted(message=problem)),
-            directory=self._spec.runtime_dir,
-        )
-        try:
+        with contextlib.ExitStack() as closing:  # from the last to the first, each even if another fails
+            closing.callback(self._journal.close)
+            closing.callback(self._close_metrics)
+            self._hub = self._open_hub()
+            closing.callback(self._hub.close)
+            closing.callback(self._engine.close)
+            closing.callback(self._dismiss_who_is_left)
             self._engine.start(self._inbox.put, self._output)
             self._record(self._run_started())
             self._request_slots()
             while self._outcome is None:
                 self._handle(self._next())
             return self._outcome
-        finally:
-            self._close()
+
+    def _open_hub(self) -> wire.Hub:
+        try:
+            return wire.Hub(
+                self._engine.wire_address(),
+                self._inbox.put,
+                lambda problem: self._inbox.put(wire.Noted(message=problem)),
+                directory=self._spec.runtime_dir,
+            )
+        except BaseException:
+            self._engine.close()
+            raise
 
     def interrupt(self) -> None:
         """Ask for an end: gracefully the first time, at once the second. Any thread, also a signal handler."""
@@ -193,25 +212,41 @@ class Controller:
     def _record(self, event: ev.Event) -> None:
         """Make a fact of it: state, journal, terminal, callbacks."""
         self._state = lifecycle.apply(self._state, event)
-        self._journal.append(event)
+        self._unwritten.append(event)
+        try:
+            while self._unwritten:
+                self._journal.append(self._unwritten[0])
+                self._unwritten.pop(0)
+        except OSError as error:
+            self._tell_once(
+                f"The journal cannot be written ({error}); the run goes on, and it is tried again."
+            )
         self._observer.event(event)
         self._callbacks.call("on_event", event)
+
+    def _tell_once(self, message: str) -> None:
+        """Something about the record itself, which therefore cannot be recorded."""
+        if message not in self._told:
+            self._told.add(message)
+            self._observer.event(ev.Warned(time=time.time(), message=message))
 
     def _warn(self, message: str, rank: int = -1) -> None:
         self._record(
             ev.Warned(time=time.time(), message=message, attempt=max(0, self._state.attempt), rank=rank)
         )
 
-    def _close(self) -> None:
-        """Release processes first, then what they talk to, then the files. Each even if another fails."""
+    def _dismiss_who_is_left(self) -> None:
+        """Only after an error of our own: a rank in this very process waits to be dismissed."""
         for member in self._attempt.members if self._attempt is not None else ():
-            if not member.exited:  # only after an error of our own: a rank in this process waits for this
-                self._hub.send(member.key, wire.Dismissed())
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._journal.close)
-            stack.callback(self._metrics.close)
-            stack.callback(self._hub.close)
-            stack.callback(self._engine.close)
+            if not member.exited:
+                self._send(member, wire.Dismissed())
+
+    def _close_metrics(self) -> None:
+        """A run that has ended well is not made a failure by points that could not be put in their last place."""
+        try:
+            self._metrics.close()
+        except PowertrainError as error:
+            self._observer.event(ev.Warned(time=time.time(), message=str(error)))
 
     def _run_started(self) -> ev.RunStarted:
         newest = self._checkpoints.newest
@@ -279,8 +314,19 @@ class Controller:
                 hosts=tuple(p.slot.host for p in placements),
             )
         )
+        self._deadlines["start"] = time.monotonic() + _START_WITHIN
         for place in placements:
             self._fork(attempt, place)
+
+    def _start_overdue(self, _: str) -> None:
+        """Ranks that have not said a word by now never will."""
+        attempt = self._attempt
+        if attempt is None or attempt.phase != phases.STARTING:
+            return
+        for member in attempt.members:
+            if not member.greeted:
+                why = f"did not come up within {_START_WITHIN:g} s; its log may say why"
+                self._fail(member, failures.silent(member, why))
 
     def _fork(self, attempt: Attempt, place: placement.Placement) -> None:
         door = self._hub.admit(place.slot.key)
@@ -311,6 +357,7 @@ class Controller:
             )
         )
         if member.attempt.phase == phases.STARTING and member.attempt.all_greeted():
+            self._deadlines.pop("start", None)
             self._run_hooks(member.attempt, "start")
 
     def _measured(self, member: Member, message: wire.Measured) -> None:
@@ -326,12 +373,15 @@ class Controller:
     # ------------------------------------------------------------------ the backend's hooks
 
     def _run_hooks(self, attempt: Attempt, hook: str) -> None:
+        attempt.shut_down |= hook == "shutdown"
         if attempt.group is None:
             attempt.group = hooks.group_of(attempt, self._hub)
         hooks.run(self._spec.backend, attempt, hook, self._inbox.put)
 
     def _hook_done(self, done: HookDone) -> None:
         attempt = self._attempt
+        if done.hook == "shutdown" and done.error is not None:
+            self._tell_once(f"The backend's on_shutdown raised {type(done.error).__name__}: {done.error}.")
         if attempt is None or attempt.number != done.attempt:
             return
         if done.hook == "shutdown":
@@ -358,9 +408,12 @@ class Controller:
         attempt.phase, attempt.trained_after = phases.TRAINING, attempt.age()
         self._record(ev.TrainingStarted(time=time.time(), attempt=attempt.number))
         for member in attempt.members:
-            self._hub.send(member.key, wire.Train())
+            self._send(member, wire.Train())
 
     # ------------------------------------------------------------------ what workers say
+
+    def _send(self, member: Member, message: wire.FromController) -> None:
+        self._hub.send(member.key, message)
 
     def _received(self, received: wire.Received) -> None:
         member = self._members.get(received.sender)
@@ -415,19 +468,22 @@ class Controller:
                 self._observer.row(row.number, row.metrics, time.time())
                 if self._spec.callbacks:
                     self._callbacks.call("after_report", [m or {} for m in row.metrics], checkpoint)
-                if self._stopping is None and row.metrics[0] is not None:
+                running = attempt.phase in (phases.TRAINING, phases.SHUTTING_DOWN)
+                if running and self._stopping is None and row.metrics[0] is not None:
                     self._stop_if_reached(row.number, row.metrics[0])
             if row.complete:
                 for rank in attempt.barrier_rows.pop(row.number, ()):
-                    self._hub.send(attempt.members[rank].key, wire.RowClosed(row=row.number))
+                    self._send(attempt.members[rank], wire.RowClosed(row=row.number))
 
     def _watch_for_late_ranks(self, attempt: Attempt) -> None:
         if attempt.rows.newest <= attempt.rows.closed:
             self._deadlines.pop("late", None)
             self._deadlines.pop("absent", None)
-            self._late_for = 0.0
             return
-        now = time.monotonic()
+        now, awaited = time.monotonic(), (attempt.number, attempt.rows.closed + 1)
+        if awaited != self._awaited:
+            self._awaited, self._awaited_since = awaited, now
+            self._deadlines["late"] = now + _LATE_EVERY
         self._deadlines.setdefault("late", now + _LATE_EVERY)
         if attempt.rows.never_reported():
             self._deadlines.setdefault("absent", now + _ABSENT_AFTER)
@@ -436,8 +492,8 @@ class Controller:
         attempt = self._attempt
         if attempt is None or not (behind := attempt.rows.behind()):
             return
-        self._late_for += _LATE_EVERY
-        self._observer.waiting(attempt.rows.closed + 1, behind, self._late_for)
+        waited = time.monotonic() - self._awaited_since
+        self._observer.waiting(attempt.rows.closed + 1, behind, waited)
         self._deadlines["late"] = time.monotonic() + _LATE_EVERY
 
     def _declare_absent(self, _: str) -> None:
@@ -452,10 +508,13 @@ class Controller:
         member.beat = message
 
     def _arrived(self, member: Member, message: wire.Arrived) -> None:
-        opened = member.attempt.arrive(member.rank, message)
-        if opened is not None:
-            for other in member.attempt.members:
-                self._hub.send(other.key, opened)
+        member.attempt.arrive(member.rank, message)
+        self._open_collectives(member.attempt)
+
+    def _open_collectives(self, attempt: Attempt) -> None:
+        for opened, members in attempt.settled_collectives():
+            for member in members:
+                self._send(member, opened)
 
     def _executed(self, member: Member, message: wire.Executed) -> None:
         if member.attempt.group is not None:
@@ -478,6 +537,7 @@ class Controller:
             self._value = message.value
         self._rows_closed(attempt, attempt.rows.end(member.rank))
         self._watch_for_late_ranks(attempt)
+        self._open_collectives(attempt)
         self._agree(attempt)
         if attempt.phase == phases.TRAINING and attempt.all_done():
             self._shut_down(attempt)
@@ -529,8 +589,10 @@ class Controller:
             self._stop("interrupt", "interrupted; a second Ctrl-C ends it at once")
             if self._stopping is not None:
                 self._deadlines["grace"] = time.monotonic() + _INTERRUPT_GRACE
-        else:
+        elif self._stopping is not None:
             self._end_now("")
+        elif self._attempt is not None:  # every function has returned: only the ending is cut short
+            self._clear(self._attempt, self._finish)
 
     def _stop(self, cause: str, reason: str) -> None:
         """Ask every rank to end at a boundary they agree on; a run that is not training yet ends at once."""
@@ -548,7 +610,7 @@ class Controller:
         self._holds += 1
         attempt.hold = Hold(self._holds, reason, {member.rank for member in attempt.running()})
         for member in attempt.running():
-            self._hub.send(member.key, wire.Hold(hold=self._holds))
+            self._send(member, wire.Hold(hold=self._holds))
 
     def _held(self, member: Member, message: wire.Held) -> None:
         hold = member.attempt.hold
@@ -566,8 +628,8 @@ class Controller:
         if boundary is not None:
             hold.sent = True
             for member in attempt.running():
-                self._hub.send(
-                    member.key,
+                self._send(
+                    member,
                     wire.Goto(hold=hold.number, boundary=boundary, action="stop", reason=hold.reason),
                 )
 
@@ -608,7 +670,7 @@ class Controller:
         self._deadlines.pop("hooks", None)
         self._deadlines["exits"] = time.monotonic() + _EXIT_GRACE
         for member in attempt.members:
-            self._hub.send(member.key, wire.Dismissed(summary=self._summary()))
+            self._send(member, wire.Dismissed(summary=self._summary()))
         self._exits_changed(attempt)
 
     def _exits_overdue(self, _: str) -> None:
@@ -640,8 +702,11 @@ class Controller:
             )
         )
         self._outcome = RunOutcome(
-            state, reason, self._last_metrics, self._value, self._failures, self._interrupts > 0
+            state, reason, self._last_metrics, self._value, self._failures, self._was_interrupted()
         )
+
+    def _was_interrupted(self) -> bool:
+        return self._stopping is not None and self._stopping.cause == "interrupt"
 
     # ------------------------------------------------------------------ failures and losses
 
@@ -727,7 +792,7 @@ class Controller:
     def _clear(self, attempt: Attempt, then: Callable[[], None]) -> None:
         """End every process of the attempt; ``then`` is called when all are gone."""
         self._after_clearing = then
-        for name in ("cause", "late", "absent", "hooks", "exits"):
+        for name in ("start", "cause", "late", "absent", "hooks", "exits"):
             self._deadlines.pop(name, None)
         attempt.phase = phases.CLEARING
         summary = self._summary()
@@ -735,7 +800,7 @@ class Controller:
             summary["failed"] = failure_policy.order_by_cause(attempt.failures)[0].summary
         for member in attempt.members:
             if not member.exited:
-                self._hub.send(member.key, wire.Dismissed(summary=summary))
+                self._send(member, wire.Dismissed(summary=summary))
                 self._engine.signal(member.placement.slot, signal.SIGKILL)
         self._exits_changed(attempt)
 
@@ -760,12 +825,18 @@ class Controller:
             decision = self._after_failure(attempt)
         else:
             decision = self._after_loss(attempt)
-        if self._stopping is not None:
+        if attempt.group is not None and not attempt.shut_down:
+            self._run_hooks(
+                attempt, "shutdown"
+            )  # its workers are gone: what is left is the driver's own part
+        if self._was_interrupted():
             self._end(*self._stopped_state())
-        elif decision.retry:
+        elif decision.retry and self._stopping is None:
             self._retry()
-        else:
+        elif attempt.failures or self._stopping is None:
             self._end(lifecycle.FAILED, decision.reason)
+        else:
+            self._end(*self._stopped_state())
 
     def _after_failure(self, attempt: Attempt) -> failure_policy.Decision:
         self._failures = tuple(failure_policy.order_by_cause(attempt.failures))
@@ -773,7 +844,7 @@ class Controller:
             self._state.failures, self._spec.max_failures, self._spec.fail_fast
         )
         if not self._engine.restarts:
-            decision = failure_policy.Decision("give_up", "the launcher decides whether to start it again")
+            decision = _LAUNCHER_DECIDES
         self._record(
             ev.Failed(
                 time=time.time(),
@@ -783,7 +854,9 @@ class Controller:
                 reason=decision.reason,
             )
         )
-        self._callbacks.call("after_exception", {failure.rank: failure for failure in self._failures})
+        self._callbacks.call(
+            "after_exception", {failure.rank: WorkerFailedError(failure) for failure in self._failures}
+        )
         return decision
 
     def _after_loss(self, attempt: Attempt) -> failure_policy.Decision:
@@ -792,6 +865,8 @@ class Controller:
 
     def _record_loss(self, attempt: int, ranks: tuple[int, ...], why: str) -> failure_policy.Decision:
         decision = failure_policy.after_loss(self._state.losses_since_commit)
+        if not self._engine.restarts:
+            decision = _LAUNCHER_DECIDES
         self._record(
             ev.Lost(
                 time=time.time(),
@@ -840,6 +915,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     _Interrupt: Controller._interrupted,
     _Said: Controller._said,
     HookDone: Controller._hook_done,
+    "start": Controller._start_overdue,
     "cause": Controller._cause_overdue,
     "late": Controller._say_who_is_late,
     "absent": Controller._declare_absent,

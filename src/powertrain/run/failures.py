@@ -16,6 +16,11 @@ def died(member: Member, event: base.Exited) -> WorkerFailure:
     return _failure(member, kind, f"rank {member.rank} {words}", message=event.error)
 
 
+def silent(member: Member, why: str) -> WorkerFailure:
+    """The process never said a word."""
+    return _failure(member, "start", f"rank {member.rank} {why}")
+
+
 def raised(member: Member, report: wire.ErrorReport, kind: str) -> WorkerFailure:
     """The rank said what went wrong; ``kind`` is "raised", "exit" or "start"."""
     return _failure(

@@ -46,7 +46,7 @@ def run(config: BackendConfig, attempt: Attempt, hook: str, done: Callable[[Hook
 def _run(config: BackendConfig, attempt: Attempt, hook: str, done: Callable[[HookDone], None]) -> None:
     began, problem = time.monotonic(), None
     try:
-        backend = config.backend_cls()
+        backend = attempt.backend = attempt.backend or config.backend_cls()
         if hook == "start":
             backend.on_start(attempt.group, config)
             backend.on_training_start(attempt.group, config)

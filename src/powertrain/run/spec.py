@@ -43,3 +43,5 @@ class RunSpec:
     #: A checkpoint of another run to begin from, as a path; "" for none.
     begin_from: str = ""
     version: str = ""
+    #: What callbacks are told of the trainer's arguments: fields of ``RunContext``.
+    arguments: Mapping[str, Any] = field(default_factory=dict)

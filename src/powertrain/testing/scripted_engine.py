@@ -49,7 +49,7 @@ from powertrain.engine.base import (
     Started,
     Waiting,
 )
-from powertrain.errors import EngineError, ResourceError
+from powertrain.errors import CollectiveError, EngineError, ResourceError
 from powertrain.worker import failure
 from powertrain.worker.main import ENTRY, WorkerSpec
 from powertrain.worker.progress import Boundaries, Gate, Progress, StopRun
@@ -202,7 +202,9 @@ class ScriptedWorker:
         self._syncs += 1
         received = self.service.meet(wire.Arrived(sync=self._syncs, kind="barrier", data=data))
         self.process.check()
-        return received
+        if received.error:
+            raise CollectiveError(received.error)
+        return received.data
 
     def wait_for(self, event: threading.Event) -> None:
         """Wait for the test."""

@@ -371,7 +371,7 @@ def prepare_data_loader(
     if not isinstance(data_loader, DataLoader):
         raise ConfigError(
             f"prepare_data_loader was given a {type(data_loader).__name__}; it takes a torch DataLoader. "
-            "A dataset of the trainer is reached with powertrain.get_dataset_shard(name)."
+            "Wrap a dataset as torch.utils.data.DataLoader(dataset, batch_size=...)."
         )
     context = _context()
     rank, world_size = context.get_world_rank(), context.get_world_size()

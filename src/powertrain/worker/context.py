@@ -14,12 +14,13 @@ import cloudpickle
 import msgspec
 
 from powertrain import wire
-from powertrain.errors import OutsideWorkerError, ReportError
+from powertrain.errors import CollectiveError, OutsideWorkerError, ReportError
 from powertrain.worker.progress import Boundaries, Gate, progress
 from powertrain.worker.values import normalise
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.storage import Storage
     from powertrain.worker.service import Service
 
 T = TypeVar("T")
@@ -54,15 +55,20 @@ class Session:
     def __init__(self, place: Place, service: Service, gate: Gate) -> None:
         self.place = place
         self.service = service
-        self.row = place.first_row - 1
+        self.row = service.row = place.first_row - 1
         self.syncs = 0
+        #: Names that this rank has given to checkpoints in this attempt.
+        self.checkpoint_names: set[str] = set()
         self.boundaries = Boundaries(gate)
         self.context = TrainContext(place)
 
     def meet(self, kind: str, data: bytes = b"") -> bytes:
         """Arrive at the next collective and wait for all ranks."""
         self.syncs += 1
-        return self.service.meet(wire.Arrived(sync=self.syncs, kind=kind, data=data))
+        opened = self.service.meet(wire.Arrived(sync=self.syncs, kind=kind, data=data))
+        if opened.error:
+            raise CollectiveError(opened.error)
+        return opened.data
 
 
 class TrainContext:
@@ -176,6 +182,7 @@ def report(
     *,
     barrier: bool = False,
     solo: bool = False,
+    **not_yet: Any,
 ) -> None:
     """Hand metrics, and maybe a checkpoint, to the run. Returns without waiting for the other ranks.
 
@@ -184,6 +191,8 @@ def report(
     is complete. ``solo=True`` keeps the metrics outside rows, for values that only some ranks have.
     """
     session = current("report")
+    if not_yet:
+        raise ReportError(_unknown_argument(next(iter(not_yet))))
     values = normalise(metrics)
     if solo:
         if checkpoint is not None or barrier:
@@ -195,10 +204,11 @@ def report(
     row = session.row + 1
     part = None
     if checkpoint is not None:
-        part = _store(session, checkpoint, checkpoint_dir_name or f"checkpoint_{row:06d}")
+        part = _store(session, checkpoint, checkpoint_dir_name, row)
+        session.checkpoint_names.add(part.checkpoint)
     elif checkpoint_dir_name is not None:
         raise ReportError("report(checkpoint_dir_name=...) names a checkpoint, but none was given.")
-    session.row = row
+    session.row = session.service.row = row
     progress.reports += 1
     session.service.post(wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier, part=part))
     if barrier:
@@ -234,19 +244,52 @@ def broadcast_from_rank_zero(data: T) -> T:
     """Rank 0's ``data`` on every rank. All ranks must call it; what the others pass is ignored."""
     session = current("collective.broadcast_from_rank_zero")
     mine = session.place.rank == 0
-    received = session.meet("broadcast", cloudpickle.dumps(data) if mine else b"")
+    received = session.meet("broadcast_from_rank_zero", cloudpickle.dumps(data) if mine else b"")
     if mine:
         return data
     value: T = pickle.loads(received)
     return value
 
 
-def _store(session: Session, checkpoint: Checkpoint, name: str) -> wire.Part:
-    from powertrain.checkpoint.commit import store_part
+#: Arguments of Ray Train's ``report`` that this version does not have yet.
+_NOT_YET = (
+    "checkpoint_upload_mode",
+    "delete_local_checkpoint_after_upload",
+    "checkpoint_upload_fn",
+    "validation",
+)
+
+
+def _unknown_argument(name: str) -> str:
+    if name in _NOT_YET:
+        return f"report({name}=...) is not supported yet by this version of Powertrain. Leave it out."
+    return f"report() has no argument {name!r}. It takes metrics, checkpoint, checkpoint_dir_name, barrier and solo."
+
+
+def _check_name(session: Session, storage: Storage, name: str) -> None:
+    """A checkpoint's name is one plain directory name that this run has not used."""
+    if "/" in name or name.startswith("."):
+        raise ReportError(
+            f"report(checkpoint_dir_name={name!r}) is not a plain name: it must not hold '/' or begin with '.'. Use "
+            "something like 'epoch-3'."
+        )
+    manifest = storage.local_path(f"checkpoints/{name}/MANIFEST.json")
+    if name in session.checkpoint_names or (manifest is not None and manifest.exists()):
+        raise ReportError(
+            f"report(checkpoint_dir_name={name!r}) names a checkpoint that this run has already. Give each its own "
+            "name; Result.checkpoint is always the newest, and CheckpointConfig(num_to_keep=...) deletes old ones."
+        )
+
+
+def _store(session: Session, checkpoint: Checkpoint, name: str | None, row: int) -> wire.Part:
+    from powertrain.checkpoint.commit import name_of_row, store_part
     from powertrain.storage import open_storage
 
+    storage = open_storage(session.place.run_path)
+    if name is not None:
+        _check_name(session, storage, name)
     phase, progress.phase = progress.phase, "checkpoint"
     try:
-        return store_part(open_storage(session.place.run_path), name, checkpoint.path)
+        return store_part(storage, name or name_of_row(row), checkpoint.path)
     finally:
         progress.phase = phase

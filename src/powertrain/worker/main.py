@@ -24,6 +24,8 @@ from powertrain.worker.service import Service
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.main:run"
+#: Put among the commands when the side thread is gone and no command will ever come.
+_BROKEN = wire.Dismissed(summary={"broken": True})
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +50,31 @@ def run(payload: bytes) -> int:
 class Rank:
     """One rank in this process."""
 
-    def __init__(self, spec: WorkerSpec, local_function: Callable[[], Any] | None = None) -> None:
-        """``local_function`` is called instead of unpickling one: for engines that share the driver's process."""
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        local_function: Callable[[], Any] | None = None,
+        *,
+        watch: int = -1,
+        orphaned: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``local_function`` is called instead of unpickling one: for engines that share the driver's process.
+        ``orphaned`` is called when the descriptor ``watch`` becomes readable."""
         self._spec = spec
         self._place = spec.place
         self._local_function = local_function
         self._gate = Gate()
         progress.reset()
-        self._service = Service(spec.door, self._place.rank, self._place.attempt, self._gate, progress)
+        self._service = Service(
+            spec.door,
+            self._place.rank,
+            self._place.attempt,
+            self._gate,
+            progress,
+            failed=self._service_failed,
+            watch=watch,
+            orphaned=orphaned,
+        )
         #: What the controller said at the end: see ``wire.Dismissed``.
         self.summary: dict[str, Any] = {}
         #: What the user's function raised.
@@ -76,6 +95,8 @@ class Rank:
                     self._execute(command)
                 elif isinstance(command, wire.Train):
                     code = self._train()
+                elif command is _BROKEN:
+                    return 1
                 elif isinstance(command, wire.Dismissed):
                     self.summary = command.summary
                     return code
@@ -86,6 +107,12 @@ class Rank:
         finally:
             context.close_session()
             self._service.close()
+
+    def _service_failed(self) -> None:
+        """The side thread broke: end at once, so that the engine tells the controller what this rank cannot."""
+        if self._local_function is None:
+            os._exit(1)
+        self._service.commands.put(_BROKEN)  # the process is the user's own: only the rank ends
 
     def _prepare(self) -> None:
         """Seeds apart per rank and attempt, the launch directory on the path, the current GPU chosen."""

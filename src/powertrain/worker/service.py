@@ -13,6 +13,7 @@ import queue
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ _BATCH = 256
 #: Reports kept in memory; more go to the spill file.
 _MEMORY_LIMIT = 20_000
 _BEAT_EVERY = 1.0
+_NOTHING = wire.Opened(sync=0)
 
 
 class Service:
@@ -44,12 +46,14 @@ class Service:
         progress: Progress,
         *,
         spill_directory: str | None = None,
+        failed: Callable[[], None] = lambda: None,
         watch: int = -1,
         orphaned: Callable[[], None] = lambda: None,
     ) -> None:
-        """``watch`` is a descriptor whose readiness means the run is gone; then ``orphaned`` is called."""
+        """``failed`` is called, on this thread, should it break: the rank is deaf and dumb then, and must end.
+        ``watch`` is a descriptor whose readiness means the run is gone; then ``orphaned`` is called."""
         self._gate, self._progress = gate, progress
-        self._watch, self._orphaned = watch, orphaned
+        self._watch, self._orphaned, self._broken = watch, orphaned, failed
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
         self.commands: queue.SimpleQueue[wire.FromController] = queue.SimpleQueue()
         self._ordered: deque[wire.FromWorker] = deque()
@@ -58,6 +62,8 @@ class Service:
         self._waiters: dict[tuple[str, int], _Waiter] = {}
         self._waiters_lock = threading.Lock()
         self._closed_rows = 0
+        #: The rank's newest row, for the envelope.
+        self.row = 0
         self._last_counts, self._moved = (0, 0, 0), time.monotonic()
         self._awake = False
         self._closing = False
@@ -82,8 +88,8 @@ class Service:
         self._awake = True
         self._link.wake()
 
-    def meet(self, message: wire.Arrived) -> bytes:
-        """Send, and wait until every rank has arrived; returns what rank 0 brought."""
+    def meet(self, message: wire.Arrived) -> wire.Opened:
+        """Send, and wait until every rank has arrived or one never will."""
         waiter = self._waiter("sync", message.sync)
         self.say(message)
         return waiter.wait()
@@ -92,7 +98,7 @@ class Service:
         """Wait until row ``row`` is complete on every rank."""
         waiter = self._waiter("row", row)
         if self._closed_rows >= row:
-            waiter.set(b"")
+            waiter.set(_NOTHING)
         waiter.wait()
 
     def close(self, timeout: float = 10.0) -> None:
@@ -126,10 +132,17 @@ class Service:
                     last_send = now
                 if self._closing and (self._all_out() or now > self._deadline):
                     return
+        except BaseException as error:
+            self._failed(error)
         finally:
             self._release_waiters()
             self._link.close()
             self._spill.close()
+
+    def _failed(self, error: BaseException) -> None:
+        """A fault of ours; without this thread nobody would ever learn of it."""
+        traceback.print_exception(type(error), error, error.__traceback__)
+        self._broken()
 
     def _pause(self, last_send: float, last_beat: float) -> float:
         """Seconds to wait for a command. Leaves ``_awake`` set where the queue will be looked at anyway."""
@@ -157,7 +170,7 @@ class Service:
         while not self._spill and self._ordered and len(batch) < _BATCH:
             batch.append(_finished(self._ordered.popleft()))
         if batch:
-            self._link.send(batch, self._gate.passed, self._progress.reports)
+            self._link.send(batch, self._gate.passed, self.row)
         return bool(batch)
 
     def _keep_memory_bounded(self) -> None:
@@ -198,7 +211,7 @@ class Service:
         elif isinstance(command, wire.Goto):
             self._gate.go_to(command.hold, command.boundary, command.action, command.reason)
         elif isinstance(command, wire.Opened):
-            self._waiter("sync", command.sync).set(command.data)
+            self._waiter("sync", command.sync).set(command)
         elif isinstance(command, wire.RowClosed):
             self._close_row(command.row)
         else:
@@ -209,7 +222,7 @@ class Service:
         with self._waiters_lock:
             ready = [w for (kind, number), w in self._waiters.items() if kind == "row" and number <= row]
         for waiter in ready:
-            waiter.set(b"")
+            waiter.set(_NOTHING)
 
     def _waiter(self, kind: str, number: int) -> _Waiter:
         with self._waiters_lock:
@@ -224,7 +237,7 @@ class Service:
         with self._waiters_lock:
             waiters = list(self._waiters.values())
         for waiter in waiters:
-            waiter.set(b"")
+            waiter.set(_NOTHING)
 
 
 def _finished(message: wire.FromWorker) -> wire.FromWorker:
@@ -240,16 +253,16 @@ class _Waiter:
     def __init__(self, service: Service, key: tuple[str, int]) -> None:
         self._service, self._key = service, key
         self._event = threading.Event()
-        self._data = b""
+        self._answer = _NOTHING
 
-    def set(self, data: bytes) -> None:
-        self._data = data
+    def set(self, answer: wire.Opened) -> None:
+        self._answer = answer
         self._event.set()
 
-    def wait(self) -> bytes:
+    def wait(self) -> wire.Opened:
         self._event.wait()
         self._service.forget(self._key)
-        return self._data
+        return self._answer
 
 
 class _Spill:

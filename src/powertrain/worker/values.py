@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -26,8 +27,12 @@ class Pending:
         self._event.record()
 
     def wait(self) -> Any:
-        self._event.synchronize()
-        return self._host.item()
+        """The number; NaN where the GPU has failed, which the user's own next call will say in its own words."""
+        try:
+            self._event.synchronize()
+            return self._host.item()
+        except RuntimeError:
+            return math.nan
 
 
 class PendingMetrics(dict[str, Any]):

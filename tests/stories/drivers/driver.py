@@ -18,7 +18,7 @@ ENGINE = os.environ["STORY_ENGINE"]
 
 
 def trainer(
-    loop: Callable[..., Any], name: str, kind: type[Any] = DataParallelTrainer, **options: Any
+    loop: Callable[..., Any], name: str | None, kind: type[Any] = DataParallelTrainer, **options: Any
 ) -> Any:
     config = options.pop("config", None)
     return kind(
@@ -41,6 +41,9 @@ def several_good_runs() -> dict[str, Any]:
         "improve": story.outcome_of(torch_trainer(loops.improve, "improve").fit),
         "meet": story.outcome_of(trainer(loops.meet_the_others, "meet").fit),
         "oddities": story.outcome_of(trainer(loops.report_oddities, "oddities").fit),
+        "place": story.outcome_of(
+            trainer(loops.describe_place, "place", worker_runtime_env={"env_vars": {"STORY_HOOK": "set"}}).fit
+        ),
         "stop": story.outcome_of(trainer(loops.report_until_stopped, "stop", stop={"step": 5}).fit),
     }
 
@@ -60,6 +63,10 @@ def recover_from_sigkill() -> dict[str, Any]:
             loops.recover, "recovers", config={"how": "SIGKILL"}, failure_config=FailureConfig(max_failures=1)
         ).fit
     )
+
+
+def recover_without_a_name() -> dict[str, Any]:
+    return story.outcome_of(trainer(loops.recover, None, config={"how": "SIGKILL"}).fit)
 
 
 def save_when_asked() -> dict[str, Any]:

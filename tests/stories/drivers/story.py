@@ -53,7 +53,7 @@ def scaling(engine: str, workers: int = 2) -> ScalingConfig:
     return ScalingConfig(num_workers={"local": workers, "inline": 0, "torchrun": 0}[engine])
 
 
-def run_config(name: str, **options: Any) -> RunConfig:
+def run_config(name: str | None, **options: Any) -> RunConfig:
     return RunConfig(name=name, storage_path=str(directory() / "storage"), **options)
 
 
@@ -63,7 +63,7 @@ def outcome_of(fit: Callable[[], Result]) -> dict[str, Any]:
     try:
         result = fit()
     except TrainingFailedError as error:
-        failures = [msgspec.to_builtins(failure) for failure in error.worker_failures.values()]
+        failures = [msgspec.to_builtins(failed.failure) for failed in error.worker_failures.values()]
         about = {"raised": "TrainingFailedError", "message": str(error), "failures": failures}
         about["cause"] = type(error.__cause__).__name__
         about.update(_about(error.result))
