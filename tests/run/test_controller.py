@@ -797,16 +797,16 @@ def test_ranks_that_call_different_collectives_are_told_who_called_what(run: Run
 def test_a_rank_that_is_steadily_one_row_behind_is_not_called_late(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_LATE_EVERY", 0.05)
+    monkeypatch.setattr(controller_module, "_LATE_EVERY", 0.6)
     ahead = threading.Semaphore(1)
 
     def play(worker: ScriptedWorker) -> None:
-        for _ in range(40):
+        for _ in range(120):
             if worker.rank == 0:
                 worker.report({"x": 0})
                 ahead.release()
             else:
-                threading.Event().wait(0.005)
+                threading.Event().wait(0.01)
                 ahead.acquire()
                 worker.report({"x": 1})
 

@@ -32,6 +32,7 @@ from powertrain.engine.base import (
     SlotShape,
     Started,
 )
+from powertrain.engine.server import apply_env
 from powertrain.errors import ConfigError
 from powertrain.worker.context import in_worker
 from powertrain.worker.main import Rank, WorkerSpec
@@ -127,15 +128,7 @@ def environment(env: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables for a while; what was there before comes back."""
     before = {name: os.environ.get(name) for name in env}
     try:
-        _set(env)
+        apply_env(env)
         yield
     finally:
-        _set(before)
-
-
-def _set(env: Mapping[str, str | None]) -> None:
-    for name, value in env.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        apply_env(before)

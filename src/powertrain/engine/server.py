@@ -29,7 +29,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Union
 
 import msgspec
@@ -321,7 +321,7 @@ def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
         _leave(code)
 
 
-def apply_env(env: dict[str, str | None]) -> None:
+def apply_env(env: Mapping[str, str | None]) -> None:
     """Set the given variables; ``None`` removes one."""
     for name, value in env.items():
         if value is None:
