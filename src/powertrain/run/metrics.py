@@ -324,11 +324,13 @@ class _SegmentWriter:
         self.next += 1
 
     def _put_table(self, table: pa.Table, first: int, last: int, level: int) -> None:
-        data = _encode_segment(table, first, last)
-        self._storage.put(_segment_key(self._lease, first), data)
-        self._written = [segment for segment in self._written if segment.first < first]
         cells = table.num_rows * table.num_columns
-        self._written.append(_Written(first, last, level, max(len(data), table.nbytes), cells))
+        self._put(_encode_segment(table, first, last), _Written(first, last, level, table.nbytes, cells))
+
+    def _put(self, data: bytes, segment: _Written) -> None:
+        self._storage.put(_segment_key(self._lease, segment.first), data)
+        self._written = [other for other in self._written if other.first < segment.first]
+        self._written.append(msgspec.structs.replace(segment, bytes=max(len(data), segment.bytes)))
 
     def merge_small(self) -> None:
         """Merge the newest segments while a full set of them has the same level."""
@@ -359,8 +361,15 @@ class _SegmentWriter:
 
     def _merge(self, segments: Sequence[_Written], level: int) -> None:
         keys = [_segment_key(self._lease, segment.first) for segment in segments]
-        table = concatenate([_decode_segment(self._storage.get(key))[0] for key in keys])
-        self._put_table(table, segments[0].first, segments[-1].last, level)
+        pieces = [self._storage.get(key) for key in keys]
+        first, last = segments[0].first, segments[-1].last
+        data = _append_segments(pieces, first, last)
+        if data is not None:
+            size, cells = sum(s.bytes for s in segments), sum(s.cells for s in segments)
+            self._put(data, _Written(first, last, level, size, cells))
+        else:
+            table = concatenate([_decode_segment(piece)[0] for piece in pieces])
+            self._put_table(table, first, last, level)
         for key in keys[1:]:
             self._storage.delete(key)
 
@@ -408,16 +417,35 @@ def _last_covered(storage: Storage, lease: int) -> int:
 
 
 def _encode_segment(table: pa.Table, first: int, last: int) -> bytes:
+    return _write_segment(table.schema, table.to_batches(), first, last)
+
+
+def _append_segments(pieces: Sequence[bytes], first: int, last: int) -> bytes | None:
+    """Segments of the same columns as one, a batch at a time: merging needs memory for one batch, not for all points.
+
+    None where their columns differ.
+    """
     import pyarrow as pa
 
-    metadata = {_COVERS: msgspec.json.encode([first, last])}
-    table = table.replace_schema_metadata(metadata)
+    pool = pa.system_memory_pool()
+    readers = [pa.ipc.open_file(pa.BufferReader(piece), memory_pool=pool) for piece in pieces]
+    schemas = [reader.schema.remove_metadata() for reader in readers]
+    if not all(schema.equals(schemas[0], check_metadata=True) for schema in schemas):
+        return None
+    batches = (reader.get_batch(i) for reader in readers for i in range(reader.num_record_batches))
+    return _write_segment(schemas[0], batches, first, last)
+
+
+def _write_segment(schema: pa.Schema, batches: Iterable[pa.RecordBatch], first: int, last: int) -> bytes:
+    import pyarrow as pa
+
+    schema = schema.with_metadata({_COVERS: msgspec.json.encode([first, last])})
     sink = pa.BufferOutputStream(memory_pool=pa.system_memory_pool())
     compression: Literal["zstd"] | None = "zstd" if pa.Codec.is_available("zstd") else None
-    with pa.ipc.new_file(
-        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
-    ) as writer:
-        writer.write_table(table)
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
 
 
