@@ -525,25 +525,11 @@ def _terminal(run: RunConfig, name: str, path: str) -> Any:
 
 def _own_failure(rank: int, error: BaseException) -> WorkerFailure:
     """A failure as the rank itself can tell it, where the controller is in another process."""
-    from powertrain.run.events import WorkerFailure
+    from powertrain.run.failures import reported
     from powertrain.worker.failure import describe
 
-    report = describe(error)
-    return WorkerFailure(
-        rank=rank,
-        kind="exit" if isinstance(error, SystemExit) else "raised",
-        summary=f"rank {rank} raised {report.type}: {report.message}",
-        error_type=report.type,
-        message=report.message,
-        traceback=report.traceback,
-        file=report.file,
-        line=report.line,
-        function=report.function,
-        source=report.source,
-        host=platform.node(),
-        pid=os.getpid(),
-        secondary=report.secondary,
-    )
+    kind = "exit" if isinstance(error, SystemExit) else "raised"
+    return reported(rank, describe(error), kind, host=platform.node(), pid=os.getpid())
 
 
 def _tell_left_files(terminal: Any, runtime: Path) -> None:

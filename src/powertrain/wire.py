@@ -59,13 +59,6 @@ class Hello(Message, frozen=True, tag="hello"):
     host: str
 
 
-class Measured(Message, frozen=True, tag="measured"):
-    """A start-up phase took this long."""
-
-    phase: str
-    seconds: float
-
-
 class FilePart(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a checkpoint as a rank stored it."""
 
@@ -143,7 +136,7 @@ class Noted(Message, frozen=True, tag="noted"):
     message: str
 
 
-FromWorker = Union[Hello, Measured, Point, Beat, Held, Arrived, Executed, Outcome, Noted]
+FromWorker = Union[Hello, Point, Beat, Held, Arrived, Executed, Outcome, Noted]
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,10 +314,6 @@ class Hub:
         keys = KeyPair(public, b"") if public else KeyPair.new()
         self._peers.setdefault(keys.public, _Peer())
         return Door(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
-
-    def expel(self, public: bytes) -> None:
-        """Forget a worker: later messages of its connection are dropped unread."""
-        self._peers.pop(public, None)
 
     def acknowledge(self, received: Received) -> None:
         """The batch has been dealt with: its sender may forget it. Any thread."""

@@ -213,23 +213,6 @@ def test_the_controller_may_admit_a_key_that_was_made_elsewhere(ear: Ear) -> Non
     link.close()
 
 
-def test_an_expelled_worker_is_not_heard_any_more(ear: Ear) -> None:
-    door = ear.hub.admit()
-    expelled, kept = connect(door, 0, 0), connect(ear.hub.admit(), 1, 0)
-    expelled.send(note("before"), 0, 0)
-    ear.wait_until(lambda: ear.notes() == ["before"])
-    ear.hub.expel(door.keys.public)
-    expelled.send(note("after"), 0, 0)
-    kept.send(note("kept"), 0, 0)
-    ear.wait_until(lambda: "kept" in ear.notes())
-    for _ in range(3):
-        kept.send(note("more"), 0, 0)
-    ear.wait_until(lambda: ear.notes().count("more") == 3)
-    assert "after" not in ear.notes()
-    expelled.close()
-    kept.close()
-
-
 # --------------------------------------------------------------------------- what cannot be read
 
 

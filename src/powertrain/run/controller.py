@@ -360,9 +360,6 @@ class Controller:
             self._deadlines.pop("start", None)
             self._run_hooks(member.attempt, "start")
 
-    def _measured(self, member: Member, message: wire.Measured) -> None:
-        self._startup(member.attempt, member.rank, message.phase, message.seconds)
-
     def _startup(self, attempt: Attempt, rank: int, phase: str, seconds: float) -> None:
         self._record(
             ev.StartupMeasured(
@@ -926,7 +923,6 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
 }
 _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
     wire.Hello: Controller._hello,
-    wire.Measured: Controller._measured,
     wire.Beat: Controller._beat,
     wire.Held: Controller._held,
     wire.Arrived: Controller._arrived,

@@ -23,10 +23,15 @@ def silent(member: Member, why: str) -> WorkerFailure:
 
 def raised(member: Member, report: wire.ErrorReport, kind: str) -> WorkerFailure:
     """The rank said what went wrong; ``kind`` is "raised", "exit" or "start"."""
-    return _failure(
-        member,
-        kind,
-        f"rank {member.rank} raised {report.type}: {report.message}".rstrip(": "),
+    return reported(member.rank, report, kind, **_circumstances(member))
+
+
+def reported(rank: int, report: wire.ErrorReport, kind: str, **circumstances: Any) -> WorkerFailure:
+    """What a rank said, with the circumstances (fields of ``WorkerFailure``) that whoever heard it knows."""
+    return WorkerFailure(
+        rank=rank,
+        kind=kind,
+        summary=f"rank {rank} raised {report.type}: {report.message}".rstrip(": "),
         error_type=report.type,
         message=report.message,
         traceback=report.traceback,
@@ -35,17 +40,20 @@ def raised(member: Member, report: wire.ErrorReport, kind: str) -> WorkerFailure
         function=report.function,
         source=report.source,
         secondary=report.secondary,
+        **circumstances,
     )
 
 
-def _failure(member: Member, kind: str, summary: str, **details: Any) -> WorkerFailure:
+def _failure(member: Member, kind: str, summary: str, message: str = "") -> WorkerFailure:
     return WorkerFailure(
-        rank=member.rank,
-        kind=kind,
-        summary=summary,
-        host=member.placement.slot.host,
-        pid=member.pid,
-        row=member.attempt.rows.last_row(member.rank),
-        after=round(member.attempt.age(), 3),
-        **details,
+        rank=member.rank, kind=kind, summary=summary, message=message, **_circumstances(member)
     )
+
+
+def _circumstances(member: Member) -> dict[str, Any]:
+    return {
+        "host": member.placement.slot.host,
+        "pid": member.pid,
+        "row": member.attempt.rows.last_row(member.rank),
+        "after": round(member.attempt.age(), 3),
+    }
