@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.errors import StorageError
-from powertrain.storage import Storage, check_key, open_storage, probe
+from powertrain.storage import Storage, boundaries, check_key, open_storage, probe
+from powertrain.storage import base as base_module
 from powertrain.storage import local as local_module
 from powertrain.storage.base import TEMPORARY_PREFIX
 from powertrain.storage.local import LocalStorage, digest_of
@@ -186,7 +187,7 @@ def test_sweep_removes_what_a_killed_writer_left_and_spares_the_live(
     )
     killed = subprocess.run([sys.executable, "-c", script, storage.uri], check=False)
     assert killed.returncode == -9
-    host = local_module._host_in_names()
+    host = base_module.host_in_names()
     live = tmp_path / "run" / "d" / f"{TEMPORARY_PREFIX}{host}.{os.getpid()}.00"
     live.write_bytes(b"being written")
     assert len(leftovers(tmp_path)) == 2
@@ -232,12 +233,6 @@ def test_file_addresses_and_home_are_understood(tmp_path: Path, monkeypatch: pyt
         assert open_storage("~/runs").uri == str(tmp_path / "runs")
         patch.chdir(tmp_path)
         assert open_storage("runs").uri == str(tmp_path / "runs")
-
-
-@pytest.mark.parametrize("address", ["s3://bucket/x", "gs://bucket", "az://c/x"])
-def test_object_stores_are_refused_with_what_to_use_instead(address: str) -> None:
-    with pytest.raises(StorageError, match=r"object stores are not supported yet.*mounted"):
-        open_storage(address)
 
 
 @pytest.mark.parametrize("address", ["hdfs://x/y", "file://elsewhere/x", ""])
@@ -295,3 +290,126 @@ def test_probe_notices_storage_that_gives_back_other_bytes(
     monkeypatch.setattr(LocalStorage, "get", lambda self, key: b"garbage")
     with pytest.raises(StorageError, match="other bytes"):
         probe(storage)
+
+
+# --------------------------------------------------------------------------- adopting and copying
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "run")
+
+
+def test_an_adopted_file_is_the_value_and_its_old_name_is_gone(local: LocalStorage, tmp_path: Path) -> None:
+    staged = tmp_path / "staged"
+    staged.write_bytes(b"content")
+    inode = staged.stat().st_ino
+    local.put("deep/k", b"old")
+    assert local.adopt("deep/k", staged) == (7, xxhash.xxh3_128_hexdigest(b"content"))
+    assert not staged.exists()
+    assert local.get("deep/k") == b"content"
+    assert local.local_path("deep/k").stat().st_ino == inode
+
+
+def test_adopting_again_after_a_crash_gives_the_same_answer(local: LocalStorage, tmp_path: Path) -> None:
+    staged = tmp_path / "staged"
+    staged.write_bytes(b"content")
+    first = local.adopt("k", staged)
+    assert local.adopt("k", staged) == first
+    with pytest.raises(FileNotFoundError):
+        local.adopt("never", staged)
+
+
+def test_a_read_only_file_can_be_adopted(local: LocalStorage, tmp_path: Path) -> None:
+    (tmp_path / "staged").write_bytes(b"content")
+    (tmp_path / "staged").chmod(0o400)
+    assert local.adopt("k", tmp_path / "staged").size == 7
+
+
+def test_a_file_of_another_file_system_or_behind_a_link_is_not_adopted(
+    local: LocalStorage, tmp_path: Path
+) -> None:
+    (tmp_path / "real").write_bytes(b"content")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(OSError, match="symbolic link") as caught:
+        local.adopt("k", tmp_path / "link")
+    assert caught.value.errno == errno.EXDEV
+    elsewhere = Path("/dev/shm", f"powertrain-test-{os.getpid()}")
+    if not elsewhere.parent.is_dir() or elsewhere.parent.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("this machine has no second file system at hand")
+    elsewhere.write_bytes(b"content")
+    try:
+        with pytest.raises(OSError, match="cross-device") as caught:
+            local.adopt("k", elsewhere)
+        assert caught.value.errno == errno.EXDEV
+        assert elsewhere.read_bytes() == b"content"
+        assert local_module.copy_file(elsewhere, tmp_path / "copy") == 7
+        assert (tmp_path / "copy").read_bytes() == b"content"
+    finally:
+        elsewhere.unlink()
+    assert local.list() == []
+
+
+def test_adopting_makes_the_file_durable_before_it_gets_its_name(local: LocalStorage, tmp_path: Path) -> None:
+    (tmp_path / "staged").write_bytes(b"content")
+    local.put("d/other", b"")
+    steps: list[tuple[str, str]] = []
+    boundaries.install(lambda kind, target: steps.append((kind, os.path.basename(target))))
+    try:
+        local.adopt("d/k", tmp_path / "staged")
+    finally:
+        boundaries.install(None)
+    assert steps == [("fsync", "staged"), ("rename", "k"), ("fsync", tmp_path.name), ("fsync", "d")]
+
+
+def test_a_put_crosses_its_boundaries_in_order(local: LocalStorage) -> None:
+    local.put("d/before", b"")
+    steps: list[str] = []
+    boundaries.install(lambda kind, target: steps.append(kind))
+    try:
+        local.put("d/k", b"v")
+        local.put_if_absent("d/l", b"v")
+        local.delete("d/k")
+        local.put("new/k", b"v")
+    finally:
+        boundaries.install(None)
+    put = ["write", "write", "fsync", "rename", "fsync"]
+    create = ["write", "write", "fsync", "link", "fsync"]
+    assert steps == [*put, *create, "unlink", "fsync", "mkdir", "fsync", *put]
+
+
+@pytest.mark.parametrize("refusing", [(), ("copy_file_range",), ("copy_file_range", "sendfile")])
+@pytest.mark.parametrize("size", [0, 1, (3 << 20) + 5])
+def test_copies_are_whole_by_whatever_means_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: tuple[str, ...], size: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EXDEV, "not between these")
+
+    for name in refusing:
+        monkeypatch.setattr(os, name, refuse)
+    data = os.urandom(size)
+    (tmp_path / "source").write_bytes(data)
+    assert local_module.copy_file(tmp_path / "source", tmp_path / "target") == size
+    assert (tmp_path / "target").read_bytes() == data
+
+
+def test_a_pseudo_file_that_says_it_is_empty_is_copied(tmp_path: Path) -> None:
+    size = local_module.copy_file("/proc/self/status", tmp_path / "target")
+    assert size == (tmp_path / "target").stat().st_size > 0
+
+
+def test_a_kernel_copy_that_fails_half_way_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = iter([100])
+
+    def full(source: int, target: int, count: int) -> int:
+        for first in copied:
+            return os.write(target, os.read(source, first))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "copy_file_range", full)
+    (tmp_path / "source").write_bytes(os.urandom(1000))
+    with pytest.raises(OSError, match="No space"):
+        local_module.copy_file(tmp_path / "source", tmp_path / "target")

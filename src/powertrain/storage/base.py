@@ -8,7 +8,11 @@ Keys name values. They use "/" between parts and stay inside the storage: no emp
 leading "/". A prefix is a key that other keys lie below, as files lie below a directory; the empty prefix
 means everything.
 
-``OSError`` passes through from every operation: the caller knows what the value was for and says so.
+``OSError`` passes through from every operation: the caller knows what the value was for and says so. A place
+that is reached over a network tries again until its ``timeout`` before it raises one. What trying again cannot
+mend (no such bucket, refused credentials) is a :class:`StorageError` at once.
+
+A storage can be pickled, and none starts a thread or opens a connection before it is first used.
 """
 
 from __future__ import annotations
@@ -16,16 +20,25 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import socket
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from powertrain.errors import StorageError
+from powertrain.storage.addresses import OBJECT_STORES, without_secrets
+
+if TYPE_CHECKING:
+    from powertrain.storage.local import LocalStorage
 
 #: Names that start so are unfinished writes: never listed, and swept.
 TEMPORARY_PREFIX = ".powertrain-tmp."
-
-_OBJECT_STORES = ("s3", "gs", "gcs", "az", "abfs", "abfss", "adl", "r2", "http", "https")
+#: An unfinished write of another host is taken for abandoned after this many seconds.
+ABANDONED_AFTER = 3600.0
+#: How long an operation on a place across a network is tried again, as ``SyncConfig.sync_timeout`` has it.
+TIMEOUT = 1800.0
+#: How long the probe at the start of a run tries: a person waits for it.
+PROBE_SECONDS = 6.0
 
 
 class Entry(NamedTuple):
@@ -49,6 +62,10 @@ class Storage(Protocol):
     def uri(self) -> str:
         """Where it is, as a person would write it; ``open_storage(uri)`` opens it again."""
 
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """One sentence for each promise of this protocol that the place cannot keep; () where it keeps all."""
+
     def put(self, key: str, data: bytes) -> None:
         """Keep ``data`` under ``key``, replacing what was there. Durable, whole and visible on return."""
 
@@ -66,6 +83,12 @@ class Storage(Protocol):
 
     def get_file(self, key: str, path: str | Path) -> None:
         """Write the value under ``key`` to a local file, whose directory is made if absent."""
+
+    def digest(self, key: str) -> FileDigest:
+        """Size and hash of the value under ``key``, read through without a file of its own."""
+
+    def modified(self, key: str) -> float:
+        """When ``key`` was last put, in seconds of the storage's own clock; ``FileNotFoundError`` if never."""
 
     def list(self, prefix: str = "") -> list[Entry]:
         """Everything below ``prefix``, sorted by key; unfinished writes are never in it."""
@@ -88,6 +111,12 @@ class Storage(Protocol):
     def child(self, prefix: str) -> Storage:
         """The same place seen from below ``prefix``."""
 
+    def within(self, timeout: float) -> Storage:
+        """The same place, whose operations give up after ``timeout`` seconds where they wait at all."""
+
+
+# --------------------------------------------------------------------------- names
+
 
 def check_key(key: str) -> str:
     """``key`` itself; raises :class:`StorageError` where it could lead out of its storage."""
@@ -105,43 +134,115 @@ def check_key(key: str) -> str:
     return key
 
 
-def open_storage(path: str | Path) -> Storage:
-    """The storage at a plain path or ``file://`` address. Nothing is created until something is put."""
+def temporary_name() -> str:
+    """A name for an unfinished write that tells which process of which host makes it."""
+    return f"{TEMPORARY_PREFIX}{host_in_names()}.{os.getpid()}.{secrets.token_hex(8)}"
+
+
+def is_abandoned(name: str, age: float) -> bool:
+    """True when the writer of the temporary ``name``, last changed ``age`` seconds ago, is surely gone."""
+    host, _, rest = name[len(TEMPORARY_PREFIX) :].partition(".")
+    pid = rest.partition(".")[0]
+    if host == host_in_names() and pid.isdigit():
+        return not is_alive(int(pid))
+    return age > ABANDONED_AFTER
+
+
+def host_in_names() -> str:
+    """This host's name, with only letters, digits and "-"."""
+    return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname()) or "host"
+
+
+def is_alive(pid: int) -> bool:
+    """True when this machine has a process of that number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it exists and is another user's
+    return True
+
+
+# --------------------------------------------------------------------------- opening
+
+
+def open_storage(path: str | Path, *, filesystem: Any = None, timeout: float = TIMEOUT) -> Storage:
+    """The storage at a plain path, a ``file://`` address or an object store's address.
+
+    ``filesystem`` is a pyarrow or fsspec file system that ``path`` is a path of. ``timeout`` bounds how long an
+    operation across a network is tried again. Nothing is created or connected until something is put or read.
+    """
+    text = os.fspath(path)
+    if filesystem is not None:
+        from powertrain.storage.adapter import storage_on
+
+        return storage_on(filesystem, text)
+    scheme = text.partition("://")[0].lower() if "://" in text else ""
+    if scheme in OBJECT_STORES:
+        from powertrain.storage.objects import ObjectStorage
+
+        return ObjectStorage(text, timeout=timeout)
+    return _open_local(text, scheme)
+
+
+def _open_local(text: str, scheme: str) -> LocalStorage:
     from powertrain.storage.local import LocalStorage
 
-    text = os.fspath(path)
-    if "://" not in text:
-        if not text:
-            raise StorageError("The storage path is empty. Give a directory, such as '~/powertrain_runs'.")
+    if not text:
+        raise StorageError("The storage path is empty. Give a directory, such as '~/powertrain_runs'.")
+    if not scheme:
         return LocalStorage(Path(text).expanduser())
+    if scheme != "file":
+        raise StorageError(
+            f"The storage path {text!r} cannot be used: '{scheme}://' is none of the schemes that Powertrain knows "
+            "(file, s3, gs, az, abfs). Use one of them, a path where that storage is mounted, or "
+            "RunConfig(storage_filesystem=...) with a pyarrow or fsspec file system."
+        )
     address = urlsplit(text)
-    if address.scheme == "file" and address.netloc in ("", "localhost"):
-        return LocalStorage(Path(unquote(address.path)))
-    if address.scheme == "file":
+    if address.netloc not in ("", "localhost"):
         raise StorageError(
             f"The storage path {text!r} names the host {address.netloc!r}, whose files cannot be reached so. "
             "Write three slashes for a path on this machine: 'file:///path'."
         )
-    kind = "object stores are" if address.scheme in _OBJECT_STORES else f"'{address.scheme}://' is"
-    raise StorageError(
-        f"The storage path {text!r} cannot be used: {kind} not supported yet by this version of Powertrain. "
-        "Use a local path, or a path where the store is mounted as a file system."
-    )
+    return LocalStorage(Path(unquote(address.path)))
+
+
+# --------------------------------------------------------------------------- proving
 
 
 def probe(storage: Storage) -> None:
-    """Prove that storage can be written, read and deleted; raises :class:`StorageError` that says why not."""
+    """Prove that storage can be written, read and deleted, and that ``put_if_absent`` decides races.
+
+    Raises :class:`StorageError` that says why not, within a few seconds even where nobody answers.
+    """
+    place = storage.within(PROBE_SECONDS)
     key, data = f".powertrain-probe-{secrets.token_hex(8)}", secrets.token_bytes(64)
+    shown = without_secrets(storage.uri)
     try:
-        storage.put(key, data)
-        found = storage.get(key)
-        storage.delete(key)
+        place.put(key, data)
+        found, decides = place.get(key), not place.put_if_absent(key, b"")
+        place.delete(key)
+    except StorageError:
+        raise
     except OSError as error:
-        raise StorageError(_why_unusable(storage.uri, error)) from error
+        raise StorageError(_why_unusable(shown, error)) from error
+    except Exception as error:  # a file system that was handed in raises what it likes
+        reason = f"{type(error).__name__}: {error}".rstrip(". ")
+        raise StorageError(
+            f"The storage path {shown!r} cannot be used: {reason}. Check the file system and its credentials, or "
+            "choose another storage path."
+        ) from error
     if found != data:
         raise StorageError(
-            f"The storage path {storage.uri!r} gave back other bytes than were written to it. "
+            f"The storage path {shown!r} gave back other bytes than were written to it. "
             "Check the file system, or choose another storage path."
+        )
+    if not decides:
+        raise StorageError(
+            f"The storage path {shown!r} overwrote a value that was to be written only if absent, so two runs "
+            "could not be told apart there. Update the store to a version with conditional writes "
+            "(If-None-Match), or choose another storage path."
         )
 
 
@@ -157,7 +258,8 @@ def _why_unusable(uri: str, error: OSError) -> str:
         errno.EDQUOT: "Free some of this user's quota there, or choose another storage path.",
         errno.ENAMETOOLONG: "Choose a shorter storage path or run name.",
         errno.ELOOP: "Its symbolic links lead in a circle: choose another storage path.",
+        errno.ETIMEDOUT: "Check the endpoint and the network between, or choose another storage path.",
     }
-    reason = error.strerror or str(error)
+    reason = (error.strerror or str(error)).rstrip(".")
     fix = fixes.get(error.errno or 0, "Check that the place exists and is mounted, or choose another path.")
     return f"The storage path {uri!r} cannot be written: {reason}. {fix}"

@@ -1,0 +1,57 @@
+"""Where a crash could fall: every step that changes what storage holds passes here first.
+
+Nothing happens in an ordinary run. A test that wants to know what a crash at some step leaves behind installs a hook,
+in its own process with :func:`install`, in every process of a run through the environment variable
+``POWERTRAIN_BOUNDARY_HOOK="package.module:function"``. The hook is called with the kind of step and what it is about
+to change, and may count, delay, raise ``OSError`` or end the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+
+#: Names the function that is called at every boundary, as "package.module:function".
+VARIABLE = "POWERTRAIN_BOUNDARY_HOOK"
+#: The steps: bytes into a file, file or directory to disk, names in a directory, objects in a store.
+KINDS = ("write", "fsync", "link", "rename", "unlink", "mkdir", "put", "delete")
+
+Hook = Callable[[str, str], None]
+
+#: Which process this is: "controller", "uploader" or "rank-3". For hooks that pick their victim.
+role = "controller"
+_hook: Hook | None = None
+_asked = False
+
+
+def crossing(kind: str, target: str) -> None:
+    """Called right before a step of ``kind`` (see :data:`KINDS`) on a path or key."""
+    if not _asked:
+        _ask_environment()
+    if _hook is not None:
+        _hook(kind, target)
+
+
+def install(hook: Hook | None) -> None:
+    """Call ``hook`` at every boundary of this process from now on; None takes it away."""
+    global _hook, _asked
+    _hook, _asked = hook, True
+
+
+def _ask_environment() -> None:
+    global _hook, _asked
+    _asked = True
+    if name := os.environ.get(VARIABLE):
+        module, _, function = name.partition(":")
+        _hook = getattr(import_module(module), function)
+
+
+def _ask_again() -> None:
+    """A forked process has an environment and a role of its own."""
+    global _hook, _asked
+    _hook, _asked = None, False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ask_again)

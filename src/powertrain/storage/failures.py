@@ -1,0 +1,145 @@
+"""What went wrong with a request to an object store: whether another attempt can mend it, and how to say it.
+
+obstore tells much and in many shapes; everything that reads its texts is here.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from powertrain.errors import StorageError
+from powertrain.storage.addresses import Address, without_secrets
+
+#: What of an answer in XML is worth telling.
+_TOLD = ("Code", "Message")
+_STATUS = re.compile(r"status code: (\d{3})")
+_REFUSED_IDENTITY = re.compile(
+    r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|AuthorizationHeaderMalformed|AccessDenied"
+    r"|AuthenticationFailed|invalid_grant|TokenRefreshRequired|RequestTimeTooSkewed"
+)
+#: Answers of the 400s and 500s that another attempt may change: 501 is none, most 5xx are.
+_PASSING = frozenset({404, 408, 409, 425, 429})
+#: Mistakes of ours and wants of the machine, with which the store has nothing to do.
+_NOT_THE_STORES = (TypeError, AttributeError, NameError, AssertionError, MemoryError, RecursionError)
+
+
+class TryAgain(Exception):
+    """An attempt settled nothing."""
+
+
+def passing_reason(error: BaseException, key: str | None, address: Address) -> str:
+    """Why an attempt failed, in words; raises instead what another attempt cannot mend.
+
+    With ``key`` a "not found" means that this key is absent; without, that the bucket is.
+    """
+    from obstore.exceptions import PreconditionError
+
+    if isinstance(error, _NOT_THE_STORES):
+        raise error
+    if isinstance(error, TryAgain):
+        return str(error)
+    if isinstance(error, PreconditionError):
+        raise OSError(errno.ESTALE, "the value was replaced while it was read", key) from error
+    text = str(error)
+    status, reason = _status(text), _in_words(text)
+    if (status == 404 or isinstance(error, FileNotFoundError)) and "NoSuchUpload" not in text:
+        if key is not None and not names_missing_bucket(text):
+            raise FileNotFoundError(errno.ENOENT, "no such key", key) from None
+        raise StorageError(_no_bucket(address)) from None
+    if "169.254.169.254" in text and status is not None:
+        raise StorageError(_no_credentials(address, reason)) from None
+    if status in (401, 403) or _REFUSED_IDENTITY.search(text):
+        raise StorageError(_refused(address, reason)) from None
+    if "Received redirect" in text or status == 301:
+        raise StorageError(_wrong_region(address)) from None
+    if _cannot_pass(error, status):
+        raise StorageError(
+            f"The storage path {without_secrets(address.uri)!r} cannot be used: {reason}. Check the path, the endpoint "
+            "and the rights on the bucket."
+        ) from error
+    return reason
+
+
+def _status(text: str) -> int | None:
+    match = _STATUS.search(text)
+    return int(match[1]) if match else None
+
+
+def names_missing_bucket(text: str) -> bool:
+    return bool(
+        re.search(r"NoSuchBucket|bucket does not exist|ContainerNotFound|container does not exist", text)
+    )
+
+
+def _cannot_pass(error: BaseException, status: int | None) -> bool:
+    """True for what the same request would meet again."""
+    if status is not None:
+        return (400 <= status < 500 and status not in _PASSING) or status == 501
+    wrong_use = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError", "PanicException")
+    return isinstance(error, (ValueError, NotImplementedError)) or type(error).__name__ in wrong_use
+
+
+def _in_words(text: str) -> str:
+    """The core of what obstore says at length."""
+    status = re.search(r"status code: (\d{3} [A-Za-z ]+)", text)
+    if status:
+        told = [
+            match[1]
+            for match in (re.search(rf"<{tag}>(?:<!\[CDATA\[)?([^<\]]+)", text) for tag in _TOLD)
+            if match
+        ]
+        return f"{status[1].strip()}" + (f" ({': '.join(told)})" if told else "")
+    where = re.search(r"https?://[^/\s]+", text)
+    server = f" from {where[0]}" if where else ""
+    if re.search(r"kind: Timeout|TimedOut|operation timed out", text):
+        return f"no answer{server} in time"
+    if re.search(r"dns error", text):
+        return f"no such host{server.replace(' from', ':')}"
+    if re.search(r"ConnectionRefused|Connection refused", text):
+        return f"no connection{server.replace(' from', ' to')}: refused"
+    if re.search(r"kind: Connect\b", text):
+        return f"no connection{server.replace(' from', ' to')}"
+    if re.search(r"IncompleteMessage|ConnectionReset|kind: Interrupted|UnexpectedEof|kind: Decode", text):
+        return f"the connection{server.replace(' from', ' to')} broke off"
+    return text.partition("\n")[0].rstrip(". ")
+
+
+# --------------------------------------------------------------------------- what a person is told
+
+
+def _no_bucket(address: Address) -> str:
+    return (
+        f"The bucket {address.bucket!r} of the storage path {without_secrets(address.uri)!r} does not exist. Create "
+        "it, or correct the path; for a store of your own check the endpoint (AWS_ENDPOINT_URL or "
+        "'?endpoint_override=')."
+    )
+
+
+def _refused(address: Address, reason: str) -> str:
+    return (
+        f"The storage path {without_secrets(address.uri)!r} refused the request: {reason}. Check "
+        f"{_where_credentials_are(address)}, and that this identity may read, write, list and delete there."
+    )
+
+
+def _no_credentials(address: Address, reason: str) -> str:
+    return (
+        f"No credentials were found for the storage path {without_secrets(address.uri)!r}: the environment has none, "
+        f"and the machine's own identity service answered {reason}. Set {_where_credentials_are(address)}."
+    )
+
+
+def _wrong_region(address: Address) -> str:
+    return (
+        f"The storage path {without_secrets(address.uri)!r} was asked for in the wrong region. Set AWS_REGION, or add "
+        "'?region=...', to the region of the bucket."
+    )
+
+
+def _where_credentials_are(address: Address) -> str:
+    return {
+        "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE)",
+        "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
+        "azure": "AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN)",
+    }[address.kind]
