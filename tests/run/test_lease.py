@@ -3,21 +3,27 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import fsspec
 import pytest
+from tests.s3_server import S3Server
 
 from powertrain.errors import RunInUseError
 from powertrain.run import lease as lease_module
 from powertrain.run.lease import Lease, current_holder
 from powertrain.storage import Storage, open_storage
+from powertrain.storage.adapter import FilesystemStorage
 
 
 @pytest.fixture
@@ -235,3 +241,167 @@ def test_a_second_taker_is_refused_where_locks_belong_to_whole_processes(
         patch.setattr(fcntl, "flock", lambda *_: None)  # as some network file systems answer the same process
         with pytest.raises(RunInUseError):
             Lease.take(storage)
+
+
+def test_a_lease_knows_whether_the_one_before_was_given_back(storage: Storage) -> None:
+    with Lease.take(storage) as first:
+        assert first.previous_released
+    with Lease.take(storage) as second:
+        assert second.previous_released
+    with other_process_holds(storage) as process:
+        process.kill()
+        process.wait()
+        with Lease.take(storage) as third:
+            assert not third.previous_released
+    with Lease.take(storage) as fourth:
+        assert fourth.previous_released
+
+
+def test_a_lease_sees_that_it_was_superseded(storage: Storage) -> None:
+    with Lease.take(storage) as lease:
+        assert lease.superseded() is None
+        lease_module._claim_next(storage, "elsewhere", 7)
+        newer = lease.superseded()
+        assert newer is not None
+        assert (newer.number, newer.host, newer.pid) == (2, "elsewhere", 7)
+
+
+# --------------------------------------------------------------------------- without files: beats
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+_QUICK_HOLDER = """
+import sys
+from powertrain.run import lease
+from powertrain.storage import open_storage
+lease.BEAT_EVERY = 0.2
+held = lease.Lease.take(open_storage(sys.argv[1]), on_lost=lambda by: print("lost to", by.number, flush=True))
+print(held.number, flush=True)
+sys.stdin.readline()
+print("superseded by", getattr(held.superseded(), "number", None), flush=True)
+sys.stdin.readline()
+"""
+
+
+class TestOnObjectStores:
+    @pytest.fixture
+    def storage(self, s3: S3Server) -> Storage:
+        return open_storage(s3.uri(f"runs/{secrets.token_hex(4)}"), timeout=20)
+
+    @pytest.fixture(autouse=True)
+    def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lease_module, "BEAT_EVERY", 0.2)
+        monkeypatch.setattr(lease_module, "_LOOK_EVERY", 0.1)
+        monkeypatch.setattr(lease_module, "SILENT_AFTER", 3.0)
+
+    @contextmanager
+    def holder(self, storage: Storage) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-c", _QUICK_HOLDER, storage.uri]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        assert process.stdin
+        try:
+            assert int(process.stdout.readline()) > 0
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def test_leases_are_given_back_and_taken_again_at_once(self, storage: Storage) -> None:
+        began = time.monotonic()
+        for number in (1, 2, 3):
+            with Lease.take(storage) as lease:
+                assert (lease.number, lease.previous_released) == (number, True)
+        assert time.monotonic() - began < 2
+        assert {entry.key for entry in storage.list("lease")} == {
+            f"lease/000{number}{suffix}" for number in (1, 2, 3) for suffix in ("", ".released")
+        }
+
+    def test_a_second_taker_is_refused_while_the_first_beats_and_is_told_who(self, storage: Storage) -> None:
+        with self.holder(storage) as process, pytest.raises(RunInUseError) as caught:
+            Lease.take(storage)
+        for part in (f"process {process.pid} ", socket.gethostname(), "runs/", "choose another name"):
+            assert part in str(caught.value)
+        assert "secret_key=testing" not in str(caught.value)
+
+    def test_the_same_process_is_refused_too(self, storage: Storage) -> None:
+        with Lease.take(storage), pytest.raises(RunInUseError):
+            Lease.take(storage)
+
+    def test_a_killed_holder_of_this_machine_is_passed_over_at_once(self, storage: Storage) -> None:
+        with self.holder(storage) as process:
+            process.kill()
+            process.wait()
+            began = time.monotonic()
+            with Lease.take(storage) as lease:
+                assert (lease.number, lease.previous_released) == (2, False)
+            assert time.monotonic() - began < 2
+
+    def test_a_silent_holder_of_another_machine_is_waited_for_and_then_passed_over(
+        self, storage: Storage
+    ) -> None:
+        lease_module._claim(storage, 1, "elsewhere", 1)
+        began = time.monotonic()
+        with Lease.take(storage) as lease:
+            assert (lease.number, lease.previous_released) == (2, False)
+        assert time.monotonic() - began >= lease_module.SILENT_AFTER - 1.1  # S3 tells whole seconds
+
+    def test_a_holder_that_was_silent_for_long_is_passed_over_at_once(
+        self, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease_module._claim(storage, 1, "elsewhere", 1)
+        monkeypatch.setattr(lease_module, "_age_of_beat", lambda storage, holder: 60.0)
+        began = time.monotonic()
+        Lease.take(storage).release()
+        assert time.monotonic() - began < 2
+
+    def test_a_lease_given_back_while_it_is_watched_is_free(self, storage: Storage) -> None:
+        first = Lease.take(storage)
+        first._heart.stop()  # type: ignore[union-attr]
+        timer = threading.Timer(0.5, first.release)
+        timer.start()
+        with Lease.take(storage) as second:
+            assert (second.number, second.previous_released) == (2, True)
+        timer.join()
+
+    def test_a_frozen_holder_is_taken_over_and_told_when_it_thaws(self, storage: Storage) -> None:
+        with self.holder(storage) as process:
+            assert process.stdout
+            assert process.stdin
+            process.send_signal(signal.SIGSTOP)
+            with Lease.take(storage) as lease:
+                assert lease.number == 2
+                process.send_signal(signal.SIGCONT)
+                assert process.stdout.readline() == "lost to 2\n"
+                process.stdin.write("go\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "superseded by 2\n"
+                with pytest.raises(RunInUseError):
+                    Lease.take(storage)
+
+    def test_of_racing_takers_exactly_one_gets_a_silent_run(self, storage: Storage) -> None:
+        lease_module._claim(storage, 1, "elsewhere", 1)
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(lambda _: self.attempt(storage), range(4)))
+        taken = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
+        assert [lease.number for lease in taken] == [2]
+        assert sum(isinstance(outcome, RunInUseError) for outcome in outcomes) == 3
+        taken[0].release()
+
+    @staticmethod
+    def attempt(storage: Storage) -> Lease | RunInUseError:
+        try:
+            return Lease.take(storage)
+        except RunInUseError as error:
+            return error
+
+    def test_a_file_system_without_real_files_beats_as_well(self) -> None:
+        storage = FilesystemStorage(fsspec.filesystem("memory"), f"/{secrets.token_hex(4)}")
+        with Lease.take(storage), pytest.raises(RunInUseError):
+            Lease.take(storage)
+        Lease.take(storage).release()

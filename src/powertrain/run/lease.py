@@ -6,6 +6,12 @@ gets each number. What a controller writes carries its number, so it is always c
 Where storage is a file system, a live holder also keeps an exclusive lock on ``lease/lock``. The kernel
 drops the lock when the holder dies in whatever way, so a rerun after SIGKILL starts at once.
 
+Elsewhere a live holder puts ``lease/NNNN.beat`` every few seconds from a thread of its own. A start that finds a
+lease which was not given back takes the run at once if the holder's process is seen to be gone, and otherwise
+watches: a beat means that the run is in use, :data:`SILENT_AFTER` seconds without one that it is free. How old the
+last beat is goes by the storage's clock, by which two objects are compared. A holder that was taken for dead and
+was not finds the newer lease when it beats again, and is told so.
+
 The lock belongs to an open file, and a forked child inherits open files: a child that lived on would keep the
 run locked after its parent's death. So the descriptor is close-on-exec, and it is closed in every child that
 Python forks (``os.fork``, ``multiprocessing``, the warm server) before any other code of that child runs.
@@ -22,6 +28,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
 
@@ -29,6 +36,8 @@ import msgspec
 
 from powertrain.errors import RunInUseError, StorageError
 from powertrain.storage import Storage
+from powertrain.storage.addresses import without_secrets
+from powertrain.storage.base import is_alive
 
 if sys.platform != "win32":
     import fcntl
@@ -37,6 +46,13 @@ if sys.platform != "win32":
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 #: How long a refused taker looks for the name of a holder that has the lock and is still writing its lease.
 _HOLDER_APPEARS_WITHIN = 2.0
+#: A holder without a lock beats this often, and is taken for dead when it has not for so long (seconds).
+BEAT_EVERY = 5.0
+SILENT_AFTER = 15.0
+#: How long giving back is tried: a lease that could not be given back is free when it has been silent.
+_RELEASE_SECONDS = 30.0
+#: How often a start looks for the next beat of a holder that may be dead.
+_LOOK_EVERY = 0.5
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +64,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     started: float
     token: str
+    #: Which boot of which machine, and which space of process numbers on it, ``pid`` is of; "" where unknown.
+    machine: str = ""
     #: True when the holder gave it back; a holder that was killed never did.
     released: bool = False
 
@@ -55,28 +73,49 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 class Lease:
     """The right to write to a run. Use :meth:`take`; give it back with :meth:`release` or ``with``."""
 
-    def __init__(self, storage: Storage, holder: Holder, lock: _FileLock | None) -> None:
-        self._storage, self._lock = storage, lock
+    def __init__(
+        self,
+        storage: Storage,
+        holder: Holder,
+        lock: _FileLock | None,
+        heart: _Heart | None,
+        previous_released: bool,
+    ) -> None:
+        self._storage, self._lock, self._heart = storage, lock, heart
         self.holder = holder
+        #: True when there was no lease before this one, or it was given back: no process of it can still write.
+        self.previous_released = previous_released
         self._owner = os.getpid()
         self._released = False
 
     @classmethod
-    def take(cls, storage: Storage, *, host: str | None = None, pid: int | None = None) -> Lease:
+    def take(
+        cls,
+        storage: Storage,
+        *,
+        host: str | None = None,
+        pid: int | None = None,
+        on_lost: Callable[[Holder], None] | None = None,
+    ) -> Lease:
         """Claim the run, or raise :class:`RunInUseError` naming who holds it.
 
-        ``host`` and ``pid`` say under which name the lease is taken; they are this process's by default.
+        ``host`` and ``pid`` say under which name the lease is taken; they are this process's by default. ``on_lost``
+        is called once, from another thread, where a beating holder finds that somebody has taken the run over.
         """
+        name = (host or socket.gethostname(), pid or os.getpid())
+        if storage.local_path("lease/lock") is None or sys.platform == "win32":
+            holder, free = _claim_watching(storage, *name)
+            return cls(storage, holder, None, _Heart(storage, holder, on_lost), free)
         lock = _lock(storage)
         try:
-            if lock is not None and lock.descriptor is None:
+            if lock.descriptor is None:
                 _refuse_unreleased(storage)
-            holder = _claim_next(storage, host or socket.gethostname(), pid or os.getpid())
+            before = current_holder(storage)
+            holder = _claim_next(storage, *name)
         except BaseException:
-            if lock is not None:
-                lock.unlock()
+            lock.unlock()
             raise
-        return cls(storage, holder, lock)
+        return cls(storage, holder, lock, None, before is None or before.released)
 
     @property
     def number(self) -> int:
@@ -93,11 +132,20 @@ class Lease:
         if self._released or os.getpid() != self._owner:
             return
         self._released = True
+        if self._heart is not None:
+            self._heart.stop()
+        place = self._storage.within(_RELEASE_SECONDS)
         try:
-            self._storage.put(f"lease/{self.number:04d}.released", b"")
+            place.put(f"lease/{self.number:04d}.released", b"")
+            if self._heart is not None:
+                place.delete(_beat_key(self.number))
         finally:
             if self._lock is not None:
                 self._lock.unlock()
+
+    def superseded(self) -> Holder | None:
+        """Who holds a newer lease of the run; None while this is the newest."""
+        return _newer(self._storage, self.number)
 
     def __enter__(self) -> Lease:
         return self
@@ -110,7 +158,10 @@ class Lease:
 
 def current_holder(storage: Storage) -> Holder | None:
     """Who took the newest lease of the run, or None when nobody ever did."""
-    keys = [entry.key for entry in storage.list("lease")]
+    return _newest_holder(storage, [entry.key for entry in storage.list("lease")])
+
+
+def _newest_holder(storage: Storage, keys: list[str]) -> Holder | None:
     for number in sorted(_numbers(keys), reverse=True):
         try:
             fields = msgspec.json.decode(storage.get(f"lease/{number:04d}"))
@@ -119,6 +170,13 @@ def current_holder(storage: Storage) -> Holder | None:
         except (msgspec.MsgspecError, FileNotFoundError, TypeError):
             continue  # cut short by a crash of the machine: it never held anything
     return None
+
+
+def _newer(storage: Storage, number: int) -> Holder | None:
+    """Who took the newest lease, where it is newer than ``number``."""
+    keys = [entry.key for entry in storage.list("lease")]
+    newest = _newest_holder(storage, keys) if max(_numbers(keys), default=0) > number else None
+    return newest if newest is not None and newest.number > number else None
 
 
 # --------------------------------------------------------------------------- claiming
@@ -133,12 +191,32 @@ def _claim_next(storage: Storage, host: str, pid: int) -> Holder:
     number = max(_numbers([entry.key for entry in storage.list("lease")]), default=0)
     while True:
         number += 1
-        holder = Holder(
-            number=number, host=host, pid=pid, user=_user(), started=time.time(), token=secrets.token_hex(16)
-        )
-        fields = {name: getattr(holder, name) for name in ("host", "pid", "user", "started", "token")}
-        if storage.put_if_absent(f"lease/{number:04d}", msgspec.json.encode(fields)):
+        if holder := _claim(storage, number, host, pid):
             return holder
+
+
+def _claim(storage: Storage, number: int, host: str, pid: int) -> Holder | None:
+    """The lease of that number, or None where somebody else has it."""
+    holder = Holder(
+        number=number,
+        host=host,
+        pid=pid,
+        user=_user(),
+        started=time.time(),
+        token=secrets.token_hex(16),
+        machine=_machine(),
+    )
+    fields = {name: getattr(holder, name) for name in ("host", "pid", "user", "started", "token", "machine")}
+    return holder if storage.put_if_absent(f"lease/{number:04d}", msgspec.json.encode(fields)) else None
+
+
+def _machine() -> str:
+    """Tells two machines or containers of the same name apart, and one machine before and after a restart."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _user() -> str:
@@ -146,6 +224,107 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())  # a container's user without a name
+
+
+# --------------------------------------------------------------------------- the beats of a holder without a lock
+
+
+def _beat_key(number: int) -> str:
+    return f"lease/{number:04d}.beat"
+
+
+class _Heart:
+    """The thread that shows that a holder lives, and finds out when it was taken for dead."""
+
+    def __init__(self, storage: Storage, holder: Holder, on_lost: Callable[[Holder], None] | None) -> None:
+        #: A beat that cannot be put soon is overtaken by the next.
+        self._storage = storage.within(BEAT_EVERY)
+        self._holder, self._on_lost = holder, on_lost
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="powertrain-lease", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more beats after this, but for one on its way to storage that does not answer."""
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2 * BEAT_EVERY)
+
+    def _run(self) -> None:
+        count = 0
+        while True:
+            count += 1
+            try:
+                self._storage.put(_beat_key(self._holder.number), f"{self._holder.token} {count}".encode())
+                newer = _newer(self._storage, self._holder.number)
+            except (OSError, StorageError):
+                newer = None  # storage is in trouble; whoever writes to it says so
+            if newer is not None:
+                if self._on_lost is not None and not self._stopping.is_set():
+                    self._on_lost(newer)
+                return
+            if self._stopping.wait(BEAT_EVERY):
+                return
+
+
+def _claim_watching(storage: Storage, host: str, pid: int) -> tuple[Holder, bool]:
+    """The next lease once nobody alive holds the newest, and whether that one was given back (or never was)."""
+    while True:
+        keys = [entry.key for entry in storage.list("lease")]
+        before = _newest_holder(storage, keys)
+        free = before is None or before.released
+        if before is not None and not free and not _falls_silent(storage, before):
+            continue  # it was given back just now
+        if holder := _claim(storage, max(_numbers(keys), default=0) + 1, host, pid):
+            return holder, free
+        # Somebody else was quicker: look at that one now.
+
+
+def _falls_silent(storage: Storage, holder: Holder) -> bool:
+    """True when ``holder`` is dead or has not beaten for :data:`SILENT_AFTER`, False when it gave its lease back.
+
+    Raises :class:`RunInUseError` as soon as it beats.
+    """
+    seen = _beat(storage, holder)
+    silent_since = time.monotonic() - _age_of_beat(storage, holder)
+    while not _is_gone(holder) and time.monotonic() - silent_since < SILENT_AFTER:
+        time.sleep(_LOOK_EVERY)
+        if _beat(storage, holder) != seen:
+            newest = current_holder(storage)
+            if newest is not None and newest.number == holder.number and newest.released:
+                return False
+            raise _in_use(storage, holder)
+    return True
+
+
+def _beat(storage: Storage, holder: Holder) -> bytes | None:
+    try:
+        return storage.get(_beat_key(holder.number))
+    except FileNotFoundError:
+        return None
+
+
+def _age_of_beat(storage: Storage, holder: Holder) -> float:
+    """Seconds since the last sign of life by the storage's clock; 0 where storage does not tell."""
+    looking = f"lease/looking-{secrets.token_hex(8)}"
+    storage.put(looking, b"")
+    try:
+        now = storage.modified(looking)
+        try:
+            last = storage.modified(_beat_key(holder.number))
+        except FileNotFoundError:
+            last = storage.modified(f"lease/{holder.number:04d}")
+    except OSError:
+        return 0.0
+    finally:
+        storage.delete(looking)
+    return max(0.0, now - last)
+
+
+def _is_gone(holder: Holder) -> bool:
+    """True when the holder was a process of this very machine and is not there any more."""
+    here = bool(holder.machine) and holder.machine == _machine()
+    return here and holder.host == socket.gethostname() and not is_alive(holder.pid)
 
 
 # --------------------------------------------------------------------------- the lock of a file system
@@ -188,11 +367,10 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _lock(storage: Storage) -> _FileLock | None:
-    """The lock of a run in a file system, None elsewhere; raises :class:`RunInUseError` when it is taken."""
+def _lock(storage: Storage) -> _FileLock:
+    """The lock of a run in a file system; raises :class:`RunInUseError` when it is taken."""
     path = storage.local_path("lease/lock")
-    if path is None or sys.platform == "win32":
-        return None
+    assert path is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     real = os.path.realpath(path)
     with _held_guard:
@@ -240,15 +418,7 @@ def _refuse_unreleased(storage: Storage) -> None:
 
 def _may_live(holder: Holder) -> bool:
     """False when the holder was on this host and no process has its number any more."""
-    if holder.host != socket.gethostname():
-        return True
-    try:
-        os.kill(holder.pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+    return holder.host != socket.gethostname() or is_alive(holder.pid)
 
 
 def _in_use(storage: Storage, holder: Holder | None) -> RunInUseError:
@@ -256,6 +426,7 @@ def _in_use(storage: Storage, holder: Holder | None) -> RunInUseError:
     if holder is not None:
         since = datetime.fromtimestamp(holder.started).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
         who = f"by process {holder.pid} of user {holder.user!r} on host {holder.host!r} since {since}"
+    place = without_secrets(storage.uri)
     return RunInUseError(
-        f"The run at {storage.uri!r} is in use {who}. Wait until it ends, stop it, or choose another name."
+        f"The run at {place!r} is in use {who}. Wait until it ends, stop it, or choose another name."
     )

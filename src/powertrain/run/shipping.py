@@ -1,0 +1,285 @@
+"""Files that are appended to, for runs whose storage has no real files.
+
+The journal, the metrics' spool and the logs grow line by line, which object stores cannot do. On such storage they are
+real files in a spool directory of this machine, and a thread puts the changed ones to storage every few seconds and
+once more at the end. Everything else goes to storage at once, as always.
+
+So after the death of this machine the last seconds of these three are lost, and after the death of the process they
+are still in the spool directory: the next start that is given the same directory ships them. Checkpoints, manifests
+and leases never take this way.
+
+A file is put whole each time. One that takes long to put is put more rarely, so that shipping takes a small share of
+the line however long a log gets.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from powertrain.errors import StorageError
+from powertrain.storage import Entry, FileDigest, Storage, check_key
+from powertrain.storage.addresses import without_secrets
+from powertrain.storage.local import LocalStorage
+
+#: Changed files are put this often (seconds).
+SHIP_EVERY = 3.0
+#: After a put that took so long, the file is left alone for this many times as long.
+_REST_FACTOR = 10.0
+#: How long one put of the shipping thread tries: what fails is put again in the next round anyway.
+_PUT_SECONDS = 20.0
+#: How long ``close`` tries by default.
+CLOSE_SECONDS = 60.0
+
+_logger = logging.getLogger("powertrain")
+
+
+class _Version(NamedTuple):
+    """Tells whether a file has changed."""
+
+    inode: int
+    size: int
+    modified: int
+
+
+def is_spooled(key: str) -> bool:
+    """True for keys of values that grow while the run lasts."""
+    if key.startswith("metrics/"):
+        return key.endswith(".open")
+    return key.startswith(("journal/", "logs/"))
+
+
+class Shipped:
+    """``storage`` with real files for what is appended to. Close it after whoever appends is closed.
+
+    ``problem`` says in words what storage last refused to take from the spool; "" while all is well.
+    """
+
+    def __init__(self, storage: Storage, spool_directory: str | Path) -> None:
+        self._storage, self._spool = storage, LocalStorage(spool_directory)
+        self.problem = ""
+        self._guard = threading.Lock()
+        #: What storage has of each file that was in the spool.
+        self._shipped: dict[str, _Version] = {}
+        self._rests_until: dict[str, float] = {}
+        self._stopping = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="powertrain-shipping", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"Shipped({self._storage!r}, {self._spool.uri!r})"
+
+    @property
+    def uri(self) -> str:
+        return self._storage.uri
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        return self._storage.lacks
+
+    def local_path(self, key: str) -> Path | None:
+        if not is_spooled(check_key(key)):
+            return self._storage.local_path(key)
+        path = self._spool.local_path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def child(self, prefix: str) -> Storage:
+        """What storage itself has below ``prefix``: without what is still in the spool."""
+        return self._storage.child(prefix)
+
+    def within(self, timeout: float) -> Storage:
+        """Storage itself, less patient: without what is still in the spool."""
+        return self._storage.within(timeout)
+
+    # -- writing: whole values go to storage at once, and to the spool where the key belongs there
+
+    def put(self, key: str, data: bytes) -> None:
+        self._storage.put(key, data)
+        if self._is_ours(key):
+            self._spool.put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        if self._in_spool(key) or not self._storage.put_if_absent(key, data):
+            return False
+        if self._is_ours(key):
+            self._spool.put(key, data)
+        return True
+
+    def put_file(self, key: str, path: str | Path, *, digest: bool = True) -> FileDigest:
+        result = self._storage.put_file(key, path, digest=digest)
+        if self._is_ours(key):
+            self._spool.put_file(key, path, digest=False)
+        return result
+
+    def put_file_if_absent(self, key: str, path: str | Path) -> FileDigest | None:
+        result = None if self._in_spool(key) else self._storage.put_file_if_absent(key, path)
+        if result is not None and self._is_ours(key):
+            self._spool.put_file(key, path, digest=False)
+        return result
+
+    def move(self, source: str, key: str) -> None:
+        if not (self._is_ours(source) or self._is_ours(key)):
+            self._storage.move(source, key)
+            return
+        self.put(key, self.get(source))
+        self.delete(source)
+
+    # -- reading: what the spool has is newer than what storage has
+
+    def get(self, key: str) -> bytes:
+        return self._place_of(key).get(key)
+
+    def get_file(self, key: str, path: str | Path) -> None:
+        self._place_of(key).get_file(key, path)
+
+    def digest(self, key: str) -> FileDigest:
+        return self._place_of(key).digest(key)
+
+    def modified(self, key: str) -> float:
+        return self._place_of(key).modified(key)
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        found = {entry.key: entry for entry in self._storage.list(prefix)}
+        if not self._closed:
+            for key in self._vanished():
+                found.pop(key, None)
+            found |= {entry.key: entry for entry in self._spool.list(prefix) if is_spooled(entry.key)}
+        return [found[key] for key in sorted(found)]
+
+    # -- forgetting
+
+    def delete(self, key: str) -> None:
+        if self._is_ours(key):
+            self._spool.delete(key)
+        self._storage.delete(key)
+
+    def delete_tree(self, prefix: str) -> None:
+        if not self._closed:
+            self._spool.delete_tree(prefix)
+        self._storage.delete_tree(prefix)
+
+    def sweep(self) -> int:
+        return self._storage.sweep()
+
+    # -- which of the two
+
+    def _is_ours(self, key: str) -> bool:
+        return is_spooled(check_key(key)) and not self._closed
+
+    def _in_spool(self, key: str) -> bool:
+        return self._is_ours(key) and self._spool.local_path(key).is_file()
+
+    def _place_of(self, key: str) -> Storage:
+        if self._in_spool(key):
+            return self._spool
+        if self._is_ours(key) and key in self._shipped:
+            raise FileNotFoundError(errno.ENOENT, "no such key", key)  # deleted here, and soon there
+        return self._storage
+
+    def _vanished(self) -> Sequence[str]:
+        """Files that storage has and the spool had."""
+        with self._guard:
+            return [key for key in self._shipped if not self._spool.local_path(key).is_file()]
+
+    # -- shipping
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Put what has changed and stop; the spool directory is gone then. Again is fine.
+
+        Raises :class:`StorageError` naming what could not be put within ``timeout`` seconds; that stays in the spool.
+        """
+        if self._closed:
+            return
+        deadline = time.monotonic() + timeout
+        self._stopping.set()
+        self._thread.join(timeout)
+        left = self._unshipped()
+        if left and not self._thread.is_alive():
+            left = self._ship(self._storage.within(max(1.0, deadline - time.monotonic())), everything=True)
+        if left:
+            names = ", ".join(sorted(left)[:5]) + (" and others" if len(left) > 5 else "")
+            raise StorageError(
+                f"These files of the run could not all be put to {without_secrets(self.uri)!r} within {timeout:g} s: "
+                f"{names} ({self.problem or 'storage does not answer'}). They are in {self._spool.uri!r}; a start of "
+                "the run on this machine puts them once storage answers again."
+            )
+        self._closed = True
+        _remove_empty(self._spool)
+
+    def _run(self) -> None:
+        storage = self._storage.within(_PUT_SECONDS)
+        while not self._stopping.wait(SHIP_EVERY):
+            self._ship(storage, everything=False)
+
+    def _ship(self, storage: Storage, everything: bool) -> Sequence[str]:
+        """One round. Returns the keys that storage refused."""
+        refused, problem = [], ""
+        for key in self._unshipped():
+            if self._stopping.is_set() != everything:
+                break  # closing: the rest is put with the patience of ``close``
+            if not everything and time.monotonic() < self._rests_until.get(key, 0.0):
+                continue
+            try:
+                self._ship_one(storage, key)
+            except (OSError, StorageError) as error:
+                refused.append(key)
+                problem = str(error)
+        if problem and not self.problem:
+            _logger.warning("Journal, metrics and logs wait on this machine: %s", problem)
+        self.problem = problem
+        return refused
+
+    def _ship_one(self, storage: Storage, key: str) -> None:
+        path, began = self._spool.local_path(key), time.monotonic()
+        version = _version_of(path)
+        if version is None:
+            storage.delete(key)
+            with self._guard:
+                self._shipped.pop(key, None)
+            return
+        try:
+            storage.put_file(key, path, digest=False)
+        except FileNotFoundError:
+            if _version_of(path) is not None:
+                raise
+            return  # gone in between
+        with self._guard:
+            self._shipped[key] = version
+        self._rests_until[key] = time.monotonic() + _REST_FACTOR * (time.monotonic() - began)
+
+    def _unshipped(self) -> Sequence[str]:
+        """Files that are newer in the spool than in storage, and those that are gone from the spool."""
+        here = [entry.key for entry in self._spool.list() if is_spooled(entry.key)]
+        with self._guard:
+            changed = [
+                key for key in here if self._shipped.get(key) != _version_of(self._spool.local_path(key))
+            ]
+        return [*changed, *self._vanished()]
+
+
+def _version_of(path: Path) -> _Version | None:
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _Version(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _remove_empty(spool: LocalStorage) -> None:
+    """Remove the files, all of which storage has now, and the directories that are empty then."""
+    for entry in spool.list():
+        if is_spooled(entry.key):
+            spool.local_path(entry.key).unlink(missing_ok=True)
+    for directory, _, _ in os.walk(spool.uri, topdown=False):
+        try:
+            os.rmdir(directory)
+        except OSError:
+            continue  # somebody else's file is in it
