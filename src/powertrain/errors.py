@@ -7,7 +7,8 @@
     │   └── TrainFunctionError   the training function has a wrong shape or cannot be pickled
     ├── ResourceError          the machine does not have what was asked for
     ├── StorageError           the storage path cannot be read, written or understood
-    │   └── RunInUseError        another live process holds this run
+    │   ├── RunInUseError        another live process holds this run
+    │   └── FencedError          another controller has taken the run over
     ├── CheckpointError        a checkpoint is missing, incomplete or not what it claims to be
     ├── ReportError            ``report`` was handed something it cannot keep (also a ValueError)
     ├── OutsideWorkerError     a worker-only function was called elsewhere (also a RuntimeError)
@@ -52,6 +53,10 @@ class StorageError(PowertrainError):
 
 class RunInUseError(StorageError):
     """Another live process holds the run of this name and path."""
+
+
+class FencedError(StorageError):
+    """Another controller has taken the run over, so this one can commit nothing any more."""
 
 
 class CheckpointError(PowertrainError):

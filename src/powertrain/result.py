@@ -15,6 +15,7 @@ from powertrain.run import journal
 from powertrain.run import metrics as metrics_store
 from powertrain.run.lifecycle import RunState
 from powertrain.storage import Storage, open_storage
+from powertrain.storage.addresses import without_secrets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,9 +34,11 @@ class Result:
         metrics: dict[str, Any] | None = None,
         error: TrainingFailedError | None = None,
         value: bytes = b"",
+        storage_filesystem: Any = None,
     ) -> None:
-        #: The run's directory.
+        #: The run's directory: a path or an address, on the file system that was given or the one it names.
         self.path = path
+        self._given_filesystem = storage_filesystem
         #: "finished", "stopped", "failed", "preempted", or what the run is doing now; and why.
         self.state = state
         self.reason = reason
@@ -46,14 +49,18 @@ class Result:
         self._value = value
 
     @classmethod
-    def from_path(cls, path: str | os.PathLike[str]) -> Result:
-        """The result of the run in this directory, whoever ran it and however it ended."""
-        storage = open_storage(os.fspath(path))
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
+        """The result of the run in this directory, whoever ran it and however it ended.
+
+        ``path`` is a plain path or an address such as ``s3://bucket/runs/name``, or, with a pyarrow or fsspec file
+        system, a path of that.
+        """
+        storage = open_storage(os.fspath(path), filesystem=storage_filesystem)
         events = journal.read(storage)
         if not events:
             raise StorageError(
-                f"{os.fspath(path)!r} holds no run: there is no journal in it. Give the directory of one run, which is "
-                "storage_path/name."
+                f"{without_secrets(os.fspath(path))!r} holds no run: there is no journal in it. Give the directory "
+                "of one run, which is storage_path/name."
             )
         state = journal.replay(events)
         return cls(
@@ -61,11 +68,12 @@ class Result:
             state=state.state,
             reason=state.reason,
             metrics=metrics_store.last_of_rank(storage, state, 0) or None,
+            storage_filesystem=storage_filesystem,
         )
 
     @property
     def _storage(self) -> Storage:
-        return open_storage(self.path)
+        return open_storage(self.path, filesystem=self._given_filesystem)
 
     @cached_property
     def _run_state(self) -> RunState:
@@ -73,7 +81,8 @@ class Result:
 
     @cached_property
     def _manifests(self) -> list[Manifest]:
-        return commit.committed(self._storage)
+        """The oldest first, with the metrics of their validations."""
+        return commit.with_validations(commit.committed(self._storage), commit.validations(self._storage))
 
     @cached_property
     def return_value(self) -> Any:
@@ -92,7 +101,7 @@ class Result:
 
     @property
     def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """Every checkpoint that was kept, with its metrics, oldest first."""
+        """Every checkpoint that was kept, with its metrics (those of its validation too), oldest first."""
         return [(commit.checkpoint_of(self._storage, m), dict(m.metrics)) for m in self._manifests]
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
@@ -106,13 +115,15 @@ class Result:
 
     @property
     def filesystem(self) -> FileSystem:
-        """The pyarrow filesystem that ``path`` is on."""
-        from pyarrow.fs import LocalFileSystem
-
-        return LocalFileSystem()
+        """A pyarrow file system on which ``path``, and what lies below it, can be read as it stands."""
+        return Checkpoint(self.path, self._given_filesystem).filesystem
 
     def __repr__(self) -> str:
-        fields = [f"state={self.state!r}", f"metrics={self.metrics!r}", f"path={self.path!r}"]
+        fields = [
+            f"state={self.state!r}",
+            f"metrics={self.metrics!r}",
+            f"path={without_secrets(self.path)!r}",
+        ]
         if self.checkpoint is not None:
             fields.append(f"checkpoint={self.checkpoint!r}")
         if self.error is not None:

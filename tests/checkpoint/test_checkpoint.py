@@ -6,13 +6,16 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from powertrain.checkpoint import Checkpoint
-from powertrain.checkpoint.commit import checkpoint_of, commit, store_part
+from powertrain.checkpoint.chain import Chain
+from powertrain.checkpoint.commit import checkpoint_of, commit, record_validation
+from powertrain.checkpoint.manifest import ManifestFile, Validation
 from powertrain.errors import CheckpointError
 from powertrain.storage import open_storage
 
@@ -51,17 +54,13 @@ def test_to_directory_copies_into_the_place_given_or_a_new_one(directory: Path, 
 
 def test_copies_show_no_manifest_of_ours_but_keep_a_users_own(directory: Path, tmp_path: Path) -> None:
     storage = open_storage(tmp_path / "run")
-    part = store_part(storage, "checkpoint_000001", directory)
-    manifest = commit(
-        storage,
-        name="checkpoint_000001",
-        row=1,
-        attempt=0,
-        parts={0: part},
-        metrics={},
-        world_size=1,
-        lease=1,
-    )
+    files = []
+    for name in names(directory):
+        digest = storage.put_file(f"checkpoints/c/{name}", directory / name)
+        files.append(ManifestFile(name=name, size=digest.size, xxh3=digest.xxh3, rank=0))
+    chain = Chain.take_over(storage, 1)
+    manifest = commit(storage, chain, name="c", row=1, attempt=0, files=files, metrics={}, world_size=1)
+    record_validation(storage, "c", Validation(status="VALIDATED"))
     checkpoint = checkpoint_of(storage, manifest)
     assert "MANIFEST.json" in names(checkpoint.path)
     assert names(checkpoint.to_directory(tmp_path / "copy")) == ["model.bin", "sub/more.bin"]
@@ -103,7 +102,7 @@ def test_metadata_that_json_cannot_say_and_a_damaged_file_are_clear_errors(direc
 
 
 def test_dicts_of_tensors_numbers_and_arrays_come_back() -> None:
-    data = {
+    data: dict[str, Any] = {
         "w": torch.arange(3.0),
         "epoch": 4,
         "a": np.arange(2),
@@ -159,6 +158,20 @@ def test_checkpoints_compare_hash_and_pickle_by_place(directory: Path, tmp_path:
     assert checkpoint != Checkpoint(tmp_path)
     assert checkpoint != str(directory)
     assert str(directory) in repr(checkpoint)
+
+
+def test_a_file_address_and_a_local_filesystem_are_the_same_place(directory: Path) -> None:
+    from pyarrow import fs
+
+    checkpoint = Checkpoint(f"file://{directory}")
+    assert checkpoint.path == str(directory)
+    assert checkpoint == Checkpoint(directory) == Checkpoint(directory, fs.LocalFileSystem())
+    below = Checkpoint("ckpt", fs.SubTreeFileSystem(str(directory.parent), fs.LocalFileSystem()))
+    assert below == checkpoint
+    assert below.path == "ckpt"
+    with below.as_directory() as path:
+        assert path == str(directory), "no copy when local"
+    assert below.filesystem.open_input_stream("ckpt/model.bin").read() == b"weights"
 
 
 def test_filesystem_is_pyarrows_local_one(directory: Path) -> None:

@@ -89,14 +89,35 @@ def test_a_cut_manifest_is_refused_and_never_half_read(data: st.DataObject) -> N
         mf.decode(whole[:cut], "where it was")
 
 
-@given(st.data())
-def test_a_flipped_byte_gives_a_manifest_or_a_checkpoint_error(data: st.DataObject) -> None:
-    whole = bytearray(mf.encode(manifest(metrics={"loss": math.nan})))
-    whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    try:
-        assert isinstance(mf.decode(bytes(whole)), Manifest)
-    except CheckpointError:
-        pass
+def test_any_changed_byte_is_found_and_the_damaged_manifest_is_still_known_as_ours() -> None:
+    whole = mf.encode(manifest(metrics={"loss": math.nan, "a": 1}, metadata={"b": "text"}))
+    for position in range(len(whole)):
+        for bit in (1, 0x20, 0x80):
+            changed = whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :]
+            with pytest.raises(CheckpointError, match="where it was"):
+                mf.decode(changed, "where it was")
+            assert mf.is_manifest(changed)
+            assert not mf.is_void(changed)
+    for changed in (whole + b" ", whole + b"\n", b" " + whole):
+        with pytest.raises(CheckpointError, match="where it was"):
+            mf.decode(changed, "where it was")
+
+
+def test_a_void_manifest_is_no_manifest_and_no_damage_makes_it_one() -> None:
+    void = mf.void(7)
+    assert mf.is_void(void)
+    assert not mf.is_manifest(void)
+    with pytest.raises(CheckpointError, match="void"):
+        mf.decode(void)
+    for position in range(len(void)):
+        assert not mf.is_void(void[:position] + bytes([void[position] ^ 1]) + void[position + 1 :])
+    assert not mf.is_void(mf.encode(manifest()))
+
+
+@given(st.dictionaries(keys, values, max_size=4))
+def test_what_a_validation_found_comes_back_exactly(metrics: dict[str, Any]) -> None:
+    validation = mf.Validation(status="VALIDATED", metrics=metrics, error="ä", seconds=1.5)
+    assert mf.decode_validation(mf.encode_validation(validation), "it") == validation
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b'{"schema": 1}', b'"text"', b'{"schema":1,"metrics":3}'])

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from powertrain.checkpoint.checkpoint import Checkpoint
+from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "ReportedCheckpoint", "ReportedCheckpointStatus"]

@@ -1,12 +1,11 @@
 """How a checkpoint becomes one, and how the newest good one is found.
 
-Two phases. First each rank stores its files under ``checkpoints/{name}/`` (:func:`store_part`) and says so.
-When all have, the controller puts ``MANIFEST.json`` (:func:`commit`), which names every file with its size
-and hash. Only a checkpoint with a manifest exists; whatever else lies there is left over from a crash.
+A rank's directory is looked at first (:func:`refuse_directory`, :func:`contents`). When every rank has reported,
+:func:`merge` says whose file counts for each name; those are carried to ``checkpoints/{name}/`` and hashed on
+their way. Then :func:`commit` checks that all are there, and puts ``MANIFEST.json``, which names every file with
+its size and hash. Only a checkpoint with a manifest exists; whatever else lies there is left over from a crash.
 
-Files go straight to their final names. When a name is taken, by another rank or by the leftovers of an
-earlier try, the file is kept aside under its hash; ``commit`` then puts the lowest rank's file in place. So
-the ranks need not agree on anything, and a latecomer can never change a committed file.
+Everything here works on any storage; what only a file system has (empty directories) is made where it can be.
 """
 
 from __future__ import annotations
@@ -16,92 +15,109 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import xxhash
+
 from powertrain.checkpoint import manifest as mf
-from powertrain.checkpoint.checkpoint import METADATA_NAME, Checkpoint
-from powertrain.checkpoint.manifest import MANIFEST_NAME, Manifest, ManifestFile
-from powertrain.errors import CheckpointError, StorageError
-from powertrain.storage import Storage
-from powertrain.storage.local import digest_of
-from powertrain.wire import FilePart, Part
+from powertrain.checkpoint.cache import METADATA_NAME
+from powertrain.checkpoint.chain import Chain, already_committed, manifest_key
+from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
+from powertrain.checkpoint.manifest import (
+    BOOKKEEPING_PREFIX,
+    LATER_METADATA_NAME,
+    MANIFEST_NAME,
+    VALIDATION_NAME,
+    Manifest,
+    ManifestFile,
+    Validation,
+)
+from powertrain.errors import CheckpointError
+from powertrain.storage import Storage, open_storage
+from powertrain.storage.boundaries import crossing
+from powertrain.wire import Part
 
 _TOP = "checkpoints"
-#: Below a checkpoint: files whose final name was taken, as ``{xxh3}/{name}``.
-_ASIDE = ".powertrain-aside"
 _logger = logging.getLogger("powertrain")
 
 
-def name_of_row(row: int) -> str:
-    """The usual name of the checkpoint of a row."""
-    return f"checkpoint_{row:06d}"
+def name_of_row(row: int, tag: str = "") -> str:
+    """The usual name of the checkpoint of a row. For ``tag`` see :func:`powertrain.checkpoint.chain.tag_for`."""
+    return f"checkpoint_{row:06d}-{tag}" if tag else f"checkpoint_{row:06d}"
 
 
-# --------------------------------------------------------------------------- phase one: in the worker
+# --------------------------------------------------------------------------- what a rank reports
 
 
-def store_part(storage: Storage, checkpoint_name: str, directory: str | Path) -> Part:
-    """Copy every file of ``directory`` into the checkpoint; on return they are durable, but not committed.
+def refuse_directory(
+    storage: Storage,
+    directory: str | Path,
+    *,
+    launch_dir: str | Path = "",
+    scratch: str | Path = "",
+    staging: str | Path = "",
+) -> None:
+    """Raises :class:`CheckpointError` for a directory that cannot be a checkpoint, whatever is in it.
 
-    The caller may delete or change the directory afterwards. Raises :class:`CheckpointError` for a directory
-    that cannot be a checkpoint, before anything is copied.
+    ``scratch`` is the working directory that the rank has for itself; "." may be reported there. ``staging`` is
+    where checkpoints of the node wait for their upload.
     """
     top = Path(os.path.abspath(directory))
-    _refuse_directory(storage, top)
-    files, empty = _contents(top)
-    if not files and not empty:
-        raise CheckpointError(
-            f"The checkpoint directory {str(top)!r} is empty. Write its files before report."
-        )
-    base = f"{_TOP}/{checkpoint_name}"
-    parts = [_store_file(storage, base, name, path) for name, path in files if name != METADATA_NAME]
-    for name in empty:
-        real = storage.local_path(f"{base}/{name}")
-        if real is not None:
-            real.mkdir(parents=True, exist_ok=True)
-        parts.append(FilePart(name=f"{name}/", size=0, xxh3=""))
-    return Part(checkpoint=checkpoint_name, files=parts, metadata=Checkpoint(top).get_metadata())
-
-
-def _store_file(storage: Storage, base: str, name: str, path: Path) -> FilePart:
-    digest = storage.put_file_if_absent(f"{base}/{name}", path)
-    if digest is None:
-        digest = digest_of(path)
-        storage.put_file(f"{base}/{_ASIDE}/{digest.xxh3}/{name}", path)
-    return FilePart(name=name, size=digest.size, xxh3=digest.xxh3)
-
-
-def _refuse_directory(storage: Storage, top: Path) -> None:
     if not top.is_dir():
         found = "is a file" if top.exists() else "does not exist"
         raise CheckpointError(
             f"The checkpoint directory {str(top)!r} {found}. Give report a directory: "
             "Checkpoint.from_directory(path)."
         )
-    checkpoints = storage.local_path(_TOP)
-    if checkpoints is not None and Path(os.path.realpath(top)) in Path(os.path.realpath(checkpoints)).parents:
+    if _holds(top, storage.local_path(_TOP)):
         raise CheckpointError(
             f"The checkpoint directory {str(top)!r} contains the run's own storage {storage.uri!r}, so it "
             "would be copied into itself. Write the checkpoint's files to a directory of their own."
         )
+    if _holds(top, staging):
+        raise CheckpointError(
+            f"The checkpoint directory {str(top)!r} contains {str(staging)!r}, where checkpoints wait for their "
+            "upload, so it would be copied into itself. Write the checkpoint's files to a directory of their own."
+        )
+    if _holds(top, launch_dir) and not (scratch and os.path.realpath(top) == os.path.realpath(scratch)):
+        raise CheckpointError(
+            f"The checkpoint directory {str(top)!r} is or contains the directory {str(launch_dir)!r} that the run "
+            "was launched from, so every file there would become part of the checkpoint. Write the checkpoint's "
+            "files to a directory of their own, such as powertrain.checkpoint_dir()."
+        )
 
 
-def _contents(top: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """All files below ``top`` as (name, real path), and the names of its empty directories."""
+def _holds(top: Path, inner: str | Path | None) -> bool:
+    """True when ``inner`` is ``top`` or lies in it, links followed; False for no path."""
+    if not inner or not str(inner):
+        return False
+    real_top, real_inner = Path(os.path.realpath(top)), Path(os.path.realpath(inner))
+    return real_top == real_inner or real_top in real_inner.parents
+
+
+def contents(directory: str | Path, *, segments: str | Path = "") -> tuple[list[tuple[str, Path]], list[str]]:
+    """All files below ``directory`` as (name, path), and the names of its empty directories, both sorted.
+
+    Metadata and files of ours are left out. Links inside the directory are followed, and so are those into
+    ``segments``, where state waits in shared memory. Raises :class:`CheckpointError` for what cannot be kept.
+    """
+    top = Path(os.path.abspath(directory))
+    inside = [Path(os.path.realpath(place)) for place in (top, segments) if str(place)]
     files: list[tuple[str, Path]] = []
     empty: list[str] = []
-    inside = Path(os.path.realpath(top))
-    waiting = [("", top)]
+    own, waiting = 0, [("", top)]
     while waiting:
-        prefix, directory = waiting.pop()
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+        prefix, folder = waiting.pop()
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         if prefix and not entries:
             empty.append(prefix.removesuffix("/"))
         for entry in entries:
             name, path = prefix + entry.name, Path(entry.path)
+            mf.check_file_name(name, f"The checkpoint directory {str(top)!r}")
             if entry.is_symlink():
                 _refuse_link(name, path, inside)
             mode = path.stat().st_mode
@@ -109,18 +125,23 @@ def _contents(top: Path) -> tuple[list[tuple[str, Path]], list[str]]:
                 waiting.append((f"{name}/", path))
             elif not stat.S_ISREG(mode):
                 raise CheckpointError(f"The checkpoint holds {name!r}, which is no ordinary file. Remove it.")
-            elif not _is_our_manifest(name, path):
-                mf.check_file_name(name, f"the checkpoint directory {str(top)!r}")
+            elif name == METADATA_NAME or _is_bookkeeping(name, path):
+                own += 1
+            else:
                 files.append((name, path))
+    if not files and not empty and not own:
+        raise CheckpointError(
+            f"The checkpoint directory {str(top)!r} is empty. Write its files before report."
+        )
     return sorted(files), sorted(empty)
 
 
-def _refuse_link(name: str, path: Path, inside: Path) -> None:
-    """Raises for a symbolic link that leads out of the directory ``inside``, nowhere, or round in a circle."""
+def _refuse_link(name: str, path: Path, inside: Sequence[Path]) -> None:
+    """Raises for a symbolic link that leads out of all directories ``inside``, nowhere, or round in a circle."""
     target, here = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     if not target.exists():
         raise CheckpointError(f"The checkpoint holds the symbolic link {name!r}, which leads nowhere.")
-    if inside not in target.parents:
+    if not any(directory in target.parents for directory in inside):
         raise CheckpointError(
             f"The checkpoint holds the symbolic link {name!r}, which leads out of it to {str(target)!r}. "
             "Copy the file there instead of linking to it."
@@ -129,123 +150,202 @@ def _refuse_link(name: str, path: Path, inside: Path) -> None:
         raise CheckpointError(f"The checkpoint holds the symbolic link {name!r}, which leads back to itself.")
 
 
-def _is_our_manifest(name: str, path: Path) -> bool:
-    """True for the manifest of a checkpoint of ours that is being reported again."""
-    if name != MANIFEST_NAME:
+def _is_bookkeeping(name: str, path: Path) -> bool:
+    """True for the manifest, and what lies beside it, of a checkpoint of ours that is being reported again."""
+    if name != MANIFEST_NAME and not ("/" not in name and name.startswith(BOOKKEEPING_PREFIX)):
         return False
-    if mf.is_manifest(path.read_bytes()):
+    manifest = path.parent / MANIFEST_NAME
+    if manifest.is_file() and mf.is_manifest(manifest.read_bytes()):
         return True
     raise CheckpointError(
-        f"The checkpoint holds a file named {MANIFEST_NAME}, a name that Powertrain needs for its own list "
-        "of files. Give that file another name."
+        f"The checkpoint holds a file named {name!r}, a name that Powertrain needs for its own files. "
+        "Give that file another name."
     )
 
 
-# --------------------------------------------------------------------------- phase two: in the controller
+# --------------------------------------------------------------------------- all ranks together
 
 
 @dataclass
 class Merged:
-    """The files of all ranks as one list, and what was said twice."""
+    """The shares of all ranks as one."""
 
+    #: Hashes are "" for what has not been carried yet. An empty directory's name ends in "/".
     files: list[ManifestFile] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
-    #: One sentence for each name that ranks brought with different content.
+    extras: dict[str, Any] = field(default_factory=dict)
+    #: One sentence for each thing that ranks brought differently.
     clashes: list[str] = field(default_factory=list)
+    #: Where the user put the files himself; "" for nowhere.
+    elsewhere: str = ""
+    #: Why a rank has no share, by rank.
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 def merge(parts: Mapping[int, Part]) -> Merged:
-    """What the parts add up to: of files with one name the lowest rank's counts, so with metadata. Pure."""
-    merged = Merged()
-    chosen: dict[str, ManifestFile] = {}
+    """What the parts add up to: of anything that ranks brought twice the lowest rank's counts. Pure."""
+    merged = Merged(errors={rank: part.error for rank, part in sorted(parts.items()) if part.error})
+    chosen = _Chosen(merged.clashes)
+    whose = 0
     for rank, part in sorted(parts.items()):
+        if part.error:
+            continue
         merged.metadata = {**part.metadata, **merged.metadata}
+        merged.extras = {**part.extras, **merged.extras}
+        if part.elsewhere and not merged.elsewhere:
+            merged.elsewhere, whose = part.elsewhere, rank
+        elif part.elsewhere and part.elsewhere != merged.elsewhere:
+            merged.clashes.append(
+                f"Ranks {whose} and {rank} uploaded one checkpoint to {merged.elsewhere!r} and to "
+                f"{part.elsewhere!r}; the first is kept. Upload all its files to one place."
+            )
+        if part.elsewhere and rank != whose:
+            continue  # the same place again, or one that is not kept
         for file in part.files:
-            first = chosen.get(file.name)
-            if first is None:
-                mf.check_file_name(file.name, f"rank {rank}")
-                chosen[file.name] = ManifestFile(name=file.name, size=file.size, xxh3=file.xxh3, rank=rank)
-            elif first.xxh3 != file.xxh3:
-                merged.clashes.append(
-                    f"Ranks {first.rank} and {rank} both reported a checkpoint file {file.name!r} with "
-                    f"different content; that of rank {first.rank} is kept. Put the rank into the name to keep both."
-                )
-    merged.files = [chosen[name] for name in sorted(chosen)]
+            chosen.add(ManifestFile(name=file.name, size=file.size, xxh3=file.xxh3, rank=rank))
+    merged.files = chosen.files()
     return merged
+
+
+class _Chosen:
+    """Files by name, the first that came under each; ``clashes`` gets a sentence for what had to stay out."""
+
+    def __init__(self, clashes: list[str]) -> None:
+        self._clashes = clashes
+        self._files: dict[str, ManifestFile] = {}
+        #: Directories, ending in "/", with the first file below each.
+        self._filled: dict[str, ManifestFile] = {}
+
+    def files(self) -> list[ManifestFile]:
+        """In the order of their names; a directory that is empty on one rank only is not in it."""
+        return [file for name, file in sorted(self._files.items()) if name not in self._filled]
+
+    def add(self, file: ManifestFile) -> None:
+        mf.check_file_name(file.name, f"rank {file.rank}")
+        if first := self._files.get(file.name):
+            if not file.name.endswith("/") and (not file.xxh3 or file.xxh3 != first.xxh3):
+                self._clashes.append(
+                    f"Ranks {first.rank} and {file.rank} both reported a checkpoint file {file.name!r}; that of "
+                    f"rank {first.rank} is kept. Put the rank into the name to keep both."
+                )
+        elif blocking := self._in_the_way_of(file.name):
+            self._clashes.append(
+                f"The checkpoint file {file.name!r} of rank {file.rank} is left out, because rank {blocking.rank} "
+                f"reported {blocking.name!r}, and one name cannot be both a file and a directory."
+            )
+        else:
+            self._files[file.name] = file
+            for directory in _parents(file.name):
+                self._filled.setdefault(directory, file)
+
+    def _in_the_way_of(self, name: str) -> ManifestFile | None:
+        """What was chosen already and needs ``name`` as a directory, or a directory of ``name`` as a file."""
+        above = [self._files[directory[:-1]] for directory in _parents(name) if directory[:-1] in self._files]
+        same = self._files.get(name[:-1] if name.endswith("/") else f"{name}/")
+        return next(iter(above), None) or same or self._filled.get(f"{name}/")
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The directories above a name, each ending in "/"."""
+    bare = name.removesuffix("/")
+    for position, letter in enumerate(bare):
+        if letter == "/":
+            yield bare[: position + 1]
+
+
+# --------------------------------------------------------------------------- committing
 
 
 def commit(
     storage: Storage,
+    chain: Chain,
     *,
     name: str,
     row: int,
     attempt: int,
-    parts: Mapping[int, Part],
+    files: Sequence[ManifestFile],
     metrics: Mapping[str, Any],
     world_size: int,
-    lease: int,
     parent: str = "",
+    metadata: Mapping[str, Any] | None = None,
     extras: Mapping[str, Any] | None = None,
-    tell: Callable[[str], None] = _logger.warning,
+    elsewhere: str = "",
 ) -> Manifest:
-    """Make the stored parts a checkpoint. ``tell`` hears of each clash of names (see :func:`merge`).
+    """Make files that lie durably below ``checkpoints/{name}/``, with their hashes, a checkpoint.
 
-    Raises :class:`CheckpointError` when a file is missing or the name is committed already; nothing is
-    committed then.
+    With ``elsewhere`` the user has put them there himself, and they need no hashes. Raises
+    :class:`CheckpointError` when a file is missing or the name is taken and
+    :class:`~powertrain.errors.FencedError` when another controller has the run; nothing is committed then.
+    After an ``OSError`` the same call may be made again.
     """
-    merged = merge(parts)
-    if not merged.files:
+    if not files and not metadata and not elsewhere:
         raise CheckpointError(f"The checkpoint {name!r} cannot be committed: no rank brought a file.")
-    for clash in merged.clashes:
-        tell(clash)
-    if any(entry.key == f"{_TOP}/{name}/{MANIFEST_NAME}" for entry in storage.list(f"{_TOP}/{name}")):
-        raise _already_committed(storage, name)
-    _put_in_place(storage, f"{_TOP}/{name}", merged)
-    manifest = Manifest(
-        name=name,
-        row=row,
-        attempt=attempt,
-        metrics=dict(metrics),
-        world_size=world_size,
-        lease=lease,
-        parent=parent,
-        created=time.time(),
-        files=merged.files,
-        extras=dict(extras or {}),
-        metadata=merged.metadata,
-    )
-    if not storage.put_if_absent(f"{_TOP}/{name}/{MANIFEST_NAME}", mf.encode(manifest)):
-        raise _already_committed(storage, name)
-    return manifest
-
-
-def _already_committed(storage: Storage, name: str) -> CheckpointError:
-    return CheckpointError(
-        f"The checkpoint {name!r} of {storage.uri!r} is committed already and stays as it is. Set it aside or "
-        "discard it before committing another under that name."
+    mf.check_file_name(name, "The run")
+    found = {entry.key: entry.size for entry in storage.list(f"{_TOP}/{name}")}
+    text = json.dumps(dict(metadata)).encode() if metadata else b""
+    listed = [*files, *_metadata_file(text)]
+    if manifest_key(name) not in found:
+        _leave_exactly(storage, f"{_TOP}/{name}", () if elsewhere else files, found, text)
+    elif (
+        chain.unfinished != name
+    ):  # else this is another try, and the chain finds out what became of the first
+        raise already_committed(storage, name)
+    return chain.commit(
+        Manifest(
+            name=name,
+            row=row,
+            attempt=attempt,
+            metrics=dict(metrics),
+            world_size=world_size,
+            lease=chain.lease,
+            parent=parent,
+            created=time.time(),
+            files=sorted(listed, key=lambda file: file.name),
+            extras=dict(extras or {}),
+            metadata=dict(metadata or {}),
+            elsewhere=elsewhere,
+        )
     )
 
 
-def _put_in_place(storage: Storage, base: str, merged: Merged) -> None:
-    """Leave below ``base`` exactly the merged files, each under its name."""
-    found = {entry.key: entry.size for entry in storage.list(base)}
-    wanted = {f"{base}/{file.name}" for file in merged.files}
-    for file in merged.files:
-        aside = f"{base}/{_ASIDE}/{file.xxh3}/{file.name}"
-        if aside in found:
-            storage.move(aside, f"{base}/{file.name}")
-            found[f"{base}/{file.name}"] = found.pop(aside)
-    for file in merged.files:
-        if not file.name.endswith("/") and found.get(f"{base}/{file.name}") != file.size:
+def _metadata_file(text: bytes) -> list[ManifestFile]:
+    if not text:
+        return []
+    digest = xxhash.xxh3_128_hexdigest(text)
+    return [ManifestFile(name=METADATA_NAME, size=len(text), xxh3=digest, rank=0)]
+
+
+def _leave_exactly(
+    storage: Storage, base: str, files: Sequence[ManifestFile], found: Mapping[str, int], metadata: bytes
+) -> None:
+    """Of what was ``found`` below ``base`` leave ``files``, all of which must be there, and put the metadata."""
+    for file in files:
+        if file.name.endswith("/"):
+            _make_directory(storage.local_path(f"{base}/{file.name[:-1]}"))
+        elif found.get(f"{base}/{file.name}") != file.size or not file.xxh3:
             raise CheckpointError(
                 f"The file {file.name!r} of rank {file.rank} is not whole in {storage.uri!r} below {base!r}, "
                 "so the checkpoint was not committed. Check whether something else writes or deletes there."
             )
-    storage.delete_tree(f"{base}/{_ASIDE}")
-    for key in found.keys() - wanted:
+    for key in found.keys() - {f"{base}/{file.name}" for file in files}:
         storage.delete(key)
-    if merged.metadata:
-        storage.put(f"{base}/{METADATA_NAME}", json.dumps(merged.metadata).encode())
+    if metadata:
+        storage.put(f"{base}/{METADATA_NAME}", metadata)
+
+
+def _make_directory(path: Path | None) -> None:
+    """Make an empty directory that survives a crash of the machine; None, on an object store, needs none."""
+    if path is None or path.is_dir():
+        return
+    _make_directory(path.parent)
+    crossing("mkdir", str(path))
+    path.mkdir(exist_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        crossing("fsync", str(path.parent))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 # --------------------------------------------------------------------------- finding
@@ -253,18 +353,13 @@ def _put_in_place(storage: Storage, base: str, merged: Merged) -> None:
 
 def committed(storage: Storage) -> list[Manifest]:
     """All checkpoints with a readable manifest, the oldest commit first."""
-    manifests = []
-    for key in _manifest_keys(storage):
-        try:
-            manifests.append(mf.decode(storage.get(key), key))
-        except (CheckpointError, FileNotFoundError):
-            continue
+    manifests = [found for _, found in _manifests(storage) if isinstance(found, Manifest)]
     return sorted(manifests, key=_age)
 
 
-def _age(manifest: Manifest) -> tuple[int, int, int, float]:
+def _age(manifest: Manifest) -> tuple[int, int, int, int, float]:
     """Orders commits of one run; clocks come last, because they may be wrong."""
-    return (manifest.lease, manifest.attempt, manifest.row, manifest.created)
+    return (manifest.link, manifest.lease, manifest.attempt, manifest.row, manifest.created)
 
 
 def newest(storage: Storage) -> Manifest | None:
@@ -272,103 +367,206 @@ def newest(storage: Storage) -> Manifest | None:
     return next(reversed(committed(storage)), None)
 
 
-def verify(storage: Storage, manifest: Manifest) -> None:
-    """Read every file; raises :class:`CheckpointError` naming the first that is missing or has changed."""
-    base = f"{_TOP}/{manifest.name}"
-    for file in manifest.files:
-        path = storage.local_path(f"{base}/{file.name.removesuffix('/')}")
-        if path is None:
-            raise _needs_real_files(storage)
-        if file.name.endswith("/"):
-            if not path.is_dir():
-                raise CheckpointError(f"The directory {file.name!r} of {manifest.name!r} is missing.")
-            continue
+def _manifests(storage: Storage) -> Iterator[tuple[str, Manifest | CheckpointError | None]]:
+    """Every name with a manifest: the manifest, why it cannot be read, or None for a void one."""
+    for name in _names_with_manifest(storage):
+        key = manifest_key(name)
         try:
-            size = path.stat().st_size
-            if size != file.size:
-                raise CheckpointError(
-                    f"The file {file.name!r} of checkpoint {manifest.name!r} has {size} bytes; "
-                    f"{file.size} were committed."
-                )
-            digest = digest_of(path)
-        except OSError as error:
-            raise CheckpointError(
-                f"The file {file.name!r} of checkpoint {manifest.name!r} cannot be read: {error.strerror}."
-            ) from error
-        if digest.xxh3 != file.xxh3:
-            raise CheckpointError(
-                f"The file {file.name!r} of checkpoint {manifest.name!r} has other content than was committed "
-                f"(xxh3 {digest.xxh3}, not {file.xxh3})."
+            data = storage.get(key)
+            yield (
+                name,
+                None if mf.is_void(data) else mf.decode(data, f"The manifest {key!r} of {storage.uri!r}"),
             )
-
-
-def newest_verified(storage: Storage, tell: Callable[[str], None]) -> Manifest | None:
-    """The newest checkpoint whose files are all as committed; ``tell`` hears of each that is not.
-
-    Changes nothing. A controller that goes on from an older one calls :func:`set_aside_newer` next.
-    """
-    _tell_unreadable(storage, tell)
-    for manifest in reversed(committed(storage)):
-        try:
-            verify(storage, manifest)
-            return manifest
         except CheckpointError as error:
-            tell(f"{error} The checkpoint cannot be used; the one before it is tried.")
-    return None
-
-
-def _tell_unreadable(storage: Storage, tell: Callable[[str], None]) -> None:
-    for key in _manifest_keys(storage):
-        try:
-            mf.decode(storage.get(key), f"The manifest {key!r} of {storage.uri!r}")
-        except CheckpointError as error:
-            tell(f"{error} The checkpoint cannot be used.")
+            yield name, error
         except FileNotFoundError:
-            continue
+            continue  # discarded while we looked
+
+
+def _names_with_manifest(storage: Storage) -> list[str]:
+    keys = [entry.key.split("/") for entry in storage.list(_TOP)]
+    return [parts[1] for parts in keys if len(parts) == 3 and parts[2] == MANIFEST_NAME]
 
 
 def checkpoint_of(storage: Storage, manifest: Manifest) -> Checkpoint:
     """The committed checkpoint as a value."""
+    filesystem = getattr(storage, "filesystem", None)
+    if manifest.elsewhere:
+        return Checkpoint(manifest.elsewhere, None if "://" in manifest.elsewhere else filesystem)
     path = storage.local_path(f"{_TOP}/{manifest.name}")
-    if path is None:
-        raise _needs_real_files(storage)
-    return Checkpoint(path)
+    if path is not None:
+        return Checkpoint(path)
+    return Checkpoint(storage.child(f"{_TOP}/{manifest.name}").uri, filesystem)
 
 
-def _needs_real_files(storage: Storage) -> StorageError:
-    return StorageError(
-        f"Checkpoints at {storage.uri!r} cannot be read: this version needs real files. "
-        "Use a local or mounted path."
-    )
+# --------------------------------------------------------------------------- verifying
 
 
-def _manifest_keys(storage: Storage) -> list[str]:
+def verify(storage: Storage, manifest: Manifest) -> None:
+    """Read every file; raises :class:`CheckpointError` naming the first that is missing or has changed.
+
+    Storage that does not answer is another matter, and its ``OSError`` passes through.
+    """
+    if manifest.elsewhere:
+        _verify_elsewhere(storage, manifest)
+        return
+    base = f"{_TOP}/{manifest.name}"
+    found = {entry.key: entry.size for entry in storage.list(base)}
+    for file in manifest.files:
+        if file.name.endswith("/"):
+            path = storage.local_path(f"{base}/{file.name[:-1]}")
+            if path is not None and not path.is_dir():
+                raise CheckpointError(
+                    f"The directory {file.name!r} of checkpoint {manifest.name!r} is missing."
+                )
+        else:
+            _verify_file(storage, manifest.name, file, found.get(f"{base}/{file.name}"))
+    later = f"{base}/{LATER_METADATA_NAME}"
+    if later in found:
+        mf.unseal(storage.get(later), f"The file {LATER_METADATA_NAME!r} of checkpoint {manifest.name!r}")
+
+
+def _verify_file(storage: Storage, checkpoint: str, file: ManifestFile, size: int | None) -> None:
+    which = f"The file {file.name!r} of checkpoint {checkpoint!r}"
+    if size is None:
+        raise CheckpointError(f"{which} is missing.")
+    if size != file.size:
+        raise CheckpointError(f"{which} has {size} bytes; {file.size} were committed.")
+    key = f"{_TOP}/{checkpoint}/{file.name}"
+    try:
+        digest = storage.digest(key)
+    except OSError as error:
+        if storage.local_path(key) is None and not isinstance(error, FileNotFoundError):
+            raise
+        raise CheckpointError(f"{which} cannot be read: {error.strerror or error}.") from error
+    if digest.xxh3 != file.xxh3:
+        raise CheckpointError(
+            f"{which} has other content than was committed (xxh3 {digest.xxh3}, not {file.xxh3})."
+        )
+
+
+def _verify_elsewhere(storage: Storage, manifest: Manifest) -> None:
+    """The user's own upload has no hashes of ours: that every file is there with its size is all that can be said."""
+    checkpoint = checkpoint_of(storage, manifest)
+    there = open_storage(checkpoint.path, filesystem=checkpoint.given_filesystem)
+    found = {entry.key: entry.size for entry in there.list()}
+    wanted = {file.name: file.size for file in manifest.files if file.name != METADATA_NAME}
+    damaged = sorted(name for name, size in wanted.items() if found.get(name) != size)
+    if damaged or not found:
+        what = f"{damaged[0]!r} is missing or has another size" if damaged else "they are no longer there"
+        raise CheckpointError(
+            f"The files of checkpoint {manifest.name!r}, which the training function uploaded to "
+            f"{manifest.elsewhere!r}, are not as they were: {what}."
+        )
+
+
+def newest_verified(storage: Storage, tell: Callable[[str], None]) -> Manifest | None:
+    """The newest checkpoint whose files are all as committed; ``tell`` hears of each that is not, and what is used.
+
+    Changes nothing. A controller that goes on from an older one calls :func:`set_aside_newer` next.
+    """
+    found = [result for _, result in _manifests(storage)]
+    troubles = [result for result in found if isinstance(result, CheckpointError)]
+    for error in troubles:
+        tell(f"{error} The checkpoint cannot be used.")
+    for manifest in sorted(
+        (result for result in found if isinstance(result, Manifest)), key=_age, reverse=True
+    ):
+        try:
+            verify(storage, manifest)
+        except CheckpointError as error:
+            troubles.append(error)
+            tell(f"{error} The checkpoint cannot be used; the one before it is tried.")
+            continue
+        if troubles:
+            tell(f"Checkpoint {manifest.name!r} (row {manifest.row}) is whole and is used instead.")
+        return manifest
+    if troubles:
+        tell("No other checkpoint of the run is left, so there is none to go on from.")
+    return None
+
+
+# --------------------------------------------------------------------------- validation
+
+
+def record_validation(storage: Storage, name: str, validation: Validation) -> None:
+    """Keep what validating a committed checkpoint came to, replacing what was kept before."""
+    storage.put(f"{_TOP}/{name}/{VALIDATION_NAME}", mf.encode_validation(validation))
+
+
+def validations(storage: Storage, tell: Callable[[str], None] = _logger.warning) -> dict[str, Validation]:
+    """What is kept about validations, by checkpoint; ``tell`` hears of what cannot be read."""
+    found = {}
+    for entry in storage.list(_TOP):
+        parts = entry.key.split("/")
+        if len(parts) == 3 and parts[2] == VALIDATION_NAME:
+            try:
+                where = f"The validation result {entry.key!r} of {storage.uri!r}"
+                found[parts[1]] = mf.decode_validation(storage.get(entry.key), where)
+            except CheckpointError as error:
+                tell(f"{error} It is left out.")
+            except FileNotFoundError:
+                continue
+    return found
+
+
+def with_validations(manifests: Sequence[Manifest], results: Mapping[str, Validation]) -> list[Manifest]:
+    """The manifests with the metrics of their validations among their own; of one name validation's counts. Pure."""
     return [
-        entry.key
-        for entry in storage.list(_TOP)
-        if entry.key.count("/") == 2 and entry.key.endswith(f"/{MANIFEST_NAME}")
+        msgspec.structs.replace(manifest, metrics={**manifest.metrics, **results[manifest.name].metrics})
+        if manifest.name in results
+        else manifest
+        for manifest in manifests
     ]
+
+
+def reported(storage: Storage) -> list[ReportedCheckpoint]:
+    """Every committed checkpoint with its metrics and what became of its validation, the oldest first."""
+    results = validations(storage)
+    return [
+        ReportedCheckpoint(
+            checkpoint=checkpoint_of(storage, manifest),
+            metrics=dict(manifest.metrics),
+            status=_status(results.get(manifest.name)),
+        )
+        for manifest in with_validations(committed(storage), results)
+    ]
+
+
+def _status(validation: Validation | None) -> ReportedCheckpointStatus:
+    if validation is None:
+        return ReportedCheckpointStatus.COMMITTED
+    return ReportedCheckpointStatus.__members__.get(validation.status, ReportedCheckpointStatus.COMMITTED)
 
 
 # --------------------------------------------------------------------------- removing
 
 
 def discard(storage: Storage, name: str) -> None:
-    """Remove a checkpoint, its manifest first: cut short, this leaves leftovers and no broken checkpoint."""
-    storage.delete(f"{_TOP}/{name}/{MANIFEST_NAME}")
+    """Remove a checkpoint, its manifest first: cut short, this leaves leftovers and no broken checkpoint.
+
+    Files that the user uploaded elsewhere are his, and stay.
+    """
+    storage.delete(manifest_key(name))
     storage.delete_tree(f"{_TOP}/{name}")
 
 
 def sweep_uncommitted(storage: Storage) -> list[str]:
     """Remove what lies in ``checkpoints/`` without a manifest; returns the names.
 
-    Only while no worker of the run is alive: their unfinished parts look the same. A manifest that cannot be
-    read protects its checkpoint, because another version may have written it.
+    Only while nothing of the run is alive: unfinished checkpoints look the same. A manifest that cannot be read
+    protects its checkpoint, because another version may have written it; a void one stays, without its files.
     """
     names = {entry.key.split("/")[1] for entry in storage.list(_TOP) if entry.key.count("/") >= 2}
-    left_over = sorted(names - {key.split("/")[1] for key in _manifest_keys(storage)})
+    with_manifest = dict(_manifests(storage))
+    left_over = sorted(names - with_manifest.keys())
     for name in left_over:
         storage.delete_tree(f"{_TOP}/{name}")
+    for name in [name for name, found in with_manifest.items() if found is None]:
+        extra = [entry.key for entry in storage.list(f"{_TOP}/{name}") if entry.key != manifest_key(name)]
+        for key in extra:
+            storage.delete(key)
+        left_over += [name] if extra else []
     return left_over
 
 
@@ -378,14 +576,13 @@ def set_aside_newer(storage: Storage, kept: Manifest | None) -> list[str]:
     A run that goes on from an older checkpoint will come to the same rows, and so the same names, again.
     Nothing happens when ``kept`` is the newest and every manifest can be read.
     """
-    older = {m.name for m in committed(storage) if kept is not None and _age(m) <= _age(kept)}
     places = []
-    for key in _manifest_keys(storage):
-        name = key.split("/")[1]
-        if name in older:
+    for name, found in _manifests(storage):
+        older = isinstance(found, Manifest) and kept is not None and _age(found) <= _age(kept)
+        if older or found is None:
             continue
         place = _free_place(storage, name)
-        storage.move(key, f"{place}/{MANIFEST_NAME}")
+        storage.move(manifest_key(name), f"{place}/{MANIFEST_NAME}")
         for entry in storage.list(f"{_TOP}/{name}"):
             storage.move(entry.key, place + entry.key.removeprefix(f"{_TOP}/{name}"))
         storage.delete_tree(f"{_TOP}/{name}")

@@ -1,7 +1,14 @@
 """The manifest: the list of what a committed checkpoint consists of, and everything said about it.
 
 A checkpoint is committed when its ``MANIFEST.json`` is there; the manifest is put last, after every file it
-names is durable.
+names is durable. It never changes afterwards. What is learned later (the result of a validation, metadata set
+on the committed checkpoint) lies in files of its own beside it, whose names start with ``.powertrain-``.
+
+All of these are *sealed*: their last line holds the xxh3-128 of everything before it, so that a changed byte
+is found in them as the manifest lets it be found in the files it lists.
+
+A **void** manifest lies where a checkpoint was announced and then given up by whoever took the run over. It
+keeps the place, so that the one who announced it cannot put a manifest there when it wakes up.
 
 JSON has no NaN, no infinity, no bytes and only text as keys, and metrics have all of these. A value that JSON
 cannot say is written as an object with one key that starts with "$": ``{"$float": "nan"}``, ``{"$bytes":
@@ -13,15 +20,24 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from typing import Any
 
 import msgspec
+import xxhash
 
 from powertrain.errors import CheckpointError, StorageError
 from powertrain.storage import check_key
+from powertrain.storage.base import TEMPORARY_PREFIX
 
 #: The file whose presence makes a checkpoint committed.
 MANIFEST_NAME = "MANIFEST.json"
+#: Other files of ours in a checkpoint's directory start so.
+BOOKKEEPING_PREFIX = ".powertrain-"
+#: What a validation of the checkpoint came to.
+VALIDATION_NAME = ".powertrain-validation.json"
+#: Metadata that was set after the commit; it replaces what was committed.
+LATER_METADATA_NAME = ".powertrain-metadata.json"
 #: The version of the manifest's form that this code writes and reads.
 SCHEMA = 1
 
@@ -54,6 +70,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     extras: dict[str, Any] = {}
     #: What the user attached with ``Checkpoint.set_metadata`` before reporting.
     metadata: dict[str, Any] = {}
+    #: Where the files lie when the user uploaded them himself (a path or address); "" for beside the manifest.
+    elsewhere: str = ""
+    #: Number of its link in the commit chain, which orders the commits of a run.
+    link: int = 0
     schema: int = SCHEMA
 
     @property
@@ -62,24 +82,35 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.size for file in self.files)
 
 
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of validating a committed checkpoint."""
+
+    #: The name of a :class:`~powertrain.checkpoint.ReportedCheckpointStatus`.
+    status: str
+    #: What the user's function returned; they join the checkpoint's own metrics.
+    metrics: dict[str, Any] = {}
+    #: Why there are none, in words.
+    error: str = ""
+    seconds: float = 0.0
+
+
 _FREE_FIELDS = ("metrics", "extras", "metadata")
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as indented JSON, for people and for :func:`decode`."""
+    """The manifest as indented, sealed JSON, for people and for :func:`decode`."""
     fields = msgspec.structs.asdict(manifest)
     for name in _FREE_FIELDS:
         fields[name] = to_json_value(fields[name])
-    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
+    return seal(fields)
 
 
 def decode(data: bytes, where: str = "the manifest") -> Manifest:
     """The manifest in ``data``; raises :class:`CheckpointError` for any other content, naming ``where``."""
-    try:
-        fields = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{where} is damaged: it is not JSON ({error}).") from error
-    if not isinstance(fields, dict) or "schema" not in fields:
+    fields = _fields(data, where)
+    if fields.get("void") is True:
+        raise CheckpointError(f"{where} is void: its checkpoint was given up when the run was taken over.")
+    if "schema" not in fields:
         raise CheckpointError(
             f"{where} is not the manifest of a Powertrain checkpoint: it has no schema number."
         )
@@ -88,6 +119,7 @@ def decode(data: bytes, where: str = "the manifest") -> Manifest:
             f"{where} has schema {fields['schema']!r}, and this version of Powertrain reads schema {SCHEMA}. "
             "Use the version that wrote it."
         )
+    _check_seal(data, where)
     try:
         for name in _FREE_FIELDS:
             fields[name] = from_json_value(fields.get(name, {}))
@@ -99,23 +131,100 @@ def decode(data: bytes, where: str = "the manifest") -> Manifest:
     return manifest
 
 
-def is_manifest(data: bytes) -> bool:
-    """True when ``data`` is a manifest of ours, of whatever schema, and not a user's file of that name."""
+def void(lease: int) -> bytes:
+    """A void manifest, put by the holder of this lease."""
+    return seal({"void": True, "lease": lease})
+
+
+def is_void(data: bytes) -> bool:
+    """True when ``data`` is a whole void manifest."""
+    try:
+        return unseal(data, "it").get("void") is True
+    except CheckpointError:
+        return False
+
+
+def encode_validation(validation: Validation) -> bytes:
+    """The sealed content of :data:`VALIDATION_NAME`."""
+    fields = msgspec.structs.asdict(validation)
+    return seal({**fields, "metrics": to_json_value(validation.metrics)})
+
+
+def decode_validation(data: bytes, where: str) -> Validation:
+    """The inverse; raises :class:`CheckpointError` where ``data`` has been changed."""
+    fields = unseal(data, where)
+    try:
+        fields["metrics"] = from_json_value(fields.get("metrics", {}))
+        return msgspec.convert(fields, Validation)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise CheckpointError(f"{where} is damaged: {error}.") from error
+
+
+# --------------------------------------------------------------------------- seals
+
+_SEAL = re.compile(rb',\n "seal": "([0-9a-f]{32})"\n}\n\Z')
+
+
+def seal(fields: dict[str, Any]) -> bytes:
+    """``fields`` (at least one) as indented JSON whose last line is the hash of what stands before it."""
+    body = msgspec.json.format(msgspec.json.encode(fields), indent=1).removesuffix(b"\n}")
+    return body + b',\n "seal": "' + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
+
+
+def unseal(data: bytes, where: str) -> dict[str, Any]:
+    """The inverse of :func:`seal`; raises :class:`CheckpointError` naming ``where`` if any byte has changed."""
+    _check_seal(data, where)
+    fields = _fields(data, where)
+    del fields["seal"]
+    return fields
+
+
+def _check_seal(data: bytes, where: str) -> None:
+    found = _SEAL.search(data)
+    if found is None or found[1] != xxhash.xxh3_128_hexdigest(data[: found.start()]).encode():
+        raise CheckpointError(f"{where} is damaged: its content does not match the hash in its last line.")
+
+
+def _fields(data: bytes, where: str) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return isinstance(fields, dict) and {"schema", "name", "row", "lease", "files"} <= fields.keys()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{where} is damaged: it is not JSON ({error}).") from error
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{where} is damaged: it holds JSON of another form.")
+    return fields
+
+
+# --------------------------------------------------------------------------- names
+
+
+_OWN_WORDS = tuple(
+    f'"{word}":'.encode() for word in ("schema", "row", "attempt", "lease", "world_size", "files", "extras")
+)
+
+
+def is_manifest(data: bytes) -> bool:
+    """True for a manifest of ours, of whatever schema and even if damaged; False for a user's file of that name."""
+    return sum(word in data for word in _OWN_WORDS) >= len(_OWN_WORDS) - 2
 
 
 def check_file_name(name: str, where: str) -> None:
-    """Raises :class:`CheckpointError` for a file name that leads out of its checkpoint."""
+    """Raises :class:`CheckpointError` for a file name that leads out of its checkpoint or is no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"{where} names the file {name!r}, which is not UTF-8 and so cannot be kept on every storage. "
+            "Rename it."
+        ) from error
     try:
         check_key(name.removesuffix("/"))
     except StorageError as error:
-        raise CheckpointError(
-            f"{where} names the file {name!r}, which leads out of the checkpoint."
-        ) from error
+        reserved = any(part.startswith(TEMPORARY_PREFIX) for part in name.split("/"))
+        why = (
+            "which is a name kept for unfinished writes" if reserved else "which leads out of the checkpoint"
+        )
+        raise CheckpointError(f"{where} names the file {name!r}, {why}. Rename it.") from error
 
 
 # --------------------------------------------------------------------------- values that JSON cannot say

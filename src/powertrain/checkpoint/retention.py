@@ -1,4 +1,7 @@
-"""Which checkpoints to delete, and which is best. Pure: manifests in, names out."""
+"""Which checkpoints to delete, and which is best. Pure: manifests in, names out.
+
+Metrics that a validation found count like any other: give manifests as ``commit.with_validations`` makes them.
+"""
 
 from __future__ import annotations
 

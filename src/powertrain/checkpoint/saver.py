@@ -1,0 +1,244 @@
+"""Staging: how a reported directory becomes ours, so that training goes on while it is carried to storage.
+
+A rank's shares lie on its node, one directory per row, until the node's uploader has carried them::
+
+    {root}/attempt-0/rank-00003/
+      open-k2x9/                what ``checkpoint_dir()`` gave out
+      row-00000012/files/…      a staged share
+      row-00000012/part.json    put last, by rename: the share is whole, and this is what the rank reported
+
+``part.json`` repeats the rank's report. A rank that is killed right after ``report`` returned may not have sent it;
+then the controller finds it here. Nothing is flushed to disk at this stage: a share has to survive the death of the
+process, and only a committed checkpoint survives the death of the machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from powertrain import wire
+from powertrain.checkpoint import commit
+from powertrain.checkpoint.checkpoint import Checkpoint
+from powertrain.storage import boundaries
+from powertrain.storage.local import copy_file
+
+_FILES, _SEAL = "files", "part.json"
+#: What a full disk answers.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class CheckpointDirectory(str):
+    """A directory to write a checkpoint's files to. It is a plain path; as a context it is removed if unused."""
+
+    def __enter__(self) -> CheckpointDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self, ignore_errors=True)
+
+
+class Staging:
+    """One rank's part of the staging area. Everything but :meth:`settled` belongs to the training thread."""
+
+    def __init__(
+        self,
+        root: str,
+        attempt: int,
+        rank: int,
+        *,
+        segments: str = "",
+        limit: int = 0,
+        shared_by: int = 1,
+        full: Callable[[int, int, int], None] = lambda _row, _needed, _limit: None,
+    ) -> None:
+        """``limit`` is in bytes, 0 for half of what is free, divided among the ``shared_by`` ranks of the node.
+        ``full`` is called with (row, needed, limit) when nothing can be staged before something has left."""
+        self._own = Path(share_directory(root, attempt, rank))
+        self._limit, self._shared_by, self._full = limit, shared_by, full
+        #: Where shared-memory segments go that outlive this process; "" where there can be none.
+        self.segments = segments
+        self._changed = threading.Condition()
+        self._outstanding: dict[int, int] = {}
+        self._closed = False
+
+    def new_directory(self) -> CheckpointDirectory:
+        """A fresh directory that :meth:`stage` takes over without copying."""
+        self._own.mkdir(parents=True, exist_ok=True)
+        return CheckpointDirectory(tempfile.mkdtemp(prefix="open-", dir=self._own))
+
+    def stage(self, row: int, directory: str, *, take: bool = False) -> wire.Part:
+        """Make the content of ``directory`` the share of ``row``; afterwards the caller may change or delete it.
+
+        With ``take`` it is moved rather than copied where that is possible, and is gone afterwards. Raises
+        :class:`CheckpointError` for what cannot be a checkpoint, ``OSError`` when it cannot be staged; nothing of
+        it stays then, and a directory that was to be taken is still there.
+        """
+        files, empty = commit.contents(directory, segments=self.segments)
+        parts = [wire.FilePart(name=name, size=path.stat().st_size) for name, path in files]
+        parts += [wire.FilePart(name=f"{name}/", size=0) for name in empty]
+        metadata = Checkpoint(directory).get_metadata()
+        size = sum(part.size for part in parts)
+        self._make_room(row, size)
+        try:
+            staged = self._bring_in(row, directory, files, empty, take)
+        except OSError as error:
+            if error.errno not in FULL or not self._wait_for_one(row, size):
+                raise
+            staged = self._bring_in(row, directory, files, empty, take)
+        with self._changed:
+            self._outstanding[row] = size
+        return wire.Part(checkpoint="", files=parts, metadata=metadata, staged=str(staged))
+
+    def seal(self, point: wire.Point) -> None:
+        """Say that the share of this report is whole. Until then it does not count."""
+        assert point.part is not None
+        directory = Path(point.part.staged)
+        boundaries.crossing("write", str(directory / _SEAL))
+        unfinished = directory / f"{_SEAL}.unfinished"
+        unfinished.write_bytes(wire.encode_messages([point]))
+        boundaries.crossing("rename", str(directory / _SEAL))
+        os.rename(unfinished, directory / _SEAL)
+
+    def settled(self, row: int) -> None:
+        """The share of ``row`` has left. Any thread."""
+        with self._changed:
+            self._outstanding.pop(row, None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody will make room any more. Any thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # -- room
+
+    def _make_room(self, row: int, needed: int) -> None:
+        """Wait until ``needed`` more bytes are allowed. A single share is allowed whatever its size."""
+        with self._changed:
+            limit = self._allowed()
+            if not self._outstanding or sum(self._outstanding.values()) + needed <= limit:
+                return
+        self._full(row, needed, limit)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._closed or not self._outstanding or sum(self._outstanding.values()) + needed <= limit
+                )
+            )
+
+    def _wait_for_one(self, row: int, needed: int) -> bool:
+        """The disk is full: True once a share of ours has left it, False where there is none to leave."""
+        with self._changed:
+            before = dict(self._outstanding)
+        if not before:
+            return False
+        self._full(row, needed, sum(before.values()))
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._outstanding.keys() < before.keys())
+            return not self._closed
+
+    def _allowed(self) -> int:
+        if self._limit:
+            return self._limit // self._shared_by
+        self._own.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._own).free + sum(self._outstanding.values())
+        return free // 2 // self._shared_by
+
+    # -- bringing in
+
+    def _bring_in(
+        self, row: int, directory: str, files: list[tuple[str, Path]], empty: list[str], take: bool
+    ) -> Path:
+        staged = self._own / f"row-{row:08d}"
+        shutil.rmtree(staged, ignore_errors=True)  # of a try before this one, which was told to have failed
+        staged.mkdir(parents=True)
+        try:
+            if not (self._is_ours(directory) or take) or not _moved(directory, staged / _FILES, files):
+                _copy_all(staged / _FILES, files, empty)
+                if take:
+                    shutil.rmtree(directory, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        return staged
+
+    def _is_ours(self, directory: str) -> bool:
+        path = Path(os.path.realpath(directory))
+        return path.name.startswith("open-") and path.parent == Path(os.path.realpath(self._own))
+
+
+def share_directory(root: str, attempt: int, rank: int) -> str:
+    """Where the shares of one rank of one attempt lie."""
+    return os.path.join(root, f"attempt-{attempt}", f"rank-{rank:05d}")
+
+
+def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, wire.Point]:
+    """The reports of a rank whose shares are whole and still staged, by row."""
+    found: dict[int, wire.Point] = {}
+    for seal in Path(share_directory(root, attempt, rank)).glob(f"row-*/{_SEAL}"):
+        try:
+            point = _decode_seal(seal.read_bytes())[0]
+        except (OSError, msgspec.DecodeError):
+            continue  # carried and removed while we looked
+        if re.fullmatch(r"row-0*" + str(point.row), seal.parent.name):
+            found[point.row] = point
+    return found
+
+
+_decode_seal: Callable[[bytes], list[Any]] = msgspec.msgpack.Decoder(list[wire.Point]).decode
+
+
+def remove_share(staged: str) -> None:
+    """Remove a staged share; one that is gone already is fine."""
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def source_of(staged: str, name: str) -> Path:
+    """The file of a staged share."""
+    return Path(staged, _FILES, name)
+
+
+def _moved(directory: str, target: Path, files: list[tuple[str, Path]]) -> bool:
+    """True when the directory could be renamed: on the same file system, and without links that would break."""
+    linked = any(stat.S_ISLNK(os.lstat(path).st_mode) and not _is_absolute_link(path) for _, path in files)
+    if linked or os.path.islink(directory) or os.path.ismount(directory):
+        return False
+    boundaries.crossing("rename", str(target))
+    try:
+        os.rename(directory, target)
+    except OSError as error:
+        if error.errno in (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EBUSY):
+            return False
+        raise
+    return True
+
+
+def _is_absolute_link(path: Path) -> bool:
+    """True for a link that holds wherever it is moved to. One into the directory itself would not."""
+    target = os.readlink(path)
+    return os.path.isabs(target) and not os.path.realpath(path).startswith(
+        os.path.realpath(path.parent) + os.sep
+    )
+
+
+def _copy_all(target: Path, files: list[tuple[str, Path]], empty: list[str]) -> None:
+    target.mkdir()
+    for name, path in files:
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        boundaries.crossing("write", str(copy))
+        copy_file(path, copy)
+    for name in empty:
+        (target / name).mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,242 @@
+"""Saving a rank's state at memory speed, and loading a state at any world size.
+
+The first save of a structure plans: who writes what, and where in the file. Later saves of the same structure only
+copy the bytes to their places in a shared-memory segment (``powertrain.checkpoint.segments``), which is the rank's
+file already, and write a small JSON file with what is not a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from powertrain.checkpoint import state
+from powertrain.checkpoint.segments import Segment, Segments
+from powertrain.checkpoint.sharded import (
+    SCHEMA,
+    STATE_DIRECTORY,
+    Layout,
+    SharePlanner,
+    StateReader,
+    copy_all,
+    file_name,
+    read_into,
+    write_file,
+)
+from powertrain.errors import CheckpointError
+
+
+def values_name(rank: int) -> str:
+    """The name of a rank's values inside the state's directory."""
+    return f"rank-{rank:05d}.json"
+
+
+def own_name(name: str, rank: int) -> str:
+    """Under which name a tensor of the rank's own is stored. Rank 0's keep theirs: they stand for all."""
+    return f"rank-{rank:05d}/{name}" if rank else name
+
+
+# --------------------------------------------------------------------------- saving
+
+
+class StateSaver:
+    """Saves the states of one rank. Plans and segments are kept between saves; :meth:`close` gives them up."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        segments: str = "",
+        staging: str = "",
+        threads: int = 1,
+        say: Callable[[str], None] = lambda _message: None,
+    ) -> None:
+        """``segments`` is the directory for shared memory, "" for none; ``staging`` that of all staged
+        directories, "" if not known. ``threads`` copy together. ``say`` is called with each sentence that the user
+        should know, once."""
+        self._rank, self._world_size, self._say = rank, world_size, say
+        self._segments = Segments(segments, f"rank-{rank:05d}", staging) if segments else None
+        self._signature: object = None
+        self._layout = Layout([], rank, world_size)
+        self._threads = threads
+        self._said: set[str] = set()
+
+    def save(self, objects: Mapping[str, Any], directory: str) -> None:
+        """Put the state of ``objects`` into ``directory``. Afterwards the objects may change.
+
+        All ranks save the same objects, each into a directory of its own. Where shared memory has no room, the
+        tensors are written to a plain file, which takes longer.
+        """
+        captured = state.capture(objects)
+        tensors = self._to_write(captured)
+        self._plan(tensors, captured)
+        place = os.path.join(directory, STATE_DIRECTORY)
+        os.mkdir(place)
+        with torch.no_grad():
+            sources = [piece.of(tensors[piece.name]) for piece in self._layout.pieces]
+        path = os.path.join(place, file_name(self._rank))
+        if (segment := self._segment()) is None:
+            write_file(path, self._layout, sources)
+        else:
+            self._fill(segment, sources)
+            segment.link_at(path)
+            assert self._segments is not None
+            self._segments.make_one_ahead(segment.size)
+        content = {"schema": SCHEMA, "rank": self._rank, "world_size": self._world_size, **captured.values}
+        Path(place, values_name(self._rank)).write_text(json.dumps(content), encoding="utf-8")
+
+    def close(self) -> None:
+        """Give up the segments; those that are still being carried to storage stay until that is done."""
+        if self._segments is not None:
+            self._segments.close()
+
+    def _to_write(self, captured: state.Captured) -> dict[str, torch.Tensor]:
+        """The tensors this rank takes part in writing, by the names they are stored under."""
+        others = captured.of_first if self._rank else ()
+        return {
+            own_name(name, self._rank) if name in captured.own else name: tensor
+            for name, tensor in captured.tensors.items()
+            if name not in others
+        }
+
+    def _plan(self, tensors: dict[str, torch.Tensor], captured: state.Captured) -> None:
+        signature = [_form(name, tensor) for name, tensor in tensors.items()]
+        if signature == self._signature:
+            return
+        alone = {own_name(name, self._rank) for name in captured.own}
+        if not self._rank:
+            alone |= captured.of_first
+        planner = SharePlanner(self._rank, self._world_size, alone)
+        planner.set_up_planner(tensors, None, self._rank == 0)
+        planner.create_local_plan()
+        self._layout = Layout(planner.pieces.values(), self._rank, self._world_size)
+        self._signature = signature
+
+    def _segment(self) -> Segment | None:
+        """A segment for this layout, ``None`` where there is no shared memory for it."""
+        if self._segments is None:
+            self._say_once("shared memory for staging cannot be had")
+            return None
+        try:
+            return self._segments.take(self._layout.size)
+        except OSError as error:
+            self._say_once(f"shared memory for staging is too small ({error.strerror or error})")
+            return None
+
+    def _say_once(self, why: str) -> None:
+        if "slow" not in self._said:
+            self._said.add("slow")
+            self._say(
+                f"save_state writes to a plain file instead of shared memory, which blocks training longer: {why}. "
+                "In a container, start it with a larger /dev/shm (docker run --shm-size=...)."
+            )
+
+    def _fill(self, segment: Segment, sources: list[torch.Tensor]) -> None:
+        if segment.layout is not self._layout:
+            content = torch.frombuffer(segment.map, dtype=torch.uint8)
+            content[: len(self._layout.header)] = torch.frombuffer(
+                bytearray(self._layout.header), dtype=torch.uint8
+            )
+            segment.views = list(self._layout.views(content))
+            segment.layout = self._layout
+        if any(source.is_cuda for source in sources) and not segment.pin() and "pin" not in self._said:
+            self._said.add("pin")
+            self._say("save_state copies slower than it could: CUDA refuses to pin shared memory.")
+        copy_all(segment.views, sources, self._threads)
+
+
+def _form(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What of a tensor decides where its bytes go."""
+    if isinstance(tensor, DTensor):
+        return name, tensor.shape, tensor.dtype, tensor.placements, tensor.device_mesh
+    return name, tensor.shape, tensor.dtype
+
+
+# --------------------------------------------------------------------------- loading
+
+
+class StateLoader:
+    """A saved state in ``directory`` (that of a checkpoint), as one rank of ``world_size`` sees it."""
+
+    def __init__(self, directory: str, rank: int, world_size: int) -> None:
+        """Raises :class:`CheckpointError` where ``directory`` has no whole state."""
+        place = Path(directory, STATE_DIRECTORY)
+        if not place.is_dir():
+            raise CheckpointError(
+                f"{directory} has no {STATE_DIRECTORY!r} directory, so powertrain.save_state did not write it. "
+                "Load its files the way they were saved, from checkpoint.as_directory()."
+            )
+        self._reader = StateReader(place)
+        files = self._reader.files
+        #: How many ranks have saved it.
+        self.world_size = files.world_size
+        #: True where each rank gets back what was its own, random generators included.
+        self.same_world = files.world_size == world_size
+        source = rank if self.same_world else 0
+        values = _read_values(place, source)
+        self._stored = _seen_by(source, files.shapes)
+        shapes, dtypes = files.shapes, files.dtypes
+        self._saved = state.Saved(
+            shapes={name: shapes[stored] for name, stored in self._stored.items()},
+            dtypes={name: dtypes[stored] for name, stored in self._stored.items()},
+            sharded=frozenset(name for name, stored in self._stored.items() if stored in files.sharded),
+            values=values,
+            where=directory,
+        )
+
+    def load(self, objects: Mapping[str, Any], *, generators: bool = True) -> dict[str, Any]:
+        """Load the objects in place; returns the plain values that were saved beside them.
+
+        Nothing is changed where something does not fit. With ``generators`` the random generators of this process
+        are restored as well, where the world size is that of the save.
+        """
+        parts = state.restoring(objects, self._saved)
+        extras, give_extras = state.extras_of(self._saved)
+        rng = self._saved.values.get("rng", {}) if self.same_world and generators else {}
+        of_rng = {name: self._empty(name) for name in state.tensor_names(rng)}
+        targets = dict(extras)
+        for part in parts:
+            targets.update(part.targets)
+        targets.update(of_rng)
+        read_into(self._reader, {self._stored[name]: target for name, target in targets.items()})
+        for part in parts:
+            part.finish()
+        if rng:
+            state.restore_rng(rng, of_rng)
+        return give_extras()
+
+    def _empty(self, name: str) -> torch.Tensor:
+        return torch.empty(self._saved.shapes[name], dtype=self._saved.dtypes[name])
+
+
+def _seen_by(rank: int, stored: Mapping[str, Any]) -> dict[str, str]:
+    """Names as this rank uses them, each with the name under which its tensor is stored."""
+    seen = {name: name for name in stored if "/" not in name or not name.startswith("rank-")}
+    if rank:
+        prefix = own_name("", rank)
+        seen.update({name.removeprefix(prefix): name for name in stored if name.startswith(prefix)})
+    return seen
+
+
+def _read_values(place: Path, rank: int) -> dict[str, Any]:
+    path = place / values_name(rank)
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values["objects"], dict) or not isinstance(values["extras"], dict):
+            raise ValueError("it has another form")
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"The state in {place} cannot be loaded: {path.name} is missing. Load another checkpoint."
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"The state in {place} cannot be loaded: {path.name} cannot be read ({error!r}). Load another "
+            "checkpoint."
+        ) from error
+    return values

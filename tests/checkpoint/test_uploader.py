@@ -1,0 +1,177 @@
+"""Carrying: files become durable in storage with their hashes, trouble is told and tried again, twice is harmless."""
+
+from __future__ import annotations
+
+import os
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powertrain import wire
+from powertrain.checkpoint.saver import Staging, source_of
+from powertrain.checkpoint.uploader import Carrier, pause_before_retry
+from powertrain.errors import StorageError
+from powertrain.storage import Storage, boundaries, open_storage
+from powertrain.storage.local import digest_of
+
+Told = queue.SimpleQueue[Any]
+
+
+class Node:
+    """One node's staging area, its storage and a carrier between them."""
+
+    def __init__(self, root: Path, timeout: float = 30.0) -> None:
+        self.storage: Storage = open_storage(root / "storage")
+        self.staging = Staging(str(root / "storage" / ".staging"), 0, 0)
+        self.told: Told = queue.SimpleQueue()
+        self.carrier = Carrier(lambda: self.storage, self.told.put, timeout, pause=lambda seconds: None)
+
+    def stage(self, row: int = 1, **files: str) -> wire.Carry:
+        directory = self.staging.new_directory()
+        for name, content in files.items():
+            Path(directory, name).write_text(content)
+        part = self.staging.stage(row, directory)
+        names = [file.name for file in part.files]
+        return wire.Carry(attempt=0, row=row, rank=0, checkpoint=f"c{row}", staged=part.staged, names=names)
+
+    def answer(self) -> Any:
+        return self.told.get(timeout=10)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Any:
+    node = Node(tmp_path)
+    yield node
+    node.carrier.close()
+
+
+def test_a_share_is_renamed_into_storage_with_its_hashes_and_is_gone(node: Node) -> None:
+    order = node.stage(a="1", b="22")
+    inode = source_of(order.staged, "a").stat().st_ino
+    node.carrier.carry(order)
+    told = node.answer()
+    final = node.storage.local_path("checkpoints/c1/a")
+    assert final is not None
+    assert final.stat().st_ino == inode
+    assert told == wire.Carried(
+        attempt=0,
+        row=1,
+        rank=0,
+        files=[
+            wire.FilePart(name=name, size=digest.size, xxh3=digest.xxh3)
+            for name in ("a", "b")
+            for digest in [digest_of(node.storage.local_path(f"checkpoints/c1/{name}") or "")]
+        ],
+    )
+    assert not os.path.exists(order.staged)
+
+
+def test_only_the_files_that_count_are_carried(node: Node) -> None:
+    order = node.stage(a="1", b="2")
+    node.carrier.carry(wire.Carry(**{**_fields(order), "names": ["b"]}))
+    node.answer()
+    assert [entry.key for entry in node.storage.list("checkpoints")] == ["checkpoints/c1/b"]
+    assert not os.path.exists(order.staged)
+
+
+def test_a_share_nothing_of_which_counts_is_only_removed(node: Node) -> None:
+    order = node.stage(a="1")
+    node.carrier.carry(wire.Carry(**{**_fields(order), "names": []}))
+    assert node.answer().files == []
+    assert not os.path.exists(order.staged)
+
+
+def test_a_link_to_shared_memory_is_copied_and_the_memory_stays(node: Node, tmp_path: Path) -> None:
+    order = node.stage(a="1")
+    segment = tmp_path / "segment"
+    segment.write_text("state")
+    os.symlink(segment, source_of(order.staged, "state"))
+    node.carrier.carry(wire.Carry(**{**_fields(order), "names": ["a", "state"]}))
+    node.answer()
+    assert node.storage.get("checkpoints/c1/state") == b"state"
+    assert segment.exists()
+
+
+def test_being_told_twice_is_harmless(node: Node) -> None:
+    order = node.stage(a="1")
+    node.carrier.carry(order)
+    first = node.answer()
+    node.carrier.carry(order)  # as after the death of a carrier that had not said so yet
+    assert node.answer() == first
+
+
+def test_storage_that_refuses_is_tried_again_and_what_it_says_is_told(node: Node) -> None:
+    refusals = iter([OSError(5, "Input/output error"), OSError(28, "No space left on device")])
+
+    def refuse(kind: str, target: str) -> None:
+        if kind == "rename" and "checkpoints" in target and (error := next(refusals, None)):
+            raise error
+
+    order = node.stage(a="1")
+    boundaries.install(refuse)
+    try:
+        node.carrier.carry(order)
+        told = [node.answer() for _ in range(3)]
+    finally:
+        boundaries.install(None)
+    assert [type(message) for message in told] == [wire.CarryTrouble, wire.CarryTrouble, wire.Carried]
+    assert "Input/output error" in told[0].reason
+    assert "No space left" in told[1].reason
+    assert told[2].error == ""
+
+
+def test_storage_that_keeps_refusing_is_given_up_at_the_deadline_and_the_share_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path, timeout=0.0)
+    order = node.stage(a="1")
+    _refuse(node, OSError(5, "Input/output error"))
+    node.carrier.carry(order)
+    told = node.answer()
+    node.carrier.close()
+    assert "Input/output error" in told.error
+    assert source_of(order.staged, "a").read_text() == "1"
+
+
+def test_a_refusal_that_is_final_is_not_tried_again(node: Node) -> None:
+    order = node.stage(a="1")
+    _refuse(node, StorageError("The bucket 'b' does not exist."))
+    node.carrier.carry(order)
+    assert "does not exist" in node.answer().error
+
+
+def test_a_share_that_was_dropped_is_removed_and_not_told_of(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    order = node.stage(a="1")
+    waiting: queue.SimpleQueue[None] = queue.SimpleQueue()
+    go_on: queue.SimpleQueue[None] = queue.SimpleQueue()
+    node.carrier._pause = lambda seconds: (waiting.put(None), go_on.get(timeout=10))[1]
+    _refuse(node, OSError(5, "Input/output error"))
+    node.carrier.carry(order)
+    assert isinstance(node.answer(), wire.CarryTrouble)
+    waiting.get(timeout=10)
+    node.carrier.drop(wire.Drop(attempt=0, row=1, rank=0, staged=order.staged))
+    go_on.put(None)
+    node.carrier.close()
+    assert not os.path.exists(order.staged)
+    assert node.told.empty()
+
+
+@given(st.integers(0, 1000), st.floats(0, 1))
+def test_pauses_grow_to_a_limit(tries: int, chance: float) -> None:
+    pause = pause_before_retry(tries, chance)
+    assert 0.0 < pause <= 15.0
+    assert pause <= pause_before_retry(tries + 1, 1.0)
+
+
+def _fields(order: wire.Carry) -> dict[str, Any]:
+    return {name: getattr(order, name) for name in order.__struct_fields__}
+
+
+def _refuse(node: Node, error: Exception) -> None:
+    def adopt(*_: Any) -> None:
+        raise error
+
+    node.storage.adopt = adopt  # type: ignore[attr-defined]

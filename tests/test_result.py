@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.s3_server import S3Server
+
+from powertrain import Result
+from powertrain.checkpoint import Checkpoint
+from powertrain.checkpoint.chain import Chain
+from powertrain.checkpoint.commit import commit, record_validation
+from powertrain.checkpoint.manifest import ManifestFile, Validation
+from powertrain.errors import ConfigError, StorageError
+from powertrain.storage import Storage, open_storage
+
+SCORES: list[dict[str, Any]] = [{"eval": {"loss": loss}} for loss in (0.5, 0.2, float("nan"))] + [{}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+def storage_of(kind: str, tmp_path: Path, server: S3Server) -> Storage:
+    if kind == "local":
+        return open_storage(tmp_path / "run")
+    if kind == "s3":
+        return open_storage(server.uri(f"{tmp_path.name}/run"))
+    from pyarrow import fs
+
+    filesystem, _ = fs.FileSystem.from_uri("mock://x")
+    return open_storage("runs/run", filesystem=filesystem)
+
+
+@pytest.fixture(params=["local", "s3", "filesystem"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) -> Storage:
+    storage = storage_of(request.param, tmp_path, server)
+    chain = Chain.take_over(storage, 1)
+    for row, metrics in enumerate(SCORES, start=1):
+        digest = storage.put_file(f"checkpoints/c{row}/model", __file__)
+        file = ManifestFile(name="model", size=digest.size, xxh3=digest.xxh3, rank=0)
+        commit(
+            storage, chain, name=f"c{row}", row=row, attempt=0, files=[file], metrics=metrics, world_size=1,
+            metadata={"row": row},
+        )  # fmt: skip
+    return storage
+
+
+def result_of(storage: Storage) -> Result:
+    return Result(path=storage.uri, state="finished", storage_filesystem=getattr(storage, "filesystem", None))
+
+
+def row_of(checkpoint: Checkpoint | None) -> Any:
+    assert checkpoint is not None
+    return checkpoint.get_metadata()["row"]
+
+
+def test_checkpoints_of_a_result_are_found_on_any_storage(storage: Storage) -> None:
+    result = result_of(storage)
+    assert row_of(result.checkpoint) == 4
+    assert [row_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [1, 2, 3, 4]
+    assert [metrics for _, metrics in result.best_checkpoints][:2] == SCORES[:2]
+    with result.checkpoint.as_directory() as directory:  # type: ignore[union-attr]
+        assert Path(directory, "model").read_bytes() == Path(__file__).read_bytes()
+
+
+def test_the_best_has_the_best_number_and_none_where_there_is_no_number(storage: Storage) -> None:
+    result = result_of(storage)
+    assert row_of(result.get_best_checkpoint("eval/loss", "min")) == 2
+    assert row_of(result.get_best_checkpoint("eval/loss", "max")) == 1
+    assert result.get_best_checkpoint("accuracy", "max") is None
+    with pytest.raises(ConfigError, match="neither 'min' nor 'max'"):
+        result.get_best_checkpoint("eval/loss", "best")
+
+
+def test_metrics_of_validations_count(storage: Storage) -> None:
+    record_validation(storage, "c3", Validation(status="VALIDATED", metrics={"accuracy": 0.9}))
+    record_validation(storage, "c1", Validation(status="VALIDATED", metrics={"accuracy": 0.7}))
+    result = result_of(storage)
+    assert row_of(result.get_best_checkpoint("accuracy", "max")) == 3
+    assert result.best_checkpoints[0][1] == {"eval": {"loss": 0.5}, "accuracy": 0.7}
+
+
+def test_its_path_can_be_read_on_its_filesystem_as_it_stands(storage: Storage) -> None:
+    result = result_of(storage)
+    with result.filesystem.open_input_stream(os.path.join(result.path, "checkpoints/c1/model")) as stream:
+        assert stream.read() == Path(__file__).read_bytes()
+
+
+def test_a_directory_without_a_run_is_refused_by_its_name(tmp_path: Path, server: S3Server) -> None:
+    for path in (str(tmp_path), server.uri("nothing")):
+        with pytest.raises(StorageError, match="holds no run") as caught:
+            Result.from_path(path)
+        assert "secret_key=testing" not in str(caught.value)
+
+
+def test_secrets_in_an_address_are_not_shown(server: S3Server) -> None:
+    result = Result(path=server.uri("absent"), state="finished")
+    assert "secret_key=testing" in result.path
+    assert "secret_key=testing" not in repr(result)
