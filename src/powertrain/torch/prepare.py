@@ -169,7 +169,7 @@ def _versions_under_wrapper(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_metadata(state: dict[str, Any], metadata: dict[str, Any]) -> Any:
-    class Annotated(dict):
+    class Annotated(dict[str, Any]):
         """A plain dict takes no attribute, and torch reads the versions from one."""
 
     annotated: Any = Annotated(state)
@@ -204,6 +204,11 @@ def prepare_model(
     must call this at the same point. ``parallel_strategy_kwargs`` go to DistributedDataParallel
     (``find_unused_parameters=True``, say). With ``parallel_strategy=None`` the model is only moved.
 
+    ``parallel_strategy="fsdp"`` shards parameters, gradients and optimizer state over all workers (FSDP2,
+    ``torch.distributed.fsdp.fully_shard``), the members of module lists each by themselves; make the
+    optimizer afterwards. ``parallel_strategy_kwargs`` then go to ``fully_shard``; those of FSDP1 are
+    translated.
+
     A model without a trainable parameter has no gradient to average: it is returned as it is.
     """
     _check_strategy(parallel_strategy)
@@ -221,19 +226,19 @@ def prepare_model(
         model.__dict__.setdefault("module", model)
         return model
     _check_group()
+    if parallel_strategy == "fsdp":
+        from powertrain.torch.fsdp import shard_model
+
+        # Past nn.Module's own __setattr__, as above.
+        model.__dict__.setdefault("module", model)
+        return shard_model(model, device or _device_of(model), parallel_strategy_kwargs or {})
     return DistributedModel(model, **{**_device_arguments(model), **(parallel_strategy_kwargs or {})})
 
 
 def _check_strategy(parallel_strategy: str | None) -> None:
-    if parallel_strategy == "fsdp":
+    if parallel_strategy not in ("ddp", "fsdp", None):
         raise ConfigError(
-            'parallel_strategy="fsdp" is not in this version: sharded training comes together with sharded '
-            'checkpoints. Use parallel_strategy="ddp", or pass parallel_strategy=None and shard the model '
-            "with torch.distributed.fsdp yourself."
-        )
-    if parallel_strategy not in ("ddp", None):
-        raise ConfigError(
-            f'parallel_strategy is {parallel_strategy!r}; it must be "ddp" or None (no wrapping).'
+            f'parallel_strategy is {parallel_strategy!r}; it must be "ddp", "fsdp" or None (no wrapping).'
         )
 
 
@@ -244,6 +249,12 @@ def _device_for(move_to_device: bool | torch.device) -> torch.device | None:
             torch.cuda.set_device(move_to_device)
         return move_to_device
     return get_device() if move_to_device else None
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where the model is, or would be were it not on the meta device."""
+    device = next(model.parameters()).device
+    return get_device() if device.type == "meta" else device
 
 
 def _check_group() -> None:
@@ -619,7 +630,8 @@ class _RankSeeded:
 
 def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Each batch on ``device``, the following one already being copied on a stream of its own."""
-    stream = torch.cuda.Stream(device)
+    make: Any = torch.cuda.Stream
+    stream = make(device)
     ahead = next(batches, _END)
     moved: list[torch.Tensor] = []
     if ahead is not _END:

@@ -20,6 +20,8 @@ class TorchTrainer(DataParallelTrainer):
     :class:`~powertrain.trainer.DataParallelTrainer`.
     """
 
+    _backend_argument = "torch_config"
+
     def __init__(
         self,
         train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],

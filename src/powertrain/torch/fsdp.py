@@ -1,0 +1,270 @@
+"""FSDP2 for ``prepare_model(parallel_strategy="fsdp")``: sharding with torch's ``fully_shard``.
+
+Its own keyword arguments are passed on. Those of FSDP1 (``FullyShardedDataParallel``) are translated where FSDP2 has
+the same thing, and refused by name, with what to write instead, where it has not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from powertrain.errors import ConfigError
+
+#: Arguments of fully_shard that are passed on as they are.
+_OWN = frozenset(inspect.signature(fully_shard).parameters) - {"module"}
+
+
+@dataclasses.dataclass
+class _Sharding:
+    """What to do to the model."""
+
+    #: Keyword arguments of fully_shard.
+    shard: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: Chooses the parts that are sharded by themselves; ``None`` for the usual choice.
+    choose_parts: Callable[[nn.Module], list[nn.Module]] | None = None
+    #: Every rank begins with rank 0's weights.
+    from_rank_zero: bool = True
+    buffer_dtype: torch.dtype | None = None
+
+
+def shard_model(model: nn.Module, device: torch.device, arguments: dict[str, Any]) -> nn.Module:
+    """``model``, which is on ``device``, with its parameters sharded over all ranks, in place.
+
+    Every rank must call this at the same point; afterwards rank 0's weights are everywhere. Optimizers are made
+    after it.
+    """
+    if isinstance(model, FSDPModule):
+        return model
+    sharding = _translated(dict(arguments), model)
+    sharding.shard.setdefault("mesh", init_device_mesh(device.type, (dist.get_world_size(),)))
+    if sharding.from_rank_zero:
+        _take_weights_of_rank_zero(model)
+    if sharding.buffer_dtype is not None:
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.data = buffer.to(sharding.buffer_dtype)
+    choose = sharding.choose_parts or repeated_parts
+    for part in choose(model):
+        if part is not model:
+            fully_shard(part, **sharding.shard)
+    fully_shard(model, **sharding.shard)
+    return model
+
+
+def _take_weights_of_rank_zero(model: nn.Module) -> None:
+    """Ranks are seeded apart: without this the model would be patched together from different ones."""
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_meta:
+                continue  # has no values yet; the user gives it some after sharding
+            dist.broadcast(tensor, src=0)
+
+
+# --------------------------------------------------------------------------- which parts
+
+
+def repeated_parts(model: nn.Module) -> list[nn.Module]:
+    """The members of the outermost module lists: the blocks of a transformer, say.
+
+    Each of them is gathered when it computes and let go afterwards, which is what saves memory.
+    """
+    parts: list[nn.Module] = []
+    for child in model.children():
+        if isinstance(model, nn.ModuleList) and _can_compute(child):
+            parts.append(child)
+        else:
+            parts += repeated_parts(child)
+    return [part for part in parts if any(True for _ in part.parameters())]
+
+
+def _can_compute(module: nn.Module) -> bool:
+    """False for plain containers, which fully_shard refuses."""
+    return not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+
+
+def _parts_by_policy(policy: Any) -> Callable[[nn.Module], list[nn.Module]]:
+    """FSDP1's ``auto_wrap_policy`` as a choice of parts: a policy object, a function, or a set of classes."""
+    if isinstance(policy, (set, frozenset, list, tuple)) and all(isinstance(one, type) for one in policy):
+        classes = tuple(policy)
+        return lambda model: [one for one in _inner_first(model) if isinstance(one, classes)]
+    if hasattr(policy, "_run_policy"):
+        return lambda model: _chosen_by_object(policy, model)
+    if callable(policy):
+        return lambda model: _chosen_by_function(policy, model)
+    raise ConfigError(
+        f"parallel_strategy_kwargs has auto_wrap_policy={policy!r}; it must be a policy of "
+        "torch.distributed.fsdp.wrap, or a set of module classes."
+    )
+
+
+def _inner_first(model: nn.Module) -> Iterable[nn.Module]:
+    for child in model.children():
+        yield from _inner_first(child)
+    yield model
+
+
+def _chosen_by_object(policy: Any, model: nn.Module) -> list[nn.Module]:
+    chosen = policy._run_policy(model, set(), {})
+    if any(chosen.values()):
+        raise ConfigError(
+            "The auto_wrap_policy gives some modules arguments of their own, which FSDP2 does not take this way. "
+            "Call torch.distributed.fsdp.fully_shard on those modules yourself before prepare_model."
+        )
+    return [module for module in _inner_first(model) if module in chosen]
+
+
+def _chosen_by_function(policy: Callable[..., bool], model: nn.Module) -> list[nn.Module]:
+    """Asked from the inside out, as FSDP1 did: with the number of parameters that no inner part has taken."""
+    chosen: list[nn.Module] = []
+    taken: set[nn.Parameter] = set()
+    for module in _inner_first(model):
+        left = [one for one in module.parameters() if one not in taken]
+        size = sum(one.numel() for one in left)
+        if left and _can_compute(module) and policy(module=module, recurse=False, nonwrapped_numel=size):
+            chosen.append(module)
+            taken.update(left)
+    return chosen
+
+
+# --------------------------------------------------------------------------- arguments of FSDP1
+
+
+def _translated(arguments: dict[str, Any], model: nn.Module) -> _Sharding:
+    sharding = _Sharding(shard={name: arguments.pop(name) for name in list(arguments) if name in _OWN})
+    for name, value in arguments.items():
+        translate = _TRANSLATIONS.get(name)
+        if translate is None:
+            raise ConfigError(
+                f"parallel_strategy_kwargs has {name!r}, which FSDP2 does not know. It takes "
+                f"{', '.join(sorted(_OWN))}, and of FSDP1 {', '.join(sorted(_TRANSLATIONS))}."
+            )
+        translate(name, value, sharding, model)
+    return sharding
+
+
+def _set(sharding: _Sharding, name: str, value: Any, because: str) -> None:
+    if name in sharding.shard:
+        raise ConfigError(
+            f"parallel_strategy_kwargs has both {because} (FSDP1) and {name} (FSDP2), which say the same thing. Keep "
+            f"{name}."
+        )
+    sharding.shard[name] = value
+
+
+def _sharding_strategy(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+    strategy = str(getattr(value, "name", value)).upper()
+    if strategy == "NO_SHARD":
+        raise _refused(name, value, 'FSDP2 always shards; use parallel_strategy="ddp"')
+    if strategy not in _RESHARDS:
+        raise _refused(name, value, f"it must be one of {', '.join(_RESHARDS)}")
+    mesh = sharding.shard.get("mesh")
+    if "HYBRID" in strategy and (mesh is None or mesh.ndim != 2):
+        raise _refused(
+            name,
+            value,
+            'give mesh=init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard")) as '
+            "well, which says what is a replica",
+        )
+    _set(sharding, "reshard_after_forward", _RESHARDS[strategy], name)
+
+
+_RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "_HYBRID_SHARD_ZERO2": False}
+
+
+def _cpu_offload(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+    if getattr(value, "offload_params", value):
+        _set(sharding, "offload_policy", CPUOffloadPolicy(), name)
+
+
+def _mixed_precision(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+    if value is None:
+        return
+    if getattr(value, "keep_low_precision_grads", False):
+        raise _refused(
+            name, value, "FSDP2 gives gradients in the parameters' type; leave keep_low_precision_grads out"
+        )
+    if not getattr(value, "cast_root_forward_inputs", True):
+        raise _refused(name, value, "write mp_policy=MixedPrecisionPolicy(..., cast_forward_inputs=False)")
+    policy = MixedPrecisionPolicy(param_dtype=value.param_dtype, reduce_dtype=value.reduce_dtype)
+    _set(sharding, "mp_policy", policy, name)
+    sharding.buffer_dtype = value.buffer_dtype
+
+
+def _auto_wrap_policy(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+    sharding.choose_parts = _parts_by_policy(value) if value is not None else lambda model: []
+
+
+def _device_mesh(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+    _set(sharding, "mesh", value, name)
+
+
+def _ignored(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+    parameters = set(sharding.shard.get("ignored_params") or ())
+    for one in value or ():
+        parameters.update(one.parameters() if isinstance(one, nn.Module) else [one])
+    if parameters:
+        sharding.shard["ignored_params"] = parameters
+
+
+def _sync_module_states(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+    sharding.from_rank_zero = bool(value)
+
+
+def _always(*allowed: Any, instead: str) -> Callable[..., None]:
+    """An argument that FSDP2 has one fixed answer to: that answer is accepted, others are refused."""
+
+    def check(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+        if getattr(value, "name", value) not in allowed:
+            raise _refused(name, value, instead)
+
+    return check
+
+
+def _never(instead: str) -> Callable[..., None]:
+    def refuse(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
+        if value is not None:
+            raise _refused(name, value, instead)
+
+    return refuse
+
+
+def _refused(name: str, value: Any, instead: str) -> ConfigError:
+    return ConfigError(
+        f"parallel_strategy_kwargs has {name}={value!r}, an argument of FSDP1 that FSDP2 does not take: {instead}."
+    )
+
+
+_PREFETCH = (
+    "FSDP2 prefetches by itself; on the prepared model call set_modules_to_{}_prefetch for another order"
+)
+#: FSDP1's arguments: each puts what it means into the sharding, or raises with what to write instead.
+_TRANSLATIONS: dict[str, Callable[[str, Any, _Sharding, nn.Module], None]] = {
+    "sharding_strategy": _sharding_strategy,
+    "cpu_offload": _cpu_offload,
+    "mixed_precision": _mixed_precision,
+    "auto_wrap_policy": _auto_wrap_policy,
+    "device_mesh": _device_mesh,
+    "ignored_modules": _ignored,
+    "ignored_states": _ignored,
+    "ignored_parameters": _ignored,
+    "sync_module_states": _sync_module_states,
+    "backward_prefetch": _always("BACKWARD_PRE", instead=_PREFETCH.format("backward")),
+    "forward_prefetch": _always(False, None, instead=_PREFETCH.format("forward")),
+    "limit_all_gathers": _always(True, instead="FSDP2 always limits them; leave it out"),
+    "use_orig_params": _always(True, instead="FSDP2 always keeps the model's own parameters; leave it out"),
+    "process_group": _never('give mesh=init_device_mesh("cuda", (ranks,)) instead'),
+    "param_init_fn": _never(
+        'build the model under torch.device("meta"), prepare it with move_to_device=False, then call '
+        "model.to_empty(device=...) and initialise it"
+    ),
+    "device_id": _never("prepare_model moves the model; name a device with move_to_device= instead"),
+}
