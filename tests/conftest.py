@@ -34,6 +34,7 @@ def _own_runtime_directory() -> Iterator[None]:
     directory = tempfile.mkdtemp(prefix="pt-")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", directory)
+        patch.setenv("XDG_CONFIG_HOME", f"{directory}/config")
         yield
     shutil.rmtree(directory)
 

@@ -22,7 +22,7 @@ FLOORS: list[set[str]] = [
     {"dashboard", "tune", "kubernetes"},
     {"torch", "lightning", "huggingface"},
     {"trainer"},
-    {"terminal", "result", "diagnosis", "trackers", "tasks", "collective"},
+    {"terminal", "result", "diagnosis", "trackers", "tasks", "collective", "blueprint"},
     {"run"},
     {"engine"},
     {"worker"},

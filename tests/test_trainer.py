@@ -212,14 +212,6 @@ def test_a_checkpoint_name_that_would_not_be_found_again_is_refused(tmp_path: Pa
             trainer.fit()
 
 
-def test_an_argument_of_report_that_is_not_here_yet_is_named() -> None:
-    trainer = DataParallelTrainer(
-        lambda: powertrain.report({}, validation=True), scaling_config=ScalingConfig(num_workers=0)
-    )
-    with pytest.raises(TrainingFailedError, match=r"report\(validation=...\) is not supported yet"):
-        trainer.fit()
-
-
 def test_checkpoints_are_found_although_run_json_is_gone(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("x")
 

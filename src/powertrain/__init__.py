@@ -13,10 +13,12 @@ from powertrain.version import __version__
 
 if TYPE_CHECKING:
     from powertrain import backend, collective, torch
-    from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
     from powertrain.config import (
         BackendConfig,
         CheckpointConfig,
+        CheckpointConsistencyMode,
+        CheckpointUploadMode,
         DataConfig,
         FailureConfig,
         LoggingConfig,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         SyncConfig,
         TorchConfig,
         ValidationConfig,
+        ValidationTaskConfig,
     )
     from powertrain.errors import PowertrainError, TrainingFailedError, WorkerFailedError
     from powertrain.result import Result
@@ -33,18 +36,23 @@ if TYPE_CHECKING:
     from powertrain.trainer import DataParallelTrainer
     from powertrain.worker.context import (
         TrainContext,
+        checkpoint_dir,
+        get_all_reported_checkpoints,
         get_checkpoint,
         get_context,
         report,
         should_checkpoint,
     )
+    from powertrain.worker.state import load_state, register_state, save_state
 
 #: Where each public name lives.
 _HOMES = {
-    "powertrain.checkpoint.checkpoint": ("Checkpoint",),
+    "powertrain.checkpoint.checkpoint": ("Checkpoint", "ReportedCheckpoint", "ReportedCheckpointStatus"),
     "powertrain.config": (
         "BackendConfig",
         "CheckpointConfig",
+        "CheckpointConsistencyMode",
+        "CheckpointUploadMode",
         "DataConfig",
         "FailureConfig",
         "LoggingConfig",
@@ -53,6 +61,7 @@ _HOMES = {
         "SyncConfig",
         "TorchConfig",
         "ValidationConfig",
+        "ValidationTaskConfig",
     ),
     "powertrain.errors": ("PowertrainError", "TrainingFailedError", "WorkerFailedError"),
     "powertrain.result": ("Result",),
@@ -61,11 +70,14 @@ _HOMES = {
     "powertrain.trainer": ("DataParallelTrainer",),
     "powertrain.worker.context": (
         "TrainContext",
+        "checkpoint_dir",
+        "get_all_reported_checkpoints",
         "get_checkpoint",
         "get_context",
         "report",
         "should_checkpoint",
     ),
+    "powertrain.worker.state": ("load_state", "register_state", "save_state"),
 }
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 #: Other spellings, for people who come from Ray Train.
@@ -76,11 +88,15 @@ __all__ = [
     "BackendConfig",
     "Checkpoint",
     "CheckpointConfig",
+    "CheckpointConsistencyMode",
+    "CheckpointUploadMode",
     "DataConfig",
     "DataParallelTrainer",
     "FailureConfig",
     "LoggingConfig",
     "PowertrainError",
+    "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
     "Result",
     "RunConfig",
     "RunContext",
@@ -91,14 +107,20 @@ __all__ = [
     "TrainingFailedError",
     "UserCallback",
     "ValidationConfig",
+    "ValidationTaskConfig",
     "WorkerFailedError",
+    "checkpoint_dir",
     "get",
+    "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
     "init",
     "is_initialized",
+    "load_state",
+    "register_state",
     "remote",
     "report",
+    "save_state",
     "should_checkpoint",
     "shutdown",
     "backend",

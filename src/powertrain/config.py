@@ -709,6 +709,13 @@ class FailureConfig(Config):
 _OWN_LOOP = "the training loop is yours, so no one else can save in it"
 
 
+def _local_directory(value: Any) -> str:
+    path = _path(value)
+    if "://" in path:
+        raise Refusal("checkpoints wait on the node's own disk", "Give a directory on it.")
+    return os.path.abspath(os.path.expanduser(path))
+
+
 @dataclass(frozen=True, repr=False)
 class CheckpointConfig(Config):
     """Which of the reported checkpoints are kept."""
@@ -723,17 +730,26 @@ class CheckpointConfig(Config):
     checkpoint_score_order: Literal["max", "min"] = option("max", one_of("max", "min"))
     """Whether the highest or the lowest score is best."""
 
-    checkpoint_frequency: int | None = option(
-        None,
-        only(None, 0, why=_OWN_LOOP, fix="Call report(metrics, checkpoint=...) as often as you want one."),
-    )
-    """Ray Train's, for trainers that own the loop; only None or 0."""
+    checkpoint_frequency: int | None = option(None, optional(whole(at_least=0)))
+    """Save what ``register_state`` was given every so many reports; None or 0 for never. A report that brings a
+    checkpoint of its own is left as it is."""
 
     checkpoint_at_end: bool | None = option(
         None,
         only(None, False, why=_OWN_LOOP, fix="Call report(metrics, checkpoint=...) at the end of your loop."),
     )
     """Ray Train's, for trainers that own the loop; only None or False."""
+
+    staging_dir: str | os.PathLike[str] | None = option(None, optional(_local_directory))
+    """Where checkpoints wait on each node until they are in storage. None: on the storage itself where that is a
+    local disk, else ``/var/tmp``."""
+
+    staging_bytes: int | None = option(None, optional(whole(at_least=1)))
+    """How many bytes may wait there on one node; None for half of what is free."""
+
+    on_full: Literal["replace", "wait"] = option("replace", one_of("replace", "wait"))
+    """What happens when no more may wait: the oldest that is not committed yet gives way to the new one, which is
+    told; or ``report`` waits for the storage."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "_checkpoint_keep_all_ranks": "Report a checkpoint on every rank whose files are to be kept.",

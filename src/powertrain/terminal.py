@@ -606,6 +606,8 @@ class Narrator:
                 lines += self._committed(event)
             case ev.Stopping() if self._verbose > 0:
                 lines.append(self._own(f"stopping ({event.cause}): {event.reason}", "yellow"))
+            case ev.UploadLagged() | ev.CheckpointFailed() | ev.ValidationEnded():
+                lines += self._of_a_checkpoint(event)
             case ev.Failed() | ev.Lost() | ev.Resized() | ev.RanksAbsent() | ev.Warned():
                 lines += self._trouble(event)
         return lines
@@ -670,6 +672,26 @@ class Narrator:
             self._new_commit = False
             return [self._own(f"{_checkpoint_text(self._view)} committed: {event.checkpoint}")]
         self._new_commit = True
+        return []
+
+    def _of_a_checkpoint(
+        self, event: ev.UploadLagged | ev.CheckpointFailed | ev.ValidationEnded
+    ) -> list[Line]:
+        match event:
+            case ev.UploadLagged():
+                why = f": {event.reason}" if event.reason else ""
+                text = (
+                    f"{counted(event.waiting, 'checkpoint')} ({data_size(event.bytes)}) not in storage yet, the "
+                    f"oldest (row {event.row}) for {duration(event.seconds)}{why}; training goes on"
+                )
+                return [self._own(text, "yellow")]
+            case ev.CheckpointFailed():
+                return [self._own(f"the checkpoint of row {event.row} was NOT saved: {event.reason}", "red")]
+            case ev.ValidationEnded() if event.status == "VALIDATED" and self._verbose > 0:
+                found = _metrics_text(event.metrics)
+                return [self._own(f"{event.checkpoint} validated in {duration(event.seconds)}: {found}")]
+            case ev.ValidationEnded() if event.status != "VALIDATED":
+                return [self._own(f"the validation of {event.checkpoint} failed: {event.reason}", "yellow")]
         return []
 
     def _trouble(self, event: ev.Failed | ev.Lost | ev.Resized | ev.RanksAbsent | ev.Warned) -> list[Line]:

@@ -7,8 +7,11 @@ import getpass
 import json
 import logging
 import os
+import pickle
 import platform
+import queue
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -17,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from powertrain import functions
 from powertrain.config import (
@@ -25,7 +28,6 @@ from powertrain.config import (
     DataConfig,
     RunConfig,
     ScalingConfig,
-    SyncConfig,
     ValidationConfig,
     as_config,
     replace,
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from powertrain.storage import Storage
 
 TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
+#: Seconds to commit what was reported before torchrun ends this process; torchrun itself waits 30.
+_TERMINATION_GRACE = 20.0
+_TrainerT = TypeVar("_TrainerT", bound="DataParallelTrainer")
 
 
 class DataParallelTrainer:
@@ -52,6 +57,9 @@ class DataParallelTrainer:
     Everything is checked here, before any process starts; then the process that workers are forked from begins to
     warm up, so that it is ready by the time ``fit`` needs it.
     """
+
+    #: What the argument for the backend's config is called.
+    _backend_argument = "backend_config"
 
     def __init__(
         self,
@@ -68,17 +76,32 @@ class DataParallelTrainer:
         validation_config: ValidationConfig | None = None,
     ) -> None:
         functions.check_shape(train_loop_per_worker)
+        #: What :meth:`restore` needs to make this trainer again.
+        self._arguments: dict[str, Any] = {
+            "train_loop_per_worker": train_loop_per_worker,
+            "train_loop_config": train_loop_config,
+            self._backend_argument: backend_config,
+            "scaling_config": scaling_config,
+            "run_config": run_config,
+            "dataset_config": dataset_config,
+            "metadata": metadata,
+            "validation_config": validation_config,
+        }
         self._function = train_loop_per_worker
         self._config = train_loop_config
         self._backend = backend_config if backend_config is not None else BackendConfig()
         self.scaling_config: ScalingConfig = as_config(scaling_config, ScalingConfig, "scaling_config")
         self.run_config: RunConfig = as_config(run_config, RunConfig, "run_config")
         self._metadata = _json_mapping(metadata, "metadata")
-        self._begin_from = _checkpoint_path(resume_from_checkpoint)
-        _refuse_what_is_not_here(self.run_config, datasets, dataset_config, validation_config)
+        self._begin_from = _checkpoint_to_begin_from(resume_from_checkpoint)
+        self._validation: ValidationConfig | None = None
+        if validation_config is not None:
+            self._validation = as_config(validation_config, ValidationConfig, "validation_config")
+        _refuse_what_is_not_here(self.run_config, datasets, dataset_config)
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
-        refuse_unwritable(self.run_config.storage_root)
+        if self.run_config.storage_filesystem is None:
+            refuse_unwritable(self.run_config.storage_root)
         if self._engine_name == "local":
             functions.pickle_function(train_loop_per_worker, train_loop_config)
         else:
@@ -86,6 +109,46 @@ class DataParallelTrainer:
         self._check_machine()
         if self._engine_name == "local":
             _warm_up()
+
+    @classmethod
+    def restore(
+        cls: type[_TrainerT],
+        path: str | os.PathLike[str],
+        train_loop_per_worker: TrainFunction | None = None,
+        *,
+        storage_filesystem: Any = None,
+        **changes: Any,
+    ) -> _TrainerT:
+        """A trainer that goes on with the run at ``path``, which is ``storage_path/name``.
+
+        It is made as the run's own trainer was, with ``changes`` in place of what was given then. What the run keeps
+        of its trainer is only used if this user wrote it on this machine; otherwise, give the function and configs.
+        """
+        from powertrain import blueprint
+
+        storage = _existing_run(path, storage_filesystem)
+        arguments: dict[str, Any] = {}
+        if train_loop_per_worker is None:
+            arguments = blueprint.load(storage)
+            _ask_for_variables(arguments.pop("needs_env", []), changes)
+        else:
+            changes["train_loop_per_worker"] = train_loop_per_worker
+        arguments |= changes
+        root, name = _split_run_path(os.fspath(path))
+        run = as_config(arguments.get("run_config"), RunConfig, "run_config")
+        arguments["run_config"] = replace(
+            run, name=name, storage_path=root, storage_filesystem=storage_filesystem or run.storage_filesystem
+        )
+        return cls(**arguments)
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
+        """True when there is a run at ``path`` that :meth:`restore` can go on with."""
+        try:
+            _existing_run(path, storage_filesystem)
+        except (ConfigError, StorageError):
+            return False
+        return True
 
     def fit(self) -> Result:
         """Train to the end. Raises :class:`~powertrain.errors.TrainingFailedError` when training fails."""
@@ -100,6 +163,8 @@ class DataParallelTrainer:
 
     def _lead(self, stack: ExitStack) -> Result:
         """The process that holds the run: take the lease, go on from what is there, run the controller."""
+        from powertrain import blueprint
+        from powertrain.checkpoint.chain import Chain, tag_for
         from powertrain.engine.local import (
             make_runtime_directory,
             remove_runtime_directory,
@@ -107,31 +172,45 @@ class DataParallelTrainer:
         )
         from powertrain.run.controller import Controller
         from powertrain.run.lease import Lease
+        from powertrain.run.places import remove_unless_needed
+        from powertrain.storage.addresses import without_secrets
 
         _set_log_level(self.run_config)
         name = self.run_config.name or self._make_name()
-        storage = _open_run(self.run_config.storage_root, name)
-        lease = stack.enter_context(Lease.take(storage))
+        storage = self._open_run(name)
+        taken_by: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        lease = stack.enter_context(Lease.take(storage, on_lost=taken_by.put))
         storage.sweep()
-        terminal = _terminal(self.run_config, name, storage.uri)
+        terminal = _terminal(self.run_config, name, without_secrets(storage.uri))
         stack.callback(terminal.close)
         runtime = make_runtime_directory(name)
+        places, left = self._make_places(storage, runtime), list[str]()
+        for place in places:
+            stack.callback(remove_unless_needed, place, left)
         if self._engine_name == "local":
             stack.callback(remove_runtime_directory, runtime)  # should we be killed, the server does it
         else:
-            stack.enter_context(removed_at_the_end(runtime))
-        engine = self._make_engine(runtime, stack)
+            stack.enter_context(removed_at_the_end(runtime, *places))
+        engine = self._make_engine([str(runtime), *places], stack)
+        chain = Chain.take_over(storage, lease.number)
         earlier = _Earlier.read(storage)
         record = self._run_record(name, earlier)
         storage.put("run.json", json.dumps(record, indent=2).encode())
-        spec = self._spec(name, storage, runtime, record["seed"])
-        controller = Controller(
-            spec, engine, storage, lease.number, earlier.state, terminal, earlier.checkpoint
+        if self._engine_name == "local":
+            blueprint.store(storage, self._lasting_arguments())
+        kept = self._with_real_files(storage, stack, terminal)
+        spec = self._spec(
+            name, kept, storage, runtime, places, record["seed"], tag_for(storage, lease.number)
         )
-        for message in earlier.messages(record):
+        controller = Controller(spec, engine, kept, chain, earlier.state, terminal, earlier.checkpoint)
+        for message in [*earlier.messages(record), *_remarks(storage)]:
             controller.say(message)
+        _forward(taken_by, controller, stack)
+        if self._engine_name == "torchrun":
+            stack.enter_context(_settled_before_termination(controller))
         with _interrupts(controller.interrupt, users_code_is_here=hasattr(engine, "serve")):
             outcome = _run(controller, engine)
+        left.extend(outcome.left)
         _tell_left_files(terminal, runtime)
         return self._conclude(outcome, storage, engine)
 
@@ -145,13 +224,62 @@ class DataParallelTrainer:
 
         return agreed_name(name)
 
-    def _make_engine(self, runtime: Path, stack: ExitStack) -> Engine:
+    def _lasting_arguments(self) -> dict[str, Any]:
+        """What may be kept in the run: without addresses and variables, which may hold secrets."""
+        run = replace(
+            self.run_config, name=None, storage_path=None, storage_filesystem=None, worker_runtime_env={}
+        )
+        return {**self._arguments, "run_config": run, "needs_env": sorted(self._user_env())}
+
+    def _open_run(self, name: str) -> Storage:
+        """The run's own storage, proved to be writable."""
+        from powertrain.storage import open_storage, probe
+
+        run = self.run_config
+        root = open_storage(
+            run.storage_root, filesystem=run.storage_filesystem, timeout=run.sync_config.sync_timeout
+        )
+        storage = root.child(name)
+        probe(storage)
+        return storage
+
+    def _make_places(self, storage: Storage, runtime: Path) -> tuple[str, str]:
+        """The staging area and the directory for shared memory, both empty; see :mod:`powertrain.run.places`."""
+        from powertrain.run import places
+
+        staging = places.staging_directory(storage, self.run_config.checkpoint_config, runtime.name)
+        shutil.rmtree(staging, ignore_errors=True)  # of a controller that was killed
+        segments = places.segments_directory(runtime.name)
+        if segments:
+            places.make_private(segments)
+        return staging, segments
+
+    def _with_real_files(self, storage: Storage, stack: ExitStack, terminal: Any) -> Storage:
+        """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
+        if storage.local_path("journal") is not None:
+            return storage
+        from powertrain.run.places import spool_directory
+        from powertrain.run.shipping import Shipped
+
+        shipped = Shipped(storage, spool_directory(storage))
+
+        def close() -> None:
+            try:
+                shipped.close(min(60.0, self.run_config.sync_config.sync_timeout))
+            except StorageError as error:
+                _tell(terminal, str(error))
+
+        stack.callback(close)
+        return shipped
+
+    def _make_engine(self, swept: list[str], stack: ExitStack) -> Engine:
+        """``swept`` are directories to remove should this process be killed."""
         if self._engine_name == "local":
             from powertrain.engine.local import LocalEngine
 
             server = _warm_up()
-            server.sweep_if_orphaned(runtime.name, [str(runtime)])
-            stack.callback(server.sweep_if_orphaned, runtime.name, [])
+            server.sweep_if_orphaned(swept[0], [path for path in swept if path])
+            stack.callback(server.sweep_if_orphaned, swept[0], [])
             return LocalEngine(server, _custom_resources())
         from powertrain.worker.main import bind
 
@@ -164,7 +292,16 @@ class DataParallelTrainer:
 
         return TorchrunEngine(function, self._user_env())
 
-    def _spec(self, name: str, storage: Storage, runtime: Path, seed: int) -> RunSpec:
+    def _spec(
+        self,
+        name: str,
+        storage: Storage,
+        carried_to: Storage,
+        runtime: Path,
+        places: tuple[str, str],
+        seed: int,
+        tag: str,
+    ) -> RunSpec:
         from powertrain.run.spec import RunSpec
 
         scaling, run = self.scaling_config, self.run_config
@@ -189,12 +326,21 @@ class DataParallelTrainer:
             stop=run.stop,
             callbacks=run.callbacks,
             checkpoints=run.checkpoint_config,
+            staging=places[0],
+            segments=places[1],
+            checkpoint_tag=tag,
+            sync_timeout=run.sync_config.sync_timeout,
+            filesystem=_pickled(run.storage_filesystem),
+            logs=_directory_of(storage, "logs"),
+            storage=pickle.dumps(carried_to),
+            validation=self._validation,
             backend=self._backend,
             function=self._travelling_function(),
             sources=functions.sources_only_here(),
             metadata=self._metadata,
             seed=seed,
-            begin_from=self._begin_from,
+            begin_from=self._begin_from.path if self._begin_from is not None else "",
+            begin_from_filesystem=_pickled(getattr(self._begin_from, "given_filesystem", None)),
             version=__version__,
             arguments={
                 "run_config": run,
@@ -242,10 +388,10 @@ class DataParallelTrainer:
             "function": _qualified(self._function),
             "engine": self._engine_name,
             "scaling_config": to_json(self.scaling_config),
-            "run_config": to_json(self.run_config),
+            "run_config": _json_without_secrets(self.run_config),
             "backend_config": to_json(self._backend),
             "metadata": self._metadata,
-            "resume_from_checkpoint": self._begin_from,
+            "resume_from_checkpoint": self._begin_from.path if self._begin_from is not None else "",
             "seed": earlier.record.get("seed", secrets.randbits(63)),
             "versions": {
                 "powertrain": __version__,
@@ -264,18 +410,20 @@ class DataParallelTrainer:
     def _conclude(self, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
         """The result of a good end; otherwise the one exception that says what happened."""
         from powertrain.result import Result
+        from powertrain.storage.addresses import without_secrets
 
         result = Result(
             path=storage.uri,
+            storage_filesystem=self.run_config.storage_filesystem,
             state=outcome.state,
             reason=outcome.reason,
             metrics=outcome.metrics,
             value=outcome.value,
         )
         if outcome.interrupted:
-            name = os.path.basename(storage.uri)
+            name = _split_run_path(storage.uri)[1]
             how = "by the same script" if self.run_config.name else f"with RunConfig(name={name!r})"
-            raise KeyboardInterrupt(f"the run was interrupted and can be resumed {how}: {storage.uri}")
+            raise KeyboardInterrupt(f"the run was interrupted and can be resumed {how}: {without_secrets(storage.uri)}")
         if outcome.state != "failed":
             return result
         from powertrain.terminal import failure_report
@@ -302,6 +450,7 @@ class DataParallelTrainer:
         elsewhere = rank.summary.get("failed", "")
         result = Result(
             path=rank.place.run_path,
+            storage_filesystem=self.run_config.storage_filesystem,
             state="failed" if code or elsewhere else "finished",
             metrics=rank.summary.get("metrics"),
         )
@@ -407,13 +556,35 @@ def refuse_unwritable(root: str) -> None:
     )
 
 
-def _open_run(root: str, name: str) -> Storage:
-    """The run's own storage, proved to be writable."""
-    from powertrain.storage import open_storage, probe
+def _existing_run(path: str | os.PathLike[str], filesystem: Any) -> Storage:
+    """The storage of a run that exists; raises :class:`ConfigError` where there is none."""
+    from powertrain.storage import open_storage
 
-    storage = open_storage(root).child(name)
-    probe(storage)
+    storage = open_storage(os.fspath(path), filesystem=filesystem, timeout=30.0)
+    try:
+        storage.get("run.json")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(
+            f"There is no run at {os.fspath(path)!r}: it has no run.json. Give the directory of one run, which is "
+            "storage_path/name."
+        ) from None
     return storage
+
+
+def _ask_for_variables(names: list[str], changes: Mapping[str, Any]) -> None:
+    """A run does not keep the values of variables; raises :class:`ConfigError` when they are not given again."""
+    if names and "run_config" not in changes:
+        raise ConfigError(
+            f"The run was started with RunConfig(worker_runtime_env=...) and the variables {', '.join(names)}, whose "
+            "values are not kept in it. Give them again: restore(path, run_config=RunConfig(worker_runtime_env=...))."
+        )
+
+
+def _split_run_path(path: str) -> tuple[str, str]:
+    """A run's directory as (storage path, name). What follows a "?" in an address belongs to the storage path."""
+    address, mark, query = path.partition("?") if "://" in path else (path, "", "")
+    root, _, name = address.rstrip("/").rpartition("/")
+    return f"{root or '.'}{mark}{query}", name
 
 
 @dataclass(frozen=True)
@@ -516,6 +687,38 @@ def _interrupts(ask_to_end: Callable[[], None], *, users_code_is_here: bool) -> 
         signal.signal(signal.SIGINT, previous)
 
 
+@contextmanager
+def _settled_before_termination(controller: Controller) -> Iterator[None]:
+    """torchrun ends all ranks with SIGTERM when one has failed: commit first what had been reported by then.
+
+    The main thread may be deep in a collective, so the signal is noticed through a descriptor, on a thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def watch() -> None:
+        while numbers := os.read(read, 64):
+            if signal.SIGTERM in numbers:
+                controller.settle_before_leaving(_TERMINATION_GRACE)
+                os._exit(128 + signal.SIGTERM)
+
+    thread = threading.Thread(target=watch, name="powertrain-termination", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        signal.set_wakeup_fd(before)
+        os.close(write)
+        thread.join()
+        os.close(read)
+
+
 def _terminal(run: RunConfig, name: str, path: str) -> Any:
     from powertrain.terminal import Terminal
 
@@ -530,6 +733,35 @@ def _own_failure(rank: int, error: BaseException) -> WorkerFailure:
 
     kind = "exit" if isinstance(error, SystemExit) else "raised"
     return reported(rank, describe(error), kind, host=platform.node(), pid=os.getpid())
+
+
+def _remarks(storage: Storage) -> list[str]:
+    """What the user should know of the place that was chosen."""
+    from powertrain.storage.safety import remarks_about
+
+    path = storage.local_path("x")
+    return [*storage.lacks, *(remarks_about(path.parent) if path is not None else ())]
+
+
+def _forward(taken_by: queue.SimpleQueue[Any], controller: Controller, stack: ExitStack) -> None:
+    """Tell the controller when another one takes its run."""
+
+    def watch() -> None:
+        if (holder := taken_by.get()) is not None:
+            controller.lost_the_lease(
+                f"process {holder.pid} on host {holder.host!r} has taken over this run (lease {holder.number})"
+            )
+
+    thread = threading.Thread(target=watch, name="powertrain-takeover", daemon=True)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(taken_by.put, None)
+
+
+def _tell(terminal: Any, message: str) -> None:
+    from powertrain.run.events import Warned
+
+    terminal.event(Warned(time=time.time(), message=message))
 
 
 def _tell_left_files(terminal: Any, runtime: Path) -> None:
@@ -555,15 +787,11 @@ def _refuse_what_is_not_here(
     run: RunConfig,
     datasets: Mapping[str, Any] | None,
     dataset_config: DataConfig | None,
-    validation: ValidationConfig | None,
 ) -> None:
     """One clear error for what this version accepts by name but cannot do yet."""
     refused = {
         "datasets": (datasets, "Build a torch DataLoader inside the function and use prepare_data_loader"),
         "dataset_config": (dataset_config, "Leave it out"),
-        "validation_config": (validation, "Validate inside the training function"),
-        "RunConfig(storage_filesystem=...)": (run.storage_filesystem, "Use a local or mounted storage_path"),
-        "RunConfig(sync_config=...)": (run.sync_config != SyncConfig(), "Storage on this machine needs none"),
         "RunConfig(log_to_file=<name>)": (
             run.log_to_file not in (True, False),
             "Use log_to_file=True: each rank's output goes to its own file under the run's logs/",
@@ -591,18 +819,31 @@ def _refuse_what_needs_own_processes(run: RunConfig, engine: str) -> None:
         raise ConfigError(f"RunConfig({', '.join(asked)}) does nothing on the {engine} engine. {instead}.")
 
 
-def _checkpoint_path(checkpoint: Checkpoint | None) -> str:
+def _checkpoint_to_begin_from(checkpoint: Checkpoint | None) -> Checkpoint | None:
     if checkpoint is None:
-        return ""
+        return None
     path = getattr(checkpoint, "path", None)
     if not isinstance(path, str):
         raise ConfigError(
             f"resume_from_checkpoint must be a Checkpoint, not {type(checkpoint).__name__}. Write "
             "Checkpoint.from_directory(path)."
         )
-    if not os.path.isdir(path):
+    local = "://" not in path and checkpoint.given_filesystem is None
+    if local and not os.path.isdir(path):
         raise ConfigError(f"resume_from_checkpoint names {path!r}, which is not a directory. Check the path.")
-    return path
+    return checkpoint
+
+
+def _directory_of(storage: Storage, name: str) -> str:
+    """Where this machine has the files of a directory of the run."""
+    inside = storage.local_path(f"{name}/x")
+    assert inside is not None
+    return str(inside.parent)
+
+
+def _pickled(filesystem: Any) -> bytes:
+    """A filesystem on its way to this user's own processes."""
+    return pickle.dumps(filesystem) if filesystem is not None else b""
 
 
 def _json_mapping(value: Mapping[str, Any] | None, argument: str) -> dict[str, Any]:
@@ -614,6 +855,15 @@ def _json_mapping(value: Mapping[str, Any] | None, argument: str) -> dict[str, A
 
 def _new_name(trainer: str) -> str:
     return f"{trainer}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+
+
+def _json_without_secrets(run: RunConfig) -> dict[str, Any]:
+    from powertrain.storage.addresses import without_secrets
+
+    fields = to_json(run)
+    if isinstance(fields["storage_path"], str):
+        fields["storage_path"] = without_secrets(fields["storage_path"])
+    return fields
 
 
 def _qualified(function: Any) -> str:

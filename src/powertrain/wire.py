@@ -60,19 +60,40 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class FilePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a checkpoint as a rank stored it."""
+    """One file of a rank's share of a checkpoint; an empty directory's name ends in "/"."""
 
     name: str
     size: int
-    xxh3: str
+    #: Its hash once it is durable in storage, "" before.
+    xxh3: str = ""
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint is to be validated, where ``report`` said more than "yes"."""
+
+    #: Keyword arguments that go over the trainer's own.
+    arguments: dict[str, Any] = {}
+    #: Seconds it may take; 0 for what the trainer says.
+    timeout: float = 0.0
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's share of a checkpoint: durable under ``checkpoint`` when this is sent."""
+    """A rank's share of a checkpoint: staged on the rank's node when this is sent, not yet in storage."""
 
+    #: The name that ``report`` was given; "" for the usual one of the row.
     checkpoint: str
     files: list[FilePart]
     metadata: dict[str, Any] = {}
+    #: The staged directory on the rank's node; its files lie below ``files/``.
+    staged: str = ""
+    #: Where the user put the files himself (a path or address); nothing is staged or carried then.
+    elsewhere: str = ""
+    #: Why there is no share although the rank reported a checkpoint, such as a full disk.
+    error: str = ""
+    #: True while the user's own upload function runs in the rank: :class:`Carried` tells where it put the files.
+    pending: bool = False
+    #: Asked for with ``report(validation=...)``: arguments for the function, merged over the trainer's.
+    validation: Validation | None = None
     #: What goes into the manifest's extras: the same on every rank, or under keys of the rank's own.
     extras: dict[str, Any] = {}
 
@@ -136,7 +157,70 @@ class Noted(Message, frozen=True, tag="noted"):
     message: str
 
 
-FromWorker = Union[Hello, Point, Beat, Held, Arrived, Executed, Outcome, Noted]
+class Carried(Message, frozen=True, tag="carried"):
+    """A rank's share of a row's checkpoint is durable in storage with these hashes, or will not be: ``error``."""
+
+    attempt: int
+    row: int
+    rank: int
+    files: list[FilePart] = []
+    #: Where the user's own upload function put the files.
+    elsewhere: str = ""
+    error: str = ""
+
+
+class CarryTrouble(Message, frozen=True, tag="carry_trouble"):
+    """Storage refuses or is silent, and it is tried again; ``reason`` says what it answers."""
+
+    attempt: int
+    row: int
+    rank: int
+    reason: str
+
+
+class StagingFull(Message, frozen=True, tag="staging_full"):
+    """The rank cannot stage its share of ``row`` before an older one has left the staging area."""
+
+    row: int
+    #: Bytes that are needed, and what is allowed.
+    needed: int
+    limit: int
+
+
+class AskCheckpoints(Message, frozen=True, tag="ask_checkpoints"):
+    """Which checkpoints are there, once all up to ``row`` are settled (and validated, if asked)?"""
+
+    ask: int
+    row: int
+    validated: bool = False
+    #: Seconds after which the answer comes in any case; 0 for never.
+    timeout: float = 0.0
+
+
+class Validated(Message, frozen=True, tag="validated"):
+    """What the user's validation function returned for a checkpoint, or why it returned nothing."""
+
+    checkpoint: str
+    metrics: dict[str, Any] = {}
+    error: ErrorReport | None = None
+    seconds: float = 0.0
+
+
+FromWorker = Union[
+    Hello,
+    Point,
+    Beat,
+    Held,
+    Arrived,
+    Executed,
+    Outcome,
+    Noted,
+    Carried,
+    CarryTrouble,
+    StagingFull,
+    AskCheckpoints,
+    Validated,
+]
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +293,52 @@ class Dismissed(Message, frozen=True, tag="dismissed"):
     summary: dict[str, Any] = {}
 
 
-FromController = Union[Ack, Execute, Train, Hold, Goto, Opened, RowClosed, Dismissed]
+class Carry(Message, frozen=True, tag="carry"):
+    """Put these files of a staged share into storage, below ``checkpoints/{checkpoint}/``; then remove the share."""
+
+    attempt: int
+    row: int
+    rank: int
+    checkpoint: str
+    staged: str
+    names: list[str]
+
+
+class Drop(Message, frozen=True, tag="drop"):
+    """Forget a share that was to be carried, and remove it."""
+
+    attempt: int
+    row: int
+    rank: int
+    staged: str
+
+
+class Settled(Message, frozen=True, tag="settled"):
+    """The checkpoint of ``row`` is committed at ``path``, or will never be, and ``error`` says why."""
+
+    row: int
+    path: str = ""
+    error: str = ""
+
+
+class ReportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed checkpoint, as a worker is told of it."""
+
+    path: str
+    metrics: dict[str, Any]
+    status: str
+
+
+class Reported(Message, frozen=True, tag="reported"):
+    """The answer to :class:`AskCheckpoints`, oldest first."""
+
+    ask: int
+    checkpoints: list[ReportedCheckpoint]
+
+
+FromController = Union[
+    Ack, Execute, Train, Hold, Goto, Opened, RowClosed, Dismissed, Carry, Drop, Settled, Reported
+]
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ import pytest
 from powertrain import wire
 from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit
+from powertrain.checkpoint.chain import Chain
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
 from powertrain.run import controller as controller_module
@@ -82,7 +83,7 @@ class Run:
             self._spec(workers, options),
             engine,
             self.storage,
-            self.lease,
+            Chain.take_over(self.storage, self.lease),
             journal.replay(journal.read(self.storage)),
             self.watcher,
             commit.newest(self.storage),
@@ -632,7 +633,11 @@ def test_an_interrupt_during_the_start_hooks_ends_at_once(run: Run) -> None:
 
 
 def test_an_interrupted_run_goes_on_where_it_was_committed(run: Run) -> None:
-    run.watcher.on_event = lambda event: run.interrupt() if isinstance(event, ev.Committed) else None
+    def interrupt_once(event: ev.Event) -> None:
+        if isinstance(event, ev.Committed) and len(run.watcher.all_of(ev.Committed)) == 1:
+            run.interrupt()
+
+    run.watcher.on_event = interrupt_once
     assert run.go(ScriptedEngine(saves_each_row(lambda _: None, rows=10_000))).state == "stopped"
     last = run.watcher.all_of(ev.Committed)[-1].row
     run.watcher.on_event = lambda event: None
@@ -723,8 +728,10 @@ def test_a_checkpoint_that_cannot_be_committed_is_told_and_the_run_goes_on(run: 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commit, "commit", _disk_is_full)
-        assert run.go(ScriptedEngine(play), workers=1).state == "finished"
-    assert any("row 1 could not be committed" in message for message in run.watcher.warnings())
+        assert run.go(ScriptedEngine(play), workers=1, sync_timeout=0.3).state == "finished"
+    (failed,) = run.watcher.all_of(ev.CheckpointFailed)
+    assert failed.row == 1
+    assert "No space left on device" in failed.reason
 
 
 def _disk_is_full(*_: Any, **__: Any) -> None:

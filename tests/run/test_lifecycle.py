@@ -24,6 +24,15 @@ _MAKERS = {
     ev.TrainingStarted: lambda n: ev.TrainingStarted(time=0.0, attempt=n),
     ev.RanksAbsent: lambda n: ev.RanksAbsent(time=0.0, attempt=n, row=1, ranks=(1,)),
     ev.Committed: lambda n: ev.Committed(time=0.0, attempt=n, row=n, checkpoint=f"checkpoint_{n:06d}"),
+    ev.UploadLagged: lambda n: ev.UploadLagged(
+        time=0.0, attempt=n, row=1, seconds=10.0, waiting=1, bytes=5, reason="503"
+    ),
+    ev.CheckpointFailed: lambda n: ev.CheckpointFailed(
+        time=0.0, attempt=n, row=1, checkpoint="checkpoint_000001", reason="disk full"
+    ),
+    ev.ValidationEnded: lambda n: ev.ValidationEnded(
+        time=0.0, checkpoint="checkpoint_000001", row=1, status="VALIDATED", metrics={"accuracy": 1.0}
+    ),
     ev.Stopping: lambda n: ev.Stopping(time=0.0, attempt=n, cause="interrupt", reason="ctrl-c"),
     ev.Failed: lambda n: ev.Failed(
         time=0.0,

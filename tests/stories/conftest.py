@@ -251,7 +251,13 @@ def _command(pid: int) -> str:
 
 
 def _used_by_others(path: str) -> bool:
-    """True when a process that is alive has the file mapped: ours are all gone by now, so it is a neighbour's."""
+    """True when a process that is alive has the file mapped: ours are all gone by now, so it is a neighbour's.
+
+    A run's directory there carries the number of the process that made it.
+    """
+    maker = os.path.basename(path).rsplit("-", 2)[1:2]
+    if maker and maker[0].isdigit() and int(maker[0]) != os.getpid() and Path("/proc", maker[0]).exists():
+        return True
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
             if entry.isdigit() and path in Path("/proc", entry, "maps").read_text():

@@ -1,6 +1,6 @@
 """What the control plane asks of a place where processes live, and what it is told back.
 
-The surface is small on purpose: four verbs that change something, one that looks, and a stream of events.
+The surface is small on purpose: five verbs that change something, one that looks, and a stream of events.
 Retry, resize, commit and restart are not here. They are the controller's, so that a laptop run exercises
 the code of a cluster run.
 
@@ -12,6 +12,9 @@ What an engine promises, and ``powertrain.testing.engine_contract`` checks:
   it nothing of that process (its own children included) is running.
 - A slot outlives its processes: after ``Exited`` it can be forked on again. After ``SlotLost`` it cannot.
 - A slot's process need not be a child of the controller's process, nor be on its machine.
+- ``attend`` starts a process beside the slots of a node, outside every slot's kill scope: it outlives their
+  processes and ends with ``close``. It gets a slot of its own, which events name. Where the engine does not own the
+  node's processes it answers None.
 - ``release`` ends what still runs on the slots and gives them back. ``close`` does so for everything, and
   afterwards no event is delivered.
 - Events come from any thread, one at a time per slot, in the order in which they happened.
@@ -208,6 +211,9 @@ class Engine(Protocol):
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         """Start a process on a granted slot that has none."""
+
+    def attend(self, beside: Slot, spec: ProcessSpec) -> Slot | None:
+        """Start a process on the node of ``beside`` that belongs to no slot of a claim; None where that cannot be."""
 
     def signal(self, slot: Slot, number: _signal.Signals) -> None:
         """Send a signal to the slot's process. SIGKILL reaches its whole kill scope. No process: no effect."""

@@ -87,6 +87,9 @@ class InlineEngine:
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         self._forks.put((slot, spec))
 
+    def attend(self, beside: Slot, spec: ProcessSpec) -> None:
+        """This process is the user's own: the rank sees to its checkpoints itself."""
+
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         """Nothing can be ended from outside here: the function ends by itself, or by a second Ctrl-C."""
 

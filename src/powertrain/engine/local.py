@@ -360,14 +360,18 @@ def remove_runtime_directory(directory: Path) -> None:
     _let_go(_held.pop(directory))
 
 
+#: Waits for a line, or for the end of whoever would write it. The others are removed only in the second case.
+_KEEPER = 'trap "" INT TERM HUP; if read _; then exec rm -rf -- "$0"; else exec rm -rf -- "$0" "$@"; fi'
+
+
 @contextlib.contextmanager
-def removed_at_the_end(directory: Path) -> Iterator[None]:
-    """Remove ``directory`` when the block ends, or when this process does, however it does.
+def removed_at_the_end(directory: Path, *others: str) -> Iterator[None]:
+    """Remove ``directory`` when the block ends, or when this process does, however it does; then the others too.
 
     For engines without a server to do it: a shell waits at a pipe that only this process holds open.
     """
     keeper = subprocess.Popen(
-        ["/bin/sh", "-c", 'trap "" INT TERM HUP; read _; exec rm -rf -- "$0"', str(directory)],
+        ["/bin/sh", "-c", _KEEPER, str(directory), *filter(None, others)],
         stdin=subprocess.PIPE,
         start_new_session=True,
         close_fds=True,
@@ -427,6 +431,8 @@ def _let_go(descriptor: int) -> None:
 
 
 _ledger = resources.Ledger()
+#: The claim under which processes beside the slots are kept; it holds no resources.
+_ATTENDANTS = "attendants"
 
 
 @dataclass(frozen=True)
@@ -494,6 +500,15 @@ class LocalEngine:
         except EngineError:  # the server is gone: so is the slot
             self._ended(slot, 0, -signal.SIGKILL, False)
 
+    def attend(self, beside: Slot, spec: ProcessSpec) -> Slot:
+        if not self._server.alive:
+            self._server = warm_up()
+        slot = Slot(id=f"{_ATTENDANTS}/{next(_numbers)}", host=self._host, address="127.0.0.1")
+        with self._changed:
+            self._slots.setdefault(_ATTENDANTS, {})[slot.id] = slot
+        self.fork(slot, spec)
+        return slot
+
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         id = self._processes.get(slot.id)
         if id is not None:
@@ -528,6 +543,8 @@ class LocalEngine:
         with self._changed:
             self._leaving.discard(slot_id)
             slot = self._slots.get(claim, {}).pop(slot_id, None)
+            if claim == _ATTENDANTS:
+                return
             shared = {gpu for other in self._slots.get(claim, {}).values() for gpu in other.gpus}
         if slot is not None:
             _ledger.give_back(claim, self._machine, tuple(gpu for gpu in slot.gpus if gpu not in shared))

@@ -224,6 +224,9 @@ class TorchrunEngine:
             self._meeting.publish(f"spec/{slot.id}", spec.payload)
             self._events(Started(slot, self._pids[slot.id]))
 
+    def attend(self, beside: Slot, spec: ProcessSpec) -> None:
+        """torchrun owns the processes of every node: each rank sees to its checkpoints itself."""
+
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         """torchrun owns the processes: it ends them all when one fails."""
 

@@ -36,6 +36,8 @@ class Member:
     exited: bool = False
     failure: WorkerFailure | None = None
     beat: wire.Beat | None = None
+    #: Rows whose reports were found in the staging area after its death.
+    recovered: set[int] = field(default_factory=set)
 
     @property
     def rank(self) -> int:

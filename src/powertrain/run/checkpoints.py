@@ -1,78 +1,310 @@
-"""The checkpoints of one run: what is committed, what to go on from, what to delete."""
+"""The checkpoints of one run: what is on its way, what is committed, what to go on from, what to delete.
+
+::
+
+    row complete ─▶ pending ─▶ carried by every node ─▶ committed ─▶ kept ─▶ deleted by retention
+                       └────────────┴───▶ failed: told, and nothing of it stays
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
+from powertrain import wire
 from powertrain.checkpoint import commit, retention
+from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.checkpoint.manifest import Manifest
+from powertrain.checkpoint.saver import remove_share
 from powertrain.config import CheckpointConfig
-from powertrain.errors import CheckpointError, PowertrainError
+from powertrain.errors import CheckpointError
+from powertrain.run import pending as pd
 from powertrain.run.attempt import Attempt
+from powertrain.run.carriers import Carriers
+from powertrain.run.committer import Committer
+from powertrain.run.pending import Pending
 from powertrain.run.rows import Row
 from powertrain.storage import Storage
 
+#: Called on the controller's thread with a pending checkpoint and its manifest, or None and why it failed.
+Settled = Callable[[Pending, "Manifest | None", "BaseException | str"], None]
+
 
 class Checkpoints:
-    """Commits and deletes for the controller. Trouble with storage is told, never raised."""
+    """All about checkpoints for the controller, on its thread. Trouble with storage is told, never raised."""
 
     def __init__(
         self,
         storage: Storage,
-        lease: int,
+        chain: Chain,
         config: CheckpointConfig,
         newest: Manifest | None,
+        *,
+        tag: str,
+        committer: Committer,
+        before_commit: Callable[[], object],
+        settled: Settled,
         tell: Callable[[str], None],
     ) -> None:
-        self._storage, self._lease, self._config, self._tell = storage, lease, config, tell
+        """``before_commit`` is called on the committer's thread; ``settled`` once for each reported checkpoint."""
+        self._storage, self._chain, self._config, self._tag = storage, chain, config, tag
+        self._committer, self._before_commit = committer, before_commit
+        self._settled, self._tell = settled, tell
+        self._carriers: Carriers | None = None
         #: The newest committed and verified one.
         self.newest = newest
         self._kept = commit.committed(storage)
+        self._validations = commit.validations(storage)
+        self._pending: dict[pd.Key, Pending] = {}
+        #: Shares that a rank had uploaded itself before the row was complete.
+        self._early: dict[pd.Key, list[wire.Carried]] = {}
+        self._told_clash = False
+        #: Name of the one committed last, for the next to name. The committer's thread only.
+        self._parent = newest.name if newest is not None else ""
+
+    def carried_by(self, carriers: Carriers) -> None:
+        """Who carries shares. Once, before the first row closes."""
+        self._carriers = carriers
+
+    # -- what there is
+
+    @property
+    def kept(self) -> list[Manifest]:
+        """The committed ones that were not deleted, oldest first, with what validations found."""
+        return commit.with_validations(self._kept, self._validations)
+
+    @property
+    def pending(self) -> list[Pending]:
+        """Those on their way, oldest first."""
+        return sorted(self._pending.values(), key=lambda p: p.key)
 
     def newest_path(self) -> str:
         """Where the newest one lies; "" for none."""
-        return self.newest_value().path if self.newest is not None else ""
+        return self.value(self.newest).path if self.newest is not None else ""
 
-    def newest_value(self) -> Checkpoint:
-        assert self.newest is not None
-        return commit.checkpoint_of(self._storage, self.newest)
+    def value(self, manifest: Manifest) -> Checkpoint:
+        return commit.checkpoint_of(self._storage, manifest)
 
-    def commit(self, attempt: Attempt, row: Row) -> Manifest | None:
-        """Write the manifest of a row all of whose parts are durable; None where that failed."""
-        metrics = row.metrics[0] if row.metrics and row.metrics[0] is not None else {}
-        try:
+    def given_names(self) -> list[str]:
+        """Names of committed checkpoints that the user chose."""
+        return [m.name for m in self._kept if m.name != commit.name_of_row(m.row, self._tag)]
+
+    # -- on the way
+
+    def begin(self, attempt: Attempt, row: Row) -> None:
+        """A row is complete on all ranks: have its shares carried."""
+        parts = dict(row.parts)
+        name = self._name_of(parts, row.number)
+        metrics = next((m for m in row.metrics if m is not None), {}) if row.metrics else {}
+        pending = Pending(
+            attempt.number, row.number, name, dict(metrics), attempt.world_size, parts, time.monotonic()
+        )
+        self._pending[pending.key] = pending
+        merged = pending.merged()
+        if merged.errors:
+            self.fail(pending, "; ".join(merged.errors.values()))
+            return
+        if name in {m.name for m in self._kept}:
+            self.fail(pending, f"the run has a checkpoint named {name!r} already")
+            return
+        if merged.clashes and not self._told_clash:
+            self._told_clash = True
+            self._tell(merged.clashes[0])
+        pending.awaited = {rank for rank, part in parts.items() if part.pending}
+        self._order(attempt, pending)
+        for carried in self._early.pop(pending.key, []):
+            self.carried(carried)
+        self._advance()
+
+    def _order(self, attempt: Attempt, pending: Pending) -> None:
+        assert self._carriers is not None
+        for rank, names in pd.shares_to_carry(pending.parts).items():
+            pending.awaited.add(rank)
+            self._carriers.carry(
+                attempt.members[rank],
+                wire.Carry(
+                    attempt=pending.attempt,
+                    row=pending.row,
+                    rank=rank,
+                    checkpoint=pending.name,
+                    staged=pending.parts[rank].staged,
+                    names=names,
+                ),
+            )
+
+    def _name_of(self, parts: dict[int, wire.Part], row: int) -> str:
+        """The name that the lowest rank gave; the usual one where none did."""
+        given = [part.checkpoint for _, part in sorted(parts.items()) if part.checkpoint]
+        if len(set(given)) > 1:
+            self._tell(
+                f"The ranks named the checkpoint of row {row} differently ({', '.join(sorted(set(given)))}); "
+                f"{given[0]!r} is taken."
+            )
+        return given[0] if given else commit.name_of_row(row, self._tag)
+
+    def carried(self, message: wire.Carried) -> None:
+        """A share is in storage, or never will be."""
+        assert self._carriers is not None
+        self._carriers.done((message.attempt, message.row, message.rank))
+        pending = self._pending.get((message.attempt, message.row))
+        if pending is None:
+            if message.elsewhere or message.error:
+                self._early.setdefault((message.attempt, message.row), []).append(message)
+            return
+        if message.rank not in pending.awaited:
+            return
+        if message.error:
+            self.fail(pending, message.error)
+            return
+        pending.arrived(message)
+        self._advance()
+
+    def trouble(self, message: wire.CarryTrouble) -> None:
+        """Storage refuses a share; it is tried again."""
+        pending = self._pending.get((message.attempt, message.row))
+        if pending is not None:
+            pending.trouble = message.reason
+
+    def will_never_come(self, shares: Iterable[wire.Carry], why: str) -> None:
+        """These shares are lost with who had to carry them."""
+        for share in list(shares):
+            pending = self._pending.get((share.attempt, share.row))
+            if pending is not None and share.rank in pending.awaited:
+                self.fail(pending, why)
+
+    def rank_ended(self, attempt: int, rank: int) -> None:
+        """A rank is gone: what its user's own upload function had not finished is lost."""
+        for pending in self.pending:
+            part = pending.parts.get(rank)
+            if pending.attempt == attempt and part is not None and part.pending and rank in pending.awaited:
+                self.fail(pending, f"rank {rank} ended before its checkpoint_upload_fn had returned")
+
+    def yield_to(self, row: int) -> None:
+        """The staging area is full: the oldest that is not being committed makes room for that of ``row``."""
+        pending = pd.to_yield(self._pending, row)
+        if pending is not None:
+            waited = time.monotonic() - pending.since
+            why = f" ({pending.trouble})" if pending.trouble else ""
+            self.fail(
+                pending,
+                f"it waited {waited:.0f} s for the storage{why}, the staging area is full, and the newer one of row "
+                f"{row} takes its place",
+            )
+
+    def fail(self, pending: Pending, reason: BaseException | str) -> None:
+        """Give a checkpoint up: its shares are removed, and so is what had reached storage."""
+        assert self._carriers is not None
+        pending.given_up = True
+        self._pending.pop(pending.key, None)
+        for rank, part in pending.parts.items():
+            if part.staged:
+                self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
+                remove_share(part.staged)
+        if not any(m.name == pending.name for m in self._kept):
+            self._committer.submit(lambda: commit.discard(self._storage, pending.name), _ignored)
+        self._settled(pending, None, reason)
+        self._advance()
+
+    def leave(self, pending: Pending, reason: str) -> None:
+        """Stop waiting for a checkpoint; its shares stay where they are."""
+        pending.given_up = True
+        self._pending.pop(pending.key, None)
+        self._settled(pending, None, reason)
+
+    # -- committing
+
+    def _advance(self) -> None:
+        for pending in pd.ready_to_commit(self._pending):
+            pending.committing = True
+            self._submit(pending)
+
+    def _submit(self, pending: Pending) -> None:
+        def do() -> Manifest:
+            if pending.given_up:
+                raise CheckpointError("nobody waits for it any more")
+            self._before_commit()
+            merged = pending.merged()
             manifest = commit.commit(
                 self._storage,
-                name=next(iter(row.parts.values())).checkpoint,
-                row=row.number,
-                attempt=attempt.number,
-                parts=row.parts,
-                metrics=metrics,
-                world_size=attempt.world_size,
-                lease=self._lease,
-                parent=self.newest.name if self.newest else "",
-                extras={key: value for part in row.parts.values() for key, value in part.extras.items()},
-                tell=self._tell,
+                self._chain,
+                name=pending.name,
+                row=pending.row,
+                attempt=pending.attempt,
+                files=merged.files,
+                metrics=pending.metrics,
+                world_size=pending.world_size,
+                parent=self._parent,
+                metadata=merged.metadata,
+                extras={**merged.extras, **pending.own_extras},
+                elsewhere=merged.elsewhere,
             )
-        except (OSError, PowertrainError) as error:
-            self._tell(f"The checkpoint of row {row.number} could not be committed: {error}")
-            return None
+            self._parent = manifest.name
+            return manifest
+
+        def then(manifest: Any, error: BaseException | None) -> None:
+            self._committed(pending, manifest, error)
+
+        self._committer.submit(do, then, lambda reason: setattr(pending, "trouble", reason))
+
+    def _committed(self, pending: Pending, manifest: Manifest | None, error: BaseException | None) -> None:
+        if manifest is None and pending.given_up:
+            return
+        if manifest is None:
+            self.fail(pending, error or "it is not known why")
+            return
+        self._pending.pop(pending.key, None)
         self.newest = manifest
         self._kept.append(manifest)
-        return manifest
+        self._settled(pending, manifest, "")
+        self._advance()
 
-    def discard_old(self, pinned_row: int) -> None:
-        """Delete what retention does not keep, but never the one of ``pinned_row``."""
+    # -- validations
+
+    def validated(self, name: str, validation: Any) -> None:
+        """Keep what a validation found beside its checkpoint."""
+        self._validations[name] = validation
+        self._committer.submit(lambda: commit.record_validation(self._storage, name, validation), self._noted)
+
+    def _noted(self, _: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._tell(f"The result of a validation could not be kept: {error}")
+
+    def status(self, manifest: Manifest) -> str:
+        """Whether it was validated, in the words of a reported checkpoint."""
+        found = self._validations.get(manifest.name)
+        return found.status if found is not None else "COMMITTED"
+
+    # -- deleting
+
+    def discard_old(self, pinned: Collection[str]) -> None:
+        """Delete what retention does not keep; never what is pinned."""
         for name in retention.to_delete(
-            self._kept,
+            self.kept,
             num_to_keep=self._config.num_to_keep,
             score_attribute=self._config.checkpoint_score_attribute,
             score_order=self._config.checkpoint_score_order,
-            pinned=frozenset(m.name for m in self._kept if m.row == pinned_row),
+            pinned=frozenset(pinned),
         ):
             self._kept = [m for m in self._kept if m.name != name]
-            try:
-                commit.discard(self._storage, name)
-            except (OSError, CheckpointError) as error:
+            self._committer.submit(self._discarding(name), self._discarded(name))
+
+    def _discarding(self, name: str) -> Callable[[], None]:
+        return lambda: commit.discard(self._storage, name)
+
+    def _discarded(self, name: str) -> Callable[[Any, BaseException | None], None]:
+        def then(_: Any, error: BaseException | None) -> None:
+            if error is not None:
                 self._tell(f"The checkpoint {name} is no longer needed but could not be deleted: {error}")
+
+        return then
+
+
+def described(manifest: Manifest, value: Checkpoint, status: str) -> wire.ReportedCheckpoint:
+    """A committed checkpoint as workers are told of it."""
+    return wire.ReportedCheckpoint(path=value.path, metrics=dict(manifest.metrics), status=status)
+
+
+def _ignored(_: Any, __: BaseException | None) -> None:
+    """What could not be removed is swept at the next start."""

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import queue
 import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +27,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from powertrain import wire
-from powertrain.checkpoint.manifest import Manifest
+from powertrain.checkpoint.chain import Chain
+from powertrain.checkpoint.manifest import Manifest, Validation
+from powertrain.checkpoint.saver import remove_share, sealed_reports
 from powertrain.engine import base
-from powertrain.errors import PowertrainError, ResourceError, WorkerFailedError
+from powertrain.errors import FencedError, PowertrainError, ResourceError, WorkerFailedError
 from powertrain.run import attempt as phases
 from powertrain.run import events as ev
 from powertrain.run import (
@@ -42,14 +46,19 @@ from powertrain.run import (
 )
 from powertrain.run.attempt import Attempt, Hold, Member
 from powertrain.run.callbacks import Callbacks, RunContext
-from powertrain.run.checkpoints import Checkpoints
+from powertrain.run.carriers import Carriers
+from powertrain.run.checkpoints import Checkpoints, described
+from powertrain.run.committer import Committer, Done, Trouble
 from powertrain.run.hooks import HookDone
 from powertrain.run.journal import Journal
 from powertrain.run.metrics import MetricsStore, PointRecord
+from powertrain.run.pending import Pending
 from powertrain.run.rows import Row
 from powertrain.run.spec import RunSpec
+from powertrain.run.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
 from powertrain.run.worker_group import WorkerCallError
-from powertrain.storage import Storage
+from powertrain.storage import Storage, safety
+from powertrain.worker.mark import marked_row
 
 #: Seconds within which every forked process must have said its first word.
 _START_WITHIN = 300.0
@@ -67,6 +76,14 @@ _INTERRUPT_GRACE = 15.0
 _LAGGARD_GRACE = 5.0
 _HOOK_GRACE = 10.0
 _EXIT_GRACE = 10.0
+#: Seconds after which a checkpoint that is not in storage yet is worth a word; then after twice as long each time.
+_LAG_AFTER = 10.0
+#: Seconds that a restart waits for checkpoints that are on their way, so as not to redo what they hold.
+_SETTLE_WITHIN = 60.0
+#: The same for somebody who has pressed Ctrl-C twice.
+_CUT_SHORT = 2.0
+#: Seconds for the last deletions.
+_COMMITTER_GRACE = 10.0
 
 
 _LAUNCHER_DECIDES = failure_policy.Decision("give_up", "the launcher decides whether to start it again")
@@ -94,11 +111,24 @@ class RunOutcome:
     failures: tuple[ev.WorkerFailure, ...]
     #: True when Ctrl-C ended it.
     interrupted: bool = False
+    #: Staged shares of checkpoints that storage did not take in time: they must not be swept.
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Interrupt:
     pass
+
+
+@dataclass(frozen=True)
+class _LeaseLost:
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Leave:
+    settled: threading.Event
+    within: float
 
 
 @dataclass(frozen=True)
@@ -114,11 +144,12 @@ class Controller:
         spec: RunSpec,
         engine: base.Engine,
         storage: Storage,
-        lease: int,
+        chain: Chain,
         state: lifecycle.RunState,
         observer: Observer,
         from_checkpoint: Manifest | None = None,
     ) -> None:
+        lease = chain.lease
         self._spec, self._engine, self._storage, self._lease = spec, engine, storage, lease
         self._state = state
         self._observer = observer
@@ -128,7 +159,23 @@ class Controller:
         self._callbacks = Callbacks(
             spec.callbacks, RunContext(spec.name, spec.path, spec.storage_path, **spec.arguments), self._warn
         )
-        self._checkpoints = Checkpoints(storage, lease, spec.checkpoints, from_checkpoint, self._warn)
+        self._committer = Committer(self._inbox.put, spec.sync_timeout)
+        self._checkpoints = Checkpoints(
+            storage,
+            chain,
+            spec.checkpoints,
+            from_checkpoint,
+            tag=spec.checkpoint_tag,
+            committer=self._committer,
+            # Who resumes from it relies on the rows before it: they must not die with this process.
+            before_commit=lambda: self._metrics.wait_spooled(_SPOOLED_WITHIN),
+            settled=self._settled,
+            tell=self._warn,
+        )
+        self._lag_told = 0.0
+        self._asks: list[tuple[Member, wire.AskCheckpoints, float]] = []
+        self._after_settling: Callable[[], None] | None = None
+        self._after_validations: Callable[[], None] | None = None
         #: Facts that storage has not taken yet.
         self._unwritten: list[ev.Event] = []
         self._told: set[str] = set()
@@ -144,7 +191,13 @@ class Controller:
         self._interrupts = 0
         self._holds = 0
         self._stopping: ev.Stopping | None = None
-        self._after_clearing: Callable[[], None] = lambda: None
+        self._after_clearing: Callable[[], None] | None = None
+        #: What rows with checkpoints reported, for the callback that comes when they are settled.
+        self._reports: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        #: Staged shares that storage did not take.
+        self._left: tuple[str, ...] = ()
+        self._fenced = False
+        self._looked_at_space = False
         self._last_metrics = dict(from_checkpoint.metrics) if from_checkpoint is not None else None
         self._value = b""
         self._failures: tuple[ev.WorkerFailure, ...] = ()
@@ -160,8 +213,22 @@ class Controller:
             closing.callback(self._close_metrics)
             self._hub = self._open_hub()
             closing.callback(self._hub.close)
+            closing.callback(lambda: self._carriers.remove_empty_log())
             closing.callback(self._engine.close)
             closing.callback(self._dismiss_who_is_left)
+            closing.callback(self._committer.close, _COMMITTER_GRACE)
+            self._carriers = Carriers(
+                self._engine,
+                self._hub,
+                self._spec.storage or pickle.dumps(self._storage),
+                self._spec.sync_timeout,
+                launch.log_path(self._spec, "uploader.log"),
+                self._inbox.put,
+            )
+            closing.callback(self._carriers.close)
+            self._checkpoints.carried_by(self._carriers)
+            self._validations = self._make_validations()
+            closing.callback(self._validations.close)
             self._engine.start(self._inbox.put, self._output)
             self._record(self._run_started())
             self._request_slots()
@@ -279,6 +346,8 @@ class Controller:
         raise problem or ResourceError("no number of workers was allowed")
 
     def _granted(self, event: base.Granted) -> None:
+        if self._validations.granted(event):
+            return
         if self._claim is not None and event.claim != self._claim.id:
             return
         self._slots += event.slots
@@ -286,6 +355,8 @@ class Controller:
             self._start_attempt()
 
     def _slots_waited(self, event: base.Waiting) -> None:
+        if self._validations.slot_awaited(event):
+            return
         if self._state.state != lifecycle.WAITING:
             return
         self._record(
@@ -317,6 +388,7 @@ class Controller:
         self._deadlines["start"] = time.monotonic() + _START_WITHIN
         for place in placements:
             self._fork(attempt, place)
+        self._validations.begin(placements[0].slot)
 
     def _start_overdue(self, _: str) -> None:
         """Ranks that have not said a word by now never will."""
@@ -334,8 +406,17 @@ class Controller:
         attempt.members.append(member)
         self._members[member.key] = member
         self._ranks_by_slot[place.slot.id] = place.rank
-        checkpoint = self._checkpoints.newest_path() or self._spec.begin_from
-        self._engine.fork(place.slot, launch.process_of(self._spec, attempt, place, door, checkpoint))
+        self._engine.fork(place.slot, launch.process_of(self._spec, attempt, place, door, self._start()))
+
+    def _start(self) -> launch.Start:
+        """What the next attempt goes on from."""
+        own = self._checkpoints.newest_path()
+        return launch.Start(
+            checkpoint=own or self._spec.begin_from,
+            filesystem=self._spec.filesystem if own else self._spec.begin_from_filesystem,
+            names=self._checkpoints.given_names(),
+            storage=self._spec.storage or pickle.dumps(self._storage),
+        )
 
     def _started(self, event: base.Started) -> None:
         member = self._attempt and self._attempt.by_slot(event.slot.id)
@@ -415,6 +496,7 @@ class Controller:
     def _received(self, received: wire.Received) -> None:
         member = self._members.get(received.sender)
         if member is None:
+            self._from_uploader(received)
             return
         points = []
         for message in received.envelope.messages:
@@ -429,8 +511,23 @@ class Controller:
         self._points(member, points)
         self._hub.acknowledge(received)
 
+    def _from_uploader(self, received: wire.Received) -> None:
+        if self._validations.heard(received):
+            self._hub.acknowledge(received)
+            return
+        if not self._carriers.is_uploader(received.sender):
+            return
+        for message in received.envelope.messages:
+            if isinstance(message, wire.Carried):
+                self._checkpoints.carried(message)
+            elif isinstance(message, wire.CarryTrouble):
+                self._checkpoints.trouble(message)
+        self._hub.acknowledge(received)
+
     def _points(self, member: Member, points: list[wire.Point]) -> None:
         """Keep every point; those of the current attempt also move rows on."""
+        if member.recovered:  # what was found after the rank's death may still arrive by the usual way
+            points = [point for point in points if point.solo or point.row not in member.recovered]
         if not points:
             return
         number, rank = member.attempt.number, member.rank
@@ -445,7 +542,7 @@ class Controller:
             return
         rows: list[Row] = []
         for point in points:
-            if point.solo:
+            if point.solo or (member.exited and point.row <= attempt.rows.last_row(rank)):
                 continue
             if rank == 0:
                 self._last_metrics = point.metrics
@@ -460,14 +557,18 @@ class Controller:
             attempt.first_row_seen = True
             self._startup(attempt, -1, "first row", attempt.age() - attempt.trained_after)
         for row in rows:
-            checkpoint = self._commit(attempt, row) if row.parts else None
             if row.metrics:
                 self._observer.row(row.number, row.metrics, time.time())
-                if self._spec.callbacks:
-                    self._callbacks.call("after_report", [m or {} for m in row.metrics], checkpoint)
+                if self._spec.callbacks and row.parts:
+                    self._reports[(attempt.number, row.number)] = [m or {} for m in row.metrics]
+                elif self._spec.callbacks:
+                    self._callbacks.call("after_report", [m or {} for m in row.metrics], None)
                 running = attempt.phase in (phases.TRAINING, phases.SHUTTING_DOWN)
                 if running and self._stopping is None and row.metrics[0] is not None:
                     self._stop_if_reached(row.number, row.metrics[0])
+            if row.parts:
+                self._checkpoints.begin(attempt, row)
+                self._watch_lag()
             if row.complete:
                 for rank in attempt.barrier_rows.pop(row.number, ()):
                     self._send(attempt.members[rank], wire.RowClosed(row=row.number))
@@ -545,27 +646,312 @@ class Controller:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _commit(self, attempt: Attempt, row: Row) -> Any | None:
-        """Commit a row's checkpoint: from here on it can be resumed from."""
-        # Who resumes from it relies on the rows before it: they must not die with this process.
-        self._metrics.wait_spooled(_SPOOLED_WITHIN)
-        manifest = self._checkpoints.commit(attempt, row)
-        if manifest is None:
-            return None
+    def _settled(self, pending: Pending, manifest: Manifest | None, reason: BaseException | str) -> None:
+        """A reported checkpoint is committed, or never will be: say so to everybody it concerns."""
+        value = None
+        if manifest is not None:
+            value = self._checkpoints.value(manifest)
+            self._record(
+                ev.Committed(
+                    time=time.time(),
+                    attempt=pending.attempt,
+                    row=pending.row,
+                    checkpoint=manifest.name,
+                    bytes=manifest.bytes,
+                    files=len(manifest.files),
+                )
+            )
+            self._validate(manifest)
+            self._look_at_space(manifest)
+            self._discard_old()
+        else:
+            self._record(
+                ev.CheckpointFailed(
+                    time=time.time(),
+                    attempt=pending.attempt,
+                    row=pending.row,
+                    checkpoint=pending.name,
+                    reason=str(reason),
+                )
+            )
+        self._tell_settled(pending, value.path if value is not None else "", str(reason))
+        if (metrics := self._reports.pop(pending.key, None)) is not None:
+            self._callbacks.call("after_report", metrics, value)
+        if isinstance(reason, FencedError):
+            self._taken_over(reason)
+        self._watch_lag()
+        self._answer_asks()
+        self._go_on_if_settled()
+
+    def _look_at_space(self, manifest: Manifest) -> None:
+        """After the first checkpoint it is known what those to come will take."""
+        path = self._storage.local_path("checkpoints")
+        if path is None or self._looked_at_space:
+            return
+        self._looked_at_space = True
+        with contextlib.suppress(OSError):
+            kept = self._spec.checkpoints.num_to_keep
+            remark = safety.space_remark(safety.free_bytes(path), manifest.bytes, kept)
+            if remark:
+                self._warn(remark)
+
+    def _tell_settled(self, pending: Pending, path: str, error: str) -> None:
+        attempt = self._attempt
+        if attempt is not None and attempt.number == pending.attempt:
+            for rank in pending.parts:
+                if not attempt.members[rank].exited:
+                    self._send(attempt.members[rank], wire.Settled(row=pending.row, path=path, error=error))
+
+    def _discard_old(self) -> None:
+        """Retention, but for what somebody may be reading: a rank that has not come to its first report, say."""
+        attempt, pinned = self._attempt, set(self._validations.names)
+        if attempt is not None and attempt.rows.never_reported():
+            pinned |= {m.name for m in self._checkpoints.kept if m.row == attempt.first_row - 1}
+        self._checkpoints.discard_old(pinned)
+
+    def _share_carried(self, member: Member, message: wire.Carried) -> None:
+        self._checkpoints.carried(message)
+
+    def _carry_trouble(self, member: Member, message: wire.CarryTrouble) -> None:
+        self._checkpoints.trouble(message)
+
+    def _staging_full(self, member: Member, message: wire.StagingFull) -> None:
+        if self._spec.checkpoints.on_full == "replace":
+            self._checkpoints.yield_to(message.row)
+        else:
+            self._warn(
+                f"The staging area of rank {member.rank} is full ({message.limit:,} bytes); report waits until the "
+                "storage has taken an older checkpoint.",
+                member.rank,
+            )
+
+    def _work_done(self, done: Done) -> None:
+        done.then(done.result, done.error)
+
+    def _work_troubled(self, trouble: Trouble) -> None:
+        trouble.say(trouble.reason)
+
+    def _watch_lag(self) -> None:
+        pending = self._checkpoints.pending
+        if not pending:
+            self._deadlines.pop("lag", None)
+            self._lag_told = 0.0
+        else:
+            self._deadlines["lag"] = pending[0].since + max(_LAG_AFTER, 2 * self._lag_told)
+
+    def _say_lag(self, _: str) -> None:
+        pending = self._checkpoints.pending
+        if not pending:
+            return
+        self._lag_told = time.monotonic() - pending[0].since
         self._record(
-            ev.Committed(
+            ev.UploadLagged(
                 time=time.time(),
-                attempt=attempt.number,
-                row=row.number,
-                checkpoint=manifest.name,
-                bytes=manifest.bytes,
-                files=len(manifest.files),
+                attempt=pending[0].attempt,
+                row=pending[0].row,
+                seconds=round(self._lag_told, 1),
+                waiting=len(pending),
+                bytes=sum(checkpoint.bytes for checkpoint in pending),
+                reason=next((p.trouble for p in pending if p.trouble), ""),
             )
         )
-        # What this attempt began from may still be read by a rank that has not come to its first report.
-        began_from = attempt.first_row - 1 if attempt.rows.never_reported() else -1
-        self._checkpoints.discard_old(pinned_row=began_from)
-        return self._checkpoints.newest_value()
+        self._watch_lag()
+
+    def _asked_for_checkpoints(self, member: Member, ask: wire.AskCheckpoints) -> None:
+        until = time.monotonic() + ask.timeout if ask.timeout else float("inf")
+        self._asks.append((member, ask, until))
+        self._answer_asks()
+
+    def _answer_asks(self, _: str = "") -> None:
+        """Answer those whose checkpoints are all settled, or whose time is up."""
+        waiting = []
+        for member, ask, until in self._asks:
+            open_rows = [p for p in self._checkpoints.pending if p.row <= ask.row]
+            unclosed = member.attempt.rows.closed < ask.row
+            unvalidated = ask.validated and self._validations.awaited(ask.row)
+            if (open_rows or unclosed or unvalidated) and time.monotonic() < until:
+                waiting.append((member, ask, until))
+                continue
+            found = [
+                described(m, self._checkpoints.value(m), self._checkpoints.status(m))
+                for m in self._checkpoints.kept
+            ]
+            self._send(member, wire.Reported(ask=ask.ask, checkpoints=found))
+        self._asks = waiting
+        self._deadlines.pop("asks", None)
+        if (first := min((until for *_, until in waiting), default=float("inf"))) != float("inf"):
+            self._deadlines["asks"] = first
+
+    # ------------------------------------------------------------------ validations
+
+    def _make_validations(self) -> Validations:
+        """The run's validations, with those that an earlier start did not bring to an end."""
+        validations = Validations(
+            self._spec,
+            self._engine,
+            self._hub,
+            post=self._inbox.put,
+            over=self._validation_over,
+            idle=self._validations_idle,
+            remind=self._remind_of_validation,
+            tell=self._warn,
+        )
+        if self._spec.validation is not None:
+            for manifest in cut_off(self._checkpoints.kept, self._checkpoints.status):
+                validations.ask(self._validation_of(manifest))
+        return validations
+
+    def _validate(self, manifest: Manifest) -> None:
+        """Have a committed checkpoint validated, if that was asked for."""
+        if asked_for(manifest) is not None and self._spec.validation is not None:
+            self._checkpoints.validated(manifest.name, PENDING)
+            self._validations.ask(self._validation_of(manifest))
+
+    def _validation_of(self, manifest: Manifest) -> Task:
+        config, asked = self._spec.validation, asked_for(manifest)
+        assert config is not None
+        assert asked is not None
+        return task_of(config, asked, manifest, self._checkpoints.value(manifest))
+
+    def _validation_over(self, task: Task, found: Validation) -> None:
+        """Its metrics join the checkpoint, which may change what is worth keeping."""
+        if self._fenced:
+            return
+        self._checkpoints.validated(task.checkpoint, found)
+        self._record(
+            ev.ValidationEnded(
+                time=time.time(),
+                checkpoint=task.checkpoint,
+                row=task.row,
+                status=found.status,
+                metrics=found.metrics,
+                reason=found.error,
+                seconds=found.seconds,
+            )
+        )
+        self._discard_old()
+        self._answer_asks()
+
+    def _remind_of_validation(self, when: float) -> None:
+        self._deadlines.pop("validation", None)
+        if when != float("inf"):
+            self._deadlines["validation"] = when
+
+    def _validation_overdue(self, _: str) -> None:
+        self._validations.overdue()
+
+    def _wait_for_validations(self, then: Callable[[], None]) -> bool:
+        """Call ``then`` when all are over. False where there is none to wait for, or nobody who would."""
+        if not self._validations.busy or self._fenced or self._was_interrupted():
+            return False
+        self._after_validations = then
+        if self._validations.wants_slot:  # it may be one that the ranks had, who are gone
+            self._engine.release(self._slots)
+            self._slots = []
+        return True
+
+    def _validations_idle(self) -> None:
+        if self._after_validations is not None:
+            then, self._after_validations = self._after_validations, None
+            then()
+
+    def _cut_validations_short(self) -> None:
+        if names := ", ".join(self._validations.names):
+            self._warn(f"The validation of {names} was cut off. It is started again when the run is resumed.")
+        self._validations.cut_short()
+
+    # ------------------------------------------------------------------ what a dead rank had reported
+
+    def _recover_reports(self, member: Member) -> None:
+        """Take into account the reports of a rank that is gone which had returned but did not arrive."""
+        attempt, rank = member.attempt, member.rank
+        last = attempt.rows.last_row(rank)
+        sealed = sealed_reports(launch.staging_root(self._spec), attempt.number, rank)
+        found = [point for row, point in sorted(sealed.items()) if row > max(last, attempt.first_row - 1)]
+        if found:
+            self._points(member, found)
+            member.recovered |= {point.row for point in found}
+        marked = marked_row(launch.mark_path(self._spec, attempt.number, rank))
+        self._rows_closed(attempt, attempt.rows.reach(rank, marked))
+        self._checkpoints.rank_ended(attempt.number, rank)
+        self._checkpoints.will_never_come(
+            self._carriers.rank_ended(member), f"rank {rank} ended while it carried its share to the storage"
+        )
+
+    # ------------------------------------------------------------------ waiting for what is on its way
+
+    def _settle(self, then: Callable[[], None], within: float) -> None:
+        """Go on once every reported checkpoint is committed or has failed, at the latest after ``within`` seconds."""
+        self._after_settling = then
+        self._deadlines["settle"] = time.monotonic() + within
+        self._go_on_if_settled()
+
+    def _go_on_if_settled(self) -> None:
+        if self._after_settling is not None and not self._checkpoints.pending:
+            self._deadlines.pop("settle", None)
+            then, self._after_settling = self._after_settling, None
+            then()
+
+    def _settling_overdue(self, _: str) -> None:
+        """Storage has not taken what is on its way: leave it where it is and say so."""
+        for checkpoint in self._checkpoints.pending:
+            staged = tuple(part.staged for part in checkpoint.parts.values() if os.path.isdir(part.staged))
+            self._left += staged
+            why = f" ({checkpoint.trouble})" if checkpoint.trouble else ""
+            where = f" Its files stay in {', '.join(staged)}." if staged else ""
+            self._checkpoints.leave(checkpoint, f"the storage did not take it in time{why}.{where}")
+
+    @property
+    def _cut_short(self) -> bool:
+        """True when nobody wants to wait for storage any more."""
+        return self._fenced or self._interrupts > 1
+
+    def _give_up_open_rows(self, attempt: Attempt) -> None:
+        """Shares of rows that some rank never reached: there is no whole checkpoint in them."""
+        for row, parts in sorted(attempt.rows.abandon().items()):
+            for part in parts.values():
+                if part.staged:
+                    remove_share(part.staged)
+            missing = [m.rank for m in attempt.members if attempt.rows.last_row(m.rank) < row]
+            self._record(
+                ev.CheckpointFailed(
+                    time=time.time(),
+                    attempt=attempt.number,
+                    row=row,
+                    checkpoint=next((p.checkpoint for p in parts.values() if p.checkpoint), ""),
+                    reason=f"ranks {missing} never made that report",
+                )
+            )
+
+    def _taken_over(self, error: BaseException) -> None:
+        """Another controller has the run now: end, and commit nothing more."""
+        if self._outcome is not None or self._fenced:
+            return
+        self._fenced = True
+        for pending in self._checkpoints.pending:
+            self._checkpoints.fail(pending, str(error))
+        if self._attempt is None:
+            self._end(lifecycle.FAILED, str(error))
+        else:
+            self._clear(self._attempt, lambda: self._end(lifecycle.FAILED, str(error)))
+
+    def settle_before_leaving(self, within: float) -> None:
+        """Wait until what was reported is committed, at most so long: this process is about to be ended. Any thread."""
+        settled = threading.Event()
+        self._inbox.put(_Leave(settled, within))
+        settled.wait(within + 1.0)
+
+    def _leave(self, leave: _Leave) -> None:
+        for member in self._attempt.members if self._attempt is not None else ():
+            self._recover_reports(member)
+        self._settle(leave.settled.set, leave.within)
+
+    def lost_the_lease(self, reason: str) -> None:
+        """Another controller has taken the run. Any thread."""
+        self._inbox.put(_LeaseLost(reason))
+
+    def _lease_lost(self, lost: _LeaseLost) -> None:
+        self._taken_over(FencedError(lost.reason))
 
     # ------------------------------------------------------------------ stopping early
 
@@ -582,7 +968,9 @@ class Controller:
 
     def _interrupted(self, _: _Interrupt) -> None:
         self._interrupts += 1
-        if self._interrupts == 1:
+        if self._after_validations is not None:  # the training is over: only the ending is cut short
+            self._cut_validations_short()
+        elif self._interrupts == 1:
             self._stop("interrupt", "interrupted; a second Ctrl-C ends it at once")
             if self._stopping is not None:
                 self._deadlines["grace"] = time.monotonic() + _INTERRUPT_GRACE
@@ -660,11 +1048,15 @@ class Controller:
             self._dismiss(self._attempt)
 
     def _dismiss(self, attempt: Attempt) -> None:
+        self._deadlines.pop("hooks", None)
         if attempt.failures:
             self._clear(attempt, self._decide)
-            return
+        else:
+            # Ranks that carry their own shares must live until those are out.
+            self._settle(lambda: self._let_go(attempt), self._spec.sync_timeout)
+
+    def _let_go(self, attempt: Attempt) -> None:
         attempt.phase = phases.DISMISSED
-        self._deadlines.pop("hooks", None)
         self._deadlines["exits"] = time.monotonic() + _EXIT_GRACE
         for member in attempt.members:
             self._send(member, wire.Dismissed(summary=self._summary()))
@@ -689,6 +1081,8 @@ class Controller:
         return self._attempt.rows.closed if self._attempt is not None else 0
 
     def _end(self, state: str, reason: str) -> None:
+        if self._wait_for_validations(lambda: self._end(state, reason)):
+            return
         self._record(
             ev.Ended(
                 time=time.time(),
@@ -699,7 +1093,13 @@ class Controller:
             )
         )
         self._outcome = RunOutcome(
-            state, reason, self._last_metrics, self._value, self._failures, self._was_interrupted()
+            state,
+            reason,
+            self._last_metrics,
+            self._value,
+            self._failures,
+            self._was_interrupted(),
+            self._left,
         )
 
     def _was_interrupted(self) -> bool:
@@ -708,11 +1108,14 @@ class Controller:
     # ------------------------------------------------------------------ failures and losses
 
     def _exited(self, event: base.Exited) -> None:
+        if self._attendant_ended(event):
+            return
         attempt = self._attempt
         member = attempt.by_slot(event.slot.id) if attempt is not None else None
         if attempt is None or member is None or member.exited:
             return
         member.exited = True
+        self._recover_reports(member)
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has ended")
         expected = attempt.phase in (phases.DISMISSED, phases.CLEARING)
@@ -721,7 +1124,18 @@ class Controller:
         else:
             self._exits_changed(attempt)
 
+    def _attendant_ended(self, event: base.Exited | base.SlotLost) -> bool:
+        """True when it was a process beside the ranks; an uploader is replaced."""
+        return self._validations.ended(event) or self._carriers.uploader_ended(
+            event.slot,
+            lambda share: self._checkpoints.will_never_come(
+                [share], "the uploader of its node died again and again; its log may say why"
+            ),
+        )
+
     def _slot_lost(self, event: base.SlotLost) -> None:
+        if self._attendant_ended(event):
+            return
         attempt = self._attempt
         held = [slot for slot in self._slots if slot.id != event.slot.id]
         lost, self._slots = len(held) < len(self._slots), held
@@ -733,6 +1147,7 @@ class Controller:
         if member is None or member.exited:
             return
         member.exited = True
+        self._recover_reports(member)
         attempt.losses.append((member.rank, event.reason))
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has lost its slot")
@@ -787,7 +1202,16 @@ class Controller:
             self._clear(attempt, self._decide)
 
     def _clear(self, attempt: Attempt, then: Callable[[], None]) -> None:
-        """End every process of the attempt; ``then`` is called when all are gone."""
+        """End every process of the attempt; ``then`` is called when all are gone.
+
+        Ranks that carry their own shares of checkpoints first get the time to do so.
+        """
+        if self._carriers.ranks_carry and not self._cut_short:
+            self._settle(lambda: self._end_processes(attempt, then), _SETTLE_WITHIN)
+        else:
+            self._end_processes(attempt, then)
+
+    def _end_processes(self, attempt: Attempt, then: Callable[[], None]) -> None:
         self._after_clearing = then
         for name in ("start", "cause", "late", "absent", "hooks", "exits"):
             self._deadlines.pop(name, None)
@@ -810,9 +1234,10 @@ class Controller:
             self._deadlines.pop("exits", None)
             attempt.phase = phases.CLEARING
             self._finish()
-        elif attempt.phase == phases.CLEARING:
-            then, self._after_clearing = self._after_clearing, lambda: None
-            then()
+        elif attempt.phase == phases.CLEARING and self._after_clearing is not None:
+            then, self._after_clearing = self._after_clearing, None
+            self._give_up_open_rows(attempt)
+            self._settle(then, _CUT_SHORT if self._cut_short else _SETTLE_WITHIN)
 
     def _decide(self) -> None:
         """All processes of a failed attempt are gone: try again or give up."""
@@ -893,8 +1318,9 @@ class Controller:
     # ------------------------------------------------------------------ output
 
     def _output(self, slot: base.Slot, data: bytes) -> None:
-        """A piece of a worker's output. Engine's thread."""
-        self._observer.output(self._ranks_by_slot.get(slot.id, 0), data)
+        """A piece of a process's output; that of processes beside the ranks is in their logs. Engine's thread."""
+        if (rank := self._ranks_by_slot.get(slot.id)) is not None:
+            self._observer.output(rank, data)
 
     def _wire_problem(self, message: wire.Noted) -> None:
         self._warn(f"On the wire, {message.message}.")
@@ -911,6 +1337,12 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     base.Drain: Controller._draining,
     _Interrupt: Controller._interrupted,
     _Said: Controller._said,
+    _LeaseLost: Controller._lease_lost,
+    Done: Controller._work_done,
+    Trouble: Controller._work_troubled,
+    wire.Carried: lambda controller, carried: controller._checkpoints.carried(carried),
+    wire.CarryTrouble: lambda controller, trouble: controller._checkpoints.trouble(trouble),
+    _Leave: Controller._leave,
     HookDone: Controller._hook_done,
     "start": Controller._start_overdue,
     "cause": Controller._cause_overdue,
@@ -920,6 +1352,10 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     "laggards": Controller._end_now,
     "hooks": Controller._hooks_overdue,
     "exits": Controller._exits_overdue,
+    "lag": Controller._say_lag,
+    "asks": Controller._answer_asks,
+    "settle": Controller._settling_overdue,
+    "validation": Controller._validation_overdue,
 }
 _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
     wire.Hello: Controller._hello,
@@ -929,4 +1365,8 @@ _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
     wire.Executed: Controller._executed,
     wire.Noted: Controller._noted,
     wire.Outcome: Controller._ended,
+    wire.Carried: Controller._share_carried,
+    wire.CarryTrouble: Controller._carry_trouble,
+    wire.StagingFull: Controller._staging_full,
+    wire.AskCheckpoints: Controller._asked_for_checkpoints,
 }

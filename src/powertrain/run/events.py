@@ -128,6 +128,38 @@ class Committed(Fact, frozen=True, tag="committed"):
     files: int = 0
 
 
+class UploadLagged(Fact, frozen=True, tag="upload_lagged"):
+    """Checkpoints that were reported are not in storage yet: since when, how many bytes, and what storage answers."""
+
+    attempt: int
+    #: The oldest of them.
+    row: int
+    seconds: float
+    waiting: int
+    bytes: int
+    reason: str = ""
+
+
+class CheckpointFailed(Fact, frozen=True, tag="checkpoint_failed"):
+    """A reported checkpoint will never be committed, and why. Training goes on; older ones are as they were."""
+
+    attempt: int
+    row: int
+    checkpoint: str
+    reason: str
+
+
+class ValidationEnded(Fact, frozen=True, tag="validation_ended"):
+    """The user's validation of a checkpoint is over; ``status`` is that of a reported checkpoint."""
+
+    checkpoint: str
+    row: int
+    status: str
+    metrics: dict[str, Any] = {}
+    reason: str = ""
+    seconds: float = 0.0
+
+
 class Stopping(Fact, frozen=True, tag="stopping"):
     """The run was asked to end early at a boundary; ``cause`` is "criterion", "interrupt" or "command"."""
 
@@ -190,6 +222,9 @@ Event = Union[
     TrainingStarted,
     RanksAbsent,
     Committed,
+    UploadLagged,
+    CheckpointFailed,
+    ValidationEnded,
     Stopping,
     Failed,
     Lost,

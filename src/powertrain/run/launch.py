@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,33 +18,62 @@ from powertrain.worker.main import ENTRY, WorkerSpec
 
 
 def process_of(
-    spec: RunSpec, attempt: Attempt, placement: Placement, door: Door, checkpoint: str
+    spec: RunSpec, attempt: Attempt, placement: Placement, door: Door, start: Start
 ) -> ProcessSpec:
-    """The process of one rank; ``checkpoint`` is the path it goes on from, "" for none."""
+    """The process of one rank."""
     worker = WorkerSpec(
         door=door,
-        place=_place(spec, attempt, placement, checkpoint),
+        place=_place(spec, attempt, placement, start),
         function=spec.function,
         sources=dict(spec.sources),
         device=placement.device,
         seed=spec.seed,
+        storage=start.storage,
+        sync_timeout=spec.sync_timeout,
     )
     return ProcessSpec(
         entry=ENTRY,
         payload=msgspec.msgpack.encode(worker),
         env=environment(placement, attempt.world_size, spec.env),
-        log_path=log_path(spec.path, attempt.number, placement.rank),
-        cwd=spec.working_dir or os.path.join(spec.runtime_dir, f"rank-{placement.rank}"),
+        log_path=log_path(spec, f"attempt-{attempt.number}", f"rank-{placement.rank:05d}.log"),
+        cwd=spec.working_dir or _scratch(spec, placement.rank),
         title=f"rank {placement.rank}",
     )
 
 
-def log_path(run_path: str, attempt: int, rank: int) -> str:
-    """The file that holds a rank's output of one attempt."""
-    return os.path.join(run_path, "logs", f"attempt-{attempt}", f"rank-{rank:05d}.log")
+@dataclass(frozen=True)
+class Start:
+    """What an attempt starts from."""
+
+    #: Path or address of the checkpoint to go on from; "" for none. With the pickled filesystem it is on, if any.
+    checkpoint: str = ""
+    filesystem: bytes = b""
+    #: Names that checkpoints of the run were given and that are taken.
+    names: Sequence[str] = ()
+    #: The run's storage, pickled.
+    storage: bytes = b""
 
 
-def _place(spec: RunSpec, attempt: Attempt, placement: Placement, checkpoint: str) -> Place:
+def log_path(spec: RunSpec, *parts: str) -> str:
+    """The file that holds a process's output."""
+    return os.path.join(spec.logs or os.path.join(spec.path, "logs"), *parts)
+
+
+def mark_path(spec: RunSpec, attempt: int, rank: int) -> str:
+    """The file in which a rank marks how far it has come."""
+    return os.path.join(spec.runtime_dir, "marks", f"{attempt}-{rank}")
+
+
+def staging_root(spec: RunSpec) -> str:
+    """Where shares of checkpoints wait."""
+    return spec.staging or os.path.join(spec.runtime_dir, "staging")
+
+
+def _scratch(spec: RunSpec, rank: int) -> str:
+    return os.path.join(spec.runtime_dir, f"rank-{rank}")
+
+
+def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) -> Place:
     return Place(
         rank=placement.rank,
         world_size=attempt.world_size,
@@ -55,7 +86,17 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, checkpoint: st
         run_path=spec.path,
         storage_path=spec.storage_path,
         launch_dir=spec.launch_dir,
-        checkpoint=checkpoint,
+        checkpoint=start.checkpoint,
+        checkpoint_filesystem=start.filesystem,
+        checkpoint_tag=spec.checkpoint_tag,
+        checkpoint_names=list(start.names),
+        checkpoint_frequency=spec.checkpoints.checkpoint_frequency or 0,
+        staging=staging_root(spec),
+        staging_bytes=spec.checkpoints.staging_bytes or 0,
+        segments=spec.segments,
+        scratch="" if spec.working_dir else _scratch(spec, placement.rank),
+        mark=mark_path(spec, attempt.number, placement.rank),
+        validates=spec.validation is not None,
         metadata=dict(spec.metadata),
         resources=dict(spec.resources),
     )

@@ -72,7 +72,16 @@ TRANSITIONS: dict[tuple[str, type[ev.Fact]], str] = {
 }
 #: Facts that change no state and may come at any time.
 NEUTRAL: frozenset[type[ev.Fact]] = frozenset(
-    {ev.WorkerStarted, ev.StartupMeasured, ev.RanksAbsent, ev.Committed, ev.Warned}
+    {
+        ev.WorkerStarted,
+        ev.StartupMeasured,
+        ev.RanksAbsent,
+        ev.Committed,
+        ev.UploadLagged,
+        ev.CheckpointFailed,
+        ev.ValidationEnded,
+        ev.Warned,
+    }
 )
 #: Which end each state may come to.
 ENDINGS: dict[str, frozenset[str]] = {

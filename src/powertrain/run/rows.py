@@ -86,6 +86,19 @@ class RowTable:
             self._parts.setdefault(point.row, {})[rank] = point.part
         return self._close()
 
+    def reach(self, rank: int, row: int) -> list[Row]:
+        """The rank made every report up to ``row`` although not all of them arrived; returns the rows this closes."""
+        if row <= self._last[rank]:
+            return []
+        self._last[rank] = row
+        self._absent.discard(rank)
+        return self._close()
+
+    def abandon(self) -> dict[int, dict[int, Part]]:
+        """The shares of checkpoints in rows that never closed, by row and rank; they are given up."""
+        parts, self._parts = self._parts, {}
+        return parts
+
     def end(self, rank: int) -> list[Row]:
         """The rank will report no more; returns the rows this closes."""
         self._ended.add(rank)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.config import BackendConfig, CheckpointConfig
+from powertrain.config import BackendConfig, CheckpointConfig, ValidationConfig
 from powertrain.engine.base import SlotShape
 from powertrain.run import stopping
 
@@ -34,6 +34,20 @@ class RunSpec:
     stop: stopping.Criterion = None
     callbacks: Sequence[Any] = ()
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    #: Where shares of checkpoints wait on each node ("": below ``runtime_dir``), and shared memory for them.
+    staging: str = ""
+    segments: str = ""
+    #: Goes into the usual names of checkpoints: not "" after a start that was cut off.
+    checkpoint_tag: str = ""
+    #: Seconds after which storage that keeps refusing is given up.
+    sync_timeout: float = 1800.0
+    #: The run's storage, pickled, as processes on other nodes know it.
+    storage: bytes = b""
+    #: The pickled filesystem of the storage, where the user gave one.
+    filesystem: bytes = b""
+    #: Where workers' output is kept; "" for ``logs`` in the run's directory.
+    logs: str = ""
+    validation: ValidationConfig | None = None
     backend: BackendConfig = field(default_factory=BackendConfig)
     #: The pickled (function, config) and the sources that tracebacks may need.
     function: bytes = b""
@@ -42,6 +56,7 @@ class RunSpec:
     seed: int = 0
     #: A checkpoint of another run to begin from, as a path; "" for none.
     begin_from: str = ""
+    begin_from_filesystem: bytes = b""
     version: str = ""
     #: What callbacks are told of the trainer's arguments: fields of ``RunContext``.
     arguments: Mapping[str, Any] = field(default_factory=dict)

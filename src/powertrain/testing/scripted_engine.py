@@ -27,12 +27,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
 import msgspec
 
 from powertrain import wire
+from powertrain.checkpoint import uploader
+from powertrain.checkpoint.saver import Staging
 from powertrain.engine.base import (
     Capacity,
     Drain,
@@ -52,6 +55,7 @@ from powertrain.engine.base import (
 from powertrain.errors import CollectiveError, EngineError, ResourceError
 from powertrain.worker import failure
 from powertrain.worker.main import ENTRY, WorkerSpec
+from powertrain.worker.mark import RowMark
 from powertrain.worker.progress import Boundaries, Gate, Progress, StopRun
 from powertrain.worker.service import Service
 
@@ -167,6 +171,13 @@ class ScriptedWorker:
             watch=process.ended_descriptor,
         )
         process.when_ended(lambda: self.service.commands.put(wire.Dismissed()))
+        self._mark = RowMark(place.mark)
+        self._staging = Staging(place.staging, place.attempt, place.rank, limit=place.staging_bytes)
+        self._carrier = uploader.Carrier(
+            lambda: pickle.loads(self.spec.storage), self.service.say, self.spec.sync_timeout
+        )
+        self.service.on_carry = self._carry
+        self.service.on_settled = lambda settled: self._staging.settled(settled.row)
 
     # -- what a play calls
 
@@ -184,11 +195,13 @@ class ScriptedWorker:
             self.service.post(wire.Point(row=0, at=time.time(), metrics=dict(metrics), solo=True))
             return
         self.row += 1
-        part = None if files is None else self._store(files)
+        part = None if files is None else self._stage(files)
         self.progress.reports += 1
-        self.service.post(
-            wire.Point(row=self.row, at=time.time(), metrics=dict(metrics), barrier=barrier, part=part)
-        )
+        point = wire.Point(row=self.row, at=time.time(), metrics=dict(metrics), barrier=barrier, part=part)
+        if part is not None:
+            self._staging.seal(point)
+        self._mark.set(self.row)
+        self.service.post(point)
         if barrier:
             self.service.wait_for_row(self.row)
         self._cross(can_checkpoint=False)
@@ -238,6 +251,14 @@ class ScriptedWorker:
                     return code
         finally:
             self.service.close()
+            self._carrier.close()
+            self._mark.close()
+
+    def _carry(self, order: wire.Carry | wire.Drop) -> None:
+        if isinstance(order, wire.Carry):
+            self._carrier.carry(order)
+        else:
+            self._carrier.drop(order)
 
     def _next_command(self) -> wire.FromController:
         command = self.service.commands.get()
@@ -266,17 +287,11 @@ class ScriptedWorker:
         self.process.check()
         return told
 
-    def _store(self, files: Mapping[str, bytes]) -> wire.Part:
-        import tempfile
-        from pathlib import Path
-
-        from powertrain.checkpoint.commit import name_of_row, store_part
-        from powertrain.storage import open_storage
-
-        with tempfile.TemporaryDirectory() as directory:
-            for name, content in files.items():
-                Path(directory, name).write_bytes(content)
-            return store_part(open_storage(self.place.run_path), name_of_row(self.row), directory)
+    def _stage(self, files: Mapping[str, bytes]) -> wire.Part:
+        directory = self._staging.new_directory()
+        for name, content in files.items():
+            Path(directory, name).write_bytes(content)
+        return self._staging.stage(self.row, directory)
 
 
 def _executed(command: wire.Execute) -> wire.Executed:
@@ -289,6 +304,14 @@ def _executed(command: wire.Execute) -> wire.Executed:
 
 Play = Callable[[ScriptedWorker], Any]
 Program = Callable[[ScriptedProcess], int]
+
+
+def play_uploader(process: ScriptedProcess) -> int:
+    """The real uploader in the thread of a played process."""
+    spec = msgspec.msgpack.decode(process.spec.payload, type=uploader.UploaderSpec)
+    uploader.Uploader(spec, watch=process.ended_descriptor).serve()
+    process.check()
+    return 0
 
 
 def grant_all(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
@@ -310,11 +333,13 @@ class ScriptedEngine:
         hosts: Sequence[str] = ("scripted-host",),
         programs: Mapping[str, Program] | None = None,
         restarts: bool = True,
+        attends: bool = True,
     ) -> None:
-        """``most`` slots exist, on ``hosts`` in turn; ``programs`` plays entries other than a training worker's."""
-        self.restarts = restarts
+        """``most`` slots exist, on ``hosts`` in turn; ``programs`` plays entries other than a training worker's.
+        Without ``attends`` the ranks carry their own checkpoints."""
+        self.restarts, self._attends = restarts, attends
         self._play, self._on_request, self._most, self._hosts = play, on_request, most, tuple(hosts)
-        self._programs = dict(programs or {})
+        self._programs = {uploader.ENTRY: play_uploader, **(programs or {})}
         self._numbers = itertools.count(1)
         self._events: EventSink = lambda _: None
         self._output: OutputSink = lambda _slot, _data: None
@@ -360,6 +385,15 @@ class ScriptedEngine:
         threading.Thread(
             target=self._run, args=(process,), name=f"powertrain-scripted {spec.title}", daemon=True
         ).start()
+
+    def attend(self, beside: Slot, spec: ProcessSpec) -> Slot | None:
+        """Play the process on a slot of its own; an uploader is played by the real one."""
+        if not self._attends:
+            return None
+        slot = Slot(f"attendants/{next(self._numbers)}", beside.host, beside.address)
+        self._held[slot.id] = slot
+        self.fork(slot, spec)
+        return slot
 
     def signal(self, slot: Slot, number: _signal.Signals) -> None:
         """Any signal ends a played process: none of them handles one."""

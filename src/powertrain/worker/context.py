@@ -6,20 +6,26 @@ after it. Outside a worker each function raises :class:`~powertrain.errors.Outsi
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import msgspec
 
 from powertrain import wire
-from powertrain.errors import CollectiveError, OutsideWorkerError, ReportError
+from powertrain.config import CheckpointConsistencyMode, CheckpointUploadMode, ValidationTaskConfig
+from powertrain.errors import CheckpointError, CollectiveError, OutsideWorkerError, ReportError
+from powertrain.worker import saving
+from powertrain.worker.mark import RowMark
 from powertrain.worker.progress import Boundaries, Gate, progress
-from powertrain.worker.values import normalise
+from powertrain.worker.values import is_pending, normalise, resolve
 
 if TYPE_CHECKING:
-    from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
+    from powertrain.checkpoint.saver import CheckpointDirectory, Staging
     from powertrain.storage import Storage
     from powertrain.worker.service import Service
 
@@ -43,8 +49,27 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     storage_path: str = ""
     #: Where the driver was started.
     launch_dir: str = ""
-    #: Committed checkpoint to go on from, as a path; "" for none.
+    #: Committed checkpoint to go on from, as a path or address; "" for none.
     checkpoint: str = ""
+    #: The pickled filesystem that ``checkpoint`` is on, where the user gave one.
+    checkpoint_filesystem: bytes = b""
+    #: Goes into the usual names of checkpoints.
+    checkpoint_tag: str = ""
+    #: Names given with ``checkpoint_dir_name`` that are committed already.
+    checkpoint_names: list[str] = []
+    #: Registered state is saved every so many rows; 0 for never.
+    checkpoint_frequency: int = 0
+    #: Where shares of checkpoints are staged on this node, and how many bytes may wait there (0: half of the disk).
+    staging: str = ""
+    staging_bytes: int = 0
+    #: Where shared-memory segments go; "" where there are none.
+    segments: str = ""
+    #: The rank's own working directory; "" when it works in the user's.
+    scratch: str = ""
+    #: Where the rank marks how far it has come; "" for nowhere.
+    mark: str = ""
+    #: True when the trainer was given a validation function.
+    validates: bool = False
     metadata: dict[str, Any] = {}
     resources: dict[str, float] = {}
 
@@ -57,10 +82,57 @@ class Session:
         self.service = service
         self.row = service.row = place.first_row - 1
         self.syncs = 0
-        #: Names that this rank has given to checkpoints in this attempt.
-        self.checkpoint_names: set[str] = set()
+        #: Names that checkpoints of this run have been given.
+        self.checkpoint_names: set[str] = set(place.checkpoint_names)
+        #: What ``register_state`` was given.
+        self.registered: dict[str, Any] = {}
+        self.mark = RowMark(place.mark)
         self.boundaries = Boundaries(gate)
         self.context = TrainContext(place)
+
+    @cached_property
+    def staging(self) -> Staging:
+        """This rank's part of the node's staging area."""
+        from powertrain.checkpoint.saver import Staging
+
+        place = self.place
+        staging = Staging(
+            place.staging or os.path.join(os.getcwd(), ".staging"),
+            place.attempt,
+            place.rank,
+            segments=place.segments,
+            limit=place.staging_bytes,
+            shared_by=place.local_world_size,
+            full=lambda row, needed, limit: self.service.say(
+                wire.StagingFull(row=row, needed=needed, limit=limit)
+            ),
+        )
+        self.service.on_settled = lambda settled: staging.settled(settled.row)
+        self.service.when_over(staging.close)
+        return staging
+
+    @cached_property
+    def storage(self) -> Storage:
+        """The run's storage, for looking at addresses; nothing is opened by this."""
+        from powertrain.storage import open_storage
+
+        return open_storage(self.place.run_path)
+
+    def checkpoint_at(self, path: str) -> Checkpoint:
+        """The checkpoint at a path of the filesystem that the run's checkpoints are on, or at an address."""
+        from powertrain.checkpoint.checkpoint import Checkpoint
+
+        pickled = self.place.checkpoint_filesystem
+        return Checkpoint(path, pickle.loads(pickled) if pickled and "://" not in path else None)
+
+    def usual_name(self, row: int) -> str:
+        """The name of the checkpoint of ``row`` where none is given."""
+        from powertrain.checkpoint.commit import name_of_row
+
+        return name_of_row(row, self.place.checkpoint_tag)
+
+    def close(self) -> None:
+        self.mark.close()
 
     def meet(self, kind: str, data: bytes = b"") -> bytes:
         """Arrive at the next collective and wait for all ranks."""
@@ -179,20 +251,30 @@ def report(
     metrics: dict[str, Any],
     checkpoint: Checkpoint | None = None,
     checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode | str | None = None,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: saving.UploadFunction | None = None,
+    validation: bool | ValidationTaskConfig = False,
     *,
     barrier: bool = False,
     solo: bool = False,
-    **not_yet: Any,
 ) -> None:
     """Hand metrics, and maybe a checkpoint, to the run. Returns without waiting for the other ranks.
 
     The k-th report of every rank forms row k; a row's checkpoint is committed once every rank has made its report
-    k. When this returns, the checkpoint's directory may be changed or deleted. ``barrier=True`` waits until the row
-    is complete. ``solo=True`` keeps the metrics outside rows, for values that only some ranks have.
+    k. When this returns, the checkpoint's directory may be changed or deleted, and the checkpoint will be committed
+    even if this process dies. ``checkpoint_upload_mode`` SYNC also waits for the commit, and raises
+    :class:`CheckpointError` should it fail; NO_UPLOAD says that the files are in a lasting place already.
+    ``delete_local_checkpoint_after_upload`` gives the directory away, which spares a copy.
+    ``checkpoint_upload_fn(checkpoint, name)`` uploads instead of the run and returns the Checkpoint it made.
+    ``validation=True`` runs the trainer's validation function on the committed checkpoint.
+
+    ``barrier=True`` waits until the row is complete. ``solo=True`` keeps the metrics outside rows, for values that
+    only some ranks have.
     """
     session = current("report")
-    if not_yet:
-        raise ReportError(_unknown_argument(next(iter(not_yet))))
+    if validation:
+        saving.refuse_validation(session)
     values = normalise(metrics)
     if solo:
         if checkpoint is not None or barrier:
@@ -202,18 +284,96 @@ def report(
         session.service.post(wire.Point(row=0, at=time.time(), metrics=values, solo=True))
         return
     row = session.row + 1
-    part = None
-    if checkpoint is not None:
-        part = _store(session, checkpoint, checkpoint_dir_name, row)
-        session.checkpoint_names.add(part.checkpoint)
-    elif checkpoint_dir_name is not None:
-        raise ReportError("report(checkpoint_dir_name=...) names a checkpoint, but none was given.")
-    session.row = session.service.row = row
-    progress.reports += 1
-    session.service.post(wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier, part=part))
+    if checkpoint is None and session.registered:
+        checkpoint = _automatic_checkpoint(session, row)
+    if checkpoint is None:
+        if checkpoint_dir_name is not None:
+            raise ReportError("report(checkpoint_dir_name=...) names a checkpoint, but none was given.")
+        _post(session, wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier))
+    else:
+        how = saving.options(
+            checkpoint_dir_name,
+            checkpoint_upload_mode,
+            delete_local_checkpoint_after_upload,
+            checkpoint_upload_fn,
+            validation,
+        )
+        part = saving.share(session, checkpoint, how, row)
+        point = wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier, part=part)
+        _report_with_share(session, point, how)
     if barrier:
         session.service.wait_for_row(row)
     session.boundaries.cross(can_checkpoint=False)
+
+
+def _post(session: Session, point: wire.Point) -> None:
+    """The report is made: from here on the rank's death does not undo it."""
+    session.row = session.service.row = point.row
+    session.mark.set(point.row)
+    progress.reports += 1
+    session.service.post(point)
+
+
+def _report_with_share(session: Session, point: wire.Point, how: saving.SaveOptions) -> None:
+    assert point.part is not None
+    if point.part.staged:
+        metrics = resolve(point.metrics) if is_pending(point.metrics) else point.metrics
+        session.staging.seal(msgspec.structs.replace(point, metrics=metrics))
+    if how.mode is CheckpointUploadMode.SYNC:
+        session.service.expect_settled(point.row)
+    _post(session, point)
+    if point.part.pending:
+        saving.upload_beside(session, point.part, how, point.row)
+    if how.mode is CheckpointUploadMode.SYNC:
+        settled = session.service.wait_settled(point.row)
+        if settled is not None and settled.error:
+            raise CheckpointError(f"The checkpoint of row {point.row} was not committed: {settled.error}")
+
+
+def _automatic_checkpoint(session: Session, row: int) -> Checkpoint | None:
+    from powertrain.worker.state import automatic_checkpoint
+
+    return automatic_checkpoint(session, row)
+
+
+def checkpoint_dir() -> CheckpointDirectory:
+    """A new directory for a checkpoint's files. To ``report`` it costs a rename, whatever its size.
+
+    It is a path, and also a context that removes what was not reported::
+
+        with powertrain.checkpoint_dir() as directory:
+            torch.save(model.state_dict(), os.path.join(directory, "model.pt"))
+            powertrain.report(metrics, Checkpoint.from_directory(directory))
+    """
+    return current("checkpoint_dir").staging.new_directory()
+
+
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+    timeout_s: float | None = None,
+) -> list[ReportedCheckpoint]:
+    """Every kept checkpoint of this run with its metrics and whether it was validated, oldest first.
+
+    Waits until all that this rank has reported so far are committed and, in the default mode, validated; at most
+    ``timeout_s`` seconds.
+    """
+    session = current("get_all_reported_checkpoints")
+    from powertrain.checkpoint.checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
+
+    if not isinstance(consistency_mode, CheckpointConsistencyMode):
+        raise ReportError(
+            f"consistency_mode={consistency_mode!r} is none. Use CheckpointConsistencyMode.COMMITTED or .VALIDATED."
+        )
+    validated = consistency_mode is CheckpointConsistencyMode.VALIDATED
+    answer = session.service.ask_checkpoints(session.row, validated, timeout_s or 0.0)
+    return [
+        ReportedCheckpoint(
+            session.checkpoint_at(found.path),
+            dict(found.metrics),
+            ReportedCheckpointStatus(found.status),
+        )
+        for found in answer
+    ]
 
 
 def should_checkpoint() -> bool:
@@ -227,12 +387,8 @@ def should_checkpoint() -> bool:
 
 def get_checkpoint() -> Checkpoint | None:
     """The checkpoint to go on from: this run's newest at the start of the attempt, or ``resume_from_checkpoint``."""
-    path = current("get_checkpoint").place.checkpoint
-    if not path:
-        return None
-    from powertrain.checkpoint.checkpoint import Checkpoint
-
-    return Checkpoint(path)
+    session = current("get_checkpoint")
+    return session.checkpoint_at(session.place.checkpoint) if session.place.checkpoint else None
 
 
 def barrier() -> None:
@@ -249,47 +405,3 @@ def broadcast_from_rank_zero(data: T) -> T:
         return data
     value: T = pickle.loads(received)
     return value
-
-
-#: Arguments of Ray Train's ``report`` that this version does not have yet.
-_NOT_YET = (
-    "checkpoint_upload_mode",
-    "delete_local_checkpoint_after_upload",
-    "checkpoint_upload_fn",
-    "validation",
-)
-
-
-def _unknown_argument(name: str) -> str:
-    if name in _NOT_YET:
-        return f"report({name}=...) is not supported yet by this version of Powertrain. Leave it out."
-    return f"report() has no argument {name!r}. It takes metrics, checkpoint, checkpoint_dir_name, barrier and solo."
-
-
-def _check_name(session: Session, storage: Storage, name: str) -> None:
-    """A checkpoint's name is one plain directory name that this run has not used."""
-    if "/" in name or name.startswith("."):
-        raise ReportError(
-            f"report(checkpoint_dir_name={name!r}) is not a plain name: it must not hold '/' or begin with '.'. Use "
-            "something like 'epoch-3'."
-        )
-    manifest = storage.local_path(f"checkpoints/{name}/MANIFEST.json")
-    if name in session.checkpoint_names or (manifest is not None and manifest.exists()):
-        raise ReportError(
-            f"report(checkpoint_dir_name={name!r}) names a checkpoint that this run has already. Give each its own "
-            "name; Result.checkpoint is always the newest, and CheckpointConfig(num_to_keep=...) deletes old ones."
-        )
-
-
-def _store(session: Session, checkpoint: Checkpoint, name: str | None, row: int) -> wire.Part:
-    from powertrain.checkpoint.commit import name_of_row, store_part
-    from powertrain.storage import open_storage
-
-    storage = open_storage(session.place.run_path)
-    if name is not None:
-        _check_name(session, storage, name)
-    phase, progress.phase = progress.phase, "checkpoint"
-    try:
-        return store_part(storage, name or name_of_row(row), checkpoint.path)
-    finally:
-        progress.phase = phase

@@ -11,16 +11,20 @@ import random
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
 
 from powertrain import wire
+from powertrain.storage import boundaries
 from powertrain.worker import context, failure
 from powertrain.worker.context import Place, Session
 from powertrain.worker.progress import Gate, StopRun, progress
 from powertrain.worker.service import Service
+
+if TYPE_CHECKING:
+    from powertrain.checkpoint.uploader import Carrier
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.main:run"
@@ -40,11 +44,16 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Index of this rank's GPU among those visible to it; -1 for none.
     device: int = -1
     seed: int = 0
+    #: The run's pickled storage, for a rank that carries its own shares of checkpoints, and how long it tries.
+    storage: bytes = b""
+    sync_timeout: float = 1800.0
 
 
 def run(payload: bytes) -> int:
     """Live one rank's life in this process; returns the exit code."""
-    return Rank(msgspec.msgpack.decode(payload, type=WorkerSpec)).live()
+    spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
+    boundaries.role = f"rank-{spec.place.rank}"
+    return Rank(spec).live()
 
 
 class Rank:
@@ -75,6 +84,7 @@ class Rank:
             watch=watch,
             orphaned=orphaned,
         )
+        self._carrier: Carrier | None = None
         #: What the controller said at the end: see ``wire.Dismissed``.
         self.summary: dict[str, Any] = {}
         #: What the user's function raised.
@@ -83,8 +93,10 @@ class Rank:
 
     def live(self) -> int:
         """From hello to dismissal. Never raises for what the user's code does."""
+        self._service.on_carry = self._carry
         self._service.say(wire.Hello(pid=os.getpid(), host=os.uname().nodename))
-        context.open_session(Session(self._place, self._service, self._gate))
+        session = Session(self._place, self._service, self._gate)
+        context.open_session(session)
         code = 0
         try:
             failure.remember_sources(self._spec.sources)
@@ -107,6 +119,21 @@ class Rank:
         finally:
             context.close_session()
             self._service.close()
+            session.close()
+            if self._carrier is not None:
+                self._carrier.close()
+
+    def _carry(self, order: wire.Carry | wire.Drop) -> None:
+        """Carry a share of this rank's own: there is no process on this node to do it. Service thread."""
+        if self._carrier is None:
+            from powertrain.checkpoint.uploader import Carrier
+
+            storage = self._spec.storage
+            self._carrier = Carrier(lambda: pickle.loads(storage), self._service.say, self._spec.sync_timeout)
+        if isinstance(order, wire.Carry):
+            self._carrier.carry(order)
+        else:
+            self._carrier.drop(order)
 
     def _service_failed(self) -> None:
         """The side thread broke: end at once, so that the engine tells the controller what this rank cannot."""

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
@@ -32,6 +32,8 @@ _BATCH = 256
 _MEMORY_LIMIT = 20_000
 _BEAT_EVERY = 1.0
 _NOTHING = wire.Opened(sync=0)
+#: What the training thread can wait for.
+Answer = Union[wire.Opened, wire.Settled, wire.Reported]
 
 
 class Service:
@@ -56,12 +58,17 @@ class Service:
         self._watch, self._orphaned, self._broken = watch, orphaned, failed
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
         self.commands: queue.SimpleQueue[wire.FromController] = queue.SimpleQueue()
+        #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
+        self.on_carry: Callable[[wire.Carry | wire.Drop], None] = lambda _: None
+        self.on_settled: Callable[[wire.Settled], None] = lambda _: None
         self._ordered: deque[wire.FromWorker] = deque()
         self._urgent: deque[wire.FromWorker] = deque()
         self._spill = _Spill(spill_directory)
         self._waiters: dict[tuple[str, int], _Waiter] = {}
         self._waiters_lock = threading.Lock()
         self._closed_rows = 0
+        self._asks = 0
+        self._when_over: list[Callable[[], None]] = []
         #: The rank's newest row, for the envelope.
         self.row = 0
         self._last_counts, self._moved = (0, 0, 0), time.monotonic()
@@ -92,7 +99,8 @@ class Service:
         """Send, and wait until every rank has arrived or one never will."""
         waiter = self._waiter("sync", message.sync)
         self.say(message)
-        return waiter.wait()
+        answer = waiter.wait()
+        return answer if isinstance(answer, wire.Opened) else _NOTHING
 
     def wait_for_row(self, row: int) -> None:
         """Wait until row ``row`` is complete on every rank."""
@@ -100,6 +108,26 @@ class Service:
         if self._closed_rows >= row:
             waiter.set(_NOTHING)
         waiter.wait()
+
+    def wait_settled(self, row: int) -> wire.Settled | None:
+        """Wait until the checkpoint of ``row`` is committed or has failed; None when the run ends before that.
+
+        Before the report of ``row`` is posted, call :meth:`expect_settled`.
+        """
+        answer = self._waiter("settled", row).wait()
+        return answer if isinstance(answer, wire.Settled) else None
+
+    def expect_settled(self, row: int) -> None:
+        """Keep the answer for :meth:`wait_settled`, however early it comes."""
+        self._waiter("settled", row)
+
+    def ask_checkpoints(self, row: int, validated: bool, timeout: float) -> list[wire.ReportedCheckpoint]:
+        """Wait for the controller's list of checkpoints; see ``wire.AskCheckpoints``."""
+        self._asks += 1
+        waiter = self._waiter("ask", self._asks)
+        self.post(wire.AskCheckpoints(ask=self._asks, row=row, validated=validated, timeout=timeout))
+        answer = waiter.wait()
+        return list(answer.checkpoints) if isinstance(answer, wire.Reported) else []
 
     def close(self, timeout: float = 10.0) -> None:
         """Send what is queued, wait for its acknowledgement, end the thread."""
@@ -214,6 +242,13 @@ class Service:
             self._waiter("sync", command.sync).set(command)
         elif isinstance(command, wire.RowClosed):
             self._close_row(command.row)
+        elif isinstance(command, (wire.Carry, wire.Drop)):
+            self.on_carry(command)
+        elif isinstance(command, wire.Settled):
+            self.on_settled(command)
+            self._answer(("settled", command.row), command)
+        elif isinstance(command, wire.Reported):
+            self._answer(("ask", command.ask), command)
         else:
             self.commands.put(command)
 
@@ -224,6 +259,13 @@ class Service:
         for waiter in ready:
             waiter.set(_NOTHING)
 
+    def _answer(self, key: tuple[str, int], answer: Answer) -> None:
+        """Tell who waits, if anybody does."""
+        with self._waiters_lock:
+            waiter = self._waiters.get(key)
+        if waiter is not None:
+            waiter.set(answer)
+
     def _waiter(self, kind: str, number: int) -> _Waiter:
         with self._waiters_lock:
             return self._waiters.setdefault((kind, number), _Waiter(self, (kind, number)))
@@ -232,8 +274,14 @@ class Service:
         with self._waiters_lock:
             self._waiters.pop(key, None)
 
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Call back, on this thread, when nothing will be answered any more."""
+        self._when_over.append(callback)
+
     def _release_waiters(self) -> None:
         self._gate.open()
+        for callback in self._when_over:
+            callback()
         with self._waiters_lock:
             waiters = list(self._waiters.values())
         for waiter in waiters:
@@ -253,13 +301,13 @@ class _Waiter:
     def __init__(self, service: Service, key: tuple[str, int]) -> None:
         self._service, self._key = service, key
         self._event = threading.Event()
-        self._answer = _NOTHING
+        self._answer: Answer = _NOTHING
 
-    def set(self, answer: wire.Opened) -> None:
+    def set(self, answer: Answer) -> None:
         self._answer = answer
         self._event.set()
 
-    def wait(self) -> wire.Opened:
+    def wait(self) -> Answer:
         self._event.wait()
         self._service.forget(self._key)
         return self._answer

@@ -77,6 +77,22 @@ def never_at_a_boundary() -> dict[str, Any]:
     return story.outcome_of(trainer(loops.never_at_a_boundary, "killed").fit)
 
 
+def validate_asleep() -> dict[str, Any]:
+    """A validation that does not end by itself; on the second start of the same run it does."""
+    import validating
+
+    from powertrain import ValidationConfig
+
+    made = DataParallelTrainer(
+        validating.three_epochs,
+        train_loop_config={"task": {"fn_kwargs": {"greeting": "hello"}}},
+        scaling_config=story.scaling(ENGINE),
+        run_config=story.run_config("asleep"),
+        validation_config=ValidationConfig(fn=validating.sleep_the_first_time),
+    )
+    return story.outcome_of(made.fit)
+
+
 def with_a_child_of_its_own() -> dict[str, Any]:
     """A child that inherited everything, as ``fork`` without ``exec`` gives it."""
     made = trainer(loops.never_at_a_boundary, "killed")

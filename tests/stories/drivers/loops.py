@@ -151,7 +151,7 @@ def never_at_a_boundary() -> None:
         train.report({"resumed": restored_epoch()})
         return
     with saved(0) as checkpoint:
-        train.report({"epoch": 0}, checkpoint, barrier=True)
+        train.report({"epoch": 0}, checkpoint, checkpoint_upload_mode="SYNC")
     story.tell(f"rank {rank()} trains", str(os.getpid()))
     while True:
         time.sleep(0.05)

@@ -1,0 +1,84 @@
+"""What a trainer was made of, kept in its run, so that ``restore(path)`` can make it again.
+
+The arguments are pickled, and to open a pickle is to run code. So they are signed with a key that only this user has,
+and opened only where the signature is right: a run directory that somebody else wrote cannot run code here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import pickle
+import secrets
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from powertrain.errors import ConfigError
+from powertrain.storage import Storage
+
+_KEY, _SIGNATURE = "trainer.pickle", "trainer.signature"
+
+
+def store(storage: Storage, arguments: dict[str, Any]) -> str:
+    """Keep a trainer's arguments in its run; returns "" or why they could not be kept."""
+    try:
+        data = cloudpickle.dumps(arguments)
+        key = _signing_key()
+    except Exception as error:  # whatever the user's objects do when they are pickled
+        return f"{type(error).__name__}: {error}"
+    storage.put(_KEY, data)
+    storage.put(_SIGNATURE, _signature(key, data))
+    return ""
+
+
+def load(storage: Storage) -> dict[str, Any]:
+    """The arguments of the run's trainer; raises :class:`ConfigError` where there are none that can be trusted."""
+    try:
+        data, signature = storage.get(_KEY), storage.get(_SIGNATURE)
+    except FileNotFoundError:
+        raise ConfigError(
+            _ask_for_function(storage, "it does not hold what its trainer was made of")
+        ) from None
+    if not hmac.compare_digest(signature, _signature(_signing_key(), data)):
+        raise ConfigError(
+            _ask_for_function(
+                storage,
+                "what it holds was not written by you on this machine, and opening it could run any code",
+            )
+        )
+    arguments: dict[str, Any] = pickle.loads(data)
+    return arguments
+
+
+def _ask_for_function(storage: Storage, why: str) -> str:
+    return (
+        f"The trainer of {storage.uri!r} cannot be made from that run alone: {why}. Give the training function: "
+        "restore(path, train_loop_per_worker=..., scaling_config=...)."
+    )
+
+
+def _signature(key: bytes, data: bytes) -> bytes:
+    return hmac.new(key, data, hashlib.sha256).hexdigest().encode()
+
+
+def _signing_key() -> bytes:
+    """This user's key on this machine, made when it is first needed."""
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    path = Path(home, "powertrain", "signing.key")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    unfinished.touch(mode=0o600)
+    unfinished.write_bytes(secrets.token_bytes(32))
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        pass  # another process was first, and its key counts
+    finally:
+        unfinished.unlink()
+    return path.read_bytes()

@@ -1,0 +1,93 @@
+"""The thread on which a run talks to its storage about checkpoints, so that the controller never waits for it.
+
+What it is given is done in order, one after the other; each outcome goes to the controller's inbox. What storage
+refuses is tried again until a deadline.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain.checkpoint.uploader import pause_before_retry
+
+
+@dataclass(frozen=True)
+class Done:
+    """A piece of work is over: ``then`` is to be called, on the controller's thread, with the result or the error."""
+
+    then: Callable[[Any, BaseException | None], None]
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Storage refuses a piece of work, and it is tried again."""
+
+    say: Callable[[str], None]
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Work:
+    do: Callable[[], Any]
+    then: Callable[[Any, BaseException | None], None]
+    trouble: Callable[[str], None]
+
+
+class Committer:
+    """One thread, started with the first piece of work."""
+
+    def __init__(self, post: Callable[[Done | Trouble], None], timeout: float) -> None:
+        """``post`` is the controller's inbox; ``timeout`` the seconds after which storage that refuses is given up."""
+        self._post, self._timeout = post, timeout
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def submit(
+        self,
+        do: Callable[[], Any],
+        then: Callable[[Any, BaseException | None], None],
+        trouble: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Do this after everything submitted before. ``OSError`` is tried again; any other error is final."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="powertrain-committer", daemon=True)
+            self._thread.start()
+        self._work.put(_Work(do, then, trouble))
+
+    def close(self, within: float) -> None:
+        """Do what is left, for at most so many seconds, and stop."""
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join(within)
+            self._closing.set()
+            self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None and not self._closing.is_set():
+            try:
+                done = Done(work.then, result=self._persist(work))
+            except BaseException as error:
+                done = Done(work.then, error=error)
+            self._post(done)
+
+    def _persist(self, work: _Work) -> Any:
+        deadline, tries = time.monotonic() + self._timeout, 0
+        while True:
+            try:
+                return work.do()
+            except OSError as error:
+                pause = pause_before_retry(tries, random.random())
+                if self._closing.is_set() or time.monotonic() + pause > deadline:
+                    raise
+                tries += 1
+                self._post(Trouble(work.trouble, str(error)))
+                self._closing.wait(pause)

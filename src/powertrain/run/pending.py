@@ -1,0 +1,117 @@
+"""Checkpoints that were reported and are not committed yet: which shares are still on their way. Pure bookkeeping.
+
+A checkpoint is pending from the moment its row is complete until its manifest is written or it has failed. Its shares
+may arrive in any order; commits are made in the order of rows, because each names the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from powertrain.checkpoint.commit import Merged, merge
+from powertrain.wire import Carried, FilePart, Part, Validation
+
+#: Under this name a manifest's extras keep what validation was asked for, so that a resumed run knows of it.
+VALIDATION_EXTRA = "validation"
+#: (attempt, row)
+Key = tuple[int, int]
+
+
+@dataclass
+class Pending:
+    """One checkpoint on its way."""
+
+    attempt: int
+    row: int
+    name: str
+    metrics: dict[str, Any]
+    world_size: int
+    #: Every rank's share as reported; hashes are filled in as shares arrive.
+    parts: dict[int, Part]
+    #: When it became pending (monotonic).
+    since: float
+    #: Ranks whose shares are still on their way.
+    awaited: set[int] = field(default_factory=set)
+    #: True once it was handed to the committer.
+    committing: bool = False
+    #: True once nobody waits for it any more: it must not be committed then.
+    given_up: bool = False
+    #: What storage last answered when it refused.
+    trouble: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.attempt, self.row
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for part in self.parts.values() for file in part.files)
+
+    @property
+    def validation(self) -> Validation | None:
+        """What the lowest rank that asked for a validation said."""
+        asked = [part.validation for _, part in sorted(self.parts.items()) if part.validation is not None]
+        return asked[0] if asked else None
+
+    @property
+    def own_extras(self) -> dict[str, Any]:
+        """What the run itself puts into the manifest's extras."""
+        asked = self.validation
+        return {} if asked is None else {VALIDATION_EXTRA: msgspec.to_builtins(asked)}
+
+    def merged(self) -> Merged:
+        """What the shares add up to."""
+        return merge(self.parts)
+
+    def arrived(self, carried: Carried) -> None:
+        """A share is in storage: its files now have hashes, or lie where the user's function put them."""
+        part = self.parts[carried.rank]
+        if carried.elsewhere:
+            part = msgspec.structs.replace(part, files=carried.files, elsewhere=carried.elsewhere)
+        else:
+            part = msgspec.structs.replace(part, files=_with_hashes(part.files, carried.files))
+        self.parts[carried.rank] = part
+        self.awaited.discard(carried.rank)
+
+
+def shares_to_carry(parts: Mapping[int, Part]) -> dict[int, list[str]]:
+    """By rank the names of the files that count and are not in storage yet.
+
+    A rank that brought nothing that counts is in it with no names: its share only has to be removed. Shares that a
+    user's own function uploads, or that lie elsewhere, are not in it.
+    """
+    counting = merge(parts)
+    carried = {rank for rank, part in parts.items() if part.staged and not part.pending}
+    names: dict[int, list[str]] = {rank: [] for rank in sorted(carried)}
+    if counting.elsewhere:
+        return names
+    for file in counting.files:
+        if file.rank in names and not file.name.endswith("/"):
+            names[file.rank].append(file.name)
+    return names
+
+
+def ready_to_commit(pending: Mapping[Key, Pending]) -> list[Pending]:
+    """Those whose shares have all arrived and that no older one still holds up, oldest first."""
+    ready = []
+    for checkpoint in sorted(pending.values(), key=lambda p: p.key):
+        if checkpoint.awaited:
+            break
+        if not checkpoint.committing:
+            ready.append(checkpoint)
+    return ready
+
+
+def to_yield(pending: Mapping[Key, Pending], row: int) -> Pending | None:
+    """The checkpoint that makes room for that of ``row``: the oldest that is not being committed."""
+    candidates = [p for p in pending.values() if not p.committing and p.row < row]
+    return min(candidates, key=lambda p: p.key, default=None)
+
+
+def _with_hashes(files: list[FilePart], carried: list[FilePart]) -> list[FilePart]:
+    known = {file.name: file for file in carried}
+    return [known.get(file.name, file) for file in files]

@@ -1,0 +1,66 @@
+"""Where a run keeps what is not in its storage yet: the staging area, and shared memory for state dicts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from powertrain.config import CheckpointConfig
+from powertrain.storage import Storage
+from powertrain.storage.safety import is_network_file_system
+
+#: A file system in memory that processes share.
+_SHARED_MEMORY = "/dev/shm"
+#: A directory on disk that survives a restart, by convention.
+_LASTING = "/var/tmp"
+
+
+def staging_directory(storage: Storage, config: CheckpointConfig, unique: str) -> str:
+    """Where checkpoints wait until they are in ``storage``; ``unique`` tells this run from all others.
+
+    On storage that is a local disk they wait on the disk itself: then a rename brings them in.
+    """
+    if config.staging_dir is not None:
+        return os.path.join(config.staging_dir, unique)
+    beside = storage.local_path("staging")
+    if beside is not None and not is_network_file_system(beside):
+        return str(beside.parent / ".staging")
+    return os.path.join(_lasting_root(), "staging", unique)
+
+
+def spool_directory(storage: Storage) -> str:
+    """Where files that grow are kept for storage that cannot append: the same at every start of the run here."""
+    unique = hashlib.sha256(storage.uri.encode()).hexdigest()[:24]
+    return os.path.join(_lasting_root(), "spool", unique)
+
+
+def segments_directory(unique: str) -> str:
+    """Where shared-memory segments go; "" where this machine has no shared memory that can be named."""
+    if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
+        return ""
+    return os.path.join(_SHARED_MEMORY, f"powertrain-{os.getuid()}-{unique}")
+
+
+def _lasting_root() -> str:
+    root = os.environ.get("TMPDIR") or (_LASTING if os.access(_LASTING, os.W_OK) else tempfile.gettempdir())
+    return os.path.join(root, f"powertrain-{os.getuid()}")
+
+
+def make_private(path: str) -> None:
+    """Make a directory that only this user can read."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def remove_unless_needed(path: str, needed: Sequence[str]) -> None:
+    """Remove a directory at the end of a run, but for what storage did not take; see ``RunOutcome.left``."""
+    if path and not any(Path(path) in Path(kept).parents for kept in needed):
+        shutil.rmtree(path, ignore_errors=True)
+        for parent in Path(path).parents[:2]:
+            if parent.name in ("staging", f"powertrain-{os.getuid()}"):
+                with contextlib.suppress(OSError):  # another run is in it
+                    parent.rmdir()

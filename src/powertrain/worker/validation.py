@@ -1,0 +1,109 @@
+"""A validation's process: it calls the user's function on one committed checkpoint and tells the run the result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from powertrain import wire
+from powertrain.checkpoint.checkpoint import Checkpoint
+from powertrain.errors import ReportError
+from powertrain.storage import boundaries
+from powertrain.worker import failure
+from powertrain.worker.values import normalise, resolve
+
+#: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
+ENTRY = "powertrain.worker.validation:run"
+#: Seconds for the run to hear of the result. It may be busy, but it never is for so long.
+_TOLD_WITHIN = 60.0
+
+
+class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one validation needs, as one payload."""
+
+    door: wire.Door
+    #: The checkpoint's name, where it lies, and the pickled filesystem it is on, if the user gave one.
+    checkpoint: str
+    path: str
+    filesystem: bytes = b""
+    #: The pickled (function, None), and its keyword arguments.
+    function: bytes
+    arguments: dict[str, Any] = {}
+    #: Text of source files that exist only in the driver, by file name.
+    sources: dict[str, str] = {}
+    launch_dir: str = ""
+
+
+def run(payload: bytes) -> int:
+    """Validate in this process; returns the exit code, which is 0 when the run was told of metrics."""
+    boundaries.role = "validation"
+    spec = msgspec.msgpack.decode(payload, type=ValidationSpec)
+    _prepare(spec)
+    told = validate(spec)
+    heard = _tell(spec.door, told)
+    return 0 if heard and told.error is None else 1
+
+
+def validate(spec: ValidationSpec) -> wire.Validated:
+    """Call the user's function. Never raises for what it does, not even where it exits."""
+    began = time.monotonic()
+    metrics: dict[str, Any] = {}
+    error: wire.ErrorReport | None = None
+    try:
+        function, _ = pickle.loads(spec.function)
+        filesystem = pickle.loads(spec.filesystem) if spec.filesystem else None
+        returned = function(Checkpoint(spec.path, filesystem), **spec.arguments)
+    except BaseException as raised:
+        traceback.print_exception(type(raised), raised, raised.__traceback__)
+        error = failure.describe(raised)
+    else:
+        try:
+            metrics = _metrics_of(returned)
+        except ReportError as unfit:
+            print(unfit, file=sys.stderr)
+            # Nothing was raised in the user's code, so there is no line of it to show.
+            error = wire.ErrorReport(type="ReportError", message=str(unfit), traceback="")
+    seconds = round(time.monotonic() - began, 3)
+    return wire.Validated(checkpoint=spec.checkpoint, metrics=metrics, error=error, seconds=seconds)
+
+
+def _metrics_of(returned: Any) -> dict[str, Any]:
+    """What the function returned, as plain values; raises :class:`ReportError` for anything that is none."""
+    if not isinstance(returned, Mapping):
+        raise ReportError(
+            f"the validation function returned a {type(returned).__name__}, not a dict of metrics; return something "
+            "like {'accuracy': 0.9}"
+        )
+    return resolve(normalise(dict(returned)))
+
+
+def _prepare(spec: ValidationSpec) -> None:
+    """The launch directory on the path, sources for tracebacks, as many threads as were asked for."""
+    failure.remember_sources(spec.sources)
+    if spec.launch_dir and spec.launch_dir not in sys.path:
+        sys.path.insert(0, spec.launch_dir)
+    torch = sys.modules.get("torch")
+    if torch is not None:  # loaded before this process was forked, so it has not read the variable
+        with contextlib.suppress(ValueError):
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def _tell(door: wire.Door, told: wire.Validated) -> bool:
+    """Send the result; True once the run has dealt with it."""
+    link = wire.Link(door, -1, 0)
+    try:
+        link.send([told], 0, 0)
+        deadline = time.monotonic() + _TOLD_WITHIN
+        while not link.settled and time.monotonic() < deadline:
+            link.poll(1.0)
+        return link.settled
+    finally:
+        link.close()

@@ -1,0 +1,86 @@
+"""Which shares are carried, what is ready to be committed, and what yields: pure."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powertrain.run.pending import Pending, ready_to_commit, shares_to_carry, to_yield
+from powertrain.wire import Carried, FilePart, Part
+
+names = st.sampled_from(["a", "b", "c", "d/e", "f/"])
+parts = st.builds(
+    Part,
+    checkpoint=st.just(""),
+    files=st.lists(names, unique=True, max_size=4).map(
+        lambda chosen: [FilePart(name=name, size=0 if name.endswith("/") else 1) for name in chosen]
+    ),
+    staged=st.just("/staged"),
+    pending=st.booleans(),
+)
+by_rank = st.dictionaries(st.integers(0, 5), parts, max_size=4)
+
+
+def pending(row: int, *, awaited: set[int] | None = None, committing: bool = False) -> Pending:
+    part = Part(checkpoint="", files=[FilePart(name="a", size=3)], staged="/staged")
+    return Pending(0, row, f"c{row}", {}, 2, {0: part}, 0.0, awaited or set(), committing)
+
+
+@given(by_rank)
+def test_every_name_is_carried_once_by_the_lowest_rank_that_brought_it(brought: dict[int, Part]) -> None:
+    carried = shares_to_carry(brought)
+    files = {
+        name: min(r for r, part in brought.items() if any(f.name == name for f in part.files))
+        for part in brought.values()
+        for name in (f.name for f in part.files)
+        if not name.endswith("/")
+    }
+    expected = {
+        rank: sorted(name for name, owner in files.items() if owner == rank)
+        for rank, part in brought.items()
+        if not part.pending
+    }
+    assert carried == expected
+
+
+def test_nothing_is_carried_where_the_user_has_put_the_files_himself() -> None:
+    there = Part(checkpoint="", files=[FilePart(name="a", size=1)], elsewhere="s3://b/c")
+    staged = Part(checkpoint="", files=[FilePart(name="b", size=1)], staged="/staged")
+    assert shares_to_carry({0: there, 1: staged}) == {1: []}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6))
+def test_commits_are_made_in_the_order_of_rows(states: list[tuple[bool, bool]]) -> None:
+    table = {
+        (0, row): pending(row, awaited={0} if awaits else set(), committing=committing and not awaits)
+        for row, (awaits, committing) in enumerate(states, start=1)
+    }
+    ready = ready_to_commit(table)
+    first_open = next((row for row, (awaits, _) in enumerate(states, start=1) if awaits), len(states) + 1)
+    expected = [row for row in range(1, first_open) if not table[(0, row)].committing]
+    assert [p.row for p in ready] == expected
+
+
+def test_the_oldest_that_is_not_being_committed_yields_to_a_newer_one() -> None:
+    table = {(0, row): pending(row, awaited={0}, committing=row == 1) for row in (1, 2, 3)}
+    chosen = to_yield(table, 4)
+    assert chosen is not None
+    assert chosen.row == 2
+    assert to_yield(table, 2) is None
+
+
+def test_an_arrived_share_has_hashes_and_is_no_longer_awaited() -> None:
+    checkpoint = pending(1, awaited={0})
+    checkpoint.arrived(Carried(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3, xxh3="ff")]))
+    assert checkpoint.awaited == set()
+    assert [file.xxh3 for file in checkpoint.merged().files] == ["ff"]
+
+
+def test_a_share_that_the_users_function_uploaded_lies_where_it_says() -> None:
+    checkpoint = pending(1, awaited={0})
+    checkpoint.arrived(
+        Carried(attempt=0, row=1, rank=0, files=[FilePart(name="z", size=9)], elsewhere="s3://b/c")
+    )
+    merged = checkpoint.merged()
+    assert merged.elsewhere == "s3://b/c"
+    assert [file.name for file in merged.files] == ["z"]

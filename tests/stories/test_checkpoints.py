@@ -1,0 +1,386 @@
+"""Whole runs and their checkpoints: every way to report one, a full disk, a dead uploader, a run made again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import powertrain
+from powertrain import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointUploadMode,
+    RunConfig,
+    ScalingConfig,
+    SyncConfig,
+)
+from powertrain.checkpoint import commit
+from powertrain.errors import ConfigError, TrainingFailedError
+from powertrain.result import Result
+from powertrain.run import events as ev
+from powertrain.storage import open_storage
+from powertrain.torch import TorchTrainer
+
+ENGINES = pytest.mark.parametrize("engine", ["local", "inline"])
+
+
+def of_kind(facts: list[Any], kind: type[Any]) -> list[Any]:
+    return [fact for fact in facts if isinstance(fact, kind)]
+
+
+def content(checkpoint: Checkpoint | None) -> dict[str, str]:
+    assert checkpoint is not None
+    with checkpoint.as_directory() as directory:
+        files = [path for path in Path(directory).rglob("*") if path.is_file()]
+        return {
+            path.relative_to(directory).as_posix(): path.read_text()
+            for path in files
+            if path.name != "MANIFEST.json"
+        }
+
+
+# --------------------------------------------------------------------------- ways to report one
+
+
+def save_in_every_way(config: dict[str, Any]) -> None:
+    rank = powertrain.get_context().get_world_rank()
+    lasting = Path(config["lasting"])
+
+    def write(directory: str, text: str) -> Checkpoint:
+        Path(directory, f"rank-{rank}").write_text(text)
+        return Checkpoint.from_directory(directory)
+
+    with tempfile.TemporaryDirectory() as directory:
+        powertrain.report({"way": "temporary"}, checkpoint=write(directory, "temporary"))
+    with powertrain.checkpoint_dir() as directory:
+        powertrain.report({"way": "own"}, checkpoint=write(directory, "own"))
+        assert not os.path.exists(directory)
+    with tempfile.TemporaryDirectory() as directory:
+        powertrain.report(
+            {"way": "sync"},
+            checkpoint=write(directory, "sync"),
+            checkpoint_upload_mode=CheckpointUploadMode.SYNC,
+        )
+        storage = open_storage(powertrain.get_context().get_trial_dir())
+        newest = commit.newest(storage)
+        assert newest is not None
+        assert newest.row == 3
+    given = tempfile.mkdtemp()
+    powertrain.report(
+        {"way": "given"}, checkpoint=write(given, "given"), delete_local_checkpoint_after_upload=True
+    )
+    assert not os.path.exists(given)
+    lasting.mkdir(exist_ok=True)
+    powertrain.report(
+        {"way": "there"}, checkpoint=write(str(lasting), "there"), checkpoint_upload_mode="NO_UPLOAD"
+    )
+
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        target = Path(f"{lasting}-{name}")
+        shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
+        return Checkpoint.from_directory(str(target))
+
+    with tempfile.TemporaryDirectory() as directory:
+        powertrain.report(
+            {"way": "function"}, checkpoint=write(directory, "function"), checkpoint_upload_fn=upload
+        )
+    with tempfile.TemporaryDirectory() as directory:
+        powertrain.report({"way": "named"}, checkpoint=write(directory, "named"), checkpoint_dir_name="last")
+
+
+@ENGINES
+def test_every_way_to_report_a_checkpoint_ends_in_a_commit(fits: Any, engine: str) -> None:
+    outcome = fits.outcome(
+        save_in_every_way, engine, train_loop_config={"lasting": str(fits.directory / "lasting")}
+    )
+
+    assert outcome["raised"] == "", outcome.get("message")
+    result = Result.from_path(outcome["path"])
+    ways = ["temporary", "own", "sync", "given", "there", "function", "named"]
+    assert [metrics["way"] for _, metrics in result.best_checkpoints] == ways
+    for checkpoint, metrics in result.best_checkpoints:
+        assert content(checkpoint)["rank-0"] == metrics["way"]
+        if engine == "local" and metrics["way"] != "function":
+            assert content(checkpoint)["rank-1"] == metrics["way"]
+    assert os.path.basename(result.best_checkpoints[-1][0].path) == "last"
+    storage = open_storage(outcome["path"])
+    for manifest in commit.committed(storage):
+        commit.verify(storage, manifest)
+    assert not os.path.exists(os.path.join(outcome["path"], ".staging", "attempt-0"))
+
+
+def report_the_launch_directory() -> None:
+    powertrain.report({}, checkpoint=Checkpoint.from_directory(powertrain.get_context().launch_dir))
+
+
+def report_the_run() -> None:
+    powertrain.report({}, checkpoint=Checkpoint.from_directory(powertrain.get_context().get_storage()))
+
+
+def report_its_scratch_directory() -> None:
+    Path("model").write_text("1")
+    powertrain.report({}, checkpoint=Checkpoint.from_directory("."))
+
+
+@pytest.mark.parametrize("loop", [report_the_launch_directory, report_the_run])
+def test_a_directory_that_was_surely_not_meant_is_refused(fits: Any, loop: Any) -> None:
+    outcome = fits.outcome(loop, workers=1)
+
+    assert outcome["raised"] == "TrainingFailedError"
+    assert "CheckpointError" in outcome["message"]
+    assert not (fits.directory / "storage" / loop.__name__ / "checkpoints").exists()
+
+
+def test_the_rank_s_own_directory_can_be_a_checkpoint(fits: Any) -> None:
+    outcome = fits.outcome(report_its_scratch_directory, workers=1)
+
+    assert outcome["raised"] == "", outcome.get("message")
+    assert content(Result.from_path(outcome["path"]).checkpoint) == {"model": "1"}
+
+
+def ask_for_checkpoints() -> None:
+    rank = powertrain.get_context().get_world_rank()
+    for number in range(3):
+        with powertrain.checkpoint_dir() as directory:
+            Path(directory, f"rank-{rank}").write_text(str(number))
+            powertrain.report({"number": number}, checkpoint=Checkpoint(directory))
+        found = powertrain.get_all_reported_checkpoints()
+        assert [one.metrics["number"] for one in found] == list(range(number + 1))[-2:]
+        assert content(found[-1].checkpoint)[f"rank-{rank}"] == str(number)
+        assert found[-1].status is powertrain.ReportedCheckpointStatus.COMMITTED
+        powertrain.collective.barrier()  # or retention may delete what another rank still reads
+
+
+@ENGINES
+def test_a_rank_can_ask_which_checkpoints_are_kept(fits: Any, engine: str) -> None:
+    outcome = fits.outcome(ask_for_checkpoints, engine, checkpoint_config=CheckpointConfig(num_to_keep=2))
+
+    assert outcome["raised"] == "", outcome.get("message")
+
+
+# --------------------------------------------------------------------------- trouble with storage
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("a small file system cannot be mounted here: " + mounted.stderr.decode())
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def save_sizes(config: dict[str, Any]) -> None:
+    for megabytes in config["sizes"]:
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "state").write_bytes(os.urandom(megabytes << 20))
+            powertrain.report({"megabytes": megabytes}, checkpoint=Checkpoint(directory))
+
+
+def test_on_a_full_disk_training_goes_on_and_what_was_not_saved_is_told(small_disk: Path) -> None:
+    result = powertrain.DataParallelTrainer(
+        save_sizes,
+        train_loop_config={"sizes": [1, 20, 1, 1]},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(
+            name="full",
+            storage_path=str(small_disk),
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+            sync_config=SyncConfig(sync_timeout=5),
+        ),
+    ).fit()
+
+    facts = journal_of(small_disk / "full")
+    assert result.metrics == {"megabytes": 1}
+    assert [fact.row for fact in of_kind(facts, ev.CheckpointFailed)] == [2]
+    assert "No space left" in of_kind(facts, ev.CheckpointFailed)[0].reason
+    assert [fact.row for fact in of_kind(facts, ev.Committed)] == [1, 3, 4]
+    assert any("tmpfs" in fact.message for fact in of_kind(facts, ev.Warned))
+    storage = open_storage(small_disk / "full")
+    commit.verify(storage, commit.committed(storage)[-1])
+
+
+def journal_of(path: Path) -> list[Any]:
+    from powertrain.run import journal
+
+    return journal.read(open_storage(path))
+
+
+# --------------------------------------------------------------------------- deaths
+
+
+def kill_the_uploader_then_save() -> None:
+    """Rank 0 ends the process that carries its shares, twice, right after it has handed one over."""
+    for number in range(3):
+        with powertrain.checkpoint_dir() as directory:
+            for part in range(20):
+                Path(directory, f"part-{part}").write_bytes(bytes(1 << 18))
+            powertrain.report({"number": number}, checkpoint=Checkpoint(directory))
+        if number < 2:
+            end_the_uploader()
+
+
+def end_the_uploader() -> None:
+    import psutil
+
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for process in psutil.Process(os.getppid()).children():
+            try:
+                if process.name() == "uploader":
+                    process.send_signal(signal.SIGKILL)
+                    return
+            except psutil.NoSuchProcess:
+                continue
+    raise AssertionError("there is no uploader")
+
+
+def test_an_uploader_that_is_killed_is_replaced_and_nothing_is_lost(fits: Any) -> None:
+    outcome = fits.outcome(kill_the_uploader_then_save, workers=1)
+
+    assert outcome["raised"] == "", outcome.get("message")
+    committed = of_kind(fits.facts("kill_the_uploader_then_save"), ev.Committed)
+    assert [fact.row for fact in committed] == [1, 2, 3]
+    storage = open_storage(outcome["path"])
+    for manifest in commit.committed(storage):
+        commit.verify(storage, manifest)
+
+
+def die_once_after_a_report(config: dict[str, Any]) -> None:
+    """All ranks report a checkpoint; when all reports have returned, one rank is killed. The next attempt looks."""
+    context = powertrain.get_context()
+    rank = context.get_world_rank()
+    checkpoint = powertrain.get_checkpoint()
+    if checkpoint is not None:
+        powertrain.report({"went_on_from": sorted(content(checkpoint).items())})
+        return
+    with powertrain.checkpoint_dir() as directory:
+        if rank == 0:
+            Path(directory, "state").write_text("saved")
+            powertrain.report({"row": 1}, checkpoint=Checkpoint(directory))
+        else:
+            powertrain.report({"row": 1})
+    Path(config["marks"], f"returned-{rank}").touch()
+    if rank == config["victim"]:
+        while len(os.listdir(config["marks"])) < context.get_world_size():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_what_was_reported_on_all_ranks_is_committed_although_a_rank_is_killed(
+    fits: Any, victim: int
+) -> None:
+    marks = fits.directory / "marks"
+    marks.mkdir()
+    outcome = fits.outcome(
+        die_once_after_a_report,
+        train_loop_config={"victim": victim, "marks": str(marks)},
+        failure_config=powertrain.FailureConfig(max_failures=1),
+    )
+
+    assert outcome["raised"] == "", outcome.get("message")
+    assert outcome["metrics"] == {"went_on_from": [["state", "saved"]]}
+
+
+# --------------------------------------------------------------------------- making a trainer again
+
+
+def count_up(config: dict[str, Any]) -> None:
+    checkpoint = powertrain.get_checkpoint()
+    start = int(content(checkpoint)["number"]) if checkpoint else 0
+    for number in range(start + 1, start + 1 + config["steps"]):
+        with powertrain.checkpoint_dir() as directory:
+            Path(directory, "number").write_text(str(number))
+            powertrain.report({"number": number}, checkpoint=Checkpoint(directory))
+
+
+def test_a_trainer_can_be_made_again_from_its_run(tmp_path: Path) -> None:
+    trainer = TorchTrainer(
+        count_up,
+        train_loop_config={"steps": 2},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(name="again", storage_path=str(tmp_path)),
+    )
+    assert trainer.fit().metrics == {"number": 2}
+
+    assert TorchTrainer.can_restore(tmp_path / "again")
+    assert not TorchTrainer.can_restore(tmp_path / "never")
+    assert TorchTrainer.restore(str(tmp_path / "again")).fit().metrics == {"number": 4}
+    changed = TorchTrainer.restore(tmp_path / "again", train_loop_config={"steps": 1})
+    assert changed.fit().metrics == {"number": 5}
+
+
+def test_a_run_that_somebody_else_wrote_is_not_trusted_but_can_be_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TorchTrainer(
+        count_up,
+        train_loop_config={"steps": 1},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(name="foreign", storage_path=str(tmp_path)),
+    ).fit()
+    (tmp_path / "foreign" / "trainer.pickle").write_bytes(b"cos\nabort\n(tR.")
+
+    with pytest.raises(ConfigError, match="not written by you"):
+        TorchTrainer.restore(tmp_path / "foreign")
+    with pytest.raises(ConfigError, match="no run at"):
+        TorchTrainer.restore(tmp_path / "never")
+    trainer = TorchTrainer.restore(
+        tmp_path / "foreign",
+        train_loop_per_worker=count_up,
+        train_loop_config={"steps": 1},
+        scaling_config=ScalingConfig(num_workers=1),
+    )
+    assert trainer.fit().metrics == {"number": 2}
+
+
+def test_an_upload_that_fails_is_told_and_training_goes_on(fits: Any) -> None:
+    def loop() -> None:
+        def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+            raise RuntimeError("the bucket is closed on Sundays")
+
+        with powertrain.checkpoint_dir() as directory:
+            Path(directory, "state").write_text("1")
+            powertrain.report({"row": 1}, checkpoint=Checkpoint(directory), checkpoint_upload_fn=upload)
+        powertrain.report({"row": 2})
+
+    outcome = fits.outcome(loop, workers=1)
+    assert outcome["metrics"] == {"row": 2}
+    (failed,) = of_kind(fits.facts("loop"), ev.CheckpointFailed)
+    assert "closed on Sundays" in failed.reason
+
+
+def test_sync_raises_when_the_checkpoint_cannot_be_committed(fits: Any) -> None:
+    def loop() -> None:
+        def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+            raise RuntimeError("the bucket is closed on Sundays")
+
+        with powertrain.checkpoint_dir() as directory:
+            Path(directory, "state").write_text("1")
+            powertrain.report(
+                {},
+                checkpoint=Checkpoint(directory),
+                checkpoint_upload_fn=upload,
+                checkpoint_upload_mode="SYNC",
+            )
+
+    with pytest.raises(TrainingFailedError, match="closed on Sundays"):
+        fits.trainer(loop, workers=1).fit()
