@@ -11,7 +11,6 @@ import pickle
 import platform
 import queue
 import secrets
-import shutil
 import signal
 import sys
 import threading
@@ -247,8 +246,8 @@ class DataParallelTrainer:
         """The staging area and the directory for shared memory, both empty; see :mod:`powertrain.run.places`."""
         from powertrain.run import places
 
+        places.sweep_staging(storage)
         staging = places.staging_directory(storage, self.run_config.checkpoint_config, runtime.name)
-        shutil.rmtree(staging, ignore_errors=True)  # of a controller that was killed
         segments = places.segments_directory(runtime.name)
         if segments:
             places.make_private(segments)

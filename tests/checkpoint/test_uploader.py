@@ -142,6 +142,13 @@ def test_a_refusal_that_is_final_is_not_tried_again(node: Node) -> None:
     assert "does not exist" in node.answer().error
 
 
+def test_a_staged_file_that_is_gone_is_told_at_once(node: Node) -> None:
+    order = node.stage(a="1")
+    source_of(order.staged, "a").unlink()
+    node.carrier.carry(order)
+    assert "No such file" in node.answer().error
+
+
 def test_a_share_that_was_dropped_is_removed_and_not_told_of(tmp_path: Path) -> None:
     node = Node(tmp_path)
     order = node.stage(a="1")

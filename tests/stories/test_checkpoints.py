@@ -115,7 +115,7 @@ def test_every_way_to_report_a_checkpoint_ends_in_a_commit(fits: Any, engine: st
     storage = open_storage(outcome["path"])
     for manifest in commit.committed(storage):
         commit.verify(storage, manifest)
-    assert not os.path.exists(os.path.join(outcome["path"], ".staging", "attempt-0"))
+    assert not os.path.exists(os.path.join(outcome["path"], ".staging"))
 
 
 def report_the_launch_directory() -> None:

@@ -195,6 +195,8 @@ class Carrier:
             except PowertrainError:
                 raise  # storage has said that trying again is of no use
             except OSError as error:
+                if isinstance(error, FileNotFoundError) and not source_of(share.order.staged, name).exists():
+                    raise  # somebody has removed it: it will not come back
                 pause = pause_before_retry(tries, random.random())
                 if time.monotonic() + pause > deadline:
                     raise

@@ -18,19 +18,39 @@ from powertrain.storage.safety import is_network_file_system
 _SHARED_MEMORY = "/dev/shm"
 #: A directory on disk that survives a restart, by convention.
 _LASTING = "/var/tmp"
+#: The staging area beside local storage, and what marks a start's part of it as still needed.
+_BESIDE, _KEPT = ".staging", "KEPT"
 
 
 def staging_directory(storage: Storage, config: CheckpointConfig, unique: str) -> str:
-    """Where checkpoints wait until they are in ``storage``; ``unique`` tells this run from all others.
+    """Where checkpoints wait until they are in ``storage``; ``unique`` tells this start from all others.
 
-    On storage that is a local disk they wait on the disk itself: then a rename brings them in.
+    On storage that is a local disk they wait on the disk itself: then a rename brings them in. Each start has a
+    directory of its own, because what a killed one leaves may be removed while the next one runs.
     """
     if config.staging_dir is not None:
         return os.path.join(config.staging_dir, unique)
     beside = storage.local_path("staging")
     if beside is not None and not is_network_file_system(beside):
-        return str(beside.parent / ".staging")
+        return str(beside.parent / _BESIDE / unique)
     return os.path.join(_lasting_root(), "staging", unique)
+
+
+def sweep_staging(storage: Storage) -> list[str]:
+    """Remove what earlier starts have left to wait beside local storage. The holder of the lease only.
+
+    Returns what stays: shares that storage did not take, of which the user was told where they are.
+    """
+    beside = storage.local_path("staging")
+    if beside is None:
+        return []
+    kept = []
+    for directory in sorted((beside.parent / _BESIDE).glob("*")):
+        if (directory / _KEPT).exists():
+            kept.append(str(directory))
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    return kept
 
 
 def spool_directory(storage: Storage) -> str:
@@ -58,9 +78,14 @@ def make_private(path: str) -> None:
 
 def remove_unless_needed(path: str, needed: Sequence[str]) -> None:
     """Remove a directory at the end of a run, but for what storage did not take; see ``RunOutcome.left``."""
-    if path and not any(Path(path) in Path(kept).parents for kept in needed):
-        shutil.rmtree(path, ignore_errors=True)
-        for parent in Path(path).parents[:2]:
-            if parent.name in ("staging", f"powertrain-{os.getuid()}"):
-                with contextlib.suppress(OSError):  # another run is in it
-                    parent.rmdir()
+    if not path:
+        return
+    if any(Path(path) in Path(kept).parents for kept in needed):
+        with contextlib.suppress(OSError):
+            Path(path, _KEPT).touch()
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    for parent in Path(path).parents[:2]:
+        if parent.name in ("staging", _BESIDE, f"powertrain-{os.getuid()}"):
+            with contextlib.suppress(OSError):  # another run is in it
+                parent.rmdir()

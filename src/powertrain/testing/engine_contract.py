@@ -350,6 +350,42 @@ class EngineContract:
         assert told.reason
         assert stage.engine.inspect(slot).state != "gone"
 
+    # -- beside the slots
+
+    def attendant(self, stage: Stage, beside: Slot) -> Slot:
+        """A process that waits, beside the slots; skips for engines that start none."""
+        slot = stage.engine.attend(beside, program("wait"))
+        if slot is None:
+            pytest.skip("this engine starts no process beside its slots")
+        stage.wait_for_output(slot, b"waiting")
+        return slot
+
+    def test_a_process_beside_the_slots_has_a_slot_and_events_of_its_own(self, stage: Stage) -> None:
+        (beside,) = stage.slots()
+        slot = self.attendant(stage, beside)
+        assert slot.id != beside.id
+        assert slot.host == beside.host
+        stage.engine.signal(slot, signal.SIGKILL)
+        assert stage.wait_for(Exited, slot).code == -signal.SIGKILL
+        assert not stage.all_of(Exited, beside)
+
+    def test_a_process_beside_the_slots_outlives_what_runs_on_them(self, stage: Stage) -> None:
+        (beside,) = stage.slots()
+        slot = self.attendant(stage, beside)
+        stage.engine.fork(beside, program("wait"))
+        stage.wait_for_output(beside, b"waiting")
+        stage.engine.signal(beside, signal.SIGKILL)
+        stage.wait_for(Exited, beside)
+        stage.engine.release([beside])
+        assert not stage.all_of(Exited, slot)
+        assert stage.engine.inspect(slot).state != "gone"
+
+    def test_close_ends_a_process_beside_the_slots(self, stage: Stage) -> None:
+        (beside,) = stage.slots()
+        slot = self.attendant(stage, beside)
+        stage.engine.close()
+        assert stage.engine.inspect(slot).state == "gone"
+
 
 class ProcessContract(EngineContract):
     """Holds in addition where slots have real processes on this machine. They need not be this process's children."""

@@ -1,0 +1,48 @@
+"""Where a run keeps what is not in its storage yet, and what of it stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from powertrain.config import CheckpointConfig
+from powertrain.run import places
+from powertrain.storage import open_storage
+
+
+def test_each_start_waits_in_a_directory_of_its_own_beside_local_storage(tmp_path: Path) -> None:
+    storage, config = open_storage(tmp_path), CheckpointConfig()
+    first = places.staging_directory(storage, config, "run-1")
+    assert first != places.staging_directory(storage, config, "run-2")
+    assert Path(first).is_relative_to(tmp_path)
+
+
+def test_a_directory_that_was_asked_for_is_used(tmp_path: Path) -> None:
+    config = CheckpointConfig(staging_dir=tmp_path / "fast")
+    assert places.staging_directory(open_storage(tmp_path), config, "run-1") == str(
+        tmp_path / "fast" / "run-1"
+    )
+
+
+def test_what_a_killed_start_left_is_swept_but_not_what_the_user_was_told_of(tmp_path: Path) -> None:
+    storage, config = open_storage(tmp_path), CheckpointConfig()
+    killed = Path(places.staging_directory(storage, config, "killed"), "attempt-0")
+    told = Path(places.staging_directory(storage, config, "told"), "attempt-0")
+    for directory in (killed, told):
+        directory.mkdir(parents=True)
+    places.remove_unless_needed(str(told.parent), [str(told)])
+    assert places.sweep_staging(storage) == [str(told.parent)]
+    assert told.exists()
+    assert not killed.parent.exists()
+
+
+def test_at_a_good_end_nothing_stays(tmp_path: Path) -> None:
+    staging = Path(places.staging_directory(open_storage(tmp_path), CheckpointConfig(), "run-1"))
+    (staging / "attempt-0").mkdir(parents=True)
+    places.remove_unless_needed(str(staging), [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_spool_of_a_run_is_the_same_at_every_start(tmp_path: Path) -> None:
+    one, other = open_storage(tmp_path / "a"), open_storage(tmp_path / "b")
+    assert places.spool_directory(one) == places.spool_directory(open_storage(tmp_path / "a"))
+    assert places.spool_directory(one) != places.spool_directory(other)
