@@ -28,12 +28,13 @@ def staging_directory(storage: Storage, config: CheckpointConfig, unique: str) -
     On storage that is a local disk they wait on the disk itself: then a rename brings them in. Each start has a
     directory of its own, because what a killed one leaves may be removed while the next one runs.
     """
+    name = _hashed(unique)
     if config.staging_dir is not None:
-        return os.path.join(config.staging_dir, unique)
+        return os.path.join(config.staging_dir, name)
     beside = storage.local_path("staging")
     if beside is not None and not is_network_file_system(beside):
-        return str(beside.parent / _BESIDE / unique)
-    return os.path.join(_lasting_root(), "staging", unique)
+        return str(beside.parent / _BESIDE / name)
+    return os.path.join(_lasting_root(), "staging", name)
 
 
 def sweep_staging(storage: Storage) -> list[str]:
@@ -55,8 +56,7 @@ def sweep_staging(storage: Storage) -> list[str]:
 
 def spool_directory(storage: Storage) -> str:
     """Where files that grow are kept for storage that cannot append: the same at every start of the run here."""
-    unique = hashlib.sha256(storage.uri.encode()).hexdigest()[:24]
-    return os.path.join(_lasting_root(), "spool", unique)
+    return os.path.join(_lasting_root(), "spool", _hashed(storage.uri))
 
 
 def segments_directory(unique: str) -> str:
@@ -69,6 +69,10 @@ def segments_directory(unique: str) -> str:
 def _lasting_root() -> str:
     root = os.environ.get("TMPDIR") or (_LASTING if os.access(_LASTING, os.W_OK) else tempfile.gettempdir())
     return os.path.join(root, f"powertrain-{os.getuid()}")
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def make_private(path: str) -> None:
