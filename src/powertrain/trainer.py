@@ -183,9 +183,8 @@ class DataParallelTrainer:
         terminal = _terminal(self.run_config, name, without_secrets(storage.uri))
         stack.callback(terminal.close)
         runtime = make_runtime_directory(name)
-        places, left = self._make_places(storage, runtime), list[str]()
-        for place in places:
-            stack.callback(remove_unless_needed, place, left)
+        places, left = self._make_places(storage, runtime, stack), list[str]()
+        stack.callback(remove_unless_needed, places[0], left)
         if self._engine_name == "local":
             stack.callback(remove_runtime_directory, runtime)  # should we be killed, the server does it
         else:
@@ -242,16 +241,19 @@ class DataParallelTrainer:
         probe(storage)
         return storage
 
-    def _make_places(self, storage: Storage, runtime: Path) -> tuple[str, str]:
-        """The staging area and the directory for shared memory, both empty; see :mod:`powertrain.run.places`."""
+    def _make_places(self, storage: Storage, runtime: Path, stack: ExitStack) -> tuple[str, str]:
+        """The staging area, and the directory for shared memory ("" where there is none), both empty."""
+        from powertrain.engine import local
         from powertrain.run import places
 
         places.sweep_staging(storage)
         staging = places.staging_directory(storage, self.run_config.checkpoint_config, runtime.name)
-        segments = places.segments_directory(runtime.name)
-        if segments:
-            places.make_private(segments)
-        return staging, segments
+        root = local.shared_memory_root()
+        if root is None:
+            return staging, ""
+        segments = local.make_runtime_directory(runtime.name.rsplit("-", 2)[0], root)
+        stack.callback(local.remove_runtime_directory, segments)
+        return staging, str(segments)
 
     def _with_real_files(self, storage: Storage, stack: ExitStack, terminal: Any) -> Storage:
         """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""

@@ -148,7 +148,7 @@ class Stories:
         for place in (self.temporary, self.runtime):
             place.mkdir(mode=0o700)
         self._marker = f"POWERTRAIN_STORY={uuid.uuid4().hex}"
-        self._shared_memory = set(os.listdir("/dev/shm"))
+        self._shared_memory = _shared_memory()
         self._drivers: list[Driver] = []
 
     def start(
@@ -224,8 +224,8 @@ class Stories:
             if path != self.runtime / "powertrain"
         ]
         processes = [f"process {pid}: {_command(pid)}" for pid in self._processes()]
-        new = set(os.listdir("/dev/shm")) - self._shared_memory
-        shared = [f"shared memory {name}" for name in sorted(new) if not _used_by_others(f"/dev/shm/{name}")]
+        new = _shared_memory() - self._shared_memory
+        shared = [f"shared memory {path}" for path in sorted(new) if not _used_by_others(path)]
         return [*processes, *files, *shared]
 
     def _processes(self) -> list[int]:
@@ -248,6 +248,15 @@ def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return "gone by now"
+
+
+def _shared_memory() -> set[str]:
+    """All there is, but for the directories that only hold runs' own."""
+    own = f"/dev/shm/powertrain-{os.getuid()}"
+    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} - {own}
+    with contextlib.suppress(FileNotFoundError):
+        found |= {f"{own}/{name}" for name in os.listdir(own)}
+    return found
 
 
 def _used_by_others(path: str) -> bool:
@@ -285,7 +294,9 @@ def stories() -> Iterator[Stories]:
 
 @pytest.fixture(autouse=True)
 def _no_new_shared_memory() -> Iterator[None]:
-    before = set(os.listdir("/dev/shm"))
+    before = _shared_memory()
     yield
-    new = set(os.listdir("/dev/shm")) - before
-    assert not [name for name in new if not _used_by_others(f"/dev/shm/{name}")]
+    deadline = time.monotonic() + _GONE_WITHIN
+    while left := [path for path in _shared_memory() - before if not _used_by_others(path)]:
+        assert time.monotonic() < deadline, f"shared memory is left: {left}"
+        time.sleep(0.05)

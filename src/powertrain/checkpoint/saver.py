@@ -125,18 +125,18 @@ class Staging:
     # -- room
 
     def _make_room(self, row: int, needed: int) -> None:
-        """Wait until ``needed`` more bytes are allowed. A single share is allowed whatever its size."""
-        with self._changed:
-            limit = self._allowed()
-            if not self._outstanding or sum(self._outstanding.values()) + needed <= limit:
-                return
-        self._full(row, needed, limit)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._closed or not self._outstanding or sum(self._outstanding.values()) + needed <= limit
-                )
-            )
+        """Wait until ``needed`` more bytes are allowed. A single share is allowed whatever its size.
+
+        Asks for room once, and again whenever a share has left and it is still not enough.
+        """
+        while True:
+            with self._changed:
+                waiting, limit = set(self._outstanding), self._allowed()
+                if self._closed or not waiting or sum(self._outstanding.values()) + needed <= limit:
+                    return
+            self._full(row, needed, limit)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or not waiting <= self._outstanding.keys())
 
     def _wait_for_one(self, row: int, needed: int) -> bool:
         """The disk is full: True once a share of ours has left it, False where there is none to leave."""

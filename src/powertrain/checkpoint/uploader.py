@@ -120,6 +120,8 @@ class Carrier:
         self._work: queue.SimpleQueue[tuple[_Share, str] | None] = queue.SimpleQueue()
         self._shares: dict[ShareKey, _Share] = {}
         self._threads: list[threading.Thread] = []
+        #: What each thread is carrying: the share and the name of the file.
+        self._carrying = threading.local()
 
     def carry(self, order: wire.Carry) -> None:
         """Begin to carry a share. A share that is under way already is not begun again."""
@@ -156,7 +158,9 @@ class Carrier:
         with self._lock:
             if self._threads:
                 return
-            self._storage = self._open_storage()
+            self._storage = self._open_storage().within(self._timeout)
+            if hasattr(self._storage, "on_retry"):  # it tries again by itself, and would do so in silence
+                self._storage.on_retry = self._storage_refuses
             self._threads = [
                 threading.Thread(target=self._run, name=f"powertrain-carrier-{number}", daemon=True)
                 for number in range(_THREADS)
@@ -187,6 +191,7 @@ class Carrier:
         assert self._storage is not None
         deadline, tries = time.monotonic() + self._timeout, 0
         key = f"checkpoints/{share.order.checkpoint}/{name}"
+        self._carrying.file = share, name
         while True:
             if share.dropped:
                 raise _Dropped
@@ -203,6 +208,15 @@ class Carrier:
                 tries += 1
                 self._say_trouble(share, f"{name}: {error}")
                 self._pause(pause)
+
+    def _storage_refuses(self, reason: str, _: float) -> None:
+        """Storage is about to try again on this thread."""
+        share, name = getattr(self._carrying, "file", (None, ""))
+        if share is None:
+            return  # a thread of the storage's own
+        if share.dropped:
+            raise _Dropped
+        self._say_trouble(share, f"{name}: {reason}")
 
     def _say_trouble(self, share: _Share, reason: str) -> None:
         attempt, row, rank = share.key

@@ -335,17 +335,23 @@ def runtime_root() -> Path:
     return Path(tempfile.gettempdir()) / f"powertrain-{os.getuid()}"
 
 
+_SHARED_MEMORY = "/dev/shm"
 #: The runtime directories of this process, each with the descriptor that holds its lock.
 _held: dict[Path, int] = {}
 
 
-def make_runtime_directory(name: str) -> Path:
+def shared_memory_root() -> Path | None:
+    """Where this user's shared memory lies; None where the machine has none that can be named."""
+    return Path(_SHARED_MEMORY, f"powertrain-{os.getuid()}") if os.access(_SHARED_MEMORY, os.W_OK) else None
+
+
+def make_runtime_directory(name: str, root: Path | None = None) -> Path:
     """A fresh directory of one run, readable by this user only; what nobody holds any more is swept.
 
     It is this process's until :func:`remove_runtime_directory`: a lock on it says so to processes that cannot see
-    this one, such as those in another container.
+    this one, such as those in another container. ``root`` is the user's runtime directory by default.
     """
-    root = runtime_root()
+    root = root or runtime_root()
     with _locked_root(root):  # so that nobody sweeps it between its making and its lock
         _sweep(root)
         directory = Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
@@ -358,6 +364,9 @@ def remove_runtime_directory(directory: Path) -> None:
     """Remove what :func:`make_runtime_directory` made, and let go of it."""
     shutil.rmtree(directory, ignore_errors=True)
     _let_go(_held.pop(directory))
+    if directory.parent == shared_memory_root():
+        with contextlib.suppress(OSError):  # another run is in it
+            directory.parent.rmdir()
 
 
 #: Waits for a line, or for the end of whoever would write it. The others are removed only in the second case.

@@ -61,6 +61,8 @@ class Checkpoints:
         #: Shares that a rank had uploaded itself before the row was complete.
         self._early: dict[pd.Key, list[wire.Carried]] = {}
         self._told_clash = False
+        #: The row that waits for room while there is nothing yet that could make it; 0 for none.
+        self._wants_room = 0
         #: Name of the one committed last, for the next to name. The committer's thread only.
         self._parent = newest.name if newest is not None else ""
 
@@ -117,6 +119,8 @@ class Checkpoints:
         for carried in self._early.pop(pending.key, []):
             self.carried(carried)
         self._advance()
+        if self._wants_room > pending.row:
+            self.yield_to(self._wants_room)
 
     def _order(self, attempt: Attempt, pending: Pending) -> None:
         assert self._carriers is not None
@@ -182,8 +186,12 @@ class Checkpoints:
                 self.fail(pending, f"rank {rank} ended before its checkpoint_upload_fn had returned")
 
     def yield_to(self, row: int) -> None:
-        """The staging area is full: the oldest that is not being committed makes room for that of ``row``."""
+        """The staging area is full: the oldest that is not being committed makes room for that of ``row``.
+
+        A rank's call for room can overtake its reports: then the first that comes to be pending makes it.
+        """
         pending = pd.to_yield(self._pending, row)
+        self._wants_room = row if pending is None else 0
         if pending is not None:
             waited = time.monotonic() - pending.since
             why = f" ({pending.trouble})" if pending.trouble else ""
@@ -196,7 +204,7 @@ class Checkpoints:
     def fail(self, pending: Pending, reason: BaseException | str) -> None:
         """Give a checkpoint up: its shares are removed, and so is what had reached storage."""
         assert self._carriers is not None
-        pending.given_up = True
+        pending.given_up, self._wants_room = True, 0
         self._pending.pop(pending.key, None)
         for rank, part in pending.parts.items():
             if part.staged:
@@ -255,6 +263,7 @@ class Checkpoints:
             self.fail(pending, error or "it is not known why")
             return
         self._pending.pop(pending.key, None)
+        self._wants_room = 0  # who still lacks room after this says so again
         self.newest = manifest
         self._kept.append(manifest)
         self._settled(pending, manifest, "")

@@ -1,4 +1,4 @@
-"""Where a run keeps what is not in its storage yet: the staging area, and shared memory for state dicts."""
+"""Where a run keeps what is not in its storage yet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from powertrain.config import CheckpointConfig
 from powertrain.storage import Storage
 from powertrain.storage.safety import is_network_file_system
 
-#: A file system in memory that processes share.
-_SHARED_MEMORY = "/dev/shm"
 #: A directory on disk that survives a restart, by convention.
 _LASTING = "/var/tmp"
 #: The staging area beside local storage, and what marks a start's part of it as still needed.
@@ -59,13 +57,6 @@ def spool_directory(storage: Storage) -> str:
     return os.path.join(_lasting_root(), "spool", _hashed(storage.uri))
 
 
-def segments_directory(unique: str) -> str:
-    """Where shared-memory segments go; "" where this machine has no shared memory that can be named."""
-    if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
-        return ""
-    return os.path.join(_SHARED_MEMORY, f"powertrain-{os.getuid()}-{unique}")
-
-
 def _lasting_root() -> str:
     root = os.environ.get("TMPDIR") or (_LASTING if os.access(_LASTING, os.W_OK) else tempfile.gettempdir())
     return os.path.join(root, f"powertrain-{os.getuid()}")
@@ -73,11 +64,6 @@ def _lasting_root() -> str:
 
 def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def make_private(path: str) -> None:
-    """Make a directory that only this user can read."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
 
 
 def remove_unless_needed(path: str, needed: Sequence[str]) -> None:

@@ -1,0 +1,348 @@
+"""Storage that refuses, hangs or is damaged while a run goes on: training goes on, and nothing is lost in silence.
+
+The storage is a real S3 server behind a proxy that can be told to misbehave. The run is in this process; its loop saves
+when it is told to, so that every fault comes at a known place of the story.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.s3_server import Proxy, S3Server
+
+import powertrain
+from powertrain import (
+    Checkpoint,
+    CheckpointConfig,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+    SyncConfig,
+    UserCallback,
+)
+from powertrain.checkpoint import commit
+from powertrain.result import Result
+from powertrain.run import controller, journal, lease
+from powertrain.run import events as ev
+from powertrain.storage import Storage, open_storage
+
+#: A story that does not get on within this time has hung.
+PATIENCE = 40.0
+SIZE = 100_000
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[Proxy]:
+    with Proxy(s3.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Path]:
+    """Where runs of this test keep what storage has not taken yet."""
+    place = tmp_path / "spool"
+    place.mkdir()
+    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
+        patch.setenv("TMPDIR", str(place))
+        yield place
+
+
+def save_when_told(config: dict[str, Any]) -> int:
+    """Saves number 1, then each further one when its go-file appears, and says so when ``report`` has returned."""
+    marks = Path(config["marks"])
+    checkpoint = powertrain.get_checkpoint()
+    start = 0
+    if checkpoint is not None:
+        with checkpoint.as_directory() as directory:
+            start = int(Path(directory, "number").read_text())
+    for number in range(start + 1, config["last"] + 1):
+        deadline = time.monotonic() + PATIENCE
+        while number > 1 and not (marks / f"go-{number}").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody told to go on with {number}")
+            time.sleep(0.005)
+        with powertrain.checkpoint_dir() as directory:
+            Path(directory, "number").write_text(str(number))
+            Path(directory, "state").write_bytes(bytes([number]) * SIZE)
+            # The first is waited for, so that what follows finds the staging area empty.
+            mode = "SYNC" if number == 1 else "ASYNC"
+            powertrain.report(
+                {"number": number}, checkpoint=Checkpoint(directory), checkpoint_upload_mode=mode
+            )
+        (marks / f"reported-{number}").touch()
+    return start
+
+
+class Listener(UserCallback):
+    """Keeps every fact that the user is told."""
+
+    def __init__(self) -> None:
+        self.facts: list[Any] = []
+
+    def on_event(self, run_context: Any, event: Any) -> None:
+        self.facts.append(event)
+
+
+class Story:
+    """One run on a thread, and what is told of it."""
+
+    def __init__(self, directory: Path, uri: str, last: int, **options: Any) -> None:
+        self._marks = directory / "marks"
+        self._marks.mkdir()
+        self.uri, self._listener = uri, Listener()
+        self._trainer = DataParallelTrainer(
+            save_when_told,
+            train_loop_config={"marks": str(self._marks), "last": last},
+            scaling_config=ScalingConfig(num_workers=1),
+            run_config=RunConfig(name="run", storage_path=uri, callbacks=[self._listener], **options),
+        )
+        self._outcome: list[Any] = []
+        self._thread = threading.Thread(target=self._fit, daemon=True)
+
+    def _fit(self) -> None:
+        try:
+            self._outcome.append(self._trainer.fit())
+        except BaseException as error:
+            self._outcome.append(error)
+
+    def __enter__(self) -> Story:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(PATIENCE)
+
+    def facts(self, kind: type[Any]) -> list[Any]:
+        return [fact for fact in list(self._listener.facts) if isinstance(fact, kind)]
+
+    def rows(self, kind: type[Any]) -> list[int]:
+        return [fact.row for fact in self.facts(kind)]
+
+    def go(self, *numbers: int) -> None:
+        for number in numbers:
+            (self._marks / f"go-{number}").touch()
+
+    def has_reported(self, number: int) -> bool:
+        return (self._marks / f"reported-{number}").exists()
+
+    def until(self, come: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not come():
+            if self._outcome and not come():
+                pytest.fail(f"the run ended before this came: {what}; it ended with {self._outcome[0]!r}")
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {PATIENCE:g} s: {what}; told so far: {self._listener.facts}")
+            time.sleep(0.01)
+
+    def result(self) -> Result:
+        self._thread.join(PATIENCE)
+        if not self._outcome:
+            pytest.fail(f"fit has not returned; told so far: {self._listener.facts}")
+        (outcome,) = self._outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        assert isinstance(outcome, Result)
+        return outcome
+
+
+def storage_of(s3: S3Server, name: str) -> Storage:
+    return open_storage(s3.uri(f"{name}/run"))
+
+
+def verified_rows(storage: Storage) -> list[int]:
+    """Rows of the committed checkpoints, each of which is proved to be whole."""
+    manifests = commit.committed(storage)
+    for manifest in manifests:
+        commit.verify(storage, manifest)
+    return [manifest.row for manifest in manifests]
+
+
+def first_is_committed(story: Story) -> None:
+    story.until(lambda: story.has_reported(1), "the commit of row 1")
+
+
+# --------------------------------------------------------------------------- storage is away for a while
+
+
+def test_storage_that_refuses_delays_commits_and_nothing_else(
+    s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_LAG_AFTER", 1.0)
+    with Story(tmp_path, proxy.uri("refuses"), last=5) as story:
+        first_is_committed(story)
+        proxy.refuse()
+        story.go(2, 3, 4, 5)
+        story.until(lambda: story.has_reported(5), "all reports, while storage refuses")
+        story.until(lambda: story.facts(ev.UploadLagged), "a word about the lag")
+        assert story.rows(ev.Committed) == [1]
+        proxy.mend()
+        assert story.result().metrics == {"number": 5}
+
+    lagged = story.facts(ev.UploadLagged)[0]
+    assert (lagged.row, lagged.waiting) == (2, 4)
+    assert lagged.seconds >= 1.0
+    assert lagged.bytes >= 4 * SIZE
+    assert "refused" in lagged.reason
+    assert story.rows(ev.Committed) == [1, 2, 3, 4, 5]
+    assert not story.facts(ev.CheckpointFailed)
+    assert verified_rows(storage_of(s3, "refuses")) == [1, 2, 3, 4, 5]
+    kept = [fact.row for fact in journal.read(storage_of(s3, "refuses")) if isinstance(fact, ev.Committed)]
+    assert kept == [1, 2, 3, 4, 5]
+    assert not list(spool.rglob("*"))
+
+
+def test_storage_that_hangs_past_the_deadline_fails_checkpoints_and_not_the_run(
+    s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path
+) -> None:
+    with Story(tmp_path, proxy.uri("hangs"), last=3, sync_config=SyncConfig(sync_timeout=3)) as story:
+        first_is_committed(story)
+        proxy.hang()
+        story.go(2)
+        story.until(lambda: story.rows(ev.CheckpointFailed) == [2], "the failure of row 2")
+        proxy.mend()
+        story.go(3)
+        assert story.result().metrics == {"number": 3}
+
+    (failed,) = story.facts(ev.CheckpointFailed)
+    assert "no success within 3 s" in failed.reason
+    assert "no answer" in failed.reason
+    assert story.rows(ev.Committed) == [1, 3]
+    assert verified_rows(storage_of(s3, "hangs")) == [1, 3]
+
+
+# --------------------------------------------------------------------------- the staging area is full
+
+
+def test_while_storage_is_down_the_oldest_checkpoint_yields_to_the_newest_and_it_is_told(
+    s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path
+) -> None:
+    config = CheckpointConfig(staging_bytes=int(2.5 * SIZE), on_full="replace")
+    with Story(tmp_path, proxy.uri("yields"), last=6, checkpoint_config=config) as story:
+        first_is_committed(story)
+        proxy.refuse()
+        story.go(2, 3, 4, 5, 6)
+        story.until(lambda: story.has_reported(6), "all reports, while storage refuses")
+        assert story.rows(ev.CheckpointFailed) == [2, 3, 4]
+        staged = sum(path.stat().st_size for path in spool.rglob("state"))
+        assert staged <= 2.5 * SIZE
+        proxy.mend()
+        assert story.result().metrics == {"number": 6}
+
+    for failed in story.facts(ev.CheckpointFailed):
+        assert "the staging area is full" in failed.reason
+        assert f"row {failed.row + 2} takes its place" in failed.reason
+    assert story.rows(ev.Committed) == [1, 5, 6]
+    assert verified_rows(storage_of(s3, "yields")) == [1, 5, 6]
+
+
+def test_with_on_full_wait_report_waits_for_storage_and_nothing_is_given_up(
+    s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path
+) -> None:
+    config = CheckpointConfig(staging_bytes=int(2.5 * SIZE), on_full="wait")
+    with Story(tmp_path, proxy.uri("waits"), last=4, checkpoint_config=config) as story:
+        first_is_committed(story)
+        proxy.refuse()
+        story.go(2, 3, 4)
+        story.until(
+            lambda: any("staging area" in fact.message for fact in story.facts(ev.Warned)),
+            "a word about the full staging area",
+        )
+        assert story.has_reported(3)
+        assert not story.has_reported(4)
+        proxy.mend()
+        assert story.result().metrics == {"number": 4}
+
+    assert not story.facts(ev.CheckpointFailed)
+    assert story.rows(ev.Committed) == [1, 2, 3, 4]
+    assert verified_rows(storage_of(s3, "waits")) == [1, 2, 3, 4]
+
+
+# --------------------------------------------------------------------------- storage is gone for good
+
+
+def test_fit_returns_at_the_deadline_and_says_where_the_files_are(
+    s3: S3Server,
+    proxy: Proxy,
+    spool: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(lease, "_RELEASE_SECONDS", 1.0)
+    with Story(tmp_path, proxy.uri("gone"), last=3, sync_config=SyncConfig(sync_timeout=3)) as story:
+        first_is_committed(story)
+        proxy.refuse()
+        story.go(2, 3)
+        story.until(lambda: story.has_reported(3), "all reports, while storage refuses")
+        began = time.monotonic()
+        assert story.result().metrics == {"number": 3}
+        assert time.monotonic() - began < 15
+
+    try:
+        assert story.rows(ev.Committed) == [1]
+        assert story.rows(ev.CheckpointFailed) == [2, 3]
+        for failed in story.facts(ev.CheckpointFailed):
+            assert "did not take it in time" in failed.reason
+            (staged,) = [path.parent for path in spool.rglob("state") if str(path.parent.parent) in failed.reason]
+            assert (staged / "number").read_text() == str(failed.row)
+            assert (staged / "state").read_bytes() == bytes([failed.row]) * SIZE
+        assert "journal/" in capfd.readouterr().err
+    finally:
+        shutil.rmtree(spool)
+
+
+# --------------------------------------------------------------------------- starting again
+
+
+def fit_again(tmp_path: Path, uri: str, last: int) -> tuple[Result, Story]:
+    shutil.rmtree(tmp_path / "marks", ignore_errors=True)
+    with Story(tmp_path, uri, last) as story:
+        story.go(*range(2, last + 1))
+        return story.result(), story
+
+
+def test_a_second_start_goes_on_from_what_is_in_the_bucket(
+    s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path
+) -> None:
+    first, _ = fit_again(tmp_path, proxy.uri("again"), last=2)
+    second, story = fit_again(tmp_path, proxy.uri("again"), last=3)
+
+    assert (first.return_value, second.return_value) == (0, 2)
+    assert story.rows(ev.Committed) == [3]
+    assert verified_rows(storage_of(s3, "again")) == [1, 2, 3]
+
+
+def test_a_checkpoint_damaged_in_the_bucket_is_noticed_and_the_older_one_is_taken(
+    s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path
+) -> None:
+    fit_again(tmp_path, proxy.uri("damaged"), last=2)
+    storage = storage_of(s3, "damaged")
+    newest = commit.newest(storage)
+    assert newest is not None
+    flip_one_byte(storage, f"checkpoints/{newest.name}/state")
+
+    second, story = fit_again(tmp_path, proxy.uri("damaged"), last=2)
+
+    assert second.return_value == 1
+    told = [fact.message for fact in story.facts(ev.Warned)]
+    assert any(newest.name in message and "state" in message for message in told), told
+    assert story.rows(ev.Committed) == [2]
+    assert verified_rows(storage) == [1, 2]
+
+
+def flip_one_byte(storage: Storage, key: str) -> None:
+    content = bytearray(storage.get(key))
+    content[len(content) // 2] ^= 1
+    storage.put(key, bytes(content))
