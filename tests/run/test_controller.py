@@ -25,7 +25,7 @@ from powertrain.run import journal, lifecycle
 from powertrain.run.controller import Controller, RunOutcome
 from powertrain.run.metrics import read_table
 from powertrain.run.spec import RunSpec
-from powertrain.storage import Storage, open_storage
+from powertrain.storage import Storage, boundaries, open_storage
 from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedWorker
 
 #: Seconds after which a run that should have ended by itself is ended by force, and its test fails.
@@ -860,3 +860,55 @@ def test_a_rank_that_never_says_a_word_fails_the_start(run: Run, monkeypatch: py
     outcome = run.go(ScriptedEngine(two_reports))
     assert outcome.state == "failed"
     assert "did not come up" in outcome.failures[0].summary
+
+
+# --------------------------------------------------------------------------- shares that are late
+
+
+def test_a_share_that_arrives_after_its_attempt_was_given_up_does_no_harm(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row is done again while the first try's file still hangs in storage; it must not land in the second's."""
+    monkeypatch.setattr(controller_module, "_SETTLE_WITHIN", 0.1)
+    hanging, release = threading.Event(), threading.Event()
+
+    def hang_once(kind: str, target: str) -> None:
+        if (
+            kind == "rename"
+            and target.endswith("checkpoints/checkpoint_000001/state")
+            and not hanging.is_set()
+        ):
+            hanging.set()
+            release.wait(PATIENCE)
+
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"attempt": worker.attempt}, files={"state": str(worker.attempt).encode()})
+        if worker.attempt == 0:
+            worker.wait_for(hanging)
+            raise RuntimeError("the first attempt fails")
+
+    boundaries.install(hang_once)
+    try:
+        run.watcher.on_event = lambda event: release.set() if isinstance(event, ev.Committed) else None
+        assert run.go(ScriptedEngine(play), workers=1, max_failures=1).state == "finished"
+    finally:
+        boundaries.install(None)
+        release.set()
+    (failed,) = run.watcher.all_of(ev.CheckpointFailed)
+    assert "started again" in failed.reason
+    (manifest,) = commit.committed(run.storage)
+    commit.verify(run.storage, manifest)
+    assert run.storage.get(f"checkpoints/{manifest.name}/state") == b"1"
+
+
+def test_two_checkpoints_never_share_a_name(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        for content in (b"1", b"2"):
+            worker.report({}, files={"state": content}, name="same")
+
+    assert run.go(ScriptedEngine(play), workers=1).state == "finished"
+    (failed,) = run.watcher.all_of(ev.CheckpointFailed)
+    assert "named 'same' already" in failed.reason
+    (manifest,) = commit.committed(run.storage)
+    commit.verify(run.storage, manifest)
+    assert run.storage.get("checkpoints/same/state") == b"1"

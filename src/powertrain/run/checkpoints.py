@@ -58,6 +58,8 @@ class Checkpoints:
         self._kept = commit.committed(storage)
         self._validations = commit.validations(storage)
         self._pending: dict[pd.Key, Pending] = {}
+        #: Names under which something may still be on its way that nobody waits for: they are not used again.
+        self._spent: set[str] = set()
         #: Shares that a rank had uploaded itself before the row was complete.
         self._early: dict[pd.Key, list[wire.Carried]] = {}
         self._told_clash = False
@@ -108,7 +110,7 @@ class Checkpoints:
         if merged.errors:
             self.fail(pending, "; ".join(merged.errors.values()))
             return
-        if name in {m.name for m in self._kept}:
+        if self._is_taken(pending):
             self.fail(pending, f"the run has a checkpoint named {name!r} already")
             return
         if merged.clashes and not self._told_clash:
@@ -146,7 +148,16 @@ class Checkpoints:
                 f"The ranks named the checkpoint of row {row} differently ({', '.join(sorted(set(given)))}); "
                 f"{given[0]!r} is taken."
             )
-        return given[0] if given else commit.name_of_row(row, self._tag)
+        name = wanted = given[0] if given else commit.name_of_row(row, self._tag)
+        number = 1
+        while name in self._spent:
+            name, number = f"{wanted}.{number}", number + 1
+        return name
+
+    def _is_taken(self, pending: Pending) -> bool:
+        """True when another checkpoint, committed or on its way, has this one's name."""
+        others = [p.name for p in self._pending.values() if p is not pending]
+        return pending.name in others or any(m.name == pending.name for m in self._kept)
 
     def carried(self, message: wire.Carried) -> None:
         """A share is in storage, or never will be."""
@@ -204,21 +215,28 @@ class Checkpoints:
     def fail(self, pending: Pending, reason: BaseException | str) -> None:
         """Give a checkpoint up: its shares are removed, and so is what had reached storage."""
         assert self._carriers is not None
-        pending.given_up, self._wants_room = True, 0
-        self._pending.pop(pending.key, None)
+        self._wants_room = 0
+        self._give_up(pending)
         for rank, part in pending.parts.items():
             if part.staged:
                 self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
                 remove_share(part.staged)
-        if not any(m.name == pending.name for m in self._kept):
-            self._committer.submit(lambda: commit.discard(self._storage, pending.name), _ignored)
+        if not self._is_taken(pending):
+            self._committer.submit(
+                lambda: commit.discard(self._storage, pending.name), _ignored, persist=False
+            )
         self._settled(pending, None, reason)
         self._advance()
 
-    def leave(self, pending: Pending, reason: str) -> None:
-        """Stop waiting for a checkpoint; its shares stay where they are."""
+    def _give_up(self, pending: Pending) -> None:
         pending.given_up = True
         self._pending.pop(pending.key, None)
+        if not self._is_taken(pending):
+            self._spent.add(pending.name)
+
+    def leave(self, pending: Pending, reason: str) -> None:
+        """Stop waiting for a checkpoint; its shares stay where they are."""
+        self._give_up(pending)
         self._settled(pending, None, reason)
 
     # -- committing
@@ -297,7 +315,7 @@ class Checkpoints:
             pinned=frozenset(pinned),
         ):
             self._kept = [m for m in self._kept if m.name != name]
-            self._committer.submit(self._discarding(name), self._discarded(name))
+            self._committer.submit(self._discarding(name), self._discarded(name), persist=False)
 
     def _discarding(self, name: str) -> Callable[[], None]:
         return lambda: commit.discard(self._storage, name)

@@ -39,6 +39,7 @@ class _Work:
     do: Callable[[], Any]
     then: Callable[[Any, BaseException | None], None]
     trouble: Callable[[str], None]
+    persist: bool
 
 
 class Committer:
@@ -56,12 +57,17 @@ class Committer:
         do: Callable[[], Any],
         then: Callable[[Any, BaseException | None], None],
         trouble: Callable[[str], None] = lambda _: None,
+        *,
+        persist: bool = True,
     ) -> None:
-        """Do this after everything submitted before. ``OSError`` is tried again; any other error is final."""
+        """Do this after everything submitted before. ``OSError`` is tried again; any other error is final.
+
+        What need not be done now or never, such as a deletion, does not ``persist``: others wait behind it.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="powertrain-committer", daemon=True)
             self._thread.start()
-        self._work.put(_Work(do, then, trouble))
+        self._work.put(_Work(do, then, trouble, persist))
 
     def close(self, within: float) -> None:
         """Do what is left, for at most so many seconds, and stop."""
@@ -86,7 +92,7 @@ class Committer:
                 return work.do()
             except OSError as error:
                 pause = pause_before_retry(tries, random.random())
-                if self._closing.is_set() or time.monotonic() + pause > deadline:
+                if not work.persist or self._closing.is_set() or time.monotonic() + pause > deadline:
                     raise
                 tries += 1
                 self._post(Trouble(work.trouble, str(error)))

@@ -893,8 +893,16 @@ class Controller:
             then()
 
     def _settling_overdue(self, _: str) -> None:
-        """Storage has not taken what is on its way: leave it where it is and say so."""
+        """Storage has not taken what is on its way. A run that goes on will come to the same rows again; one that ends
+        leaves it where it is and says so."""
+        goes_on = self._attempt is not None and self._attempt.phase == phases.CLEARING and not self._cut_short
         for checkpoint in self._checkpoints.pending:
+            if goes_on and self._stopping is None:
+                why = f" ({checkpoint.trouble})" if checkpoint.trouble else ""
+                self._checkpoints.fail(
+                    checkpoint, f"the storage did not take it before the run was started again{why}"
+                )
+                continue
             staged = tuple(part.staged for part in checkpoint.parts.values() if os.path.isdir(part.staged))
             self._left += staged
             why = f" ({checkpoint.trouble})" if checkpoint.trouble else ""

@@ -186,16 +186,17 @@ class ScriptedWorker:
         metrics: Mapping[str, Any],
         *,
         files: Mapping[str, bytes] | None = None,
+        name: str = "",
         barrier: bool = False,
         solo: bool = False,
     ) -> None:
-        """As ``powertrain.report``; ``files`` is the content of a checkpoint."""
+        """As ``powertrain.report``; ``files`` is the content of a checkpoint, ``name`` its ``checkpoint_dir_name``."""
         self.process.check()
         if solo:
             self.service.post(wire.Point(row=0, at=time.time(), metrics=dict(metrics), solo=True))
             return
         self.row += 1
-        part = None if files is None else self._stage(files)
+        part = None if files is None else self._stage(files, name)
         self.progress.reports += 1
         point = wire.Point(row=self.row, at=time.time(), metrics=dict(metrics), barrier=barrier, part=part)
         if part is not None:
@@ -287,11 +288,11 @@ class ScriptedWorker:
         self.process.check()
         return told
 
-    def _stage(self, files: Mapping[str, bytes]) -> wire.Part:
+    def _stage(self, files: Mapping[str, bytes], name: str) -> wire.Part:
         directory = self._staging.new_directory()
-        for name, content in files.items():
-            Path(directory, name).write_bytes(content)
-        return self._staging.stage(self.row, directory)
+        for file, content in files.items():
+            Path(directory, file).write_bytes(content)
+        return msgspec.structs.replace(self._staging.stage(self.row, directory), checkpoint=name)
 
 
 def _executed(command: wire.Execute) -> wire.Executed:
