@@ -331,7 +331,7 @@ class DataParallelTrainer:
             segments=places[1],
             checkpoint_tag=tag,
             sync_timeout=run.sync_config.sync_timeout,
-            filesystem=_pickled(run.storage_filesystem),
+            filesystem=_pickled(getattr(carried_to, "filesystem", None)),
             logs=_directory_of(storage, "logs"),
             storage=pickle.dumps(carried_to),
             validation=self._validation,
@@ -415,7 +415,7 @@ class DataParallelTrainer:
 
         result = Result(
             path=storage.uri,
-            storage_filesystem=self.run_config.storage_filesystem,
+            storage_filesystem=getattr(storage, "filesystem", None),
             state=outcome.state,
             reason=outcome.reason,
             metrics=outcome.metrics,
@@ -451,7 +451,7 @@ class DataParallelTrainer:
         elsewhere = rank.summary.get("failed", "")
         result = Result(
             path=rank.place.run_path,
-            storage_filesystem=self.run_config.storage_filesystem,
+            storage_filesystem=pickle.loads(filesystem) if (filesystem := rank.place.run_filesystem) else None,
             state="failed" if code or elsewhere else "finished",
             metrics=rank.summary.get("metrics"),
         )

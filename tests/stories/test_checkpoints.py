@@ -384,3 +384,25 @@ def test_sync_raises_when_the_checkpoint_cannot_be_committed(fits: Any) -> None:
 
     with pytest.raises(TrainingFailedError, match="closed on Sundays"):
         fits.trainer(loop, workers=1).fit()
+
+
+def test_a_run_on_a_file_system_of_the_users_own_goes_on_and_says_what_it_lacks(tmp_path: Path) -> None:
+    import fsspec
+
+    (tmp_path / "root").mkdir()
+    own = fsspec.filesystem("dir", path=str(tmp_path / "root"), fs=fsspec.filesystem("local"))
+
+    def fit() -> Any:
+        return TorchTrainer(
+            count_up,
+            train_loop_config={"steps": 2},
+            scaling_config=ScalingConfig(num_workers=1),
+            run_config=RunConfig(name="own", storage_path="runs", storage_filesystem=own),
+        ).fit()
+
+    assert fit().metrics == {"number": 2}
+    result = fit()
+    assert result.metrics == {"number": 4}
+    assert content(result.checkpoint) == {"number": "4"}
+    warnings = [fact.message for fact in of_kind(journal_of(tmp_path / "root" / "runs" / "own"), ev.Warned)]
+    assert any("could both win" in warning for warning in warnings)

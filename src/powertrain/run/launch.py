@@ -88,6 +88,7 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) 
         launch_dir=spec.launch_dir,
         checkpoint=start.checkpoint,
         checkpoint_filesystem=start.filesystem,
+        run_filesystem=spec.filesystem,
         checkpoint_tag=spec.checkpoint_tag,
         checkpoint_names=list(start.names),
         checkpoint_frequency=spec.checkpoints.checkpoint_frequency or 0,

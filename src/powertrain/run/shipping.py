@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from powertrain.errors import StorageError
 from powertrain.storage import Entry, FileDigest, Storage, check_key
@@ -83,6 +83,11 @@ class Shipped:
     @property
     def lacks(self) -> tuple[str, ...]:
         return self._storage.lacks
+
+    @property
+    def filesystem(self) -> Any:
+        """The file system that the user gave, None where storage is our own."""
+        return getattr(self._storage, "filesystem", None)
 
     def local_path(self, key: str) -> Path | None:
         if not is_spooled(check_key(key)):

@@ -51,8 +51,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     launch_dir: str = ""
     #: Committed checkpoint to go on from, as a path or address; "" for none.
     checkpoint: str = ""
-    #: The pickled filesystem that ``checkpoint`` is on, where the user gave one.
+    #: The pickled filesystem that ``checkpoint`` is on, and that of the run, where the user gave one.
     checkpoint_filesystem: bytes = b""
+    run_filesystem: bytes = b""
     #: Goes into the usual names of checkpoints.
     checkpoint_tag: str = ""
     #: Names given with ``checkpoint_dir_name`` that are committed already.
@@ -118,12 +119,12 @@ class Session:
 
         return open_storage(self.place.run_path)
 
-    def checkpoint_at(self, path: str) -> Checkpoint:
-        """The checkpoint at a path of the filesystem that the run's checkpoints are on, or at an address."""
+    @staticmethod
+    def checkpoint_at(path: str, filesystem: bytes) -> Checkpoint:
+        """The checkpoint at a path of a pickled filesystem, or at an address."""
         from powertrain.checkpoint.checkpoint import Checkpoint
 
-        pickled = self.place.checkpoint_filesystem
-        return Checkpoint(path, pickle.loads(pickled) if pickled and "://" not in path else None)
+        return Checkpoint(path, pickle.loads(filesystem) if filesystem and "://" not in path else None)
 
     def usual_name(self, row: int) -> str:
         """The name of the checkpoint of ``row`` where none is given."""
@@ -368,7 +369,7 @@ def get_all_reported_checkpoints(
     answer = session.service.ask_checkpoints(session.row, validated, timeout_s or 0.0)
     return [
         ReportedCheckpoint(
-            session.checkpoint_at(found.path),
+            session.checkpoint_at(found.path, session.place.run_filesystem),
             dict(found.metrics),
             ReportedCheckpointStatus(found.status),
         )
@@ -388,7 +389,8 @@ def should_checkpoint() -> bool:
 def get_checkpoint() -> Checkpoint | None:
     """The checkpoint to go on from: this run's newest at the start of the attempt, or ``resume_from_checkpoint``."""
     session = current("get_checkpoint")
-    return session.checkpoint_at(session.place.checkpoint) if session.place.checkpoint else None
+    place = session.place
+    return session.checkpoint_at(place.checkpoint, place.checkpoint_filesystem) if place.checkpoint else None
 
 
 def barrier() -> None:
