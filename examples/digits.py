@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import tempfile
 from functools import partial
 from typing import Any
 
@@ -25,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import powertrain as train
-from powertrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
+from powertrain import CheckpointConfig, RunConfig, ScalingConfig
 from powertrain.torch import TorchTrainer, prepare_data_loader, prepare_model
 
 
@@ -136,29 +134,12 @@ def train_digits(config: dict[str, float]) -> float:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate, epochs * len(batches)))
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule}
 
-    for epoch in range(restore(parts), epochs):
+    saved = train.load_state(**parts)  # this run's newest checkpoint; None at its first start
+    for epoch in range(saved["epoch"] + 1 if saved else 0, epochs):
         loss = train_epoch(model, batches, optimizer, schedule)
         metrics = {"epoch": epoch, "loss": loss, "accuracy": accuracy(model, test)}
-        with tempfile.TemporaryDirectory() as directory:
-            saved = None
-            if train.get_context().get_world_rank() == 0:
-                state = {name: part.state_dict() for name, part in parts.items()}
-                torch.save({"epoch": epoch, **state}, os.path.join(directory, "state.pt"))
-                saved = Checkpoint.from_directory(directory)
-            train.report(metrics, checkpoint=saved)
+        train.report(metrics, checkpoint=train.save_state(**parts, epoch=epoch))
     return accuracy(model, test)
-
-
-def restore(parts: dict[str, Any]) -> int:
-    """Load this run's newest checkpoint, if any, into ``parts``; returns the epoch to go on with."""
-    checkpoint = train.get_checkpoint()
-    if checkpoint is None:
-        return 0
-    with checkpoint.as_directory() as directory:
-        state = torch.load(os.path.join(directory, "state.pt"), map_location="cpu", weights_only=True)
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
-    return int(state["epoch"]) + 1
 
 
 def main() -> None:
