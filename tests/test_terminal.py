@@ -215,6 +215,9 @@ ANY_FACTS: list[ev.Event] = [
     *starting_facts(),
     ev.SlotsWaited(time=1.0, attempt=0, granted=0, count=2, reason="r"),
     ev.Committed(time=1.0, attempt=0, row=1, checkpoint="c"),
+    ev.UploadLagged(time=1.0, attempt=0, row=1, seconds=10.0, waiting=2, bytes=5_000_000, reason="503"),
+    ev.CheckpointFailed(time=1.0, attempt=0, row=1, checkpoint="c", reason="r"),
+    ev.ValidationEnded(time=1.0, checkpoint="c", row=1, status="VALIDATED", metrics={"accuracy": 1.0}),
     ev.Warned(time=1.0, message="m"),
     ev.RanksAbsent(time=1.0, attempt=0, row=1, ranks=(1,)),
     ev.Stopping(time=1.0, attempt=0, cause="command", reason="r"),
@@ -307,6 +310,32 @@ def test_progress_comes_at_once_and_then_every_few_seconds_with_commits_folded_i
     assert "10 rows/s" in said[1]
     assert said[1].endswith("checkpoint of row 3 committed")
     assert "checkpoint" not in said[2]
+
+
+def test_what_becomes_of_checkpoints_is_told() -> None:
+    view = trained_view()
+    said = narrated(
+        view,
+        Narrator(view),
+        [
+            ev.UploadLagged(
+                time=1.0, attempt=0, row=3, seconds=12.0, waiting=2, bytes=5_000_000, reason="503"
+            ),
+            ev.CheckpointFailed(time=1.0, attempt=0, row=3, checkpoint="c", reason="the disk is full"),
+            ev.ValidationEnded(
+                time=1.0, checkpoint="c", row=1, status="VALIDATED", metrics={"accuracy": 0.5}
+            ),
+            ev.ValidationEnded(
+                time=1.0, checkpoint="c", row=1, status="VALIDATION_FAILED", reason="KeyError"
+            ),
+        ],
+    )
+    assert said == [
+        "[digits] 2 checkpoints (5 MB) not in storage yet, the oldest (row 3) for 12.0 s: 503",
+        "[digits] the checkpoint of row 3 was NOT saved: the disk is full",
+        "[digits] c validated in 0 ms: accuracy 0.5",
+        "[digits] the validation of c failed: KeyError",
+    ]
 
 
 def test_a_rare_commit_has_its_own_line() -> None:

@@ -202,7 +202,12 @@ def test_a_checkpoint_name_that_would_not_be_found_again_is_refused(tmp_path: Pa
         for name in config["names"]:
             powertrain.report({}, checkpoint=Checkpoint(config["path"]), checkpoint_dir_name=name)
 
-    for names, words in ((["epoch/1"], "not a plain name"), (["latest", "latest"], "has already")):
+    for names, words in (
+        (["epoch/1"], "not a plain name"),
+        (["a" * 300], "not a plain name"),
+        (["a\nb"], "not a plain name"),
+        (["latest", "latest"], "has already"),
+    ):
         trainer = DataParallelTrainer(
             report_twice,
             train_loop_config={"names": names, "path": str(tmp_path)},

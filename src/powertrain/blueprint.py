@@ -20,6 +20,7 @@ from powertrain.errors import ConfigError
 from powertrain.storage import Storage
 
 _KEY, _SIGNATURE = "trainer.pickle", "trainer.signature"
+_KEY_BYTES = 32
 
 
 def store(storage: Storage, arguments: dict[str, Any]) -> str:
@@ -28,8 +29,12 @@ def store(storage: Storage, arguments: dict[str, Any]) -> str:
         data = cloudpickle.dumps(arguments)
         key = _signing_key()
     except Exception as error:  # whatever the user's objects do when they are pickled
+        storage.delete(_SIGNATURE)  # of an earlier start, whose arguments are not these
+        storage.delete(_KEY)
         return f"{type(error).__name__}: {error}"
     storage.put(_KEY, data)
+    if (path := storage.local_path(_KEY)) is not None:
+        path.chmod(0o600)  # a loop's config may hold what others should not read
     storage.put(_SIGNATURE, _signature(key, data))
     return ""
 
@@ -69,16 +74,27 @@ def _signing_key() -> bytes:
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     path = Path(home, "powertrain", "signing.key")
     try:
-        return path.read_bytes()
+        return _whole(path)
     except FileNotFoundError:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     unfinished.touch(mode=0o600)
-    unfinished.write_bytes(secrets.token_bytes(32))
+    with open(unfinished, "wb") as file:
+        file.write(secrets.token_bytes(_KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
     try:
         os.link(unfinished, path)
     except FileExistsError:
         pass  # another process was first, and its key counts
     finally:
         unfinished.unlink()
-    return path.read_bytes()
+    return _whole(path)
+
+
+def _whole(path: Path) -> bytes:
+    """The key; an empty or short one would make signatures that anybody could forge."""
+    key = path.read_bytes()
+    if len(key) < _KEY_BYTES:
+        raise ConfigError(f"The signing key {str(path)!r} is damaged. Delete it, and a new one is made.")
+    return key

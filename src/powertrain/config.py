@@ -709,6 +709,10 @@ class FailureConfig(Config):
 _OWN_LOOP = "the training loop is yours, so no one else can save in it"
 
 
+def _frequency(value: Any) -> int | None:
+    return optional(whole(at_least=0))(value) or None
+
+
 def _local_directory(value: Any) -> str:
     path = _path(value)
     if "://" in path:
@@ -730,7 +734,7 @@ class CheckpointConfig(Config):
     checkpoint_score_order: Literal["max", "min"] = option("max", one_of("max", "min"))
     """Whether the highest or the lowest score is best."""
 
-    checkpoint_frequency: int | None = option(None, optional(whole(at_least=0)))
+    checkpoint_frequency: int | None = option(None, _frequency)
     """Save what ``register_state`` was given every so many reports; None or 0 for never. A report that brings a
     checkpoint of its own is left as it is."""
 

@@ -10,6 +10,7 @@
     │   ├── RunInUseError        another live process holds this run
     │   └── FencedError          another controller has taken the run over
     ├── CheckpointError        a checkpoint is missing, incomplete or not what it claims to be
+    │   └── OtherVersionError    it is whole, and only another version of Powertrain can read it
     ├── ReportError            ``report`` was handed something it cannot keep (also a ValueError)
     ├── OutsideWorkerError     a worker-only function was called elsewhere (also a RuntimeError)
     ├── WireError              a message could not be understood or was not authenticated
@@ -61,6 +62,10 @@ class FencedError(StorageError):
 
 class CheckpointError(PowertrainError):
     """A checkpoint is missing, incomplete or not what it claims to be."""
+
+
+class OtherVersionError(CheckpointError):
+    """A checkpoint was written by a version of Powertrain whose form this one does not know."""
 
 
 class ReportError(PowertrainError, ValueError):

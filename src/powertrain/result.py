@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyarrow.fs import FileSystem
 
+#: Seconds for which storage that does not answer is asked again.
+_READ_WITHIN = 60.0
+
 
 class Result:
     """How a run ended and what it left. What is large is read from the run's directory when it is asked for."""
@@ -55,7 +58,7 @@ class Result:
         ``path`` is a plain path or an address such as ``s3://bucket/runs/name``, or, with a pyarrow or fsspec file
         system, a path of that.
         """
-        storage = open_storage(os.fspath(path), filesystem=storage_filesystem)
+        storage = open_storage(os.fspath(path), filesystem=storage_filesystem, timeout=_READ_WITHIN)
         events = journal.read(storage)
         if not events:
             raise StorageError(
@@ -73,7 +76,7 @@ class Result:
 
     @property
     def _storage(self) -> Storage:
-        return open_storage(self.path, filesystem=self._given_filesystem)
+        return open_storage(self.path, filesystem=self._given_filesystem, timeout=_READ_WITHIN)
 
     @cached_property
     def _run_state(self) -> RunState:

@@ -682,7 +682,7 @@ class Narrator:
                 why = f": {event.reason}" if event.reason else ""
                 text = (
                     f"{counted(event.waiting, 'checkpoint')} ({data_size(event.bytes)}) not in storage yet, the "
-                    f"oldest (row {event.row}) for {duration(event.seconds)}{why}; training goes on"
+                    f"oldest (row {event.row}) for {duration(event.seconds)}{why}"
                 )
                 return [self._own(text, "yellow")]
             case ev.CheckpointFailed():

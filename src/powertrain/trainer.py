@@ -75,6 +75,7 @@ class DataParallelTrainer:
         validation_config: ValidationConfig | None = None,
     ) -> None:
         functions.check_shape(train_loop_per_worker)
+        self._remarks: list[str] = []
         #: What :meth:`restore` needs to make this trainer again.
         self._arguments: dict[str, Any] = {
             "train_loop_per_worker": train_loop_per_worker,
@@ -145,7 +146,7 @@ class DataParallelTrainer:
         """True when there is a run at ``path`` that :meth:`restore` can go on with."""
         try:
             _existing_run(path, storage_filesystem)
-        except (ConfigError, StorageError):
+        except (ConfigError, StorageError, OSError):
             return False
         return True
 
@@ -164,6 +165,7 @@ class DataParallelTrainer:
         """The process that holds the run: take the lease, go on from what is there, run the controller."""
         from powertrain import blueprint
         from powertrain.checkpoint.chain import Chain, tag_for
+        from powertrain.checkpoint.commit import verify_alone
         from powertrain.engine.local import (
             make_runtime_directory,
             remove_runtime_directory,
@@ -175,6 +177,7 @@ class DataParallelTrainer:
         from powertrain.storage.addresses import without_secrets
 
         _set_log_level(self.run_config)
+        self._remarks.clear()
         name = self.run_config.name or self._make_name()
         storage = self._open_run(name)
         taken_by: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -190,18 +193,26 @@ class DataParallelTrainer:
         else:
             stack.enter_context(removed_at_the_end(runtime, *places))
         engine = self._make_engine([str(runtime), *places], stack)
+        if self._begin_from is not None:
+            verify_alone(self._begin_from)
         chain = Chain.take_over(storage, lease.number)
         earlier = _Earlier.read(storage)
         record = self._run_record(name, earlier)
         storage.put("run.json", json.dumps(record, indent=2).encode())
+        unkept = ""
         if self._engine_name == "local":
-            blueprint.store(storage, self._lasting_arguments())
+            unkept = blueprint.store(storage, self._lasting_arguments())
         kept = self._with_real_files(storage, stack, terminal)
         spec = self._spec(
             name, kept, storage, runtime, places, record["seed"], tag_for(storage, lease.number)
         )
         controller = Controller(spec, engine, kept, chain, earlier.state, terminal, earlier.checkpoint)
-        for message in [*earlier.messages(record), *_remarks(storage)]:
+        for message in [
+            *earlier.messages(record),
+            *_remarks(storage),
+            *_about_restoring(unkept),
+            *self._remarks,
+        ]:
             controller.say(message)
         _forward(taken_by, controller, stack)
         if self._engine_name == "torchrun":
@@ -224,10 +235,20 @@ class DataParallelTrainer:
 
     def _lasting_arguments(self) -> dict[str, Any]:
         """What may be kept in the run: without addresses and variables, which may hold secrets."""
+        from powertrain.storage.addresses import has_secrets
+
         run = replace(
             self.run_config, name=None, storage_path=None, storage_filesystem=None, worker_runtime_env={}
         )
-        return {**self._arguments, "run_config": run, "needs_env": sorted(self._user_env())}
+        begin = self._begin_from
+        if begin is not None and has_secrets(begin.path):
+            begin = None
+        return {
+            **self._arguments,
+            "run_config": run,
+            "resume_from_checkpoint": begin,
+            "needs_env": sorted(self._user_env()),
+        }
 
     def _open_run(self, name: str) -> Storage:
         """The run's own storage, proved to be writable."""
@@ -246,7 +267,11 @@ class DataParallelTrainer:
         from powertrain.engine import local
         from powertrain.run import places
 
-        places.sweep_staging(storage)
+        for kept in places.sweep_staging(storage):
+            self._remarks.append(
+                f"Checkpoints that an earlier start could not bring into the storage are still in {kept}. Remove that "
+                "directory when you no longer need them."
+            )
         staging = places.staging_directory(storage, self.run_config.checkpoint_config, runtime.name)
         root = local.shared_memory_root()
         if root is None:
@@ -259,16 +284,18 @@ class DataParallelTrainer:
         """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
         if storage.local_path("journal") is not None:
             return storage
-        from powertrain.run.places import spool_directory
+        from powertrain.run.places import remove_empty_spool, spool_directory
         from powertrain.run.shipping import Shipped
 
-        shipped = Shipped(storage, spool_directory(storage))
+        spool = spool_directory(storage)
+        shipped = Shipped(storage, spool)
 
         def close() -> None:
             try:
                 shipped.close(min(60.0, self.run_config.sync_config.sync_timeout))
             except StorageError as error:
                 _tell(terminal, str(error))
+            remove_empty_spool(spool)
 
         stack.callback(close)
         return shipped
@@ -383,6 +410,8 @@ class DataParallelTrainer:
 
     def _run_record(self, name: str, earlier: _Earlier) -> dict[str, Any]:
         """What run.json says: what was asked for, by whom, with which versions, and the seed of the run."""
+        from powertrain.storage.addresses import without_secrets
+
         return {
             "name": name,
             "trainer": type(self).__name__,
@@ -392,7 +421,7 @@ class DataParallelTrainer:
             "run_config": _json_without_secrets(self.run_config),
             "backend_config": to_json(self._backend),
             "metadata": self._metadata,
-            "resume_from_checkpoint": self._begin_from.path if self._begin_from is not None else "",
+            "resume_from_checkpoint": without_secrets(self._begin_from.path) if self._begin_from else "",
             "seed": earlier.record.get("seed", secrets.randbits(63)),
             "versions": {
                 "powertrain": __version__,
@@ -424,7 +453,9 @@ class DataParallelTrainer:
         if outcome.interrupted:
             name = _split_run_path(storage.uri)[1]
             how = "by the same script" if self.run_config.name else f"with RunConfig(name={name!r})"
-            raise KeyboardInterrupt(f"the run was interrupted and can be resumed {how}: {without_secrets(storage.uri)}")
+            raise KeyboardInterrupt(
+                f"the run was interrupted and can be resumed {how}: {without_secrets(storage.uri)}"
+            )
         if outcome.state != "failed":
             return result
         from powertrain.terminal import failure_report
@@ -451,7 +482,9 @@ class DataParallelTrainer:
         elsewhere = rank.summary.get("failed", "")
         result = Result(
             path=rank.place.run_path,
-            storage_filesystem=pickle.loads(filesystem) if (filesystem := rank.place.run_filesystem) else None,
+            storage_filesystem=pickle.loads(filesystem)
+            if (filesystem := rank.place.run_filesystem)
+            else None,
             state="failed" if code or elsewhere else "finished",
             metrics=rank.summary.get("metrics"),
         )
@@ -602,6 +635,7 @@ class _Earlier:
         from powertrain.checkpoint import commit
         from powertrain.run import journal
 
+        commit.refuse_other_versions(storage)
         remarks: list[str] = []
         state = journal.replay(journal.read(storage))
         record: dict[str, Any] = {}
@@ -742,6 +776,12 @@ def _remarks(storage: Storage) -> list[str]:
 
     path = storage.local_path("x")
     return [*storage.lacks, *(remarks_about(path.parent) if path is not None else ())]
+
+
+def _about_restoring(unkept: str) -> list[str]:
+    if not unkept:
+        return []
+    return [f"restore(path) will need the training function again: the trainer could not be kept ({unkept})."]
 
 
 def _forward(taken_by: queue.SimpleQueue[Any], controller: Controller, stack: ExitStack) -> None:

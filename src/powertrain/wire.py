@@ -193,8 +193,8 @@ class AskCheckpoints(Message, frozen=True, tag="ask_checkpoints"):
     ask: int
     row: int
     validated: bool = False
-    #: Seconds after which the answer comes in any case; 0 for never.
-    timeout: float = 0.0
+    #: Seconds after which the answer comes in any case; negative for never.
+    timeout: float = -1.0
 
 
 class Validated(Message, frozen=True, tag="validated"):
@@ -313,6 +313,12 @@ class Drop(Message, frozen=True, tag="drop"):
     staged: str
 
 
+class Unstaged(Message, frozen=True, tag="unstaged"):
+    """The share of ``row`` has left the staging area: its bytes no longer count against the limit."""
+
+    row: int
+
+
 class Settled(Message, frozen=True, tag="settled"):
     """The checkpoint of ``row`` is committed at ``path``, or will never be, and ``error`` says why."""
 
@@ -337,7 +343,7 @@ class Reported(Message, frozen=True, tag="reported"):
 
 
 FromController = Union[
-    Ack, Execute, Train, Hold, Goto, Opened, RowClosed, Dismissed, Carry, Drop, Settled, Reported
+    Ack, Execute, Train, Hold, Goto, Opened, RowClosed, Dismissed, Carry, Drop, Unstaged, Settled, Reported
 ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.manifest import Manifest, ManifestFile
-from powertrain.errors import CheckpointError
+from powertrain.errors import CheckpointError, OtherVersionError
 
 scalars = (
     st.none()
@@ -70,8 +70,16 @@ def test_nan_and_infinities_survive_in_plain_json() -> None:
 def test_another_schema_is_refused_with_both_numbers() -> None:
     fields = json.loads(mf.encode(manifest()))
     fields["schema"] = 99
-    with pytest.raises(CheckpointError, match=r"schema 99.*reads schema 1"):
-        mf.decode(json.dumps(fields).encode(), "x/MANIFEST.json")
+    del fields["seal"]
+    with pytest.raises(OtherVersionError, match=r"schema 99.*reads schema 1"):
+        mf.decode(mf.seal(fields), "x/MANIFEST.json")
+
+
+def test_a_schema_number_that_was_damaged_is_no_other_version() -> None:
+    data = mf.encode(manifest()).replace(b'"schema": 1', b'"schema": 3')
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        mf.decode(data)
+    assert not isinstance(caught.value, OtherVersionError)
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "", "a/../../b", "a//b", "//"])

@@ -159,8 +159,8 @@ def three_saves(worker: ScriptedWorker) -> None:
 def save(worker: ScriptedWorker, row: int, asked: wire.Validation | None = None) -> None:
     """A report with a checkpoint that is to be validated."""
     stage = ScriptedWorker._stage
-    worker._stage = lambda files: msgspec.structs.replace(  # type: ignore[method-assign]
-        stage(worker, files), validation=asked or wire.Validation()
+    worker._stage = lambda files, name: msgspec.structs.replace(  # type: ignore[method-assign]
+        stage(worker, files, name), validation=asked or wire.Validation()
     )
     worker.report({"row": row}, files={"model": b"x"})
 
@@ -261,7 +261,7 @@ def test_a_validation_gets_the_slot_of_the_ranks_when_those_have_left(run: Run) 
 
     def play(worker: ScriptedWorker) -> None:
         three_saves(worker)
-        told.append(worker.service.ask_checkpoints(worker.row, True, 0.0))
+        told.append(worker.service.ask_checkpoints(worker.row, True, -1.0))
 
     config = ValidationConfig(fn=anything, ray_remote_kwargs={"num_gpus": 1})
     engine = StingyEngine(play, programs={process.ENTRY: Player()})

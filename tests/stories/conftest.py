@@ -220,7 +220,7 @@ class Stories:
         files = [
             f"file {path}"
             for place in (self.temporary, self.runtime)
-            for path in sorted(place.rglob("*"))
+            for path in _below(place)
             if path != self.runtime / "powertrain"
         ]
         processes = [f"process {pid}: {_command(pid)}" for pid in self._processes()]
@@ -235,6 +235,13 @@ class Stories:
                 if entry.isdigit() and self._marker.encode() in Path("/proc", entry, "environ").read_bytes():
                     found.append(int(entry))
         return found
+
+
+def _below(place: Path) -> list[Path]:
+    """All that lies below ``place``, while others may be removing it."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(place.rglob("*"))
 
 
 def _take_terminal() -> None:

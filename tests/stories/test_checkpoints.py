@@ -406,3 +406,75 @@ def test_a_run_on_a_file_system_of_the_users_own_goes_on_and_says_what_it_lacks(
     assert content(result.checkpoint) == {"number": "4"}
     warnings = [fact.message for fact in of_kind(journal_of(tmp_path / "root" / "runs" / "own"), ev.Warned)]
     assert any("could both win" in warning for warning in warnings)
+
+
+def give_its_own_checkpoint_away(config: dict[str, Any]) -> None:
+    checkpoint = powertrain.get_checkpoint()
+    if checkpoint is None:
+        count_up({"steps": 1})
+    else:
+        powertrain.report({}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=True)
+
+
+def test_a_committed_checkpoint_cannot_be_given_away(fits: Any) -> None:
+    for _ in range(2):
+        outcome = fits.outcome(give_its_own_checkpoint_away, "inline")
+        assert outcome["raised"] == "", outcome.get("message")
+    storage = open_storage(outcome["path"])
+    assert [manifest.row for manifest in commit.committed(storage)] == [1, 2]
+    for manifest in commit.committed(storage):
+        commit.verify(storage, manifest)
+
+
+def test_a_run_whose_newest_checkpoint_was_removed_by_hand_saves_that_row_again(fits: Any) -> None:
+    outcome = fits.outcome(count_up, "inline", train_loop_config={"steps": 2})
+    shutil.rmtree(outcome["checkpoint"])
+    again = fits.outcome(count_up, "inline", train_loop_config={"steps": 1})
+    assert again["metrics"] == {"number": 2}
+    assert not of_kind(fits.facts("count_up"), ev.CheckpointFailed)
+    assert content(Result.from_path(again["path"]).checkpoint)["number"] == "2"
+
+
+def ask_before_the_others_have_reported(config: dict[str, Any]) -> None:
+    if powertrain.get_context().get_world_rank() == 0:
+        powertrain.report({"row": 1})
+        Path(config["marks"], "asks").touch()
+        assert powertrain.get_all_reported_checkpoints() == []
+        return
+    while not Path(config["marks"], "asks").exists():
+        time.sleep(0.001)
+    powertrain.report({"row": 1})
+
+
+def test_who_asks_for_checkpoints_is_answered_when_a_row_without_one_closes(fits: Any) -> None:
+    outcome = fits.outcome(
+        ask_before_the_others_have_reported, train_loop_config={"marks": str(fits.directory)}
+    )
+    assert outcome["raised"] == "", outcome.get("message")
+
+
+def test_a_run_of_another_version_is_refused_and_nothing_of_it_is_moved(fits: Any) -> None:
+    from powertrain.checkpoint import manifest as mf
+    from powertrain.errors import OtherVersionError
+
+    outcome = fits.outcome(count_up, "inline", train_loop_config={"steps": 1})
+    path = Path(outcome["checkpoint"], "MANIFEST.json")
+    path.write_bytes(mf.seal({**mf.unseal(path.read_bytes(), "it"), "schema": 2}))
+    with pytest.raises(OtherVersionError, match="Use the version that wrote it"):
+        fits.trainer(count_up, "inline", train_loop_config={"steps": 1}).fit()
+    assert path.exists()
+
+
+def test_a_damaged_checkpoint_of_another_run_is_not_begun_from(fits: Any) -> None:
+    from powertrain.errors import CheckpointError
+
+    outcome = fits.outcome(count_up, "inline", train_loop_config={"steps": 1})
+    Path(outcome["checkpoint"], "number").write_text("2")
+    with pytest.raises(CheckpointError, match="has changed since it was committed"):
+        fits.trainer(
+            count_up,
+            "inline",
+            name="other",
+            train_loop_config={"steps": 1},
+            resume_from_checkpoint=Checkpoint(outcome["checkpoint"]),
+        ).fit()

@@ -36,13 +36,19 @@ from powertrain.checkpoint.manifest import (
     ManifestFile,
     Validation,
 )
-from powertrain.errors import CheckpointError
+from powertrain.errors import CheckpointError, OtherVersionError
 from powertrain.storage import Storage, open_storage
+from powertrain.storage.addresses import without_secrets
 from powertrain.storage.boundaries import crossing
 from powertrain.wire import Part
 
 _TOP = "checkpoints"
 _logger = logging.getLogger("powertrain")
+
+
+def final_name(row: int, given: str, tag: str) -> str:
+    """The name of the checkpoint of ``row``: what ``report`` was given, or the usual one, with the lease's tag."""
+    return (f"{given}-{tag}" if tag else given) if given else name_of_row(row, tag)
 
 
 def name_of_row(row: int, tag: str = "") -> str:
@@ -371,12 +377,15 @@ def _manifests(storage: Storage) -> Iterator[tuple[str, Manifest | CheckpointErr
     """Every name with a manifest: the manifest, why it cannot be read, or None for a void one."""
     for name in _names_with_manifest(storage):
         key = manifest_key(name)
+        where = f"The manifest {key!r} of {without_secrets(storage.uri)!r}"
         try:
             data = storage.get(key)
-            yield (
-                name,
-                None if mf.is_void(data) else mf.decode(data, f"The manifest {key!r} of {storage.uri!r}"),
-            )
+            manifest = None if mf.is_void(data) else mf.decode(data, where)
+            if manifest is not None and manifest.name != name:
+                raise CheckpointError(
+                    f"{where} is that of another checkpoint, {manifest.name!r}: it was copied."
+                )
+            yield name, manifest
         except CheckpointError as error:
             yield name, error
         except FileNotFoundError:
@@ -545,10 +554,53 @@ def _status(validation: Validation | None) -> ReportedCheckpointStatus:
 def discard(storage: Storage, name: str) -> None:
     """Remove a checkpoint, its manifest first: cut short, this leaves leftovers and no broken checkpoint.
 
-    Files that the user uploaded elsewhere are his, and stay.
+    Files that the user uploaded elsewhere are his, and stay. A void manifest stays for ever: it is what keeps a
+    controller that was frozen from committing.
     """
-    storage.delete(manifest_key(name))
-    storage.delete_tree(f"{_TOP}/{name}")
+    try:
+        void = mf.is_void(storage.get(manifest_key(name)))
+    except FileNotFoundError:
+        void = False
+    if void:
+        _leave_exactly(storage, f"{_TOP}/{name}", (), _files_beside_manifest(storage, name), b"")
+    else:
+        storage.delete(manifest_key(name))
+        storage.delete_tree(f"{_TOP}/{name}")
+
+
+def _files_beside_manifest(storage: Storage, name: str) -> dict[str, int]:
+    entries = storage.list(f"{_TOP}/{name}")
+    return {entry.key: entry.size for entry in entries if entry.key != manifest_key(name)}
+
+
+def void_names(storage: Storage) -> list[str]:
+    """Names that can never be committed, because a run was taken over while they were being committed."""
+    return [name for name, found in _manifests(storage) if found is None]
+
+
+def refuse_other_versions(storage: Storage) -> None:
+    """Raise :class:`OtherVersionError` where a checkpoint of the run is whole but not for this version to read."""
+    for _, found in _manifests(storage):
+        if isinstance(found, OtherVersionError):
+            raise found
+
+
+def verify_alone(checkpoint: Checkpoint) -> None:
+    """Verify a local checkpoint of any run by the manifest that lies in it; one without a manifest cannot be."""
+    path = Path(checkpoint.path, MANIFEST_NAME)
+    if not path.is_file() or not mf.is_manifest(data := path.read_bytes()):
+        return
+    manifest = mf.decode(data, f"The manifest {str(path)!r}")
+    storage = open_storage(checkpoint.path)
+    found = {entry.key: entry.size for entry in storage.list()}
+    for file in manifest.files:
+        if file.name.endswith("/") or manifest.elsewhere:
+            continue
+        if found.get(file.name) != file.size or storage.digest(file.name).xxh3 != file.xxh3:
+            raise CheckpointError(
+                f"The file {file.name!r} of the checkpoint {checkpoint.path!r} is missing or has changed since it was "
+                "committed. Use another checkpoint."
+            )
 
 
 def sweep_uncommitted(storage: Storage) -> list[str]:
@@ -563,7 +615,7 @@ def sweep_uncommitted(storage: Storage) -> list[str]:
     for name in left_over:
         storage.delete_tree(f"{_TOP}/{name}")
     for name in [name for name, found in with_manifest.items() if found is None]:
-        extra = [entry.key for entry in storage.list(f"{_TOP}/{name}") if entry.key != manifest_key(name)]
+        extra = list(_files_beside_manifest(storage, name))
         for key in extra:
             storage.delete(key)
         left_over += [name] if extra else []

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from powertrain.errors import CheckpointError, StorageError
+from powertrain.errors import CheckpointError, OtherVersionError, StorageError
 from powertrain.storage import check_key
 from powertrain.storage.base import TEMPORARY_PREFIX
 
@@ -114,12 +114,12 @@ def decode(data: bytes, where: str = "the manifest") -> Manifest:
         raise CheckpointError(
             f"{where} is not the manifest of a Powertrain checkpoint: it has no schema number."
         )
-    if fields["schema"] != SCHEMA:
-        raise CheckpointError(
-            f"{where} has schema {fields['schema']!r}, and this version of Powertrain reads schema {SCHEMA}. "
-            "Use the version that wrote it."
-        )
     _check_seal(data, where)
+    if fields["schema"] != SCHEMA:
+        raise OtherVersionError(
+            f"{where} has schema {fields['schema']!r}, and this version of Powertrain reads schema {SCHEMA}. "
+            "Use the version that wrote it, or start a run of another name."
+        )
     try:
         for name in _FREE_FIELDS:
             fields[name] = from_json_value(fields.get(name, {}))

@@ -135,15 +135,18 @@ class Staging:
                 if self._closed or not waiting or sum(self._outstanding.values()) + needed <= limit:
                     return
             self._full(row, needed, limit)
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or not waiting <= self._outstanding.keys())
+            self._wait_until_one_has_left(waiting)
+
+    def _wait_until_one_has_left(self, waiting: set[int]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not waiting <= self._outstanding.keys())
 
     def _wait_for_one(self, row: int, needed: int) -> bool:
         """The disk is full: True once a share of ours has left it, False where there is none to leave."""
         with self._changed:
             before = dict(self._outstanding)
-        if not before:
-            return False
+        if not before or shutil.disk_usage(self._own).free + sum(before.values()) < needed:
+            return False  # it would not fit even if all of them went
         self._full(row, needed, sum(before.values()))
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._outstanding.keys() < before.keys())

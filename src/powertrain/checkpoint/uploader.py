@@ -39,6 +39,9 @@ _THREADS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
 _LEAVE_WITHIN = 1.0
 
+#: What a file system answers that no later try can change.
+FINAL = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+
 ShareKey = tuple[int, int, int]
 
 
@@ -200,8 +203,11 @@ class Carrier:
             except PowertrainError:
                 raise  # storage has said that trying again is of no use
             except OSError as error:
-                if isinstance(error, FileNotFoundError) and not source_of(share.order.staged, name).exists():
-                    raise  # somebody has removed it: it will not come back
+                gone = (
+                    isinstance(error, FileNotFoundError) and not source_of(share.order.staged, name).exists()
+                )
+                if gone or error.errno in FINAL:
+                    raise  # trying again would change nothing
                 pause = pause_before_retry(tries, random.random())
                 if time.monotonic() + pause > deadline:
                     raise

@@ -97,7 +97,7 @@ class Carriers:
     def done(self, key: uploader.ShareKey) -> None:
         """A share has been carried or given up."""
         order = self._orders.pop(key, None)
-        if order is not None:
+        if order is not None and order.host in self._nodes:
             self._nodes[order.host].deaths = 0
 
     def uploader_ended(self, slot: base.Slot, give_up: Callable[[wire.Carry], None]) -> bool:
@@ -111,6 +111,7 @@ class Carriers:
         node = self._nodes.pop(host)
         orders = [order.carry for order in self._orders.values() if order.host == host]
         if node.deaths + 1 >= _TRIES:
+            self._orders = {key: order for key, order in self._orders.items() if order.host != host}
             for carry in orders:
                 give_up(carry)
         elif orders:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -28,6 +29,8 @@ from powertrain.run.pending import Pending
 from powertrain.run.rows import Row
 from powertrain.storage import Storage
 
+#: Seconds for which a deletion is tried.
+_DISCARD_WITHIN = 30.0
 #: Called on the controller's thread with a pending checkpoint and its manifest, or None and why it failed.
 Settled = Callable[[Pending, "Manifest | None", "BaseException | str"], None]
 
@@ -46,12 +49,14 @@ class Checkpoints:
         committer: Committer,
         before_commit: Callable[[], object],
         settled: Settled,
+        unstaged: Callable[[Pending, int], None],
         tell: Callable[[str], None],
     ) -> None:
-        """``before_commit`` is called on the committer's thread; ``settled`` once for each reported checkpoint."""
+        """``before_commit`` is called on the committer's thread; ``settled`` once for each reported checkpoint,
+        ``unstaged`` for each share that has left the staging area."""
         self._storage, self._chain, self._config, self._tag = storage, chain, config, tag
         self._committer, self._before_commit = committer, before_commit
-        self._settled, self._tell = settled, tell
+        self._settled, self._unstaged, self._tell = settled, unstaged, tell
         self._carriers: Carriers | None = None
         #: The newest committed and verified one.
         self.newest = newest
@@ -59,14 +64,24 @@ class Checkpoints:
         self._validations = commit.validations(storage)
         self._pending: dict[pd.Key, Pending] = {}
         #: Names under which something may still be on its way that nobody waits for: they are not used again.
-        self._spent: set[str] = set()
+        self._spent: set[str] = set(commit.void_names(storage))
+        #: Rows whose checkpoint has been begun in this attempt or an earlier one.
+        self._begun: set[pd.Key] = set()
         #: Shares that a rank had uploaded itself before the row was complete.
         self._early: dict[pd.Key, list[wire.Carried]] = {}
         self._told_clash = False
         #: The row that waits for room while there is nothing yet that could make it; 0 for none.
         self._wants_room = 0
+        #: How often each (row, rank) has called for room, and how many have yielded to each row.
+        self._calls: Counter[tuple[int, int]] = Counter()
+        self._yielded: Counter[int] = Counter()
         #: Name of the one committed last, for the next to name. The committer's thread only.
         self._parent = newest.name if newest is not None else ""
+
+    @property
+    def _impatient(self) -> Storage:
+        """The storage for what must not hold up commits."""
+        return self._storage.within(_DISCARD_WITHIN)
 
     def carried_by(self, carriers: Carriers) -> None:
         """Who carries shares. Once, before the first row closes."""
@@ -100,12 +115,17 @@ class Checkpoints:
     def begin(self, attempt: Attempt, row: Row) -> None:
         """A row is complete on all ranks: have its shares carried."""
         parts = dict(row.parts)
+        reported = [*row.metrics, *(metrics for _, metrics in sorted(row.late.items()))]
+        metrics = next((m for m in reported if m is not None), {})
+        if (attempt.number, row.number) in self._begun:
+            self._leave_out(attempt, row)
+            return
         name = self._name_of(parts, row.number)
-        metrics = next((m for m in row.metrics if m is not None), {}) if row.metrics else {}
         pending = Pending(
             attempt.number, row.number, name, dict(metrics), attempt.world_size, parts, time.monotonic()
         )
         self._pending[pending.key] = pending
+        self._begun.add(pending.key)
         merged = pending.merged()
         if merged.errors:
             self.fail(pending, "; ".join(merged.errors.values()))
@@ -121,8 +141,26 @@ class Checkpoints:
         for carried in self._early.pop(pending.key, []):
             self.carried(carried)
         self._advance()
+        self._yielded.pop(pending.row, None)  # all ranks have had room for it
+        for call in [call for call in self._calls if call[0] <= pending.row]:
+            del self._calls[call]
         if self._wants_room > pending.row:
-            self.yield_to(self._wants_room)
+            self._have_one_yield(self._wants_room)
+
+    def _leave_out(self, attempt: Attempt, row: Row) -> None:
+        """Shares of ranks that had been declared absent: the checkpoint of their row was made without them."""
+        late = Pending(
+            attempt.number, row.number, "", {}, attempt.world_size, dict(row.parts), time.monotonic()
+        )
+        for part in late.parts.values():
+            if part.staged:
+                remove_share(part.staged)
+        self._settled(
+            late,
+            None,
+            f"ranks {sorted(late.parts)} made this report after the row had been closed without them, so their files "
+            "are not in its checkpoint",
+        )
 
     def _order(self, attempt: Attempt, pending: Pending) -> None:
         assert self._carriers is not None
@@ -148,10 +186,15 @@ class Checkpoints:
                 f"The ranks named the checkpoint of row {row} differently ({', '.join(sorted(set(given)))}); "
                 f"{given[0]!r} is taken."
             )
-        name = wanted = given[0] if given else commit.name_of_row(row, self._tag)
+        name = wanted = commit.final_name(row, given[0] if given else "", self._tag)
         number = 1
         while name in self._spent:
             name, number = f"{wanted}.{number}", number + 1
+        if given and name != given[0]:
+            self._tell(
+                f"The checkpoint {given[0]!r} is kept as {name!r}: something of an earlier try may still be on its way "
+                "to the storage under that name."
+            )
         return name
 
     def _is_taken(self, pending: Pending) -> bool:
@@ -174,6 +217,7 @@ class Checkpoints:
             self.fail(pending, message.error)
             return
         pending.arrived(message)
+        self._unstaged(pending, message.rank)
         self._advance()
 
     def trouble(self, message: wire.CarryTrouble) -> None:
@@ -191,19 +235,29 @@ class Checkpoints:
 
     def rank_ended(self, attempt: int, rank: int) -> None:
         """A rank is gone: what its user's own upload function had not finished is lost."""
+        self._calls.clear()  # those of an attempt that is over; who still waits calls again
+        self._yielded.clear()
         for pending in self.pending:
             part = pending.parts.get(rank)
             if pending.attempt == attempt and part is not None and part.pending and rank in pending.awaited:
                 self.fail(pending, f"rank {rank} ended before its checkpoint_upload_fn had returned")
 
-    def yield_to(self, row: int) -> None:
-        """The staging area is full: the oldest that is not being committed makes room for that of ``row``.
+    def yield_to(self, row: int, rank: int = 0) -> None:
+        """The staging area of ``rank`` is full: the oldest that is not being committed makes room for that of ``row``.
 
-        A rank's call for room can overtake its reports: then the first that comes to be pending makes it.
+        Ranks are full at about the same time, and what makes room for one makes it for all: a rank's second call for a
+        row is answered by the second that yields to that row, whoever called first.
         """
+        self._calls[row, rank] += 1
+        if self._calls[row, rank] > self._yielded[row]:
+            self._have_one_yield(row)
+
+    def _have_one_yield(self, row: int) -> None:
+        """A rank's call for room can overtake its reports: then the first that comes to be pending makes it."""
         pending = pd.to_yield(self._pending, row)
         self._wants_room = row if pending is None else 0
         if pending is not None:
+            self._yielded[row] += 1
             waited = time.monotonic() - pending.since
             why = f" ({pending.trouble})" if pending.trouble else ""
             self.fail(
@@ -223,7 +277,7 @@ class Checkpoints:
                 remove_share(part.staged)
         if not self._is_taken(pending):
             self._committer.submit(
-                lambda: commit.discard(self._storage, pending.name), _ignored, persist=False
+                lambda: commit.discard(self._impatient, pending.name), _ignored, persist=False
             )
         self._settled(pending, None, reason)
         self._advance()
@@ -275,8 +329,8 @@ class Checkpoints:
         self._committer.submit(do, then, lambda reason: setattr(pending, "trouble", reason))
 
     def _committed(self, pending: Pending, manifest: Manifest | None, error: BaseException | None) -> None:
-        if manifest is None and pending.given_up:
-            return
+        if pending.given_up:
+            return  # nobody relies on it: what is left of it was told, and is removed or stays where it is
         if manifest is None:
             self.fail(pending, error or "it is not known why")
             return
@@ -318,7 +372,7 @@ class Checkpoints:
             self._committer.submit(self._discarding(name), self._discarded(name), persist=False)
 
     def _discarding(self, name: str) -> Callable[[], None]:
-        return lambda: commit.discard(self._storage, name)
+        return lambda: commit.discard(self._impatient, name)
 
     def _discarded(self, name: str) -> Callable[[Any, BaseException | None], None]:
         def then(_: Any, error: BaseException | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.checkpoint.uploader import pause_before_retry
+from powertrain.checkpoint.uploader import FINAL, pause_before_retry
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Committer:
                 return work.do()
             except OSError as error:
                 pause = pause_before_retry(tries, random.random())
-                if not work.persist or self._closing.is_set() or time.monotonic() + pause > deadline:
+                final = not work.persist or error.errno in FINAL
+                if final or self._closing.is_set() or time.monotonic() + pause > deadline:
                     raise
                 tries += 1
                 self._post(Trouble(work.trouble, str(error)))

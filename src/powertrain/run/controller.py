@@ -170,11 +170,13 @@ class Controller:
             # Who resumes from it relies on the rows before it: they must not die with this process.
             before_commit=lambda: self._metrics.wait_spooled(_SPOOLED_WITHIN),
             settled=self._settled,
+            unstaged=self._tell_unstaged,
             tell=self._warn,
         )
         self._lag_told = 0.0
         self._asks: list[tuple[Member, wire.AskCheckpoints, float]] = []
         self._after_settling: Callable[[], None] | None = None
+        self._goes_on = self._left_by_interrupt = False
         self._after_validations: Callable[[], None] | None = None
         #: Facts that storage has not taken yet.
         self._unwritten: list[ev.Event] = []
@@ -572,6 +574,8 @@ class Controller:
             if row.complete:
                 for rank in attempt.barrier_rows.pop(row.number, ()):
                     self._send(attempt.members[rank], wire.RowClosed(row=row.number))
+        if rows and self._asks:
+            self._answer_asks()
 
     def _watch_for_late_ranks(self, attempt: Attempt) -> None:
         if attempt.rows.newest <= attempt.rows.closed:
@@ -702,10 +706,15 @@ class Controller:
                 if not attempt.members[rank].exited:
                     self._send(attempt.members[rank], wire.Settled(row=pending.row, path=path, error=error))
 
+    def _tell_unstaged(self, pending: Pending, rank: int) -> None:
+        attempt = self._attempt
+        if attempt is not None and attempt.number == pending.attempt and not attempt.members[rank].exited:
+            self._send(attempt.members[rank], wire.Unstaged(row=pending.row))
+
     def _discard_old(self) -> None:
         """Retention, but for what somebody may be reading: a rank that has not come to its first report, say."""
         attempt, pinned = self._attempt, set(self._validations.names)
-        if attempt is not None and attempt.rows.never_reported():
+        if attempt is not None and attempt.rows.silent():
             pinned |= {m.name for m in self._checkpoints.kept if m.row == attempt.first_row - 1}
         self._checkpoints.discard_old(pinned)
 
@@ -758,7 +767,7 @@ class Controller:
         self._watch_lag()
 
     def _asked_for_checkpoints(self, member: Member, ask: wire.AskCheckpoints) -> None:
-        until = time.monotonic() + ask.timeout if ask.timeout else float("inf")
+        until = time.monotonic() + ask.timeout if ask.timeout >= 0 else float("inf")
         self._asks.append((member, ask, until))
         self._answer_asks()
 
@@ -880,9 +889,17 @@ class Controller:
 
     # ------------------------------------------------------------------ waiting for what is on its way
 
-    def _settle(self, then: Callable[[], None], within: float) -> None:
-        """Go on once every reported checkpoint is committed or has failed, at the latest after ``within`` seconds."""
-        self._after_settling = then
+    @property
+    def _patience(self) -> float:
+        """Seconds for storage to take what is on its way when an attempt is over."""
+        return _CUT_SHORT if self._cut_short else _SETTLE_WITHIN
+
+    def _settle(self, then: Callable[[], None], within: float, *, goes_on: bool = False) -> None:
+        """Go on once every reported checkpoint is committed or has failed, at the latest after ``within`` seconds.
+
+        What is not taken by then stays where it is; but a run that ``goes_on`` comes to the same rows again.
+        """
+        self._after_settling, self._goes_on = then, goes_on
         self._deadlines["settle"] = time.monotonic() + within
         self._go_on_if_settled()
 
@@ -893,11 +910,10 @@ class Controller:
             then()
 
     def _settling_overdue(self, _: str) -> None:
-        """Storage has not taken what is on its way. A run that goes on will come to the same rows again; one that ends
-        leaves it where it is and says so."""
-        goes_on = self._attempt is not None and self._attempt.phase == phases.CLEARING and not self._cut_short
+        """Storage has not taken what is on its way."""
+        self._deadlines.pop("settle", None)
         for checkpoint in self._checkpoints.pending:
-            if goes_on and self._stopping is None:
+            if self._goes_on:
                 why = f" ({checkpoint.trouble})" if checkpoint.trouble else ""
                 self._checkpoints.fail(
                     checkpoint, f"the storage did not take it before the run was started again{why}"
@@ -978,6 +994,8 @@ class Controller:
         self._interrupts += 1
         if self._after_validations is not None:  # the training is over: only the ending is cut short
             self._cut_validations_short()
+        elif self._after_settling is not None and self._ends_well():
+            self._interrupted_while_settling()
         elif self._interrupts == 1:
             self._stop("interrupt", "interrupted; a second Ctrl-C ends it at once")
             if self._stopping is not None:
@@ -987,11 +1005,27 @@ class Controller:
         elif self._attempt is not None:  # every function has returned: only the ending is cut short
             self._clear(self._attempt, self._finish)
 
+    def _ends_well(self) -> bool:
+        """True when every function has returned and only the ending is left."""
+        attempt = self._attempt
+        return attempt is not None and attempt.phase in (phases.SHUTTING_DOWN, phases.DISMISSED)
+
+    def _interrupted_while_settling(self) -> None:
+        """The training is over; what is interrupted is the wait for storage."""
+        if self._interrupts == 1:
+            waiting = len(self._checkpoints.pending)
+            self._warn(
+                f"Training is over; {waiting} checkpoint(s) are still on their way to the storage. A second Ctrl-C "
+                "leaves them where they are."
+            )
+        else:
+            self._left_by_interrupt = True
+            self._settling_overdue("")
+
     def _stop(self, cause: str, reason: str) -> None:
         """Ask every rank to end at a boundary they agree on; a run that is not training yet ends at once."""
         attempt = self._attempt
-        ending = attempt is not None and attempt.phase in (phases.SHUTTING_DOWN, phases.DISMISSED)
-        if self._stopping is not None or ending:
+        if self._stopping is not None or self._ends_well():
             return
         self._stopping = ev.Stopping(
             time=time.time(), attempt=max(0, self._state.attempt), cause=cause, reason=reason
@@ -1106,7 +1140,7 @@ class Controller:
             self._last_metrics,
             self._value,
             self._failures,
-            self._was_interrupted(),
+            self._was_interrupted() or self._left_by_interrupt,
             self._left,
         )
 
@@ -1245,7 +1279,10 @@ class Controller:
         elif attempt.phase == phases.CLEARING and self._after_clearing is not None:
             then, self._after_clearing = self._after_clearing, None
             self._give_up_open_rows(attempt)
-            self._settle(then, _CUT_SHORT if self._cut_short else _SETTLE_WITHIN)
+            if then == self._decide:  # which knows whether the run goes on
+                then()
+            else:
+                self._settle(then, self._patience)
 
     def _decide(self) -> None:
         """All processes of a failed attempt are gone: try again or give up."""
@@ -1259,14 +1296,12 @@ class Controller:
             self._run_hooks(
                 attempt, "shutdown"
             )  # its workers are gone: what is left is the driver's own part
-        if self._was_interrupted():
-            self._end(*self._stopped_state())
-        elif decision.retry and self._stopping is None:
-            self._retry()
-        elif attempt.failures or self._stopping is None:
-            self._end(lifecycle.FAILED, decision.reason)
+        if decision.retry and self._stopping is None:
+            self._settle(self._retry, self._patience, goes_on=True)
+        elif not self._was_interrupted() and (attempt.failures or self._stopping is None):
+            self._settle(lambda: self._end(lifecycle.FAILED, decision.reason), self._patience)
         else:
-            self._end(*self._stopped_state())
+            self._settle(lambda: self._end(*self._stopped_state()), self._patience)
 
     def _after_failure(self, attempt: Attempt) -> failure_policy.Decision:
         self._failures = tuple(failure_policy.order_by_cause(attempt.failures))

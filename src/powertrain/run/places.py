@@ -59,11 +59,20 @@ def spool_directory(storage: Storage) -> str:
 
 def _lasting_root() -> str:
     root = os.environ.get("TMPDIR") or (_LASTING if os.access(_LASTING, os.W_OK) else tempfile.gettempdir())
-    return os.path.join(root, f"powertrain-{os.getuid()}")
+    own = os.path.join(root, f"powertrain-{os.getuid()}")
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    return own
 
 
 def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def remove_empty_spool(directory: str) -> None:
+    """Remove what a spool that has been shipped leaves."""
+    for place in (Path(directory), *Path(directory).parents[:2]):
+        with contextlib.suppress(OSError):  # another run's is in it, or it was not shipped
+            place.rmdir()
 
 
 def remove_unless_needed(path: str, needed: Sequence[str]) -> None:

@@ -27,6 +27,8 @@ class Row:
     number: int
     metrics: list[dict[str, object] | None]
     parts: dict[int, Part] = field(default_factory=dict)
+    #: What ranks reported that had been declared absent when the row was shown.
+    late: dict[int, dict[str, object]] = field(default_factory=dict)
     #: False when it was closed early for memory's sake; its parts then come later, in a row without metrics.
     complete: bool = True
 
@@ -68,6 +70,10 @@ class RowTable:
             if self._last[rank] < self._first and rank not in self._ended and rank not in self._absent
         ]
 
+    def silent(self) -> list[int]:
+        """Ranks that have made no report in this attempt and may still: also those declared absent."""
+        return [r for r in range(self._size) if self._last[r] < self._first and r not in self._ended]
+
     def behind(self) -> list[int]:
         """Ranks the next row waits for, while others have reached it."""
         if self.newest <= self._closed:
@@ -79,7 +85,8 @@ class RowTable:
         self._last[rank] = point.row
         self._absent.discard(rank)
         if point.row <= self._closed:  # it was declared absent and comes after all
-            return [Row(point.row, [], {} if point.part is None else {rank: point.part})]
+            parts = {} if point.part is None else {rank: point.part}
+            return [Row(point.row, [], parts, {rank: point.metrics})]
         if point.row > self._shown:
             self._metrics.setdefault(point.row, {})[rank] = point.metrics
         if point.part is not None:

@@ -105,6 +105,11 @@ def without_secrets(uri: str) -> str:
     return re.sub(rf"([?&](?:{'|'.join(_SECRETS)})=)[^&]*", r"\1...", uri)
 
 
+def has_secrets(uri: str) -> bool:
+    """True when a password or key stands in ``uri``."""
+    return without_secrets(uri) != uri
+
+
 def _quoted(prefix: str) -> str:
     """``prefix`` with those characters in percent signs that would read as something else in an address."""
     text = re.sub(r"%|\?|[\x00-\x20\x7f]", lambda match: f"%{ord(match[0]):02X}", prefix)

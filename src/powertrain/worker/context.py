@@ -126,11 +126,11 @@ class Session:
 
         return Checkpoint(path, pickle.loads(filesystem) if filesystem and "://" not in path else None)
 
-    def usual_name(self, row: int) -> str:
-        """The name of the checkpoint of ``row`` where none is given."""
-        from powertrain.checkpoint.commit import name_of_row
+    def final_name(self, row: int, given: str | None) -> str:
+        """The name that the checkpoint of ``row`` will have."""
+        from powertrain.checkpoint.commit import final_name
 
-        return name_of_row(row, self.place.checkpoint_tag)
+        return final_name(row, given or "", self.place.checkpoint_tag)
 
     def close(self) -> None:
         self.mark.close()
@@ -287,9 +287,7 @@ def report(
     row = session.row + 1
     if checkpoint is None and session.registered:
         checkpoint = _automatic_checkpoint(session, row)
-    if checkpoint is None:
-        if checkpoint_dir_name is not None:
-            raise ReportError("report(checkpoint_dir_name=...) names a checkpoint, but none was given.")
+    if checkpoint is None:  # what is said about one is meant for ranks that have one
         _post(session, wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier))
     else:
         how = saving.options(
@@ -366,7 +364,7 @@ def get_all_reported_checkpoints(
             f"consistency_mode={consistency_mode!r} is none. Use CheckpointConsistencyMode.COMMITTED or .VALIDATED."
         )
     validated = consistency_mode is CheckpointConsistencyMode.VALIDATED
-    answer = session.service.ask_checkpoints(session.row, validated, timeout_s or 0.0)
+    answer = session.service.ask_checkpoints(session.row, validated, -1.0 if timeout_s is None else timeout_s)
     return [
         ReportedCheckpoint(
             session.checkpoint_at(found.path, session.place.run_filesystem),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.worker.context import Session
 
+#: A file system's limit is 255 bytes; some are for what is added after a start that was cut off.
+_LONGEST_NAME = 200
 UploadFunction = Callable[["Checkpoint", str], "Checkpoint"]
 
 
@@ -105,7 +108,7 @@ def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) 
 def upload_beside(session: Session, part: wire.Part, how: SaveOptions, row: int) -> None:
     """Run the user's own upload function on a thread; how it ends is told to the run."""
     assert how.upload is not None
-    upload, name = how.upload, how.name or session.usual_name(row)
+    upload, name = how.upload, session.final_name(row, how.name)
 
     def work() -> None:
         place = session.place
@@ -140,7 +143,7 @@ def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int
     if "://" in checkpoint.path or checkpoint.given_filesystem is not None:
         directory, take = checkpoint.to_directory(session.staging.new_directory()), True
     else:
-        directory, take = checkpoint.path, how.take
+        directory, take = checkpoint.path, how.take and not _is_of_a_run(session, checkpoint.path)
         refuse_directory(
             session.storage,
             directory,
@@ -155,10 +158,27 @@ def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int
     return _with(part, pending=how.upload is not None)
 
 
+def _is_of_a_run(session: Session, directory: str) -> bool:
+    """True for what a run keeps: a committed checkpoint is copied, whatever the caller wants to happen to it."""
+    from powertrain.checkpoint.manifest import MANIFEST_NAME
+
+    run = session.storage.local_path("x")
+    real, staging = os.path.realpath(directory), os.path.realpath(session.place.staging or "/nowhere")
+    inside = (
+        run is not None and _is_below(real, os.path.realpath(run.parent)) and not _is_below(real, staging)
+    )
+    return inside or os.path.exists(os.path.join(directory, MANIFEST_NAME))
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
 def _kept_elsewhere(checkpoint: Checkpoint) -> wire.Part:
     """A share that lies where the user has put it: its names and sizes, as they are there now."""
     from powertrain.checkpoint.manifest import BOOKKEEPING_PREFIX, MANIFEST_NAME
     from powertrain.storage import open_storage
+    from powertrain.storage.addresses import has_secrets
 
     storage = open_storage(checkpoint.path, filesystem=checkpoint.given_filesystem)
     files = [
@@ -170,15 +190,21 @@ def _kept_elsewhere(checkpoint: Checkpoint) -> wire.Part:
         raise CheckpointError(
             f"{checkpoint!r} holds no file, so it cannot be a checkpoint. Check the place that you uploaded it to."
         )
+    if has_secrets(checkpoint.path):
+        raise CheckpointError(
+            f"{checkpoint!r} has a password or key in its address, which would be kept with the run. Give it in the "
+            "environment instead."
+        )
     return wire.Part(checkpoint="", files=files, elsewhere=checkpoint.path)
 
 
 def _check_name(session: Session, name: str) -> None:
     """A checkpoint's name is one plain directory name that this run has not used."""
-    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name.startswith("."):
+    plain = isinstance(name, str) and name.isprintable() and "/" not in name and not name.startswith(".")
+    if not plain or not 0 < len(name.encode()) <= _LONGEST_NAME:
         raise ReportError(
-            f"report(checkpoint_dir_name={name!r}) is not a plain name: it must be text without '/' and not begin "
-            "with '.'. Use something like 'epoch-3'."
+            f"report(checkpoint_dir_name={name!r}) is not a plain name: it must be printable text of at most "
+            f"{_LONGEST_NAME} bytes, without '/', and not begin with '.'. Use something like 'epoch-3'."
         )
     if name in session.checkpoint_names:
         raise ReportError(

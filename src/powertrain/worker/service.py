@@ -60,7 +60,7 @@ class Service:
         self.commands: queue.SimpleQueue[wire.FromController] = queue.SimpleQueue()
         #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
         self.on_carry: Callable[[wire.Carry | wire.Drop], None] = lambda _: None
-        self.on_settled: Callable[[wire.Settled], None] = lambda _: None
+        self.on_settled: Callable[[wire.Settled | wire.Unstaged], None] = lambda _: None
         self._ordered: deque[wire.FromWorker] = deque()
         self._urgent: deque[wire.FromWorker] = deque()
         self._spill = _Spill(spill_directory)
@@ -244,6 +244,8 @@ class Service:
             self._close_row(command.row)
         elif isinstance(command, (wire.Carry, wire.Drop)):
             self.on_carry(command)
+        elif isinstance(command, wire.Unstaged):
+            self.on_settled(command)
         elif isinstance(command, wire.Settled):
             self.on_settled(command)
             self._answer(("settled", command.row), command)
