@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
 #: Seconds to commit what was reported before torchrun ends this process; torchrun itself waits 30.
 _TERMINATION_GRACE = 20.0
+#: Seconds for which journal, metrics and logs are tried to be put to storage that cannot append.
+_SHIP_WITHIN = 60.0
 _TrainerT = TypeVar("_TrainerT", bound="DataParallelTrainer")
 
 
@@ -284,20 +286,22 @@ class DataParallelTrainer:
         """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
         if storage.local_path("journal") is not None:
             return storage
-        from powertrain.run.places import remove_empty_spool, spool_directory
-        from powertrain.run.shipping import Shipped
+        from powertrain.run.places import spool_directory
+        from powertrain.run.shipping import Shipped, spools_below
 
-        spool = spool_directory(storage)
-        shipped = Shipped(storage, spool)
+        patient = min(_SHIP_WITHIN, self.run_config.sync_config.sync_timeout)
+        own, abandoned = stack.enter_context(spools_below(spool_directory(storage)))
 
-        def close() -> None:
+        def close(shipped: Shipped) -> None:
             try:
-                shipped.close(min(60.0, self.run_config.sync_config.sync_timeout))
+                shipped.close(patient)
             except StorageError as error:
                 _tell(terminal, str(error))
-            remove_empty_spool(spool)
 
-        stack.callback(close)
+        for spool in abandoned:
+            close(Shipped(storage.within(patient), spool))
+        shipped = Shipped(storage.within(patient), own)
+        stack.callback(close, shipped)
         return shipped
 
     def _make_engine(self, swept: list[str], stack: ExitStack) -> Engine:

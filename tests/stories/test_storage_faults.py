@@ -28,7 +28,7 @@ from powertrain import (
 )
 from powertrain.checkpoint import commit
 from powertrain.result import Result
-from powertrain.run import controller, journal, lease
+from powertrain.run import controller, journal, lease, shipping
 from powertrain.run import events as ev
 from powertrain.storage import Storage, open_storage
 
@@ -61,28 +61,35 @@ def spool(tmp_path: Path) -> Iterator[Path]:
 
 def save_when_told(config: dict[str, Any]) -> int:
     """Saves number 1, then each further one when its go-file appears, and says so when ``report`` has returned."""
-    marks = Path(config["marks"])
+    marks, rank = Path(config["marks"]), powertrain.get_context().get_world_rank()
     checkpoint = powertrain.get_checkpoint()
     start = 0
     if checkpoint is not None:
         with checkpoint.as_directory() as directory:
             start = int(Path(directory, "number").read_text())
     for number in range(start + 1, config["last"] + 1):
-        deadline = time.monotonic() + PATIENCE
-        while number > 1 and not (marks / f"go-{number}").exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody told to go on with {number}")
-            time.sleep(0.005)
+        if number > 1:
+            await_mark(marks / f"go-{number}")
         with powertrain.checkpoint_dir() as directory:
-            Path(directory, "number").write_text(str(number))
-            Path(directory, "state").write_bytes(bytes([number]) * SIZE)
+            if rank == 0:
+                Path(directory, "number").write_text(str(number))
+            Path(directory, f"state-{rank}" if rank else "state").write_bytes(bytes([number]) * SIZE)
             # The first is waited for, so that what follows finds the staging area empty.
             mode = "SYNC" if number == 1 else "ASYNC"
             powertrain.report(
                 {"number": number}, checkpoint=Checkpoint(directory), checkpoint_upload_mode=mode
             )
         (marks / f"reported-{number}").touch()
+    await_mark(marks / "end")
     return start
+
+
+def await_mark(mark: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not mark.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody has told {mark.name}")
+        time.sleep(0.005)
 
 
 class Listener(UserCallback):
@@ -98,14 +105,14 @@ class Listener(UserCallback):
 class Story:
     """One run on a thread, and what is told of it."""
 
-    def __init__(self, directory: Path, uri: str, last: int, **options: Any) -> None:
+    def __init__(self, directory: Path, uri: str, last: int, workers: int = 1, **options: Any) -> None:
         self._marks = directory / "marks"
         self._marks.mkdir()
         self.uri, self._listener = uri, Listener()
         self._trainer = DataParallelTrainer(
             save_when_told,
             train_loop_config={"marks": str(self._marks), "last": last},
-            scaling_config=ScalingConfig(num_workers=1),
+            scaling_config=ScalingConfig(num_workers=workers),
             run_config=RunConfig(name="run", storage_path=uri, callbacks=[self._listener], **options),
         )
         self._outcome: list[Any] = []
@@ -122,6 +129,7 @@ class Story:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.let_it_end()
         self._thread.join(PATIENCE)
 
     def facts(self, kind: type[Any]) -> list[Any]:
@@ -133,6 +141,9 @@ class Story:
     def go(self, *numbers: int) -> None:
         for number in numbers:
             (self._marks / f"go-{number}").touch()
+
+    def let_it_end(self) -> None:
+        (self._marks / "end").touch()
 
     def has_reported(self, number: int) -> bool:
         return (self._marks / f"reported-{number}").exists()
@@ -147,6 +158,8 @@ class Story:
             time.sleep(0.01)
 
     def result(self) -> Result:
+        """What ``fit`` returns, or raises, once the loop was let to its end."""
+        self.let_it_end()
         self._thread.join(PATIENCE)
         if not self._outcome:
             pytest.fail(f"fit has not returned; told so far: {self._listener.facts}")
@@ -200,7 +213,7 @@ def test_storage_that_refuses_delays_commits_and_nothing_else(
     assert verified_rows(storage_of(s3, "refuses")) == [1, 2, 3, 4, 5]
     kept = [fact.row for fact in journal.read(storage_of(s3, "refuses")) if isinstance(fact, ev.Committed)]
     assert kept == [1, 2, 3, 4, 5]
-    assert not list(spool.rglob("*"))
+    assert not [path for path in spool.rglob("*") if path.is_file()]
 
 
 def test_storage_that_hangs_past_the_deadline_fails_checkpoints_and_not_the_run(
@@ -247,6 +260,22 @@ def test_while_storage_is_down_the_oldest_checkpoint_yields_to_the_newest_and_it
     assert verified_rows(storage_of(s3, "yields")) == [1, 5, 6]
 
 
+def test_ranks_that_are_full_at_the_same_time_make_one_checkpoint_yield(
+    proxy: Proxy, spool: Path, tmp_path: Path
+) -> None:
+    config = CheckpointConfig(staging_bytes=int(2 * 3.5 * SIZE), on_full="replace")
+    with Story(tmp_path, proxy.uri("ranks"), last=6, workers=2, checkpoint_config=config) as story:
+        first_is_committed(story)
+        proxy.refuse()
+        story.go(2, 3, 4, 5, 6)
+        story.until(lambda: story.has_reported(6), "all reports, while storage refuses")
+        proxy.mend()
+        story.result()
+
+    assert story.rows(ev.CheckpointFailed) == [2, 3]
+    assert story.rows(ev.Committed) == [1, 4, 5, 6]
+
+
 def test_with_on_full_wait_report_waits_for_storage_and_nothing_is_given_up(
     s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path
 ) -> None:
@@ -272,6 +301,13 @@ def test_with_on_full_wait_report_waits_for_storage_and_nothing_is_given_up(
 # --------------------------------------------------------------------------- storage is gone for good
 
 
+def be_brief_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a run tries storage several more times."""
+    monkeypatch.setattr(lease, "_RELEASE_SECONDS", 1.0)
+    monkeypatch.setattr(lease, "BEAT_EVERY", 1.0)
+    monkeypatch.setattr(shipping, "_PUT_SECONDS", 1.0)
+
+
 def test_fit_returns_at_the_deadline_and_says_where_the_files_are(
     s3: S3Server,
     proxy: Proxy,
@@ -280,7 +316,7 @@ def test_fit_returns_at_the_deadline_and_says_where_the_files_are(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(lease, "_RELEASE_SECONDS", 1.0)
+    be_brief_at_the_end(monkeypatch)
     with Story(tmp_path, proxy.uri("gone"), last=3, sync_config=SyncConfig(sync_timeout=3)) as story:
         first_is_committed(story)
         proxy.refuse()
@@ -290,17 +326,36 @@ def test_fit_returns_at_the_deadline_and_says_where_the_files_are(
         assert story.result().metrics == {"number": 3}
         assert time.monotonic() - began < 15
 
-    try:
-        assert story.rows(ev.Committed) == [1]
-        assert story.rows(ev.CheckpointFailed) == [2, 3]
-        for failed in story.facts(ev.CheckpointFailed):
-            assert "did not take it in time" in failed.reason
-            (staged,) = [path.parent for path in spool.rglob("state") if str(path.parent.parent) in failed.reason]
-            assert (staged / "number").read_text() == str(failed.row)
-            assert (staged / "state").read_bytes() == bytes([failed.row]) * SIZE
-        assert "journal/" in capfd.readouterr().err
-    finally:
-        shutil.rmtree(spool)
+    assert story.rows(ev.Committed) == [1]
+    assert story.rows(ev.CheckpointFailed) == [2, 3]
+    for failed in story.facts(ev.CheckpointFailed):
+        check_files_stayed(spool, failed)
+    assert "journal/" in "".join(capfd.readouterr())
+
+
+def test_what_storage_has_not_taken_at_the_end_stays_although_it_was_tried_long_enough(
+    proxy: Proxy, spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was reported some time before the end, so that the time to try it is over before that of ``fit``."""
+    be_brief_at_the_end(monkeypatch)
+    monkeypatch.setattr(controller, "_LAG_AFTER", 1.5)
+    with Story(tmp_path, proxy.uri("last"), last=2, sync_config=SyncConfig(sync_timeout=3)) as story:
+        first_is_committed(story)
+        proxy.refuse()
+        story.go(2)
+        story.until(lambda: story.facts(ev.UploadLagged), "a word about the lag")
+        story.result()
+
+    (failed,) = story.facts(ev.CheckpointFailed)
+    check_files_stayed(spool, failed)
+
+
+def check_files_stayed(spool: Path, failed: ev.CheckpointFailed) -> None:
+    """The files of a checkpoint that was left are where its failure says."""
+    staged = [path.parent for path in spool.rglob("state") if str(path.parent.parent) in failed.reason]
+    assert len(staged) == 1, failed.reason
+    assert (staged[0] / "number").read_text() == str(failed.row)
+    assert (staged[0] / "state").read_bytes() == bytes([failed.row]) * SIZE
 
 
 # --------------------------------------------------------------------------- starting again

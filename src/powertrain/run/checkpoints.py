@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -70,6 +71,9 @@ class Checkpoints:
         #: Shares that a rank had uploaded itself before the row was complete.
         self._early: dict[pd.Key, list[wire.Carried]] = {}
         self._told_clash = False
+        #: True while the run is ending: what storage does not take now stays where it is, in ``left``.
+        self.last_chance = False
+        self.left: list[str] = []
         #: The row that waits for room while there is nothing yet that could make it; 0 for none.
         self._wants_room = 0
         #: How often each (row, rank) has called for room, and how many have yielded to each row.
@@ -213,6 +217,9 @@ class Checkpoints:
             return
         if message.rank not in pending.awaited:
             return
+        if message.error and self.last_chance:
+            self.leave(pending, message.error)
+            return
         if message.error:
             self.fail(pending, message.error)
             return
@@ -289,9 +296,12 @@ class Checkpoints:
             self._spent.add(pending.name)
 
     def leave(self, pending: Pending, reason: str) -> None:
-        """Stop waiting for a checkpoint; its shares stay where they are."""
+        """Stop waiting for a checkpoint; its shares stay where they are, and it is told where."""
         self._give_up(pending)
-        self._settled(pending, None, reason)
+        staged = [part.staged for part in pending.parts.values() if os.path.isdir(part.staged)]
+        self.left += staged
+        where = f". Its files stay in {', '.join(staged)}." if staged else ""
+        self._settled(pending, None, reason.removesuffix(".") + where)
 
     # -- committing
 

@@ -176,7 +176,7 @@ class Controller:
         self._lag_told = 0.0
         self._asks: list[tuple[Member, wire.AskCheckpoints, float]] = []
         self._after_settling: Callable[[], None] | None = None
-        self._goes_on = self._left_by_interrupt = False
+        self._left_by_interrupt = False
         self._after_validations: Callable[[], None] | None = None
         #: Facts that storage has not taken yet.
         self._unwritten: list[ev.Event] = []
@@ -196,8 +196,6 @@ class Controller:
         self._after_clearing: Callable[[], None] | None = None
         #: What rows with checkpoints reported, for the callback that comes when they are settled.
         self._reports: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        #: Staged shares that storage did not take.
-        self._left: tuple[str, ...] = ()
         self._fenced = False
         self._looked_at_space = False
         self._last_metrics = dict(from_checkpoint.metrics) if from_checkpoint is not None else None
@@ -726,7 +724,7 @@ class Controller:
 
     def _staging_full(self, member: Member, message: wire.StagingFull) -> None:
         if self._spec.checkpoints.on_full == "replace":
-            self._checkpoints.yield_to(message.row)
+            self._checkpoints.yield_to(message.row, member.rank)
         else:
             self._warn(
                 f"The staging area of rank {member.rank} is full ({message.limit:,} bytes); report waits until the "
@@ -899,7 +897,7 @@ class Controller:
 
         What is not taken by then stays where it is; but a run that ``goes_on`` comes to the same rows again.
         """
-        self._after_settling, self._goes_on = then, goes_on
+        self._after_settling, self._checkpoints.last_chance = then, not goes_on
         self._deadlines["settle"] = time.monotonic() + within
         self._go_on_if_settled()
 
@@ -913,17 +911,13 @@ class Controller:
         """Storage has not taken what is on its way."""
         self._deadlines.pop("settle", None)
         for checkpoint in self._checkpoints.pending:
-            if self._goes_on:
-                why = f" ({checkpoint.trouble})" if checkpoint.trouble else ""
+            why = f" ({checkpoint.trouble})" if checkpoint.trouble else ""
+            if self._checkpoints.last_chance:
+                self._checkpoints.leave(checkpoint, f"the storage did not take it in time{why}")
+            else:
                 self._checkpoints.fail(
                     checkpoint, f"the storage did not take it before the run was started again{why}"
                 )
-                continue
-            staged = tuple(part.staged for part in checkpoint.parts.values() if os.path.isdir(part.staged))
-            self._left += staged
-            why = f" ({checkpoint.trouble})" if checkpoint.trouble else ""
-            where = f" Its files stay in {', '.join(staged)}." if staged else ""
-            self._checkpoints.leave(checkpoint, f"the storage did not take it in time{why}.{where}")
 
     @property
     def _cut_short(self) -> bool:
@@ -1141,7 +1135,7 @@ class Controller:
             self._value,
             self._failures,
             self._was_interrupted() or self._left_by_interrupt,
-            self._left,
+            tuple(self._checkpoints.left),
         )
 
     def _was_interrupted(self) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import getpass
+import logging
 import os
 import secrets
 import socket
@@ -42,6 +43,7 @@ from powertrain.storage.base import is_alive
 if sys.platform != "win32":
     import fcntl
 
+_logger = logging.getLogger("powertrain")
 #: What a file system without locks answers.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 #: How long a refused taker looks for the name of a holder that has the lock and is still writing its lease.
@@ -139,6 +141,12 @@ class Lease:
             place.put(f"lease/{self.number:04d}.released", b"")
             if self._heart is not None:
                 place.delete(_beat_key(self.number))
+        except (OSError, StorageError) as error:  # it expires; the end of the run is not undone by this
+            _logger.warning(
+                "The lease of %s could not be given back (%s); the next start waits until it has expired.",
+                without_secrets(self._storage.uri),
+                error,
+            )
         finally:
             if self._lock is not None:
                 self._lock.unlock()

@@ -68,13 +68,6 @@ def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def remove_empty_spool(directory: str) -> None:
-    """Remove what a spool that has been shipped leaves."""
-    for place in (Path(directory), *Path(directory).parents[:2]):
-        with contextlib.suppress(OSError):  # another run's is in it, or it was not shipped
-            place.rmdir()
-
-
 def remove_unless_needed(path: str, needed: Sequence[str]) -> None:
     """Remove a directory at the end of a run, but for what storage did not take; see ``RunOutcome.left``."""
     if not path:

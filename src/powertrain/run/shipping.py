@@ -15,11 +15,15 @@ the line however long a log gets.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
+import math
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -208,7 +212,7 @@ class Shipped:
         self._thread.join(timeout)
         left = self._unshipped()
         if left and not self._thread.is_alive():
-            left = self._ship(self._storage.within(max(1.0, deadline - time.monotonic())), everything=True)
+            left = self._ship(self._storage, everything=True, deadline=deadline)
         if left:
             names = ", ".join(sorted(left)[:5]) + (" and others" if len(left) > 5 else "")
             raise StorageError(
@@ -220,20 +224,24 @@ class Shipped:
         _remove_empty(self._spool)
 
     def _run(self) -> None:
-        storage = self._storage.within(_PUT_SECONDS)
+        storage = self._storage
         while not self._stopping.wait(SHIP_EVERY):
             self._ship(storage, everything=False)
 
-    def _ship(self, storage: Storage, everything: bool) -> Sequence[str]:
-        """One round. Returns the keys that storage refused."""
+    def _ship(self, storage: Storage, everything: bool, deadline: float = math.inf) -> Sequence[str]:
+        """One round, until ``deadline``. Returns the keys that storage refused or that there was no time for."""
         refused, problem = [], ""
         for key in self._unshipped():
             if self._stopping.is_set() != everything:
                 break  # closing: the rest is put with the patience of ``close``
             if not everything and time.monotonic() < self._rests_until.get(key, 0.0):
                 continue
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                refused.append(key)
+                continue
             try:
-                self._ship_one(storage, key)
+                self._ship_one(storage.within(min(_PUT_SECONDS, max(1.0, remaining))), key)
             except (OSError, StorageError) as error:
                 refused.append(key)
                 problem = str(error)
@@ -288,3 +296,34 @@ def _remove_empty(spool: LocalStorage) -> None:
             os.rmdir(directory)
         except OSError:
             continue  # somebody else's file is in it
+
+
+@contextmanager
+def spools_below(root: str) -> Iterator[tuple[str, list[str]]]:
+    """A spool directory of this start's own below ``root``, and those that starts which are gone have left.
+
+    The lock on a directory says that its start lives; afterwards what is empty is removed.
+    """
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    abandoned = [entry.path for entry in os.scandir(root) if entry.is_dir() and _nobody_holds(entry.path)]
+    own = tempfile.mkdtemp(dir=root)
+    descriptor = os.open(own, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield own, abandoned
+    finally:
+        os.close(descriptor)
+        for place in (*abandoned, own, root):
+            with suppress(OSError):  # it could not be shipped, or another start's is in it
+                os.rmdir(place)
+
+
+def _nobody_holds(directory: str) -> bool:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
