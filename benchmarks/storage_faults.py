@@ -135,6 +135,8 @@ def train_until_over(config: dict[str, Any]) -> dict[int, tuple[int, float]]:
         if total % config["steps_between_saves"] == 0:
             _save(contents)
             board.reported += 1
+    if block:  # the end came right after the last block
+        blocks[block] = (steps, time.monotonic() - began)
     return blocks
 
 
