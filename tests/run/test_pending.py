@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.run.pending import Pending, ready_to_commit, shares_to_carry, to_yield
+from powertrain.run.pending import Pending, next_to_carry, ready_to_commit, shares_to_carry, to_yield
 from powertrain.wire import Carried, FilePart, Part
 
 names = st.sampled_from(["a", "b", "c", "d/e", "f/"])
@@ -21,9 +21,11 @@ parts = st.builds(
 by_rank = st.dictionaries(st.integers(0, 5), parts, max_size=4)
 
 
-def pending(row: int, *, awaited: set[int] | None = None, committing: bool = False) -> Pending:
+def pending(
+    row: int, *, awaited: set[int] | None = None, committing: bool = False, ordered: bool = True
+) -> Pending:
     part = Part(checkpoint="", files=[FilePart(name="a", size=3)], staged="/staged")
-    return Pending(0, row, f"c{row}", {}, 2, {0: part}, 0.0, awaited or set(), committing)
+    return Pending(0, row, f"c{row}", {}, 2, {0: part}, 0.0, awaited or set(), ordered, committing)
 
 
 @given(by_rank)
@@ -49,16 +51,16 @@ def test_nothing_is_carried_where_the_user_has_put_the_files_himself() -> None:
     assert shares_to_carry({0: there, 1: staged}) == {1: []}
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6))
-def test_commits_are_made_in_the_order_of_rows(states: list[tuple[bool, bool]]) -> None:
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=6))
+def test_only_the_oldest_is_carried_and_committed(states: list[tuple[bool, bool, bool]]) -> None:
     table = {
-        (0, row): pending(row, awaited={0} if awaits else set(), committing=committing and not awaits)
-        for row, (awaits, committing) in enumerate(states, start=1)
+        (0, row): pending(row, awaited={0} if awaits else set(), committing=committing, ordered=ordered)
+        for row, (ordered, awaits, committing) in enumerate(states, start=1)
     }
-    ready = ready_to_commit(table)
-    first_open = next((row for row, (awaits, _) in enumerate(states, start=1) if awaits), len(states) + 1)
-    expected = [row for row in range(1, first_open) if not table[(0, row)].committing]
-    assert [p.row for p in ready] == expected
+    carried, ready = next_to_carry(table), ready_to_commit(table)
+    assert (carried is not None) == bool(states and not states[0][0])
+    assert (ready is not None) == (states[:1] == [(True, False, False)])
+    assert all(chosen.row == 1 for chosen in (carried, ready) if chosen is not None)
 
 
 def test_the_oldest_that_is_not_being_committed_yields_to_a_newer_one() -> None:

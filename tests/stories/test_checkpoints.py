@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -478,3 +479,41 @@ def test_a_damaged_checkpoint_of_another_run_is_not_begun_from(fits: Any) -> Non
             train_loop_config={"steps": 1},
             resume_from_checkpoint=Checkpoint(outcome["checkpoint"]),
         ).fit()
+
+
+def pile_up_while_the_disk_is_full(config: dict[str, Any]) -> None:
+    def save(**options: Any) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            for name in ("model", "optimizer"):
+                Path(directory, name).write_bytes(os.urandom(1 << 20))
+            powertrain.report({}, checkpoint=Checkpoint(directory), **options)
+
+    save(checkpoint_upload_mode="SYNC")
+    filler = Path(config["disk"], "filler")
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    for _ in range(8):
+        save()
+    filler.unlink()
+
+
+def test_what_piled_up_is_all_committed_although_the_disk_holds_only_a_part_of_it(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    """Newer ones must not take the room that the oldest needs: then none could be committed, and none deleted."""
+    powertrain.DataParallelTrainer(
+        pile_up_while_the_disk_is_full,
+        train_loop_config={"disk": str(small_disk)},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(
+            name="piled",
+            storage_path=str(small_disk),
+            checkpoint_config=CheckpointConfig(num_to_keep=1, staging_dir=tmp_path / "staging"),
+            sync_config=SyncConfig(sync_timeout=60),
+        ),
+    ).fit()
+
+    facts = journal_of(small_disk / "piled")
+    assert sorted({fact.row for fact in of_kind(facts, ev.Committed)}) == list(range(1, 10))
+    assert not of_kind(facts, ev.CheckpointFailed)

@@ -71,6 +71,11 @@ class Carriers:
         """True when shares are on their way that die with the rank that carries them."""
         return any(order.member is not None for order in self._orders.values())
 
+    def outlives(self, member: Member) -> bool:
+        """True when whoever carries on the rank's node does not end with the rank."""
+        node = self._node_of(member)
+        return node.slot is not None or node.here is not None
+
     def carry(self, member: Member, order: wire.Carry) -> None:
         """Have a share of ``member`` carried by whoever does that on its node."""
         node = self._node_of(member)

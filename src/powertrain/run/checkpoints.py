@@ -23,7 +23,7 @@ from powertrain.checkpoint.saver import remove_share
 from powertrain.config import CheckpointConfig
 from powertrain.errors import CheckpointError
 from powertrain.run import pending as pd
-from powertrain.run.attempt import Attempt
+from powertrain.run.attempt import Attempt, Member
 from powertrain.run.carriers import Carriers
 from powertrain.run.committer import Committer
 from powertrain.run.pending import Pending
@@ -66,6 +66,8 @@ class Checkpoints:
         self._pending: dict[pd.Key, Pending] = {}
         #: Names under which something may still be on its way that nobody waits for: they are not used again.
         self._spent: set[str] = set(commit.void_names(storage))
+        #: Who brought the shares of those on their way.
+        self._members: dict[pd.Key, dict[int, Member]] = {}
         #: Rows whose checkpoint has been begun in this attempt or an earlier one.
         self._begun: set[pd.Key] = set()
         #: Shares that a rank had uploaded itself before the row was complete.
@@ -141,7 +143,7 @@ class Checkpoints:
             self._told_clash = True
             self._tell(merged.clashes[0])
         pending.awaited = {rank for rank, part in parts.items() if part.pending}
-        self._order(attempt, pending)
+        self._members[pending.key] = {rank: attempt.members[rank] for rank in parts}
         for carried in self._early.pop(pending.key, []):
             self.carried(carried)
         self._advance()
@@ -166,12 +168,17 @@ class Checkpoints:
             "are not in its checkpoint",
         )
 
-    def _order(self, attempt: Attempt, pending: Pending) -> None:
+    def _order(self, pending: Pending) -> None:
         assert self._carriers is not None
+        pending.ordered = True
+        members = self._members[pending.key]
         for rank, names in pd.shares_to_carry(pending.parts).items():
+            if members[rank].exited and not self._carriers.outlives(members[rank]):
+                self.fail(pending, f"rank {rank} ended before it could carry its share to the storage")
+                return
             pending.awaited.add(rank)
             self._carriers.carry(
-                attempt.members[rank],
+                members[rank],
                 wire.Carry(
                     attempt=pending.attempt,
                     row=pending.row,
@@ -289,9 +296,13 @@ class Checkpoints:
         self._settled(pending, None, reason)
         self._advance()
 
+    def _forget(self, pending: Pending) -> None:
+        self._pending.pop(pending.key, None)
+        self._members.pop(pending.key, None)
+
     def _give_up(self, pending: Pending) -> None:
         pending.given_up = True
-        self._pending.pop(pending.key, None)
+        self._forget(pending)
         if not self._is_taken(pending):
             self._spent.add(pending.name)
 
@@ -306,9 +317,12 @@ class Checkpoints:
     # -- committing
 
     def _advance(self) -> None:
-        for pending in pd.ready_to_commit(self._pending):
-            pending.committing = True
-            self._submit(pending)
+        """Have the oldest carried, then committed."""
+        if (carried := pd.next_to_carry(self._pending)) is not None:
+            self._order(carried)
+        if (ready := pd.ready_to_commit(self._pending)) is not None:
+            ready.committing = True
+            self._submit(ready)
 
     def _submit(self, pending: Pending) -> None:
         def do() -> Manifest:
@@ -344,7 +358,7 @@ class Checkpoints:
         if manifest is None:
             self.fail(pending, error or "it is not known why")
             return
-        self._pending.pop(pending.key, None)
+        self._forget(pending)
         self._wants_room = 0  # who still lacks room after this says so again
         self.newest = manifest
         self._kept.append(manifest)

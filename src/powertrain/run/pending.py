@@ -1,7 +1,7 @@
 """Checkpoints that were reported and are not committed yet: which shares are still on their way. Pure bookkeeping.
 
 A checkpoint is pending from the moment its row is complete until its manifest is written or it has failed. Its shares
-may arrive in any order; commits are made in the order of rows, because each names the one before it.
+may arrive in any order; checkpoints are carried and committed one after the other, in the order of rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Pending:
     since: float
     #: Ranks whose shares are still on their way.
     awaited: set[int] = field(default_factory=set)
-    #: True once it was handed to the committer.
+    #: True once its shares were ordered to be carried, and once it was handed to the committer.
+    ordered: bool = False
     committing: bool = False
     #: True once nobody waits for it any more: it must not be committed then.
     given_up: bool = False
@@ -95,15 +96,22 @@ def shares_to_carry(parts: Mapping[int, Part]) -> dict[int, list[str]]:
     return names
 
 
-def ready_to_commit(pending: Mapping[Key, Pending]) -> list[Pending]:
-    """Those whose shares have all arrived and that no older one still holds up, oldest first."""
-    ready = []
-    for checkpoint in sorted(pending.values(), key=lambda p: p.key):
-        if checkpoint.awaited:
-            break
-        if not checkpoint.committing:
-            ready.append(checkpoint)
-    return ready
+def next_to_carry(pending: Mapping[Key, Pending]) -> Pending | None:
+    """The oldest, if its shares still wait to be ordered.
+
+    Only one is carried at a time: on a disk that is nearly full newer ones would take the room that the oldest needs,
+    none could be committed, and so none deleted.
+    """
+    oldest = min(pending.values(), key=lambda p: p.key, default=None)
+    return oldest if oldest is not None and not oldest.ordered else None
+
+
+def ready_to_commit(pending: Mapping[Key, Pending]) -> Pending | None:
+    """The oldest, if all its shares have arrived and it is not being committed yet."""
+    oldest = min(pending.values(), key=lambda p: p.key, default=None)
+    if oldest is None or not oldest.ordered or oldest.awaited or oldest.committing:
+        return None
+    return oldest
 
 
 def to_yield(pending: Mapping[Key, Pending], row: int) -> Pending | None:
