@@ -104,7 +104,8 @@ def test_closing_the_server_ends_what_it_forked(server: WarmServer, stage: Stage
 
 
 DRIVER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have it ignored
 sys.modules["torch"] = None
 from powertrain.engine.base import Granted, ProcessSpec, SlotShape
 from powertrain.engine.local import LocalEngine, warm_up
