@@ -15,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from tests.s3_server import Proxy, S3Server
 
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
@@ -52,6 +53,20 @@ def _nothing_left_behind(_own_storage: None) -> Iterator[None]:
     yield
     left = before.leftovers()
     assert not left, "the test left something behind:\n" + "\n".join(f"- {line}" for line in left)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    """One S3 server for a whole file of tests."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[Proxy]:
+    """A way to the S3 server that can be made to misbehave."""
+    with Proxy(s3.port) as proxy:
+        yield proxy
 
 
 class _Surroundings:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,14 +168,8 @@ class DataParallelTrainer:
         from powertrain import blueprint
         from powertrain.checkpoint.chain import Chain, tag_for
         from powertrain.checkpoint.commit import verify_alone
-        from powertrain.engine.local import (
-            make_runtime_directory,
-            remove_runtime_directory,
-            removed_at_the_end,
-        )
         from powertrain.run.controller import Controller
         from powertrain.run.lease import Lease
-        from powertrain.run.places import remove_unless_needed
         from powertrain.storage.addresses import without_secrets
 
         _set_log_level(self.run_config)
@@ -187,13 +181,8 @@ class DataParallelTrainer:
         storage.sweep()
         terminal = _terminal(self.run_config, name, without_secrets(storage.uri))
         stack.callback(terminal.close)
-        runtime = make_runtime_directory(name)
-        places, left = self._make_places(storage, runtime, stack), list[str]()
-        stack.callback(remove_unless_needed, places[0], left)
-        if self._engine_name == "local":
-            stack.callback(remove_runtime_directory, runtime)  # should we be killed, the server does it
-        else:
-            stack.enter_context(removed_at_the_end(runtime, *places))
+        left: list[str] = []
+        runtime, places = self._make_directories(name, storage, left, stack)
         engine = self._make_engine([str(runtime), *places], stack)
         if self._begin_from is not None:
             verify_alone(self._begin_from)
@@ -209,12 +198,8 @@ class DataParallelTrainer:
             name, kept, storage, runtime, places, record["seed"], tag_for(storage, lease.number)
         )
         controller = Controller(spec, engine, kept, chain, earlier.state, terminal, earlier.checkpoint)
-        for message in [
-            *earlier.messages(record),
-            *_remarks(storage),
-            *_about_restoring(unkept),
-            *self._remarks,
-        ]:
+        remarks = [*earlier.messages(record), *_remarks(storage), *_about_restoring(unkept), *self._remarks]
+        for message in remarks:
             controller.say(message)
         _forward(taken_by, controller, stack)
         if self._engine_name == "torchrun":
@@ -263,6 +248,23 @@ class DataParallelTrainer:
         storage = root.child(name)
         probe(storage)
         return storage
+
+    def _make_directories(
+        self, name: str, storage: Storage, left: Sequence[str], stack: ExitStack
+    ) -> tuple[Path, tuple[str, str]]:
+        """The run's runtime directory and its places (:meth:`_make_places`). All go at the end, however it comes; but
+        not what is in ``left`` by then."""
+        from powertrain.engine import local
+        from powertrain.run.places import remove_unless_needed
+
+        runtime = local.make_runtime_directory(name)
+        places = self._make_places(storage, runtime, stack)
+        stack.callback(remove_unless_needed, places[0], left)
+        if self._engine_name == "local":
+            stack.callback(local.remove_runtime_directory, runtime)  # should we be killed, the server does it
+        else:
+            stack.enter_context(local.removed_at_the_end(runtime, *places))
+        return runtime, places
 
     def _make_places(self, storage: Storage, runtime: Path, stack: ExitStack) -> tuple[str, str]:
         """The staging area, and the directory for shared memory ("" where there is none), both empty."""

@@ -42,9 +42,12 @@ sys.stdin.read()
 
 
 @contextmanager
-def other_process_holds(storage: Storage) -> Iterator[subprocess.Popen[str]]:
+def other_process_holds(storage: Storage, script: str = "") -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, storage.uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script or _HOLDER, storage.uri],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout
     assert process.stdin
@@ -269,12 +272,6 @@ def test_a_lease_sees_that_it_was_superseded(storage: Storage) -> None:
 # --------------------------------------------------------------------------- without files: beats
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
-
-
 _QUICK_HOLDER = """
 import sys
 from powertrain.run import lease
@@ -299,19 +296,6 @@ class TestOnObjectStores:
         monkeypatch.setattr(lease_module, "_LOOK_EVERY", 0.1)
         monkeypatch.setattr(lease_module, "SILENT_AFTER", 3.0)
 
-    @contextmanager
-    def holder(self, storage: Storage) -> Iterator[subprocess.Popen[str]]:
-        command = [sys.executable, "-c", _QUICK_HOLDER, storage.uri]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdout
-        assert process.stdin
-        try:
-            assert int(process.stdout.readline()) > 0
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-
     def test_leases_are_given_back_and_taken_again_at_once(self, storage: Storage) -> None:
         began = time.monotonic()
         for number in (1, 2, 3):
@@ -323,7 +307,7 @@ class TestOnObjectStores:
         }
 
     def test_a_second_taker_is_refused_while_the_first_beats_and_is_told_who(self, storage: Storage) -> None:
-        with self.holder(storage) as process, pytest.raises(RunInUseError) as caught:
+        with other_process_holds(storage, _QUICK_HOLDER) as process, pytest.raises(RunInUseError) as caught:
             Lease.take(storage)
         for part in (f"process {process.pid} ", socket.gethostname(), "runs/", "choose another name"):
             assert part in str(caught.value)
@@ -334,7 +318,7 @@ class TestOnObjectStores:
             Lease.take(storage)
 
     def test_a_killed_holder_of_this_machine_is_passed_over_at_once(self, storage: Storage) -> None:
-        with self.holder(storage) as process:
+        with other_process_holds(storage, _QUICK_HOLDER) as process:
             process.kill()
             process.wait()
             began = time.monotonic()
@@ -370,7 +354,7 @@ class TestOnObjectStores:
         timer.join()
 
     def test_a_frozen_holder_is_taken_over_and_told_when_it_thaws(self, storage: Storage) -> None:
-        with self.holder(storage) as process:
+        with other_process_holds(storage, _QUICK_HOLDER) as process:
             assert process.stdout
             assert process.stdin
             process.send_signal(signal.SIGSTOP)

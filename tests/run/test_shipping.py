@@ -20,12 +20,6 @@ from powertrain.run.shipping import Shipped, is_spooled
 from powertrain.storage import Storage, open_storage
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipping, "SHIP_EVERY", 0.05)

@@ -517,3 +517,21 @@ def test_what_piled_up_is_all_committed_although_the_disk_holds_only_a_part_of_i
     facts = journal_of(small_disk / "piled")
     assert sorted({fact.row for fact in of_kind(facts, ev.Committed)}) == list(range(1, 10))
     assert not of_kind(facts, ev.CheckpointFailed)
+
+
+def test_a_disk_that_is_full_at_the_last_moment_costs_the_checkpoint_and_not_the_training(fits: Any) -> None:
+    from powertrain.storage import boundaries
+
+    def full_at_the_seal(kind: str, target: str) -> None:
+        if target.endswith("part.json"):
+            raise OSError(28, "No space left on device")
+
+    boundaries.install(full_at_the_seal)
+    try:
+        outcome = fits.outcome(count_up, "inline", train_loop_config={"steps": 2})
+    finally:
+        boundaries.install(None)
+    assert outcome["metrics"] == {"number": 2}, outcome.get("message")
+    failed = of_kind(fits.facts("count_up"), ev.CheckpointFailed)
+    assert [(fact.row, "No space left" in fact.reason) for fact in failed] == [(1, True), (2, True)]
+    assert not os.path.exists(os.path.join(outcome["path"], ".staging"))

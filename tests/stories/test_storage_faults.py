@@ -37,18 +37,6 @@ PATIENCE = 40.0
 SIZE = 100_000
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(s3: S3Server) -> Iterator[Proxy]:
-    with Proxy(s3.port) as proxy:
-        yield proxy
-
-
 @pytest.fixture
 def spool(tmp_path: Path) -> Iterator[Path]:
     """Where runs of this test keep what storage has not taken yet."""

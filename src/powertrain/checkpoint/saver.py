@@ -110,6 +110,11 @@ class Staging:
         boundaries.crossing("rename", str(directory / _SEAL))
         os.rename(unfinished, directory / _SEAL)
 
+    def discard(self, row: int) -> None:
+        """Give up a share that could not be sealed."""
+        remove_share(str(self._staged(row)))
+        self.settled(row)
+
     def settled(self, row: int) -> None:
         """The share of ``row`` has left. Any thread."""
         with self._changed:
@@ -164,7 +169,7 @@ class Staging:
     def _bring_in(
         self, row: int, directory: str, files: list[tuple[str, Path]], empty: list[str], take: bool
     ) -> Path:
-        staged = self._own / f"row-{row:08d}"
+        staged = self._staged(row)
         shutil.rmtree(staged, ignore_errors=True)  # of a try before this one, which was told to have failed
         staged.mkdir(parents=True)
         try:
@@ -176,6 +181,9 @@ class Staging:
             shutil.rmtree(staged, ignore_errors=True)
             raise
         return staged
+
+    def _staged(self, row: int) -> Path:
+        return self._own / f"row-{row:08d}"
 
     def _is_ours(self, directory: str) -> bool:
         path = Path(os.path.realpath(directory))

@@ -88,7 +88,7 @@ class InlineEngine:
         self._forks.put((slot, spec))
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> None:
-        """This process is the user's own: the rank sees to its checkpoints itself."""
+        """This process is the user's own, and starts no others: the controller, which is in it, carries checkpoints."""
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         """Nothing can be ended from outside here: the function ends by itself, or by a second Ctrl-C."""

@@ -225,7 +225,7 @@ class TorchrunEngine:
             self._events(Started(slot, self._pids[slot.id]))
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> None:
-        """torchrun owns the processes of every node: each rank sees to its checkpoints itself."""
+        """torchrun owns the processes of every node: the controller carries on its own, each rank elsewhere."""
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         """torchrun owns the processes: it ends them all when one fails."""

@@ -303,7 +303,7 @@ class Checkpoints:
     def _give_up(self, pending: Pending) -> None:
         pending.given_up = True
         self._forget(pending)
-        if not self._is_taken(pending):
+        if pending.ordered and not self._is_taken(pending):
             self._spent.add(pending.name)
 
     def leave(self, pending: Pending, reason: str) -> None:

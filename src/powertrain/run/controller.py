@@ -869,8 +869,17 @@ class Controller:
 
     # ------------------------------------------------------------------ what a dead rank had reported
 
+    def _rank_is_gone(self, member: Member) -> None:
+        """Nothing more comes from a rank: what it had reported counts, what it had to carry itself is lost."""
+        self._recover_reports(member)
+        self._checkpoints.rank_ended(member.attempt.number, member.rank)
+        self._checkpoints.will_never_come(
+            self._carriers.rank_ended(member),
+            f"rank {member.rank} ended while it carried its share to the storage",
+        )
+
     def _recover_reports(self, member: Member) -> None:
-        """Take into account the reports of a rank that is gone which had returned but did not arrive."""
+        """Take into account the reports of a rank that had returned and whose messages did not arrive."""
         attempt, rank = member.attempt, member.rank
         last = attempt.rows.last_row(rank)
         sealed = sealed_reports(launch.staging_root(self._spec), attempt.number, rank)
@@ -880,10 +889,6 @@ class Controller:
             member.recovered |= {point.row for point in found}
         marked = marked_row(launch.mark_path(self._spec, attempt.number, rank))
         self._rows_closed(attempt, attempt.rows.reach(rank, marked))
-        self._checkpoints.rank_ended(attempt.number, rank)
-        self._checkpoints.will_never_come(
-            self._carriers.rank_ended(member), f"rank {rank} ended while it carried its share to the storage"
-        )
 
     # ------------------------------------------------------------------ waiting for what is on its way
 
@@ -1151,7 +1156,7 @@ class Controller:
         if attempt is None or member is None or member.exited:
             return
         member.exited = True
-        self._recover_reports(member)
+        self._rank_is_gone(member)
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has ended")
         expected = attempt.phase in (phases.DISMISSED, phases.CLEARING)
@@ -1183,7 +1188,7 @@ class Controller:
         if member is None or member.exited:
             return
         member.exited = True
-        self._recover_reports(member)
+        self._rank_is_gone(member)
         attempt.losses.append((member.rank, event.reason))
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has lost its slot")

@@ -21,7 +21,7 @@ from powertrain.errors import CheckpointError, CollectiveError, OutsideWorkerErr
 from powertrain.worker import saving
 from powertrain.worker.mark import RowMark
 from powertrain.worker.progress import Boundaries, Gate, progress
-from powertrain.worker.values import is_pending, normalise, resolve
+from powertrain.worker.values import normalise
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
@@ -314,10 +314,8 @@ def _post(session: Session, point: wire.Point) -> None:
 
 
 def _report_with_share(session: Session, point: wire.Point, how: saving.SaveOptions) -> None:
+    point = saving.sealed(session, point)
     assert point.part is not None
-    if point.part.staged:
-        metrics = resolve(point.metrics) if is_pending(point.metrics) else point.metrics
-        session.staging.seal(msgspec.structs.replace(point, metrics=metrics))
     if how.mode is CheckpointUploadMode.SYNC:
         session.service.expect_settled(point.row)
     _post(session, point)

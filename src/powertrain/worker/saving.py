@@ -12,6 +12,7 @@ from powertrain import wire
 from powertrain.config import CheckpointUploadMode, ValidationTaskConfig
 from powertrain.errors import CheckpointError, ReportError
 from powertrain.worker.progress import progress
+from powertrain.worker.values import is_pending, resolve
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
@@ -105,6 +106,26 @@ def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) 
     return _with(part, checkpoint=how.name or "", validation=how.validation)
 
 
+def sealed(session: Session, point: wire.Point) -> wire.Point:
+    """The report, whose staged share now counts even if this process dies; where it cannot be sealed, without one."""
+    part = point.part
+    if part is None or not part.staged:
+        return point
+    metrics = resolve(point.metrics) if is_pending(point.metrics) else point.metrics
+    try:
+        session.staging.seal(_with(point, metrics=metrics))
+    except OSError as error:
+        session.staging.discard(point.row)
+        return _with(point, part=_unstaged(session, error, checkpoint=part.checkpoint))
+    return point
+
+
+def _unstaged(session: Session, error: OSError, checkpoint: str = "") -> wire.Part:
+    """What the run is told of a share that could not be staged."""
+    reason = f"rank {session.place.rank} could not stage it: {error}"
+    return wire.Part(checkpoint=checkpoint, files=[], error=reason)
+
+
 def upload_beside(session: Session, part: wire.Part, how: SaveOptions, row: int) -> None:
     """Run the user's own upload function on a thread; how it ends is told to the run."""
     assert how.upload is not None
@@ -154,7 +175,7 @@ def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int
     try:
         part = session.staging.stage(row, directory, take=take)
     except OSError as error:
-        return wire.Part(checkpoint="", files=[], error=f"rank {place.rank} could not stage it: {error}")
+        return _unstaged(session, error)
     return _with(part, pending=how.upload is not None)
 
 
