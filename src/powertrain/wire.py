@@ -109,14 +109,82 @@ class Point(Message, frozen=True, tag="point"):
     part: Part | None = None
 
 
-class Beat(Message, frozen=True, tag="beat"):
-    """The rank is alive: counts of reports, optimizer steps and loader batches, and seconds since the last."""
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of one thread's stack. ``source`` is the text of the line, where it is known."""
 
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+
+class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
+    """What one thread is doing, the innermost frame first."""
+
+    name: str
+    #: True for the thread that the process began with: a rank's is the one that runs the user's function.
+    main: bool
+    frames: list[Frame]
+
+
+class ProcessStack(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process is doing: a rank, or a process that it has started."""
+
+    pid: int
+    #: "rank 1", "DataLoader worker of rank 1", or the command's name.
+    title: str
+    #: The kernel's word: see ``powertrain.engine.base.Inspection``.
+    state: str
+    threads: list[ThreadStack] = []
+    #: Why there are no stacks, or what to know of them; "" for nothing.
+    remark: str = ""
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank's main thread is, as far as the user's own code goes."""
+
+    #: The user's innermost frame.
+    frame: Frame
+    #: What that frame has called, if it is a library's: "collective" (torch.distributed, or a backward that averages
+    #: gradients), "loader" (a DataLoader), "run" (waits for the run: report, barrier, load_state), or "".
+    inside: str = ""
+    #: The library function that the user's frame has called: "all_reduce", "backward", "__next__"; "" for none.
+    call: str = ""
+
+
+class Beat(Message, frozen=True, tag="beat"):
+    """The rank is alive: how far it has come, and what its main thread is doing."""
+
+    #: Reports, optimizer steps and loader batches so far, and seconds since one of them grew. Time in which the
+    #: whole process stood still is left out.
     reports: int
     steps: int
     batches: int
     idle: float
+    #: "set-up", "training", "checkpoint" (it is saving or staging) or "end".
     phase: str = ""
+    row: int = 0
+    #: Collectives begun on torch's default process group; -1 where there is none.
+    collectives: int = -1
+    #: What it waits for on this wire: "barrier", "broadcast_from_rank_zero", "row 7", "commit of row 7"; or "".
+    awaits: str = ""
+    where: Where | None = None
+    #: True while a debugger holds it.
+    debugged: bool = False
+
+
+class Stacks(Message, frozen=True, tag="stacks"):
+    """Answer to :class:`Inspect`: the rank's own process first, then those that it has started."""
+
+    ask: int
+    processes: list[ProcessStack]
+
+
+class Noticed(Message, frozen=True, tag="noticed"):
+    """The rank's process was asked to end by a signal; ``times`` counts them."""
+
+    signal: str
+    times: int = 1
 
 
 class Held(Message, frozen=True, tag="held"):
@@ -124,6 +192,16 @@ class Held(Message, frozen=True, tag="held"):
 
     hold: int
     boundary: int
+    #: True when it can save there: its state is registered, or its loop asks whether to.
+    can_save: bool = False
+
+
+class Reached(Message, frozen=True, tag="reached"):
+    """The rank stands at ``boundary``, to which it was sent with the action "step"; its newest report is ``row``."""
+
+    hold: int
+    boundary: int
+    row: int
 
 
 class Arrived(Message, frozen=True, tag="arrived"):
@@ -210,7 +288,10 @@ FromWorker = Union[
     Hello,
     Point,
     Beat,
+    Stacks,
+    Noticed,
     Held,
+    Reached,
     Arrived,
     Executed,
     Outcome,
@@ -264,13 +345,36 @@ class Hold(Message, frozen=True, tag="hold"):
     hold: int
 
 
+class Preemption(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that will be taken away."""
+
+    #: Unix milliseconds; None where it is not known.
+    deadline_ms: int | None
+    #: Ranks by the node they are on.
+    ranks: dict[str, list[int]]
+
+
 class Goto(Message, frozen=True, tag="goto"):
-    """Go on to ``boundary`` and there do ``action`` ("stop", "go")."""
+    """Go on to ``boundary`` and there do ``action``.
+
+    "stop" ends the function there, after saving where that can be done; "step" waits there to be sent on; "go" lets go
+    of the hold.
+    """
 
     hold: int
     boundary: int
     action: str
     reason: str = ""
+    #: What ``get_preemption_info`` tells from there on; None for nothing new.
+    preemption: Preemption | None = None
+    #: The number of workers the run is about to go on with: ``resize_pending`` is true from there on. 0 for no change.
+    resize_to: int = 0
+
+
+class Inspect(Message, frozen=True, tag="inspect"):
+    """Say what every thread of yours, and of the processes you have started, is doing."""
+
+    ask: int
 
 
 class Opened(Message, frozen=True, tag="opened"):
@@ -343,7 +447,20 @@ class Reported(Message, frozen=True, tag="reported"):
 
 
 FromController = Union[
-    Ack, Execute, Train, Hold, Goto, Opened, RowClosed, Dismissed, Carry, Drop, Unstaged, Settled, Reported
+    Ack,
+    Execute,
+    Train,
+    Hold,
+    Goto,
+    Inspect,
+    Opened,
+    RowClosed,
+    Dismissed,
+    Carry,
+    Drop,
+    Unstaged,
+    Settled,
+    Reported,
 ]
 
 

@@ -15,6 +15,8 @@ What an engine promises, and ``powertrain.testing.engine_contract`` checks:
 - ``attend`` starts a process beside the slots of a node, outside every slot's kill scope: it outlives their
   processes and ends with ``close``. It gets a slot of its own, which events name. Where the engine does not own the
   node's processes it answers None.
+- After ``watch_capacity`` there is a ``Capacity`` event soon, and one whenever the number changes. An engine whose
+  number of slots never changes need not tell any.
 - ``release`` ends what still runs on the slots and gives them back. ``close`` does so for everything, and
   afterwards no event is delivered.
 - Events come from any thread, one at a time per slot, in the order in which they happened.
@@ -26,6 +28,8 @@ import signal as _signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Union
+
+from powertrain.wire import ProcessStack
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,11 @@ class Inspection:
     pid: int
     #: The kernel's word: "running", "sleeping", "disk-sleep", "stopped", "zombie", or "gone".
     state: str
-    #: Stacks of all threads as text, "" where they could not be had.
-    stacks: str = ""
+    #: What its threads are doing, and those of the processes it has started; itself first. Empty where that could not
+    #: be had, or was not asked for.
+    processes: tuple[ProcessStack, ...] = ()
+    #: True while a debugger holds it.
+    debugged: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many slots of the last requested shape could be had now, those already held included."""
+    """How many slots of the watched shape could be had now, those that are held already included."""
 
     count: int
 
@@ -209,6 +216,12 @@ class Engine(Protocol):
     def request(self, count: int, shape: SlotShape) -> Claim:
         """Ask for ``count`` slots."""
 
+    def withdraw(self, claim: Claim) -> None:
+        """Give up what the claim still waits for; slots that it has been granted stay."""
+
+    def watch_capacity(self, shape: SlotShape) -> None:
+        """From now on tell with :class:`Capacity` how many slots of this shape could be had: once, then on change."""
+
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         """Start a process on a granted slot that has none."""
 
@@ -218,8 +231,9 @@ class Engine(Protocol):
     def signal(self, slot: Slot, number: _signal.Signals) -> None:
         """Send a signal to the slot's process. SIGKILL reaches its whole kill scope. No process: no effect."""
 
-    def inspect(self, slot: Slot) -> Inspection:
-        """Look at the slot's process without disturbing it."""
+    def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
+        """Look at the slot's process without disturbing it; with ``stacks`` also at what it is doing, which may take
+        a second or two. Any thread."""
 
     def release(self, slots: Sequence[Slot]) -> None:
         """End what runs on these slots and give them back."""

@@ -16,7 +16,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why one rank ended badly, in words and in parts."""
 
     rank: int
-    #: "raised", "signal", "exit", "oom", "start" (never came up) or "lost" (slot or node gone).
+    #: "raised", "signal", "exit", "oom", "start" (never came up), "hung" or "lost" (slot or node gone).
     kind: str
     #: One sentence: "rank 1 was killed by SIGSEGV (segmentation fault)".
     summary: str
@@ -161,7 +161,7 @@ class ValidationEnded(Fact, frozen=True, tag="validation_ended"):
 
 
 class Stopping(Fact, frozen=True, tag="stopping"):
-    """The run was asked to end early at a boundary; ``cause`` is "criterion", "interrupt" or "command"."""
+    """The run was asked to end early at a boundary; ``cause`` is "criterion", "interrupt" or "notice"."""
 
     attempt: int
     cause: str
@@ -176,6 +176,8 @@ class Failed(Fact, frozen=True, tag="failed"):
     #: "retry" or "give_up", and why in words.
     decision: str
     reason: str
+    #: Seconds until it is tried again.
+    delay: float = 0.0
 
 
 class Lost(Fact, frozen=True, tag="lost"):
@@ -185,10 +187,49 @@ class Lost(Fact, frozen=True, tag="lost"):
     ranks: tuple[int, ...]
     decision: str
     reason: str
+    #: True when a notice had come before: it counts against ``max_preemption_failures``.
+    preempted: bool = False
+
+
+class Notified(Fact, frozen=True, tag="notified"):
+    """Somebody said that ranks, or the whole run, will be taken away; ``deadline`` is Unix seconds, 0 where unknown."""
+
+    attempt: int
+    #: Empty for the whole run.
+    ranks: tuple[int, ...]
+    reason: str
+    deadline: float = 0.0
+
+
+class HangNoticed(Fact, frozen=True, tag="hang_noticed"):
+    """Nothing has moved for so long that somebody should look. ``message`` says who waits for whom, and where."""
+
+    attempt: int
+    row: int
+    #: Those whom the others wait for.
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    seconds: float
+    message: str
+    #: The user's line of the first of ``ranks``.
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    source: str = ""
+    #: Where all stacks are kept, in the run's directory.
+    stacks: str = ""
+
+
+class HangOver(Fact, frozen=True, tag="hang_over"):
+    """It moves again: the notice before this is withdrawn."""
+
+    attempt: int
+    seconds: float
+    ranks: tuple[int, ...] = ()
 
 
 class Resized(Fact, frozen=True, tag="resized"):
-    """The next attempt will have another world size."""
+    """The attempt was brought to a boundary, and the next will have another world size, or be on other slots."""
 
     attempt: int
     world_size: int
@@ -228,6 +269,9 @@ Event = Union[
     Stopping,
     Failed,
     Lost,
+    Notified,
+    HangNoticed,
+    HangOver,
     Resized,
     Warned,
     Ended,

@@ -64,6 +64,7 @@ TRANSITIONS: dict[tuple[str, type[ev.Fact]], str] = {
     (STOPPING, ev.Lost): STOPPING,
     (TRAINING, ev.Resized): RECOVERING,
     (RECOVERING, ev.Resized): RECOVERING,
+    (WAITING, ev.Resized): WAITING,
     (WAITING, ev.Stopping): STOPPING,
     (STARTING, ev.Stopping): STOPPING,
     (TRAINING, ev.Stopping): STOPPING,
@@ -80,6 +81,9 @@ NEUTRAL: frozenset[type[ev.Fact]] = frozenset(
         ev.UploadLagged,
         ev.CheckpointFailed,
         ev.ValidationEnded,
+        ev.Notified,
+        ev.HangNoticed,
+        ev.HangOver,
         ev.Warned,
     }
 )
@@ -133,6 +137,7 @@ class RunState:
     #: Failures and losses of the current controller: a new start is a new budget.
     failures: int = 0
     losses_since_commit: int = 0
+    preemptions: int = 0
     branches: tuple[Branch, ...] = ()
     committed: tuple[tuple[int, str], ...] = ()
     reason: str = ""
@@ -147,7 +152,15 @@ def apply(run: RunState, event: ev.Fact) -> RunState:
     """The run after ``event``. Pure; raises :class:`IllegalTransition` as :func:`next_state` does."""
     run = replace(run, state=next_state(run.state, event), facts=run.facts + 1)
     if isinstance(event, ev.RunStarted):
-        return replace(run, name=event.name, lease=event.lease, failures=0, losses_since_commit=0, reason="")
+        return replace(
+            run,
+            name=event.name,
+            lease=event.lease,
+            failures=0,
+            losses_since_commit=0,
+            preemptions=0,
+            reason="",
+        )
     if isinstance(event, ev.AttemptStarted):
         return replace(
             run,
@@ -164,7 +177,12 @@ def apply(run: RunState, event: ev.Fact) -> RunState:
     if isinstance(event, ev.Failed):
         return replace(run, failures=run.failures + 1, reason=event.reason)
     if isinstance(event, ev.Lost):
-        return replace(run, losses_since_commit=run.losses_since_commit + 1, reason=event.reason)
+        return replace(
+            run,
+            losses_since_commit=run.losses_since_commit + 1,
+            preemptions=run.preemptions + event.preempted,
+            reason=event.reason,
+        )
     if isinstance(event, (ev.Ended, ev.Stopping)):
         return replace(run, reason=event.reason)
     return run
