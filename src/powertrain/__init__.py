@@ -29,17 +29,25 @@ if TYPE_CHECKING:
         ValidationConfig,
         ValidationTaskConfig,
     )
-    from powertrain.errors import PowertrainError, TrainingFailedError, WorkerFailedError
+    from powertrain.errors import (
+        PowertrainError,
+        PreemptedError,
+        TrainingFailedError,
+        WorkerFailedError,
+    )
     from powertrain.result import Result
     from powertrain.run.callbacks import RunContext, UserCallback
     from powertrain.tasks import get, init, is_initialized, remote, shutdown
     from powertrain.trainer import DataParallelTrainer
+    from powertrain.worker.batch_plan import BatchPlan
     from powertrain.worker.context import (
+        PreemptionInfo,
         TrainContext,
         checkpoint_dir,
         get_all_reported_checkpoints,
         get_checkpoint,
         get_context,
+        get_preemption_info,
         report,
         should_checkpoint,
     )
@@ -63,17 +71,20 @@ _HOMES = {
         "ValidationConfig",
         "ValidationTaskConfig",
     ),
-    "powertrain.errors": ("PowertrainError", "TrainingFailedError", "WorkerFailedError"),
+    "powertrain.errors": ("PowertrainError", "PreemptedError", "TrainingFailedError", "WorkerFailedError"),
     "powertrain.result": ("Result",),
     "powertrain.run.callbacks": ("RunContext", "UserCallback"),
     "powertrain.tasks": ("get", "init", "is_initialized", "remote", "shutdown"),
     "powertrain.trainer": ("DataParallelTrainer",),
+    "powertrain.worker.batch_plan": ("BatchPlan",),
     "powertrain.worker.context": (
+        "PreemptionInfo",
         "TrainContext",
         "checkpoint_dir",
         "get_all_reported_checkpoints",
         "get_checkpoint",
         "get_context",
+        "get_preemption_info",
         "report",
         "should_checkpoint",
     ),
@@ -86,6 +97,7 @@ _SUBMODULES = ("backend", "collective", "torch")
 
 __all__ = [
     "BackendConfig",
+    "BatchPlan",
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointConsistencyMode",
@@ -95,6 +107,8 @@ __all__ = [
     "FailureConfig",
     "LoggingConfig",
     "PowertrainError",
+    "PreemptedError",
+    "PreemptionInfo",
     "ReportedCheckpoint",
     "ReportedCheckpointStatus",
     "Result",
@@ -114,6 +128,7 @@ __all__ = [
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
+    "get_preemption_info",
     "init",
     "is_initialized",
     "load_state",

@@ -675,11 +675,22 @@ class FailureConfig(Config):
     )
     """Ray Train's limit for restarts of its controller; only -1."""
 
-    max_preemption_failures: int = option(
-        -1,
-        only(-1, why="losses of nodes are not limited by a number", fix="Leave max_preemption_failures out."),
-    )
-    """Ray Train's budget for lost nodes; only -1."""
+    max_preemption_failures: int = option(-1, whole(at_least=-1))
+    """How many times to go on after slots were taken away that a notice had come for, counted apart from
+    ``max_failures``; -1 for any number, 0 to end the run instead."""
+
+    hang_timeout_s: float | None = option(None, optional(positive))
+    """Seconds without any progress after which ``on_hang`` happens. None: 120 s, or three times the longest pause
+    that this run has come out of by itself, or sixty usual steps, whichever is longest. A notice that says who hangs
+    and where comes long before, after 5 s or five usual steps."""
+
+    on_hang: str = option("restart", one_of("restart", "report", "fail"))
+    """What happens then: ``"restart"`` counts as a failure of the rank that hangs and starts again if ``max_failures``
+    allows it, ``"fail"`` ends the run, ``"report"`` only tells."""
+
+    signal_grace_s: float = option(30.0, positive)
+    """Seconds from a SIGTERM (or a grace signal of the scheduler) to the kill that follows it: what a run has to save
+    and end. 30 is the usual of Kubernetes and Slurm."""
 
     relax_collectives_on_preemption: bool = option(
         False,

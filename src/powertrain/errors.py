@@ -18,7 +18,8 @@
     ├── EngineError            processes could not be started or controlled
     ├── TaskError              a function started with ``powertrain.remote`` failed
     ├── WorkerFailedError      why one rank ended badly; never raised by itself
-    └── TrainingFailedError    ``fit`` ended in failure; carries ``worker_failures`` and the partial ``result``
+    ├── TrainingFailedError    ``fit`` ended in failure; carries ``worker_failures`` and the partial ``result``
+    └── PreemptedError         ``fit`` ended because the run must leave; it can be resumed (also a SystemExit)
 
 Each message is written for the person who reads it: what happened, with its values; why, where that is
 known; what to do next.
@@ -131,3 +132,19 @@ class TrainingFailedError(PowertrainError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (str(self), self.worker_failures, self.result))
+
+
+class PreemptedError(PowertrainError, SystemExit):
+    """``fit`` ended because this process, or too many ranks, will be taken away; the run can be resumed.
+
+    Nobody need catch it: the script then ends as a process does that was asked to by SIGTERM, with exit code 143, and
+    whoever schedules it starts it again. ``result`` is the partial :class:`~powertrain.Result`.
+    """
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+        self.code = 128 + 15  # what a shell calls the end by SIGTERM
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (str(self), self.result))

@@ -440,6 +440,8 @@ def _first_failure(failure: ev.WorkerFailure) -> list[str]:
         lines += _clipped(["    " + line for line in message[1:]], 20)
     else:
         lines = [_sentence(failure.summary or f"rank {failure.rank} failed")]
+        if failure.kind == "hung":
+            lines += ["    " + line for line in failure.message.splitlines()]
     if failure.file:
         inside = f" in {failure.function}" if failure.function else ""
         lines.append(f"  at {failure.file}:{failure.line}{inside}")
@@ -608,6 +610,8 @@ class Narrator:
                 lines.append(self._own(f"stopping ({event.cause}): {event.reason}", "yellow"))
             case ev.UploadLagged() | ev.CheckpointFailed() | ev.ValidationEnded():
                 lines += self._of_a_checkpoint(event)
+            case ev.Notified() | ev.HangNoticed() | ev.HangOver():
+                lines += self._looming(event)
             case ev.Failed() | ev.Lost() | ev.Resized() | ev.RanksAbsent() | ev.Warned():
                 lines += self._trouble(event)
         return lines
@@ -694,6 +698,20 @@ class Narrator:
                 return [self._own(f"the validation of {event.checkpoint} failed: {event.reason}", "yellow")]
         return []
 
+    def _looming(self, event: ev.Notified | ev.HangNoticed | ev.HangOver) -> list[Line]:
+        """What may come to nothing: a notice, a pause that looks like a hang, and its end."""
+        match event:
+            case ev.Notified():
+                left = f" ({duration(max(0.0, event.deadline - event.time))} left)" if event.deadline else ""
+                return [self._own(f"notice: {event.reason}{left}", "yellow")]
+            case ev.HangNoticed():
+                first, *more = event.message.splitlines()
+                kept = [f"All stacks: {self._view.path}/{event.stacks}"] if event.stacks else []
+                lines = [self._own(first, "yellow")]
+                return lines + [Line("  " + text, style="yellow") for text in (*more, *kept)]
+            case ev.HangOver():
+                return [self._own(f"it moves again, after {duration(event.seconds)}", "yellow")]
+
     def _trouble(self, event: ev.Failed | ev.Lost | ev.Resized | ev.RanksAbsent | ev.Warned) -> list[Line]:
         match event:
             case ev.Failed():
@@ -723,7 +741,8 @@ class Narrator:
         # Where ranks share the driver's own output there is no log of theirs to point at.
         logs = "" if self._view.engine in ("inline", "torchrun") else self._view.path
         report = failure_report(event.failures, event.reason, logs=logs)
-        lines = [self._own(f"attempt {event.attempt} failed; the run goes on", "red")]
+        when = f" in {duration(event.delay)}" if event.delay else ""
+        lines = [self._own(f"attempt {event.attempt} failed; the run goes on{when}", "red")]
         return lines + [Line("  " + text, style="red") for text in report.splitlines()]
 
 

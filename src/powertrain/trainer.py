@@ -32,7 +32,14 @@ from powertrain.config import (
     replace,
     to_json,
 )
-from powertrain.errors import ConfigError, EngineError, StorageError, TrainingFailedError, WorkerFailedError
+from powertrain.errors import (
+    ConfigError,
+    EngineError,
+    PreemptedError,
+    StorageError,
+    TrainingFailedError,
+    WorkerFailedError,
+)
 from powertrain.version import __version__
 
 if TYPE_CHECKING:
@@ -45,8 +52,6 @@ if TYPE_CHECKING:
     from powertrain.storage import Storage
 
 TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
-#: Seconds to commit what was reported before torchrun ends this process; torchrun itself waits 30.
-_TERMINATION_GRACE = 20.0
 #: Seconds for which journal, metrics and logs are tried to be put to storage that cannot append.
 _SHIP_WITHIN = 60.0
 _TrainerT = TypeVar("_TrainerT", bound="DataParallelTrainer")
@@ -171,6 +176,7 @@ class DataParallelTrainer:
         from powertrain.run.controller import Controller
         from powertrain.run.lease import Lease
         from powertrain.storage.addresses import without_secrets
+        from powertrain.worker import signals
 
         _set_log_level(self.run_config)
         self._remarks.clear()
@@ -183,7 +189,7 @@ class DataParallelTrainer:
         stack.callback(terminal.close)
         left: list[str] = []
         runtime, places = self._make_directories(name, storage, left, stack)
-        engine = self._make_engine([str(runtime), *places], stack)
+        engine = self._make_engine(name, [str(runtime), *places], stack)
         if self._begin_from is not None:
             verify_alone(self._begin_from)
         chain = Chain.take_over(storage, lease.number)
@@ -202,8 +208,9 @@ class DataParallelTrainer:
         for message in remarks:
             controller.say(message)
         _forward(taken_by, controller, stack)
-        if self._engine_name == "torchrun":
-            stack.enter_context(_settled_before_termination(controller))
+        if self._engine_name == "local":  # elsewhere the rank in this process hears the signals
+            stack.enter_context(signals.heard(lambda number: controller.notify(_asked_to_end(number))))
+        _listen(name, storage, runtime, controller, stack)
         with _interrupts(controller.interrupt, users_code_is_here=hasattr(engine, "serve")):
             outcome = _run(controller, engine)
         left.extend(outcome.left)
@@ -306,7 +313,7 @@ class DataParallelTrainer:
         stack.callback(close, shipped)
         return shipped
 
-    def _make_engine(self, swept: list[str], stack: ExitStack) -> Engine:
+    def _make_engine(self, name: str, swept: list[str], stack: ExitStack) -> Engine:
         """``swept`` are directories to remove should this process be killed."""
         if self._engine_name == "local":
             from powertrain.engine.local import LocalEngine
@@ -314,7 +321,7 @@ class DataParallelTrainer:
             server = _warm_up()
             server.sweep_if_orphaned(swept[0], [path for path in swept if path])
             stack.callback(server.sweep_if_orphaned, swept[0], [])
-            return LocalEngine(server, _custom_resources())
+            return LocalEngine(server, _custom_resources(), run=name)
         from powertrain.worker.main import bind
 
         function = bind(self._function, self._config)
@@ -357,6 +364,10 @@ class DataParallelTrainer:
             env=self._user_env(),
             max_failures=run.failure_config.max_failures,
             fail_fast=bool(run.failure_config.fail_fast),
+            max_preemptions=run.failure_config.max_preemption_failures,
+            hang_timeout=run.failure_config.hang_timeout_s,
+            on_hang=run.failure_config.on_hang,
+            signal_grace=run.failure_config.signal_grace_s,
             stop=run.stop,
             callbacks=run.callbacks,
             checkpoints=run.checkpoint_config,
@@ -462,6 +473,8 @@ class DataParallelTrainer:
             raise KeyboardInterrupt(
                 f"the run was interrupted and can be resumed {how}: {without_secrets(storage.uri)}"
             )
+        if outcome.state == "preempted":
+            raise PreemptedError(f"the run was preempted and can be resumed: {outcome.reason}", result)
         if outcome.state != "failed":
             return result
         from powertrain.terminal import failure_report
@@ -494,6 +507,8 @@ class DataParallelTrainer:
             state="failed" if code or elsewhere else "finished",
             metrics=rank.summary.get("metrics"),
         )
+        if reason := rank.summary.get("preempted"):
+            raise PreemptedError(f"the run was preempted and can be resumed: {reason}", result)
         if result.state != "failed":
             return result
         if rank.error is not None:
@@ -728,36 +743,21 @@ def _interrupts(ask_to_end: Callable[[], None], *, users_code_is_here: bool) -> 
         signal.signal(signal.SIGINT, previous)
 
 
-@contextmanager
-def _settled_before_termination(controller: Controller) -> Iterator[None]:
-    """torchrun ends all ranks with SIGTERM when one has failed: commit first what had been reported by then.
+def _asked_to_end(number: signal.Signals) -> str:
+    return f"the driver (process {os.getpid()}) was asked to end by {number.name}"
 
-    The main thread may be deep in a collective, so the signal is noticed through a descriptor, on a thread.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    previous = signal.signal(signal.SIGTERM, lambda *_: None)
 
-    def watch() -> None:
-        while numbers := os.read(read, 64):
-            if signal.SIGTERM in numbers:
-                controller.settle_before_leaving(_TERMINATION_GRACE)
-                os._exit(128 + signal.SIGTERM)
+def _listen(name: str, storage: Storage, runtime: Path, controller: Controller, stack: ExitStack) -> None:
+    """Let the command line find this run and talk to it."""
+    from powertrain.run import control
 
-    thread = threading.Thread(target=watch, name="powertrain-termination", daemon=True)
-    thread.start()
+    card = control.Card(name=name, path=storage.uri, pid=os.getpid())
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        signal.set_wakeup_fd(before)
-        os.close(write)
-        thread.join()
-        os.close(read)
+        stack.enter_context(
+            control.listening(runtime, card, lambda asked, answer: controller.resize(asked.workers, answer))
+        )
+    except OSError as error:
+        controller.say(f"'powertrain resize' will not find this run: its socket cannot be made ({error}).")
 
 
 def _terminal(run: RunConfig, name: str, path: str) -> Any:

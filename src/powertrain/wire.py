@@ -743,6 +743,11 @@ class Link:
         """True when everything sent has been acknowledged."""
         return not self._unacked
 
+    @property
+    def silence(self) -> float:
+        """Seconds for which what was sent has been without an answer; 0 when all is answered."""
+        return time.monotonic() - self._heard if self._unacked else 0.0
+
     def watch(self, fileno: int) -> None:
         """Also return from ``poll`` when this descriptor becomes readable."""
         self._poller.register(fileno, zmq.POLLIN)

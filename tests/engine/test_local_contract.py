@@ -7,24 +7,32 @@ from dataclasses import replace
 
 import pytest
 
-from powertrain.engine import local, resources
+from powertrain.engine import ledger, local, resources
 from powertrain.engine.base import Engine, SlotShape
 from powertrain.engine.local import LocalEngine, warm_up
 from powertrain.testing.engine_contract import ProcessContract, Stage
+
+ONE_GPU = SlotShape(gpus=1.0)
 
 
 class TestLocalEngine(ProcessContract):
     @pytest.fixture
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-        machine = replace(resources.detect(), gpus=("Made-up GPU",), visible=("0",))
+        machine = replace(resources.detect(), gpus=("Made-up GPU",), visible=("0",), uuids=())
         monkeypatch.setattr(resources, "detect", lambda custom=None: machine)
-        monkeypatch.setattr(local, "_ledger", resources.Ledger())
-        engine = LocalEngine(warm_up())
+        monkeypatch.setattr(local, "_ledger", ledger.Ledger(local.runtime_root))
+        engine, self.other_run = LocalEngine(warm_up()), LocalEngine(warm_up())
         yield engine
         engine.close()
+        self.other_run.close()
 
     def request_that_waits(self, stage: Stage) -> Callable[[], None]:
-        shape = SlotShape(gpus=1.0)
-        slots = stage.slots(1, shape)
-        stage.engine.request(1, shape)
+        slots = stage.slots(1, ONE_GPU)
+        stage.engine.request(1, ONE_GPU)
         return lambda: stage.engine.release(slots)
+
+    def changing_capacity(self, stage: Stage) -> tuple[SlotShape, Callable[[], None]]:
+        def change() -> None:
+            self.other_run.request(1, ONE_GPU)
+
+        return ONE_GPU, change

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from powertrain.engine import local, resources
+from powertrain.engine import ledger, local, resources
 from powertrain.engine.base import EngineEvent, Granted, SlotShape, Started
 from powertrain.engine.local import LocalEngine, warm_up
 from powertrain.testing.engine_contract import Stage, is_running, program
@@ -17,10 +17,10 @@ ONE_GPU = SlotShape(gpus=1.0)
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    machine = replace(resources.detect(), gpus=("Made-up GPU",) * 2, visible=("0", "1"))
+    machine = replace(resources.detect(), gpus=("Made-up GPU",) * 2, visible=("0", "1"), uuids=())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "detect", lambda custom=None: machine)
-        patch.setattr(local, "_ledger", resources.Ledger())
+        patch.setattr(local, "_ledger", ledger.Ledger(local.runtime_root))
         engine = LocalEngine(warm_up())
         yield Stage(engine)
         engine.close()

@@ -66,6 +66,18 @@ def test_a_directory_that_nobody_holds_is_swept(root: Path) -> None:
         local.remove_runtime_directory(mine)
 
 
+def test_the_claim_of_a_process_that_was_killed_is_swept(root: Path) -> None:
+    make_elsewhere(
+        "from powertrain.engine.base import SlotShape; from powertrain.engine import ledger, resources; import os; "
+        "shape, machine = SlotShape(explicit=True), resources.Machine(cpus=2); "
+        "wanted = ledger.Request('a', 'a', 'a', 'here', machine, 1, shape); "
+        "local._ledger.claim(wanted, print); os.kill(os.getpid(), 9)"
+    )
+    assert len(list((root / "claims").iterdir())) == 1
+    local.remove_runtime_directory(local.make_runtime_directory("mine"))
+    assert list(root.iterdir()) == []
+
+
 def test_a_forked_child_does_not_hold_up_the_removal() -> None:
     script = """if True:
         import os, time

@@ -43,6 +43,11 @@ _MAKERS = {
     ),
     ev.Lost: lambda n: ev.Lost(time=0.0, attempt=n, ranks=(0,), decision="retry", reason="node gone"),
     ev.Resized: lambda n: ev.Resized(time=0.0, attempt=n, world_size=4, reason="more slots"),
+    ev.Notified: lambda n: ev.Notified(time=0.0, attempt=n, ranks=(1,), reason="SIGTERM", deadline=30.0),
+    ev.HangNoticed: lambda n: ev.HangNoticed(
+        time=0.0, attempt=n, row=1, ranks=(1,), waiting=(0,), seconds=6.0, message="rank 1 never came"
+    ),
+    ev.HangOver: lambda n: ev.HangOver(time=0.0, attempt=n, seconds=9.0, ranks=(1,)),
     ev.Warned: lambda n: ev.Warned(time=0.0, message="look"),
 }
 

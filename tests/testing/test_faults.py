@@ -6,16 +6,27 @@ import errno
 import os
 import random
 import signal
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import powertrain
+from powertrain import FailureConfig, RunConfig, ScalingConfig
+from powertrain.errors import TrainingFailedError
 from powertrain.storage import boundaries, open_storage
 from powertrain.testing import chronicle, faults, power_cut
 from powertrain.testing.chronicle import Crossing, Note
-from powertrain.testing.faults import Boundary, Delay, Fault, Freeze, Kill, Raise
+from powertrain.testing.faults import Boundary, Delay, Fault, Freeze, Hang, Kill, Raise, Slow, Step, Stop
+from powertrain.torch import TorchTrainer
 
 
 @pytest.fixture
@@ -189,6 +200,252 @@ def test_the_number_of_a_step_counts_its_likes_in_its_own_process() -> None:
         for pid, kind in [(1, "write"), (2, "write"), (1, "fsync"), (1, "write")]
     ]
     assert faults.same_step(steps, 3, "/old").number == 2
+
+
+# --------------------------------------------------------------------------- faults in training
+
+
+#: Reports that every rank makes.
+REPORTS = 6
+
+
+@pytest.fixture
+def fit(tmp_path: Path, here: Path) -> Callable[..., Any]:
+    """Fits a function on two workers that go through the faults; returns the result."""
+
+    def fit(function: Callable[..., Any], *script: Fault, max_failures: int = 0) -> Any:
+        trainer = TorchTrainer(
+            function,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(
+                name=function.__name__,
+                storage_path=str(tmp_path / "storage"),
+                failure_config=FailureConfig(max_failures=max_failures),
+                worker_runtime_env={"env_vars": faults.environment(*script, directory=here)},
+            ),
+        )
+        return trainer.fit()
+
+    return fit
+
+
+def six_reports() -> list[float]:
+    """How long each took, in seconds."""
+    lasted = []
+    for number in range(REPORTS):
+        began = time.monotonic()
+        powertrain.report({"number": number})
+        lasted.append(time.monotonic() - began)
+    return lasted
+
+
+def places(here: Path) -> list[tuple[str, str]]:
+    """Who came to a fault, and where."""
+    return [(one.role, one.target) for one in faults.fired(here)]
+
+
+def test_a_rank_killed_at_a_report_is_killed_once_so_that_the_run_recovers(
+    fit: Callable[..., Any], here: Path
+) -> None:
+    result = fit(six_reports, Fault(Step(rank=1, step=3), Kill()), max_failures=1)
+    assert result.state == "finished"
+    assert places(here) == [("rank-1", "attempt-0/report/3")]
+    kept = result.metrics_dataframe
+    assert set(kept[kept["rank"] == 1]["attempt"]) == {1}
+
+
+def test_a_fault_of_one_attempt_spares_the_others(fit: Callable[..., Any], here: Path) -> None:
+    result = fit(
+        six_reports,
+        Fault(Step(rank=0, step=3, attempt=1), Raise(), times=None),
+        Fault(Step(rank=1, step=2, attempt=0), Raise(), times=None),
+        max_failures=2,
+    )
+    assert result.state == "finished"
+    assert places(here) == [("rank-1", "attempt-0/report/2"), ("rank-0", "attempt-1/report/3")]
+
+
+def test_an_exception_by_script_is_the_rank_s_own_at_the_user_s_line(
+    fit: Callable[..., Any], here: Path
+) -> None:
+    with pytest.raises(TrainingFailedError) as failed:
+        fit(six_reports, Fault(Step(rank=1, step=4), Raise(error="ValueError", message="by script")))
+    (failure,) = (one.failure for one in failed.value.worker_failures.values())
+    assert (failure.rank, failure.error_type, failure.message) == (1, "ValueError", "by script")
+    assert failure.source == 'powertrain.report({"number": number})'
+
+
+def test_steps_of_the_optimizer_and_batches_of_the_loader_are_places_too(
+    fit: Callable[..., Any], here: Path
+) -> None:
+    def two_steps() -> list[str]:
+        """What was refused, and after how many batches and steps."""
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        loader = powertrain.torch.prepare_data_loader(DataLoader(TensorDataset(torch.zeros(6, 1))))
+        refused, batches, weight.grad = [], iter(loader), torch.ones(1)
+        for _ in range(2):
+            for work in (lambda: next(batches), optimizer.step):
+                try:
+                    work()
+                except RuntimeError as error:
+                    refused.append(f"{error}, {weight.item():g}")
+        return refused
+
+    result = fit(
+        two_steps,
+        Fault(Step(rank=0, step=2, at="optimizer"), Raise()),
+        Fault(Step(rank=0, step=2, at="batch"), Raise()),
+    )
+    assert result.return_value == [
+        "a scripted fault at attempt-0/batch/2, -1",
+        "a scripted fault at attempt-0/optimizer/2, -2",
+    ]
+    assert len(faults.fired(here)) == 2
+
+
+def test_a_hang_lasts_as_long_as_it_is_told_to_in_whatever_it_hangs(fit: Callable[..., Any]) -> None:
+    kinds = ("sleep", "lock", "loop", "gil", "c")
+
+    def ticking_reports() -> list[tuple[float, int]]:
+        """How long each report took, and how often another thread was able to run in that time."""
+        ticks, over = [0], threading.Event()
+
+        def tick() -> None:
+            while not over.wait(0.005):
+                ticks[0] += 1
+
+        ticker = threading.Thread(target=tick)
+        ticker.start()
+        seen = []
+        for _ in range(REPORTS):
+            began, before = time.monotonic(), ticks[0]
+            powertrain.report({})
+            seen.append((time.monotonic() - began, ticks[0] - before))
+        over.set()
+        ticker.join()
+        return seen
+
+    script = [
+        Fault(Step(rank=0, step=number), Hang(kind, seconds=0.3)) for number, kind in enumerate(kinds, 1)
+    ]
+    *hung, last = fit(ticking_reports, *script).return_value
+    assert last[0] < 0.3
+    for kind, (seconds, ticks) in zip(kinds, hung, strict=True):
+        assert 0.3 <= seconds < 3.0, kind
+        assert ticks <= 5 if kind == "gil" else ticks >= 10, kind
+
+
+def test_a_slow_rank_is_slow_from_its_step_on(fit: Callable[..., Any], here: Path) -> None:
+    lasted = fit(six_reports, Fault(Step(rank=0, step=3), Slow(0.2), times=None)).return_value
+    assert [seconds >= 0.2 for seconds in lasted] == [False, False, True, True, True, True]
+    assert places(here) == [("rank-0", f"attempt-0/report/{number}") for number in range(3, REPORTS + 1)]
+
+
+def test_a_stopped_rank_stays_until_it_is_continued(fit: Callable[..., Any], here: Path) -> None:
+    states = []
+
+    def continue_it() -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if found := faults.fired(here):
+                process = psutil.Process(found[0].pid)
+                if process.status() == psutil.STATUS_STOPPED:
+                    states.append(process.status())
+                    process.send_signal(signal.SIGCONT)
+                    return
+            time.sleep(0.01)
+
+    helper = threading.Thread(target=continue_it)
+    helper.start()
+    result = fit(six_reports, Fault(Step(rank=1, step=2), Stop()))
+    helper.join()
+    assert states == [psutil.STATUS_STOPPED]
+    assert result.state == "finished"
+
+
+def test_in_this_very_process_a_fault_is_installed(tmp_path: Path, here: Path) -> None:
+    trainer = TorchTrainer(
+        six_reports,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="inline", storage_path=str(tmp_path / "storage")),
+    )
+    refusal = Fault(Step(rank=0, step=2), Raise(errno.EIO))
+    with (
+        faults.installed(refusal, directory=here),
+        pytest.raises(TrainingFailedError) as failed,
+    ):
+        trainer.fit()
+    assert isinstance(failed.value.__cause__, OSError)
+    assert places(here) == [("rank-0", "attempt-0/report/2")]
+
+
+STEPS = st.builds(
+    Step,
+    rank=st.integers(0, 3),
+    step=st.integers(1, 5),
+    attempt=st.none() | st.integers(0, 2),
+    at=st.sampled_from(["report", "optimizer", "batch"]),
+)
+
+
+@given(STEPS, st.integers(0, 3), st.integers(0, 2), st.integers(1, 8))
+def test_a_step_is_reached_on_its_rank_in_its_attempt_and_from_its_number_on(
+    where: Step, rank: int, attempt: int, number: int
+) -> None:
+    reached = faults.is_reached(where, rank=rank, attempt=attempt, at=where.at, step=number)
+    right_attempt = where.attempt is None or where.attempt == attempt
+    assert reached == (rank == where.rank and right_attempt and number >= where.step)
+    assert not faults.is_reached(where, rank=rank, attempt=attempt, at="elsewhere", step=number)
+
+
+ACTIONS = st.one_of(
+    st.just(Kill()),
+    st.just(Stop()),
+    st.builds(
+        Raise, error=st.sampled_from(["RuntimeError", "KeyError", "KeyboardInterrupt"]), message=st.text()
+    ),
+    st.builds(Raise, st.integers(1, 30)),
+    st.builds(Hang, st.sampled_from(["sleep", "lock", "loop", "gil", "c"]), st.none() | st.floats(0, 9)),
+    st.builds(Slow, st.floats(0, 9)),
+)
+
+
+@given(
+    st.lists(
+        st.builds(Fault, STEPS | st.just(Boundary()), ACTIONS, st.none() | st.integers(1, 9)), max_size=3
+    )
+)
+def test_a_script_arrives_as_it_was_written(script: list[Fault]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        variables = faults.environment(*script, directory=directory)
+    assert msgspec.json.decode(variables[faults.VARIABLE], type=faults.Script).faults == script
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "problem"),
+    [
+        (Step(rank=0, step=0), Kill(), "counted from 1"),
+        (Step(rank=-1, step=1), Kill(), "counted from 0"),
+        (Step(rank=0, step=1, attempt=-1), Kill(), "counted from 0"),
+        (Step(rank=0, step=1, at="forward"), Kill(), "report, optimizer, batch"),
+        (Step(rank=0, step=1), Hang("disk"), "sleep, lock, loop, gil, c"),
+        (Step(rank=0, step=1), Hang(seconds=-1.0), "less than none"),
+        (Step(rank=0, step=1), Slow(-0.1), "less than none"),
+        (Step(rank=0, step=1), Raise(error="NoSuchError"), "no built-in exception"),
+        (Step(rank=0, step=1), Raise(error="print"), "no built-in exception"),
+        (Step(rank=0, step=1), Raise(error="UnicodeDecodeError"), "made of a message"),
+        (Step(rank=0, step=1), Raise(errno.EIO, error="ValueError"), "no other name"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_before_the_run(
+    here: Path, where: Any, what: Any, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        faults.environment(Fault(where, what), directory=here)
 
 
 # --------------------------------------------------------------------------- power cuts

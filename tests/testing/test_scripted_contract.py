@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from powertrain.engine.base import Engine, Slot, SlotShape
-from powertrain.testing.engine_contract import EngineContract, Stage
+from powertrain.engine.base import Capacity, Engine, EngineEvent, Inspection, Slot, SlotShape
+from powertrain.testing.engine_contract import EngineContract, Stage, program
 from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedProcess
+from powertrain.wire import ProcessStack
 
 
 def _exit_with(process: ScriptedProcess) -> int:
@@ -65,6 +66,12 @@ class TestScriptedEngine(EngineContract):
         assert isinstance(engine, ScriptedEngine)
         engine.drain(slot, deadline)
 
+    def changing_capacity(self, stage: Stage) -> tuple[SlotShape, Callable[[], None]]:
+        engine = stage.engine
+        assert isinstance(engine, ScriptedEngine)
+        engine.tell_capacity(6)
+        return SlotShape(), lambda: engine.tell_capacity(8)
+
     def request_that_waits(self, stage: Stage) -> Callable[[], None]:
         engine = stage.engine
         assert isinstance(engine, ScriptedEngine)
@@ -74,3 +81,36 @@ class TestScriptedEngine(EngineContract):
             engine.grant(claim, 2)
 
         return free
+
+
+class Listener:
+    """A started engine and what it has told."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.events: list[EngineEvent] = []
+        engine.start(self.events.append, lambda _slot, _data: None)
+
+
+def test_a_script_that_says_nothing_of_capacity_tells_none() -> None:
+    engine = ScriptedEngine()
+    told = Listener(engine).events
+    engine.watch_capacity(SlotShape(gpus=1.0))
+    assert engine.watched == SlotShape(gpus=1.0)
+    assert told == []
+    engine.tell_capacity(3)
+    engine.tell_capacity(3)
+    engine.close()
+    assert told == [Capacity(3)], "the same number twice is no change"
+
+
+def test_what_is_seen_of_a_played_process_is_the_scripts_to_say() -> None:
+    engine = ScriptedEngine(programs=PROGRAMS)
+    Listener(engine)
+    (slot,) = engine.grant(engine.request(1, SlotShape()), 1)
+    engine.fork(slot, program("wait"))
+    played = engine.forked[0]
+    stack = ProcessStack(pid=played.pid, title="rank 0", state="stopped", threads=[])
+    played.state, played.debugged, played.stacks = "stopped", True, (stack,)
+    assert engine.inspect(slot) == Inspection(played.pid, "stopped", (), debugged=True)
+    assert engine.inspect(slot, stacks=True).processes == (stack,)
+    engine.close()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffload, FSDPModule, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import CPUOffload, FSDPModule, MixedPrecision, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import (
     CustomPolicy,
     ModuleWrapPolicy,
@@ -23,9 +23,11 @@ from torch.distributed.tensor import DTensor
 
 from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError
-from powertrain.torch import fsdp
+from powertrain.torch import fsdp, prepare
 from powertrain.torch.backend import TorchBackend
 from powertrain.torch.prepare import prepare_model
+from powertrain.worker import batch_plan
+from powertrain.worker.batch_plan import plan
 
 GLOO = TorchConfig(backend="gloo", timeout_s=30)
 
@@ -179,6 +181,114 @@ def test_the_members_of_module_lists_are_sharded_by_themselves(ranks: Callable[[
     assert names == ["", "blocks.0", "blocks.1"]
     assert one_object
     assert shape == (3, 5)
+
+
+# -- ranks with unequal numbers of samples
+
+
+class Line(nn.Module):
+    """Two layers without an activation, sharded apart, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(5, 5, dtype=torch.float64)])
+        self.out = nn.Linear(5, 1, dtype=torch.float64)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.out(self.layers[0](rows))
+        return result
+
+
+def rows_of(total: int) -> torch.Tensor:
+    return torch.rand(total, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(total))
+
+
+def error_of_one_step(model: Any, total: int, limit: int | None = None) -> float:
+    """How far the gradients of one step are from those of a single process with all the rows."""
+    part = plan(total, dist.get_rank(), dist.get_world_size(), limit)
+    batch_plan.gradient_weight.set(part.weight)
+    batch = rows_of(total)
+    model.zero_grad()
+    for micro in part:
+        model.set_requires_gradient_sync(micro.is_last)
+        rows = batch[micro.start : micro.start + max(micro.size, 1)]
+        (model(rows).square().mean() * micro.loss_scale).backward()
+    alone = Line()
+    alone.load_state_dict(whole(dict(model.state_dict())))
+    alone(batch).square().mean().backward()
+    got = [parameter.grad.full_tensor() for parameter in model.parameters()]
+    wanted = [parameter.grad for parameter in alone.parameters()]
+    return max((one - other).abs().max().item() for one, other in zip(got, wanted, strict=True))
+
+
+def test_unequal_ranks_of_a_sharded_model_give_the_gradients_of_the_whole_batch(
+    ranks: Callable[[int], Any],
+) -> None:
+    def look() -> list[float]:
+        model = prepare_model(Line(), parallel_strategy="fsdp")
+        steps = ((15, None), (16, None), (2, None), (16, 2), (2, 1), (5, 1), (15, 4))
+        return [error_of_one_step(model, total, limit) for total, limit in steps]
+
+    for errors in ranks(3).execute(look):
+        assert max(errors) <= 1e-12, errors
+
+
+def test_a_model_that_the_user_sharded_and_one_prepared_twice_are_weighted_once(
+    ranks: Callable[[int], Any],
+) -> None:
+    def look() -> list[float]:
+        torch.manual_seed(0)
+        model = Line()
+        fully_shard(model.layers[0])
+        fully_shard(model)
+        errors = []
+        for _ in range(2):
+            assert prepare_model(model, parallel_strategy="fsdp") is model
+            errors.append(error_of_one_step(model, 16))
+        return errors
+
+    for errors in ranks(3).execute(look):
+        assert max(errors) <= 1e-12, errors
+
+
+def test_unequal_ranks_of_a_hybrid_sharded_model_are_exact_too(ranks: Callable[[int], Any]) -> None:
+    def look() -> list[float]:
+        model = prepare_model(Line(), parallel_strategy="fsdp", parallel_strategy_kwargs=hybrid())
+        return [error_of_one_step(model, total) for total in (16, 18, 3)]
+
+    for errors in ranks(4).execute(look):
+        assert max(errors) <= 1e-12, errors
+
+
+def test_where_gradients_cannot_be_weighted_the_first_unequal_weight_is_refused(
+    ranks: Callable[[int], Any],
+) -> None:
+    def look() -> list[str]:
+        def refusal(act: Callable[[], Any]) -> str:
+            try:
+                act()
+            except ConfigError as error:
+                return str(error)
+            return ""
+
+        kwargs = hybrid()  # of two ranks: two replicas of one shard
+        model = prepare_model(Line(), parallel_strategy="fsdp", parallel_strategy_kwargs=kwargs)
+        even = refusal(lambda: error_of_one_step(model, 4))
+        replicated = refusal(lambda: error_of_one_step(model, 3))
+        prepare.begin()
+        older = prepare_model(Line(), parallel_strategy="fsdp")
+        for part in older.modules():
+            if isinstance(part, FSDPModule):
+                for group in fsdp._parameter_groups(part):
+                    del group._reduce_scatter_comm
+        return [even, replicated, refusal(lambda: batch_plan.gradient_weight.set(0.5))]
+
+    even, replicated, older = ranks(2).execute(look)[0]
+    assert even == ""
+    assert "replicated, not sharded" in replicated
+    assert "a newer torch does" in older
+    for message in (replicated, older):
+        assert "a global batch size that the number of workers divides" in " ".join(message.split())
 
 
 # -- state

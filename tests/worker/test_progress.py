@@ -7,9 +7,15 @@ import threading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powertrain.worker.progress import Gate, Progress
+from powertrain.wire import Goto, Preemption
+from powertrain.worker.progress import Boundaries, Crossing, Gate, Progress, StopRun
 
 PATIENCE = 10.0
+GO = Crossing()
+
+
+def goto(hold: int, boundary: int, reason: str = "", action: str = "stop") -> Goto:
+    return Goto(hold=hold, boundary=boundary, action=action, reason=reason)
 
 
 class Rank:
@@ -29,7 +35,7 @@ class Rank:
             self._thread.join(0.0 if self.gate._hold is not None else PATIENCE)
 
     def _cross(self) -> None:
-        action, _ = self.gate.cross()
+        action = self.gate.cross().action
         self.crossed += 1
         if action == "stop":
             self.acted_at = self.crossed
@@ -81,14 +87,14 @@ def _agree(ranks: list[Rank], choices: list[int]) -> int:
         elif kind == "arm":
             answers[rank] = ranks[rank].gate.arm(1)
         else:
-            ranks[rank].gate.go_to(1, max(answers.values()) + 1, "stop", "why")
+            ranks[rank].gate.go_to(goto(1, max(answers.values()) + 1, "why"))
             sent.add(rank)
     return max(answers.values()) + 1
 
 
 def test_a_boundary_without_a_hold_is_passed_at_once() -> None:
     gate = Gate()
-    assert [gate.cross() for _ in range(3)] == [("go", "")] * 3
+    assert [gate.cross() for _ in range(3)] == [GO] * 3
     assert gate.passed == 3
 
 
@@ -96,34 +102,124 @@ def test_a_rank_behind_runs_on_to_the_agreed_boundary_and_acts_there_with_the_re
     gate = Gate()
     gate.cross()
     assert gate.arm(1) == 1
-    gate.go_to(1, 4, "stop", "loss is low enough")
-    assert [gate.cross() for _ in range(3)] == [("go", ""), ("go", ""), ("stop", "loss is low enough")]
-    assert gate.cross() == ("go", "")
+    gate.go_to(goto(1, 4, "loss is low enough"))
+    assert [gate.cross() for _ in range(3)] == [GO, GO, Crossing("stop", "loss is low enough")]
+    assert gate.cross() == GO
 
 
 def test_an_answer_to_an_older_hold_is_not_heeded() -> None:
     gate = Gate()
     gate.arm(1)
     gate.arm(2)
-    gate.go_to(1, 1, "stop", "too old")
-    gate.go_to(2, 2, "stop", "current")
-    assert [gate.cross(), gate.cross()] == [("go", ""), ("stop", "current")]
+    gate.go_to(goto(1, 1, "too old"))
+    gate.go_to(goto(2, 2, "current"))
+    assert [gate.cross(), gate.cross()] == [GO, Crossing("stop", "current")]
 
 
 def test_a_rank_held_at_a_boundary_is_let_go_when_the_run_ends() -> None:
     gate = Gate()
     gate.arm(1)
-    action: list[tuple[str, str]] = []
+    action: list[Crossing] = []
     thread = threading.Thread(target=lambda: action.append(gate.cross()))
     thread.start()
     gate.open()
     thread.join(PATIENCE)
-    assert action == [("go", "")]
+    assert action == [GO]
+
+
+class Loop:
+    """A loop's boundaries, with what the run has asked for so far."""
+
+    def __init__(self, registered: bool = False) -> None:
+        self.gate = Gate()
+        self.stands: list[tuple[int, int]] = []
+        self.boundaries = Boundaries(self.gate, lambda: registered, lambda *where: self.stands.append(where))
+
+    def stop_at(self, boundary: int, **more: object) -> None:
+        self.gate.arm(1)
+        self.gate.go_to(Goto(hold=1, boundary=boundary, action="stop", reason="why", **more))  # type: ignore[arg-type]
+
+    def report(self) -> str:
+        saves = self.boundaries.enter_report()
+        try:
+            self.boundaries.leave_report()
+        except StopRun:
+            return "saves and ends" if saves else "ends"
+        return "saves" if saves else "goes on"
+
+
+def test_a_plain_loop_ends_at_the_agreed_report() -> None:
+    loop = Loop()
+    loop.stop_at(2)
+    assert not loop.gate.can_save()
+    assert [loop.report(), loop.report()] == ["goes on", "ends"]
+
+
+def test_registered_state_is_saved_with_the_agreed_report() -> None:
+    loop = Loop(registered=True)
+    loop.stop_at(2)
+    assert loop.gate.can_save()
+    assert [loop.report(), loop.report()] == ["goes on", "saves and ends"]
+
+
+def test_a_loop_that_asks_is_told_first_and_ends_at_the_report_after() -> None:
+    loop = Loop()
+    assert loop.boundaries.ask() is False
+    assert loop.gate.can_save()
+    loop.stop_at(2)
+    assert loop.report() == "goes on", "it has not been told yet"
+    assert loop.boundaries.ask() is True
+    assert loop.report() == "ends"
+
+
+def test_what_is_known_of_a_preemption_appears_at_the_agreed_boundary() -> None:
+    loop, coming = Loop(), Preemption(deadline_ms=5, ranks={"node": [1]})
+    loop.stop_at(2, preemption=coming, resize_to=3)
+    loop.boundaries.ask()
+    assert (loop.boundaries.preemption, loop.boundaries.resize_to) == (None, 0)
+    loop.boundaries.ask()
+    assert (loop.boundaries.preemption, loop.boundaries.resize_to) == (coming, 3)
+
+
+def test_a_rank_that_steps_waits_after_its_report_until_it_is_sent_on_and_ends_where_it_is_told() -> None:
+    loop = Loop()
+    loop.gate.arm(1)
+    loop.gate.go_to(goto(1, 1, action="step"))
+    done: list[str] = []
+    arrived = threading.Event()
+    loop.boundaries = Boundaries(loop.gate, arrived=lambda *_: arrived.set())
+    thread = threading.Thread(target=lambda: done.extend([loop.report(), loop.report()]))
+    thread.start()
+    assert arrived.wait(PATIENCE)
+    arrived.clear()
+    loop.gate.go_to(goto(1, 2, action="step"))
+    assert arrived.wait(PATIENCE)
+    loop.gate.go_to(goto(1, 2, "enough"))
+    thread.join(PATIENCE)
+    assert done == ["goes on", "ends"]
+
+
+def test_a_rank_that_steps_is_let_go_by_go_and_by_a_new_hold() -> None:
+    loop = Loop()
+    loop.gate.arm(1)
+    loop.gate.go_to(goto(1, 1, action="step"))
+    arrived = threading.Event()
+    loop.boundaries = Boundaries(loop.gate, arrived=lambda *_: arrived.set())
+    done: list[str] = []
+    thread = threading.Thread(target=lambda: done.extend([loop.report(), loop.report(), loop.report()]))
+    thread.start()
+    assert arrived.wait(PATIENCE)
+    assert loop.gate.arm(2) == 1
+    loop.gate.go_to(goto(1, 1, "too old"))
+    loop.gate.go_to(goto(2, 2, action="go"))
+    thread.join(PATIENCE)
+    assert done == ["goes on"] * 3
 
 
 def test_progress_counts_reports_steps_and_batches_and_can_begin_anew() -> None:
     progress = Progress()
-    progress.reports += 2
+    progress.report()
+    progress.report()
     progress.step("optimizer", (), {})
     progress.batch()
     assert progress.snapshot() == (2, 1, 1)

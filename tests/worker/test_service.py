@@ -11,7 +11,7 @@ import pytest
 
 from powertrain import wire
 from powertrain.worker import service as service_module
-from powertrain.worker.progress import Gate, Progress
+from powertrain.worker.progress import Crossing, Gate, Progress
 from powertrain.worker.service import Service, _Spill
 
 PATIENCE = 5.0
@@ -182,7 +182,7 @@ def test_a_hold_is_answered_with_the_boundaries_passed_and_acted_on(
     controller.wait_until(lambda: bool(controller.messages(wire.Held)))
     assert controller.messages(wire.Held) == [wire.Held(hold=4, boundary=2)]
     controller.send(wire.Goto(hold=4, boundary=4, action="stop", reason="enough"))
-    assert [gate.cross(), gate.cross()] == [("go", ""), ("stop", "enough")]
+    assert [gate.cross().action, gate.cross()] == ["go", Crossing("stop", "enough")]
 
 
 def test_an_envelope_tells_the_boundaries_passed(

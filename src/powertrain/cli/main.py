@@ -8,19 +8,21 @@ from typing import Annotated
 import typer
 
 from powertrain.cli.ls import ls
+from powertrain.cli.resize import resize
 from powertrain.cli.show import show
 from powertrain.errors import PowertrainError
 from powertrain.version import __version__
 
 app = typer.Typer(
     name="powertrain",
-    help="Look at Powertrain runs.",
+    help="Look at Powertrain runs, and change those under way.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(ls)
 app.command()(show)
+app.command()(resize)
 
 
 def _print_version(asked: bool) -> None:
@@ -36,7 +38,7 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Look at Powertrain runs."""
+    """Look at Powertrain runs, and change those under way."""
 
 
 def main() -> None:

@@ -77,6 +77,10 @@ class ProcessSpec:
     cwd: str = ""
     #: A name for people: "rank 3".
     title: str = ""
+    #: True for a process that signals asking for an end do not reach before it unblocks them itself.
+    shielded: bool = False
+    #: Where the process will write its stacks when asked by signal; "" for nowhere.
+    stacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ class Inspection:
     """What can be seen of a process from outside."""
 
     pid: int
-    #: The kernel's word: "running", "sleeping", "disk-sleep", "stopped", "zombie", or "gone".
+    #: The kernel's word: "running", "sleeping", "disk-sleep", "stopped", "zombie", or "gone"; "unknown" for one
+    #: that cannot be seen from here.
     state: str
     #: What its threads are doing, and those of the processes it has started; itself first. Empty where that could not
     #: be had, or was not asked for.
@@ -129,6 +134,8 @@ class Exited:
     out_of_memory: bool = False
     #: Why it could not be started, when it never ran.
     error: str = ""
+    #: True where only its end was seen, and not how: ``code`` means nothing then.
+    unseen: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,8 @@ def describe_exit(event: Exited) -> tuple[str, str]:
     code = event.code
     if event.error:
         return "start", "could not be started"
+    if event.unseen:
+        return "exit", "ended without a word"
     if event.out_of_memory:
         return "oom", "was killed by the kernel because memory ran out (SIGKILL from the OOM killer)"
     if code >= 0:
@@ -206,6 +215,8 @@ class Engine(Protocol):
     name: str
     #: False where somebody else starts the processes again after a failure (torchrun does).
     restarts: bool
+    #: True where a slot that was taken away can be had again elsewhere.
+    replaces: bool
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         """Begin to deliver. Called once, before anything else."""

@@ -15,13 +15,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from powertrain.engine import resources
+from powertrain.engine import process, resources
 from powertrain.engine.base import (
+    Claim,
     EventSink,
     Exited,
     Granted,
@@ -34,6 +35,7 @@ from powertrain.engine.base import (
 )
 from powertrain.engine.server import apply_env
 from powertrain.errors import ConfigError
+from powertrain.trace.stacks import dump_path
 from powertrain.worker.context import in_worker
 from powertrain.worker.main import Rank, WorkerSpec
 
@@ -52,6 +54,7 @@ class InlineEngine:
 
     name = "inline"
     restarts = True
+    replaces = False
 
     def __init__(
         self, function: Callable[[], Any], custom_resources: Mapping[str, float] | None = None
@@ -84,6 +87,12 @@ class InlineEngine:
         self._events(Granted(claim.id, (slot,)))
         return claim
 
+    def withdraw(self, claim: Claim) -> None:
+        """No claim waits here: each is granted when it is made."""
+
+    def watch_capacity(self, shape: SlotShape) -> None:
+        """There is one slot, now and later, so there is no change to tell of."""
+
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         self._forks.put((slot, spec))
 
@@ -93,8 +102,9 @@ class InlineEngine:
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         """Nothing can be ended from outside here: the function ends by itself, or by a second Ctrl-C."""
 
-    def inspect(self, slot: Slot) -> Inspection:
-        return Inspection(pid=os.getpid(), state="running")
+    def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
+        seen = process.inspection(os.getpid(), "rank 0", dump_path(), stacks)
+        return replace(seen, state="running")  # whoever asks is this process itself
 
     def release(self, slots: Sequence[Slot]) -> None:
         """There is nothing to give back."""

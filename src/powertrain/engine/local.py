@@ -18,7 +18,6 @@ import selectors
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -28,8 +27,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from powertrain.engine import process, resources
+from powertrain.engine import ledger, locks, process, resources
 from powertrain.engine.base import (
+    Capacity,
+    Claim,
     EventSink,
     Exited,
     Granted,
@@ -165,6 +166,7 @@ class WarmServer:
                 path=_import_path(),
                 cwd=spec.cwd,
                 title=spec.title,
+                shielded=spec.shielded,
             )
             with self._lock:
                 if not self.alive:
@@ -308,10 +310,10 @@ def warm_up() -> WarmServer:
 
 
 def _forget_what_the_parent_has() -> None:
-    """In a forked child: the server, its sweeps and the GPUs that are held are the parent's, and so are the locks."""
+    """In a forked child: the server, its sweeps and what is held are the parent's, and so are the locks."""
     global _server, _server_lock, _ledger
     _server, _server_lock = None, threading.Lock()
-    _ledger = resources.Ledger()
+    _ledger = ledger.Ledger(runtime_root)
     _sweeps.clear()
 
 
@@ -352,8 +354,9 @@ def make_runtime_directory(name: str, root: Path | None = None) -> Path:
     this one, such as those in another container. ``root`` is the user's runtime directory by default.
     """
     root = root or runtime_root()
-    with _locked_root(root):  # so that nobody sweeps it between its making and its lock
+    with locks.locked_directory(root):  # so that nobody sweeps it between its making and its lock
         _sweep(root)
+        ledger.sweep(root)
         directory = Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
         descriptor = _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -363,7 +366,7 @@ def make_runtime_directory(name: str, root: Path | None = None) -> Path:
 def remove_runtime_directory(directory: Path) -> None:
     """Remove what :func:`make_runtime_directory` made, and let go of it."""
     shutil.rmtree(directory, ignore_errors=True)
-    _let_go(_held.pop(directory))
+    locks.let_go(_held.pop(directory))
     if directory.parent == shared_memory_root():
         with contextlib.suppress(OSError):  # another run is in it
             directory.parent.rmdir()
@@ -393,26 +396,7 @@ def removed_at_the_end(directory: Path, *others: str) -> Iterator[None]:
             keeper.stdin.write(b"\n")  # closing is not enough while a forked child has the pipe as well
             keeper.stdin.close()
         keeper.wait()
-        _let_go(_held.pop(directory))
-
-
-@contextlib.contextmanager
-def _locked_root(root: Path) -> Iterator[None]:
-    """Hold the runtime root, made if absent; refuses one that is not a directory of this user's own."""
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise EngineError(
-            f"{root} is a symbolic link or belongs to another user, so sockets and scratch files would not be safe "
-            "there. Set XDG_RUNTIME_DIR or TMPDIR to a directory of your own."
-        )
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        os.fchmod(descriptor, 0o700)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        _let_go(descriptor)
+        locks.let_go(_held.pop(directory))
 
 
 def _sweep(root: Path) -> None:
@@ -430,16 +414,10 @@ def _sweep(root: Path) -> None:
                 os.close(descriptor)
 
 
-def _let_go(descriptor: int) -> None:
-    """Unlock and close. Closing is not enough: a forked child may have the same open file."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
-
-
 # --------------------------------------------------------------------------- the engine
 
 
-_ledger = resources.Ledger()
+_ledger = ledger.Ledger(runtime_root)
 #: The claim under which processes beside the slots are kept; it holds no resources.
 _ATTENDANTS = "attendants"
 
@@ -456,11 +434,18 @@ class LocalEngine:
 
     name = "local"
     restarts = True
+    replaces = False
 
     def __init__(
-        self, server: WarmServer | None = None, custom_resources: Mapping[str, float] | None = None
+        self,
+        server: WarmServer | None = None,
+        custom_resources: Mapping[str, float] | None = None,
+        run: str = "",
     ) -> None:
+        """``run`` is what those are told who wait for something held here; the script's name by default."""
         self._server = server or warm_up()
+        self._owner = f"engine-{next(_numbers)}"
+        self._run = run or os.path.basename(sys.argv[0]) or "python"
         self._machine = resources.detect(custom_resources)
         self._host = socket.gethostname()
         #: Claims not granted yet, slots held by each claim, and those to give back once their process is gone.
@@ -469,7 +454,10 @@ class LocalEngine:
         self._leaving: set[str] = set()
         self._processes: dict[str, str] = {}
         self._pids: dict[str, int] = {}
+        #: What the process of each slot is called, and where it writes its stacks.
+        self._dumps: dict[str, tuple[str, str]] = {}
         self._changed = threading.Condition()
+        self._closed = False
         self._events: EventSink = lambda _: None
         self._output = _OutputReader()
 
@@ -485,18 +473,43 @@ class LocalEngine:
         if not self._server.alive:  # killed: its workers were lost with it, and a new one begins again
             self._server = warm_up()
         claim = LocalClaim(f"local-{next(_numbers)}", count, shape)
+        request = ledger.Request(
+            id=claim.id,
+            owner=self._owner,
+            run=self._run,
+            host=self._host,
+            machine=self._machine,
+            count=count,
+            shape=shape,
+        )
         self._waiting.add(claim.id)
-        needed = len({gpu for gpus in self._gpu_shares(claim, self._machine.visible) for gpu in gpus})
-        waiting_for = _ledger.claim(claim.id, needed, self._machine, lambda gpus: self._grant(claim, gpus))
+        try:
+            waiting_for = _ledger.claim(request, lambda gpus: self._grant(claim, gpus))
+        except EngineError:
+            self._waiting.discard(claim.id)
+            raise
         if waiting_for:
             self._events(Waiting(claim.id, 0, f"waiting for {waiting_for}"))
         return claim
+
+    def withdraw(self, claim: Claim) -> None:
+        self._waiting.discard(claim.id)
+        _ledger.withdraw(claim.id)
+
+    def watch_capacity(self, shape: SlotShape) -> None:
+        """Where the shape holds nothing countable there is always room: :data:`resources.BOUNDLESS` is told, once."""
+        if resources.counted(shape, 1):
+            _ledger.watch(self._owner, self._machine, shape, lambda count: self._events(Capacity(count)))
+        else:
+            _ledger.unwatch(self._owner)
+            self._events(Capacity(resources.BOUNDLESS))
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         if slot.id in self._processes:
             raise EngineError(f"slot {slot.id} has a process already")
         read, write = os.pipe()
         self._output.add(slot, read, spec.log_path)
+        self._dumps[slot.id] = (spec.title, spec.stacks)
         id = self._processes[slot.id] = f"p{next(_numbers)}"
         try:
             self._server.fork(
@@ -523,9 +536,9 @@ class LocalEngine:
         if id is not None:
             self._server.kill(id, number)
 
-    def inspect(self, slot: Slot) -> Inspection:
-        pid = self._pids.get(slot.id, 0)
-        return Inspection(pid=pid, state=process.process_state(pid) if pid else "gone")
+    def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
+        title, dump = self._dumps.get(slot.id, ("", ""))
+        return process.inspection(self._pids.get(slot.id, 0), title, dump, stacks)
 
     def release(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
@@ -539,8 +552,11 @@ class LocalEngine:
 
     def close(self) -> None:
         self._events = lambda _: None
+        with self._changed:
+            self._closed = True
+        _ledger.unwatch(self._owner)
         for claim in list(self._waiting):
-            _ledger.give_back(claim, self._machine)
+            _ledger.withdraw(claim)
         self.release([slot for slots in list(self._slots.values()) for slot in list(slots.values())])
         with self._changed:
             self._changed.wait_for(lambda: not self._processes, timeout=10.0)
@@ -556,10 +572,10 @@ class LocalEngine:
                 return
             shared = {gpu for other in self._slots.get(claim, {}).values() for gpu in other.gpus}
         if slot is not None:
-            _ledger.give_back(claim, self._machine, tuple(gpu for gpu in slot.gpus if gpu not in shared))
+            _ledger.give_back_slot(claim, [gpu for gpu in slot.gpus if gpu not in shared])
 
     def _grant(self, claim: LocalClaim, gpus: tuple[str, ...]) -> None:
-        shares = self._gpu_shares(claim, gpus)
+        shares = resources.share_gpus(gpus, claim.count, claim.shape.gpus)
         slots = tuple(
             Slot(id=f"{claim.id}/{i}", host=self._host, address="127.0.0.1", gpus=shares[i])
             for i in range(claim.count)
@@ -567,11 +583,10 @@ class LocalEngine:
         with self._changed:
             self._waiting.discard(claim.id)
             self._slots[claim.id] = {slot.id: slot for slot in slots}
+            too_late = self._closed
+        if too_late:
+            self.release(slots)
         self._events(Granted(claim.id, slots))
-
-    @staticmethod
-    def _gpu_shares(claim: LocalClaim, visible: tuple[str, ...]) -> list[tuple[str, ...]]:
-        return resources.share_gpus(visible, claim.count, claim.shape.gpus)
 
     def _started(self, slot: Slot, pid: int) -> None:
         self._pids[slot.id] = pid
@@ -582,6 +597,7 @@ class LocalEngine:
         with self._changed:
             self._processes.pop(slot.id, None)
             self._pids.pop(slot.id, None)
+            self._dumps.pop(slot.id, None)
             leaving = slot.id in self._leaving
             self._changed.notify_all()
         if leaving:

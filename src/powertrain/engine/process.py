@@ -7,6 +7,9 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 
+from powertrain.engine.base import Inspection
+from powertrain.trace import processes, stacks
+
 
 def oom_kills() -> int:
     """How many processes the kernel has killed for want of memory since boot; 0 where it does not say."""
@@ -61,11 +64,22 @@ def kill_all(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def process_state(pid: int) -> str:
-    """The kernel's word for what ``pid`` is doing, as :class:`~powertrain.engine.base.Inspection` lists them."""
-    import psutil
+def inspection(pid: int, title: str, dump: str, with_stacks: bool) -> Inspection:
+    """What can be seen of a process of this machine; 0 stands for one that is gone.
 
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.Error:
-        return "gone"
+    ``title`` and ``dump`` are what its ``ProcessSpec`` calls it and where it writes its stacks. Stacks are of it and of
+    the processes that it has started; this process itself is not looked at from outside.
+    """
+    state = processes.state(pid) if pid else "gone"
+    if state == "gone":
+        return Inspection(pid=pid, state=state)
+    debugged = processes.is_traced(pid)
+    if not with_stacks:
+        return Inspection(pid=pid, state=state, debugged=debugged)
+    if pid == os.getpid():
+        debugged |= stacks.own_debugged(stacks.main_frame())
+        itself = stacks.own_process(title)
+    else:
+        itself = stacks.stacks_of(pid, title, dump)
+    below = stacks.children_stacks(pid, title, dump)
+    return Inspection(pid=pid, state=state, processes=(itself, *below), debugged=debugged)

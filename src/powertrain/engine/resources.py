@@ -1,21 +1,29 @@
-"""What the machine has, who holds it, and the queue of those who wait.
+"""What the machine has, what is counted of it, and how much is left beside what others hold. Pure but for ``detect``.
 
-Only what was asked for by name is checked: the default of one CPU per worker never refuses, because asking
-for eight workers on two cores is how people try things out.
+GPUs and custom resources are counted always, CPUs only where they were asked for by name: the default of one CPU per
+worker never refuses and holds nothing, because asking for eight workers on two cores is how people try things out.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from powertrain.engine.base import SlotShape
 from powertrain.errors import ResourceError
 
 _ACCELERATOR = "accelerator_type:"
+#: How many slots there are of a shape that holds nothing countable. A number and not infinity, because it travels in
+#: an event; more than anybody starts on one machine.
+BOUNDLESS = 1 << 16
+#: Amounts are floats: 3 x 0.1 must fit into 0.3.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,20 @@ class Machine:
     #: The values for CUDA_VISIBLE_DEVICES, one for each entry of ``gpus``.
     visible: tuple[str, ...] = ()
     custom: Mapping[str, float] = field(default_factory=dict)
+    #: What each GPU is called wherever it is seen from: numbers differ between jobs that see different GPUs.
+    #: Where they are not known the entries of ``visible`` stand for them.
+    uuids: tuple[str, ...] = ()
+    #: The numbers of the cores that this process may run on; empty where they are not known.
+    cores: frozenset[int] = frozenset()
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """What tells each GPU of ``visible`` from all others of the machine."""
+        return self.uuids if len(self.uuids) == len(self.visible) else self.visible
+
+    def identity(self, visible: str) -> str:
+        """The identity of one entry of ``visible``."""
+        return self.identities[self.visible.index(visible)]
 
     def total(self, resource: str) -> float:
         """How much there is of a resource; accelerator types count one per GPU of that type unless declared."""
@@ -48,10 +70,30 @@ def _words(name: str) -> set[str]:
 
 def detect(custom: Mapping[str, float] | None = None) -> Machine:
     """This machine. Asks NVML and never CUDA: a CUDA context here would break every fork."""
-    names = _gpu_names()
-    visible = visible_gpus(len(names), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    names = tuple(names[int(entry) if entry.isdigit() else 0] for entry in visible)
-    return Machine(cpus=_cpu_count(), gpus=names, visible=visible, custom=dict(custom or {}))
+    with _nvml():
+        names, uuids = _gpu_names(), _gpu_uuids()
+    if len(uuids) != len(names):  # one came or went meanwhile
+        uuids = tuple(str(index) for index in range(len(names)))
+    found = list(zip(names, uuids, strict=True))
+    visible = visible_gpus(len(found), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = [gpu_of(entry, found) for entry in visible]
+    cores = _cores()
+    return Machine(
+        cpus=len(cores) or os.cpu_count() or 1,
+        gpus=tuple(name for name, _ in gpus),
+        visible=visible,
+        custom=dict(custom or {}),
+        uuids=tuple(uuid for _, uuid in gpus),
+        cores=cores,
+    )
+
+
+def gpu_of(entry: str, gpus: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """(name, uuid) of an entry of CUDA_VISIBLE_DEVICES: a number, the beginning of a uuid, or a part of a GPU."""
+    if entry.isdigit():
+        return gpus[int(entry)]
+    meant = [gpu for gpu in gpus if gpu[1].lower().startswith(entry.lower())]
+    return meant[0] if len(meant) == 1 else (gpus[0][0], entry)
 
 
 def visible_gpus(count: int, chosen: str | None) -> tuple[str, ...]:
@@ -97,8 +139,8 @@ def _fits(machine: Machine, name: str, amount: float, count: int) -> bool:
     if name == "GPU" and amount >= 1:
         return amount * count <= total
     if name == "GPU":
-        return count <= total * int(1 / amount + 1e-9)
-    return amount * count <= total + 1e-9
+        return count <= total * _sharers(amount)
+    return amount * count <= total + _ROUNDING
 
 
 def share_gpus(visible: tuple[str, ...], count: int, per_slot: float) -> list[tuple[str, ...]]:
@@ -106,75 +148,141 @@ def share_gpus(visible: tuple[str, ...], count: int, per_slot: float) -> list[tu
     if per_slot <= 0:
         return [()] * count
     if per_slot < 1:
-        holders = int(1 / per_slot + 1e-9)
-        return [(visible[slot // holders],) for slot in range(count)]
+        sharers = _sharers(per_slot)
+        return [(visible[slot // sharers],) for slot in range(count)]
     size = int(per_slot)
     return [tuple(visible[slot * size : (slot + 1) * size]) for slot in range(count)]
 
 
-class Ledger:
-    """Who holds which GPUs of this machine, among the runs of this process; others wait in order."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: dict[str, tuple[str, ...]] = {}
-        self._queue: deque[tuple[str, int, Callable[[tuple[str, ...]], None]]] = deque()
-
-    def claim(
-        self, claim: str, wanted: int, machine: Machine, granted: Callable[[tuple[str, ...]], None]
-    ) -> str:
-        """Take ``wanted`` GPUs now or queue; returns "" or who is waited for. ``granted`` gets them, any thread."""
-        with self._lock:
-            free = self._free(machine)
-            if wanted and (self._queue or len(free) < wanted):
-                self._queue.append((claim, wanted, granted))
-                return f"{wanted} GPU(s), {len(free)} free; the others are held by {len(self._held)} other run(s)"
-            self._held[claim] = free[:wanted]
-        granted(free[:wanted])
-        return ""
-
-    def give_back(self, claim: str, machine: Machine, gpus: tuple[str, ...] | None = None) -> None:
-        """Free what ``claim`` holds (only ``gpus`` of it, if given) or waits for, and serve the queue."""
-        ready: list[tuple[Callable[[tuple[str, ...]], None], tuple[str, ...]]] = []
-        with self._lock:
-            held = self._held.pop(claim, ())
-            kept = tuple(gpu for gpu in held if gpus is not None and gpu not in gpus)
-            if kept:
-                self._held[claim] = kept
-            self._queue = deque(entry for entry in self._queue if entry[0] != claim)
-            while self._queue and len(free := self._free(machine)) >= self._queue[0][1]:
-                name, wanted, granted = self._queue.popleft()
-                self._held[name] = free[:wanted]
-                ready.append((granted, free[:wanted]))
-        for granted, given in ready:
-            granted(given)
-
-    def _free(self, machine: Machine) -> tuple[str, ...]:
-        held = {gpu for gpus in self._held.values() for gpu in gpus}
-        return tuple(gpu for gpu in machine.visible if gpu not in held)
+# --------------------------------------------------------------------------- what is held, and what is left
 
 
-def _cpu_count() -> int:
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one claim holds and who made it, as it is told to the other processes of this user."""
+
+    run: str
+    host: str
+    pid: int
+    #: Identities of GPUs.
+    gpus: tuple[str, ...] = ()
+    #: Amounts by name, GPUs left out.
+    amounts: dict[str, float] = {}
+    #: The cores that the holder's CPUs are among; empty where they are not known, or no CPU is held.
+    cores: tuple[int, ...] = ()
+
+
+def gpus_for(count: int, per_slot: float) -> int:
+    """How many whole GPUs :func:`share_gpus` gives to ``count`` slots."""
+    if per_slot <= 0:
+        return 0
+    return math.ceil(count / _sharers(per_slot)) if per_slot < 1 else count * int(per_slot)
+
+
+def counted(shape: SlotShape, count: int) -> dict[str, float]:
+    """What ``count`` slots hold for themselves, by name; empty where all of it may be shared with anybody."""
+    each = {**shape.custom, **({"CPU": shape.cpus} if shape.explicit else {})}
+    amounts = {name: amount * count for name, amount in each.items() if amount > 0}
+    gpus = gpus_for(count, shape.gpus)
+    return {**amounts, "GPU": float(gpus)} if gpus else amounts
+
+
+def free_gpus(machine: Machine, held: Iterable[Holding]) -> tuple[str, ...]:
+    """The entries of ``machine.visible`` that nobody holds."""
+    taken = {gpu for holding in held for gpu in holding.gpus}
+    return tuple(
+        gpu
+        for gpu, identity in zip(machine.visible, machine.identities, strict=True)
+        if identity not in taken
+    )
+
+
+def free(machine: Machine, held: Collection[Holding], name: str) -> float:
+    """How much of a resource nobody holds; never below 0, although others may see more of it than this process."""
+    if name == "GPU":
+        return float(len(free_gpus(machine, held)))
+    return max(0.0, machine.total(name) - sum(_taken(machine, holding, name) for holding in held))
+
+
+def missing(machine: Machine, held: Collection[Holding], wanted: Mapping[str, float]) -> dict[str, float]:
+    """The names of which there is not enough, each with how much is free; empty when all of it can be had."""
+    left = {name: free(machine, held, name) for name in wanted}
+    return {name: left[name] for name, amount in wanted.items() if amount > left[name] + _ROUNDING}
+
+
+def slots_free(
+    machine: Machine,
+    shape: SlotShape,
+    held: Collection[Holding],
+    set_aside: Collection[Mapping[str, float]] = (),
+) -> int:
+    """How many slots of this shape fit beside what is held and what is set aside for others."""
+    room = BOUNDLESS
+    for name, amount in counted(shape, 1).items():
+        left = free(machine, held, name) - sum(wanted.get(name, 0.0) for wanted in set_aside)
+        if name == "GPU" and shape.gpus < 1:
+            fitting = int(left) * _sharers(shape.gpus)
+        else:
+            fitting = int((left + _ROUNDING) / amount)
+        room = min(room, fitting)
+    return max(0, room)
+
+
+def _taken(machine: Machine, holding: Holding, name: str) -> float:
+    """How much of what this process sees a claim takes.
+
+    CPUs that may be on cores which only the holder sees do not count: jobs on one node often have cores of their own.
+    """
+    amount = holding.amounts.get(name, 0.0)
+    if name != "CPU" or not machine.cores:
+        return amount
+    return max(0.0, amount - len(set(holding.cores) - machine.cores))
+
+
+def _sharers(per_slot: float) -> int:
+    """How many slots share one GPU when each needs this part of it."""
+    return int(1 / per_slot + _ROUNDING)
+
+
+def _cores() -> frozenset[int]:
     try:
-        return len(os.sched_getaffinity(0))
+        return frozenset(os.sched_getaffinity(0))
     except AttributeError:
-        return os.cpu_count() or 1
+        return frozenset()
 
 
 def _gpu_names() -> tuple[str, ...]:
+    with _nvml() as nvml:
+        return tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in _handles(nvml))
+
+
+def _gpu_uuids() -> tuple[str, ...]:
+    with _nvml() as nvml:
+        return tuple(_text(nvml.nvmlDeviceGetUUID(handle)) for handle in _handles(nvml))
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVML, which takes some milliseconds to begin with but nothing within itself; None where there is no driver."""
     if not os.path.exists("/dev/nvidiactl"):
-        return ()  # saves loading the library where there is nothing to find
+        yield None  # saves loading the library where there is nothing to find
+        return
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        yield None
+        return
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def _handles(nvml: Any) -> list[Any]:
+    if nvml is None:
+        return []
+    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
 def _text(name: str | bytes) -> str:

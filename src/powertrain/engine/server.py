@@ -41,6 +41,8 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 #: Seconds between looks at the kernel's count of processes killed for want of memory, while there are workers.
 _LOOK_EVERY = 1.0
+#: Signals by which a scheduler says that a job must end.
+_ASK_FOR_AN_END = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 #: The largest control message; payloads travel as descriptors.
 _MESSAGE_LIMIT = 1 << 18
 
@@ -55,6 +57,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     path: list[str]
     cwd: str
     title: str
+    #: True leaves it to the process to unblock the signals that ask for an end.
+    shielded: bool = False
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -120,6 +124,8 @@ def _detach() -> None:
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A scheduler may send them to every process of a job. The driver decides what follows; this ends with the driver.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ASK_FOR_AN_END)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _set_name("powertrain-warm")
 
@@ -314,6 +320,8 @@ def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
         if command.cwd:
             os.makedirs(command.cwd, exist_ok=True)
             os.chdir(command.cwd)
+        if not command.shielded:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASK_FOR_AN_END)
         code = call_entry(command.entry, _read_all(payload))
     except BaseException:
         traceback.print_exc()

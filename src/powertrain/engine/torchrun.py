@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import signal
 import socket
 import threading
@@ -23,6 +24,7 @@ import msgspec
 
 from powertrain.engine import process
 from powertrain.engine.base import (
+    Claim,
     EventSink,
     Exited,
     Granted,
@@ -116,6 +118,10 @@ class Meeting:
     def publish(self, key: str, value: bytes) -> None:
         self._store.set(f"{self._prefix}/{key}", value)
 
+    def has(self, key: str) -> bool:
+        """True when somebody has published it."""
+        return bool(self._store.check([f"{self._prefix}/{key}"]))
+
     def await_(self, key: str, within: timedelta) -> bytes:
         """The value of ``key`` once somebody has published it."""
         name = f"{self._prefix}/{key}"
@@ -181,6 +187,7 @@ class TorchrunEngine:
 
     name = "torchrun"
     restarts = False
+    replaces = False
 
     def __init__(self, function: Callable[[], Any], env: Mapping[str, str] | None = None) -> None:
         """``env`` are the user's own variables for the rank that lives here."""
@@ -191,8 +198,13 @@ class TorchrunEngine:
         self._events: EventSink = lambda _: None
         self._slots: list[Slot] = []
         self._pids: dict[str, int] = {}
-        self._thread: threading.Thread | None = None
+        #: What the process of each slot is called, and where it writes its stacks.
+        self._dumps: dict[str, tuple[str, str]] = {}
+        self._threads: list[threading.Thread] = []
+        self._ended: set[str] = set()
+        self._telling = threading.Lock()
         self._closed = threading.Event()
+        self._close_read, self._close_write = os.pipe()
         #: Why the ranks can no longer be seen.
         self._problem: EngineError | None = None
         self.error: BaseException | None = None
@@ -204,20 +216,29 @@ class TorchrunEngine:
         return "ipc" if own_address() == "127.0.0.1" else own_address()
 
     def request(self, count: int, shape: SlotShape) -> TorchrunClaim:
-        if self._thread is not None:
+        if self._threads:
             raise EngineError(
                 "A rank was lost, and under torchrun only torchrun can start ranks again. Start it with "
                 "--max-restarts=N to have it do so."
             ) from self._problem
         claim = TorchrunClaim("torchrun")
         self._meeting.join()
-        self._thread = threading.Thread(
-            target=self._watch, args=(claim, shape), name="powertrain-torchrun", daemon=True
-        )
-        self._thread.start()
+        self._start(lambda: self._watch(claim, shape))
         return claim
 
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="powertrain-torchrun", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def withdraw(self, claim: Claim) -> None:
+        """torchrun has started all of its ranks: who has not joined is on its way, and cannot be sent back."""
+
+    def watch_capacity(self, shape: SlotShape) -> None:
+        """torchrun decides how many ranks there are, and begins again when that changes: there is nothing to tell."""
+
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
+        self._dumps[slot.id] = (spec.title, spec.stacks)
         if slot is self._slots[0]:
             self._forks.put((slot, spec))
         else:
@@ -230,21 +251,30 @@ class TorchrunEngine:
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         """torchrun owns the processes: it ends them all when one fails."""
 
-    def inspect(self, slot: Slot) -> Inspection:
-        return Inspection(pid=self._pids.get(slot.id, 0), state="running")
+    def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
+        pid = self._pids.get(slot.id, 0)
+        if slot.host != self._slots[0].host:
+            return Inspection(pid=pid, state="unknown")
+        title, dump = self._dumps.get(slot.id, ("", ""))
+        return process.inspection(pid, title, dump, stacks)
 
     def release(self, slots: Sequence[Slot]) -> None:
         """torchrun keeps its processes."""
 
     def close(self) -> None:
         self._events = lambda _: None
+        if self._closed.is_set():
+            return
         self._closed.set()
         self._forks.put(None)
         with contextlib.suppress(RuntimeError):  # the store is gone: then the watching thread is, too
             for slot in self._slots[1:]:
                 self._meeting.publish(f"exit/{slot.id}", b"-1")  # lets the watching thread go
-        if self._thread is not None:
-            self._thread.join()
+        os.write(self._close_write, b"x")
+        for thread in self._threads:
+            thread.join()
+        os.close(self._close_read)
+        os.close(self._close_write)
 
     def serve(self) -> None:
         """Run rank 0 in this thread when it is forked; returns when the engine is closed.
@@ -262,6 +292,7 @@ class TorchrunEngine:
     def _watch(self, claim: TorchrunClaim, shape: SlotShape) -> None:
         """Wait for every rank to join, then for every rank to end. What goes wrong is told to whoever waits."""
         try:
+            meeting = self._meeting.again()
             if self._await_joins(shape):
                 self._events(Granted(claim.id, tuple(self._slots)))
         except Exception as error:
@@ -272,15 +303,45 @@ class TorchrunEngine:
             )
             self._forks.put(self._problem)
             return
-        ended = 0
+        self._start(lambda: self._watch_processes(meeting))
         try:
             for slot in self._slots[1:]:
                 code = int(self._watching.await_(f"exit/{slot.id}", _FOREVER))
-                ended += 1
-                self._events(Exited(slot, self._pids[slot.id], code))
+                self._tell_end(Exited(slot, self._pids[slot.id], code))
         except Exception as error:
-            for slot in self._slots[1 + ended :]:
-                self._events(SlotLost(slot, f"torchrun's store cannot be reached any more ({error})"))
+            for slot in self._slots[1:]:
+                self._tell_end(SlotLost(slot, f"torchrun's store cannot be reached any more ({error})"))
+
+    def _tell_end(self, event: Exited | SlotLost) -> None:
+        """Tell how a rank ended, once."""
+        with self._telling:
+            if event.slot.id in self._ended:
+                return
+            self._ended.add(event.slot.id)
+        self._events(event)
+
+    def _watch_processes(self, meeting: Meeting) -> None:
+        """See the ranks of this node die, which say nothing then. Long before torchrun ends the others for it."""
+        poll = select.poll()
+        poll.register(self._close_read, select.POLLIN)
+        alive = {
+            descriptor: slot
+            for slot in self._slots[1:]
+            if slot.host == self._slots[0].host
+            and (descriptor := process.descriptor(self._pids[slot.id])) >= 0
+        }
+        for descriptor in alive:
+            poll.register(descriptor, select.POLLIN)
+        while alive and not self._closed.is_set():
+            for descriptor, _ in poll.poll():
+                if (slot := alive.pop(descriptor, None)) is not None:
+                    poll.unregister(descriptor)
+                    os.close(descriptor)
+                    with contextlib.suppress(RuntimeError):  # the store is gone: told by the other thread
+                        if not meeting.has(f"exit/{slot.id}"):
+                            self._tell_end(Exited(slot, self._pids[slot.id], 1, unseen=True))
+        for descriptor in alive:
+            os.close(descriptor)
 
     def _await_joins(self, shape: SlotShape) -> bool:
         """Make a slot of every rank that joins; False when the engine was closed before all had."""

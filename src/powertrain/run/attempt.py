@@ -43,6 +43,11 @@ class Member:
     def rank(self) -> int:
         return self.placement.rank
 
+    @property
+    def was_stopped(self) -> bool:
+        """True when its function was ended at an agreed boundary, and had not come to its own end."""
+        return self.outcome is not None and self.outcome.status == "stopped"
+
 
 @dataclass
 class Hold:
@@ -51,14 +56,37 @@ class Hold:
     number: int
     reason: str
     asked: set[int]
-    answers: dict[int, int] = field(default_factory=dict)
-    sent: bool = False
+    #: True when the ranks are to end only where a checkpoint of theirs was committed, so that nothing is redone.
+    needs_commit: bool = False
+    preemption: wire.Preemption | None = None
+    resize_to: int = 0
+    answers: dict[int, wire.Held] = field(default_factory=dict)
+    #: The boundary that all were sent to; 0 before.
+    boundary: int = 0
+    #: Ranks that wait at it to be sent on, with the row each has come to.
+    reached: dict[int, int] = field(default_factory=dict)
 
-    def boundary(self) -> int | None:
+    def agreed(self) -> int | None:
         """The first boundary no rank has passed, once all who were asked have answered."""
-        if self.sent or not self.asked <= self.answers.keys() or not self.answers:
+        if self.boundary or not self.asked <= self.answers.keys() or not self.answers:
             return None
-        return max(self.answers.values()) + 1
+        return max(answer.boundary for answer in self.answers.values()) + 1
+
+    @property
+    def can_save(self) -> bool:
+        """True when every rank can save by itself when it is told to."""
+        return all(answer.can_save for answer in self.answers.values())
+
+    def goto(self, action: str) -> wire.Goto:
+        """What to tell the ranks of the boundary that was agreed on."""
+        return wire.Goto(
+            hold=self.number,
+            boundary=self.boundary,
+            action=action,
+            reason=self.reason,
+            preemption=self.preemption,
+            resize_to=0 if action == "go" else self.resize_to,
+        )
 
 
 class Attempt:
@@ -75,6 +103,10 @@ class Attempt:
         #: The backend's one instance for this attempt, made by its first hook.
         self.backend: Any = None
         self.first_row_seen = False
+        #: True once some rank has come to a boundary.
+        self.has_trained = False
+        #: True when the ranks were seen not to come to the same reports: they cannot be stopped at one of them.
+        self.out_of_step = False
         #: True once the backend's on_shutdown has been called.
         self.shut_down = False
         self.members: list[Member] = []

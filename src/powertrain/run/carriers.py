@@ -158,6 +158,7 @@ class Carriers:
                 env={},
                 log_path=self._log_path,
                 title="uploader",
+                shielded=True,
             ),
         )
         node = self._nodes[host] = _Uploader(beside, slot, deaths=deaths)

@@ -19,7 +19,6 @@ import pickle
 import queue
 import signal
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -40,18 +39,22 @@ from powertrain.run import (
     hooks,
     launch,
     lifecycle,
+    notices,
     placement,
     scaling_policy,
     stopping,
 )
-from powertrain.run.attempt import Attempt, Hold, Member
+from powertrain.run.attempt import Attempt, Member
 from powertrain.run.callbacks import Callbacks, RunContext
 from powertrain.run.carriers import Carriers
 from powertrain.run.checkpoints import Checkpoints, described
 from powertrain.run.committer import Committer, Done, Trouble
+from powertrain.run.hangs import Hangs, Looked
+from powertrain.run.holds import Holds
 from powertrain.run.hooks import HookDone
 from powertrain.run.journal import Journal
 from powertrain.run.metrics import MetricsStore, PointRecord
+from powertrain.run.notices import Notice, Regroup
 from powertrain.run.pending import Pending
 from powertrain.run.rows import Row
 from powertrain.run.spec import RunSpec
@@ -84,6 +87,14 @@ _SETTLE_WITHIN = 60.0
 _CUT_SHORT = 2.0
 #: Seconds for the last deletions.
 _COMMITTER_GRACE = 10.0
+#: Seconds in which an engine says how many slots there are; one that does not has as many as it can be asked for.
+_CAPACITY_WITHIN = 2.0
+#: Seconds that a run which could go on with fewer waits for slots that seemed to be there.
+_MORE_SLOTS_WITHIN = 10.0
+#: Seconds in which all ranks must have answered, and come to the same boundary, before a resize is put off.
+_TOGETHER_WITHIN = 5.0
+#: Seconds by which the loop may come late before it is clear that this process itself was not running.
+_STOOD_STILL = 1.0
 
 
 _LAUNCHER_DECIDES = failure_policy.Decision("give_up", "the launcher decides whether to start it again")
@@ -126,14 +137,23 @@ class _LeaseLost:
 
 
 @dataclass(frozen=True)
-class _Leave:
-    settled: threading.Event
-    within: float
+class _Said:
+    message: str
 
 
 @dataclass(frozen=True)
-class _Said:
-    message: str
+class _Noticed:
+    """The process that runs this was asked to end."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Resize:
+    """Somebody asks for another number of workers; ``answer`` is called with what will come of it, or why not."""
+
+    workers: int
+    answer: Callable[[str, bool], None]
 
 
 class Controller:
@@ -191,7 +211,16 @@ class Controller:
         #: The (attempt, row) that some ranks have reached and others not, and since when.
         self._awaited, self._awaited_since = (-1, 0), 0.0
         self._interrupts = 0
-        self._holds = 0
+        self._holds = Holds(self._send)
+        self._elastic = scaling_policy.Elastic(spec.min_workers, spec.max_workers)
+        self._awaits_capacity = False
+        self._regroup: Regroup | None = None
+        #: The newest notice; slots that one came for; and how often the driver itself was asked to end.
+        self._notice: Notice | None = None
+        self._noticed_slots: set[str] = set()
+        self._signals = 0
+        self._early_deaths = 0
+        self._has_committed = from_checkpoint is not None
         self._stopping: ev.Stopping | None = None
         self._after_clearing: Callable[[], None] | None = None
         #: What rows with checkpoints reported, for the callback that comes when they are settled.
@@ -229,9 +258,13 @@ class Controller:
             self._checkpoints.carried_by(self._carriers)
             self._validations = self._make_validations()
             closing.callback(self._validations.close)
+            self._hangs = Hangs(
+                self._spec, self._engine, self._storage, self._send, self._inbox.put, self.say
+            )
+            closing.callback(self._hangs.close)
             self._engine.start(self._inbox.put, self._output)
             self._record(self._run_started())
-            self._request_slots()
+            self._look_for_slots()
             while self._outcome is None:
                 self._handle(self._next())
             return self._outcome
@@ -252,8 +285,16 @@ class Controller:
         """Ask for an end: gracefully the first time, at once the second. Any thread, also a signal handler."""
         self._inbox.put(_Interrupt())
 
+    def notify(self, reason: str) -> None:
+        """The process that runs this will be ended soon. A second time means at once. Any thread, a signal handler."""
+        self._inbox.put(_Noticed(reason))
+
+    def resize(self, workers: int, answer: Callable[[str, bool], None]) -> None:
+        """Go on with so many workers; ``answer`` is told what will come of it, and whether anything. Any thread."""
+        self._inbox.put(_Resize(workers, answer))
+
     def say(self, message: str) -> None:
-        """Have a warning recorded as soon as the run has begun. Before ``run``."""
+        """Have a warning recorded, as soon as the run has begun. Any thread."""
         self._inbox.put(_Said(message))
 
     def _said(self, said: _Said) -> None:
@@ -263,13 +304,18 @@ class Controller:
         """The next message, or the name of a deadline that has passed."""
         while True:
             due = min(self._deadlines.items(), key=lambda item: item[1], default=None)
+            asked = time.monotonic()
+            timeout = None if due is None else max(0.0, due[1] - asked)
             try:
-                timeout = None if due is None else max(0.0, due[1] - time.monotonic())
                 return self._inbox.get(timeout=timeout)
             except queue.Empty:
                 assert due is not None
                 del self._deadlines[due[0]]
                 return due[0]
+            finally:
+                late = 0.0 if timeout is None else time.monotonic() - asked - timeout
+                if late > _STOOD_STILL:  # this machine was: nobody hangs because of that
+                    self._hangs.stood_still(late)
 
     def _handle(self, item: Any) -> None:
         handler = _HANDLERS.get(item if isinstance(item, str) else type(item))
@@ -290,6 +336,12 @@ class Controller:
             )
         self._observer.event(event)
         self._callbacks.call("on_event", event)
+
+    def _tell_once_recorded(self, message: str) -> None:
+        """A warning that is as true the next time, and need not be said again."""
+        if message not in self._told:
+            self._told.add(message)
+            self._warn(message)
 
     def _tell_once(self, message: str) -> None:
         """Something about the record itself, which therefore cannot be recorded."""
@@ -331,11 +383,33 @@ class Controller:
 
     # ------------------------------------------------------------------ slots
 
+    def _look_for_slots(self) -> None:
+        """Ask for slots; a run that can do with fewer first hears how many there are."""
+        if self._elastic.is_elastic and self._engine.restarts:
+            self._awaits_capacity = True
+            self._deadlines["capacity"] = time.monotonic() + _CAPACITY_WITHIN
+            self._engine.watch_capacity(self._spec.shape)
+        else:
+            self._request_slots()
+
+    def _capacity_changed(self, event: base.Capacity) -> None:
+        self._elastic.tell_capacity(event.count, time.monotonic())
+        if self._awaits_capacity:
+            self._capacity_overdue("")
+        else:
+            self._consider_resize()
+
+    def _capacity_overdue(self, _: str) -> None:
+        self._awaits_capacity = False
+        self._deadlines.pop("capacity", None)
+        if self._stopping is None and self._outcome is None:
+            self._request_slots()
+
     def _request_slots(self) -> None:
-        """Ask for as many slots as allowed, fewer where the engine can never give so many."""
+        """Ask for as many slots as there is room for, fewer where the engine can never give so many."""
         self._slots = []
         problem: ResourceError | None = None
-        for count in scaling_policy.sizes_to_try(self._spec.min_workers, self._spec.max_workers):
+        for count in scaling_policy.sizes_to_try(self._spec.min_workers, self._elastic.size()):
             self._record(ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=count))
             self._wanted = count
             try:
@@ -352,7 +426,45 @@ class Controller:
             return
         self._slots += event.slots
         if len(self._slots) == self._wanted and self._stopping is None:
+            self._deadlines.pop("slots", None)
             self._start_attempt()
+
+    def _go_on_with(self, workers: int, reason: str) -> None:
+        """Start the next attempt with so many workers, on the slots that are held and on new ones where they are short.
+
+        Only for runs that may change their size.
+        """
+        before = self._state.world_size
+        self._engine.release(self._slots[workers:])
+        self._slots = self._slots[:workers]
+        self._wanted = workers
+        if workers != before:
+            self._record(
+                ev.Resized(time=time.time(), attempt=self._state.attempt, world_size=workers, reason=reason)
+            )
+        self._record(ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=workers))
+        missing = workers - len(self._slots)
+        if missing == 0:
+            self._start_attempt()
+            return
+        try:
+            self._claim = self._engine.request(missing, self._spec.shape)
+        except ResourceError:
+            self._slots_overdue("")
+            return
+        if len(self._slots) >= self._spec.min_workers:
+            self._deadlines["slots"] = time.monotonic() + _MORE_SLOTS_WITHIN
+
+    def _slots_overdue(self, _: str) -> None:
+        """The slots to be added are not to be had after all: go on with those there are, if they are enough."""
+        if self._claim is not None:
+            self._engine.withdraw(self._claim)
+        if len(self._slots) >= self._spec.min_workers:
+            self._wanted = len(self._slots)
+            self._start_attempt()
+        else:
+            self._engine.release(self._slots)
+            self._request_slots()
 
     def _slots_waited(self, event: base.Waiting) -> None:
         if self._validations.slot_awaited(event):
@@ -386,6 +498,7 @@ class Controller:
             )
         )
         self._deadlines["start"] = time.monotonic() + _START_WITHIN
+        self._hangs.forget()
         for place in placements:
             self._fork(attempt, place)
         self._validations.begin(placements[0].slot)
@@ -487,6 +600,9 @@ class Controller:
         self._record(ev.TrainingStarted(time=time.time(), attempt=attempt.number))
         for member in attempt.members:
             self._send(member, wire.Train())
+        self._hangs.begin(attempt)
+        self._watch()
+        self._consider_resize()
 
     # ------------------------------------------------------------------ what workers say
 
@@ -498,6 +614,8 @@ class Controller:
         if member is None:
             self._from_uploader(received)
             return
+        if received.envelope.boundary:
+            member.attempt.has_trained = True
         points = []
         for message in received.envelope.messages:
             if isinstance(message, wire.Point):
@@ -549,6 +667,7 @@ class Controller:
             if point.barrier:
                 attempt.barrier_rows.setdefault(point.row, set()).add(rank)
             rows += attempt.rows.add(rank, point)
+        self._hangs.moved(rank)
         self._rows_closed(attempt, rows)
         self._watch_for_late_ranks(attempt)
 
@@ -574,6 +693,7 @@ class Controller:
                     self._send(attempt.members[rank], wire.RowClosed(row=row.number))
         if rows and self._asks:
             self._answer_asks()
+        self._stop_at_a_commit(attempt)
 
     def _watch_for_late_ranks(self, attempt: Attempt) -> None:
         if attempt.rows.newest <= attempt.rows.closed:
@@ -606,6 +726,8 @@ class Controller:
 
     def _beat(self, member: Member, message: wire.Beat) -> None:
         member.beat = message
+        self._hangs.beat(member, message)
+        self._watch()
 
     def _arrived(self, member: Member, message: wire.Arrived) -> None:
         member.attempt.arrive(member.rank, message)
@@ -629,6 +751,7 @@ class Controller:
         if member.outcome is not None:
             return
         member.outcome = message
+        self._hangs.ended(member)
         if message.error is not None:
             kind = "exit" if message.status == "exited" else "raised"
             self._fail(member, failures.raised(member, message.error, kind))
@@ -640,8 +763,11 @@ class Controller:
         self._open_collectives(attempt)
         self._agree(attempt)
         if attempt.phase == phases.TRAINING and attempt.all_done():
-            self._shut_down(attempt)
-        elif self._stopping is not None and all(
+            if self._regroup is not None and any(m.was_stopped for m in attempt.members):
+                self._clear(attempt, self._decide)
+            else:
+                self._shut_down(attempt)
+        elif (self._stopping is not None or self._regroup is not None) and all(
             attempt.rows.last_row(m.rank) == 0 for m in attempt.running()
         ):
             self._deadlines.setdefault("laggards", time.monotonic() + _LAGGARD_GRACE)
@@ -666,6 +792,7 @@ class Controller:
             self._validate(manifest)
             self._look_at_space(manifest)
             self._discard_old()
+            self._first_commit()
         else:
             self._record(
                 ev.CheckpointFailed(
@@ -683,6 +810,8 @@ class Controller:
             self._taken_over(reason)
         self._watch_lag()
         self._answer_asks()
+        if self._attempt is not None:
+            self._stop_at_a_commit(self._attempt)
         self._go_on_if_settled()
 
     def _look_at_space(self, manifest: Manifest) -> None:
@@ -849,7 +978,7 @@ class Controller:
 
     def _wait_for_validations(self, then: Callable[[], None]) -> bool:
         """Call ``then`` when all are over. False where there is none to wait for, or nobody who would."""
-        if not self._validations.busy or self._fenced or self._was_interrupted():
+        if not self._validations.busy or self._fenced or self._is_hurried():
             return False
         self._after_validations = then
         if self._validations.wants_slot:  # it may be one that the ranks had, who are gone
@@ -888,6 +1017,7 @@ class Controller:
             self._points(member, found)
             member.recovered |= {point.row for point in found}
         marked = marked_row(launch.mark_path(self._spec, attempt.number, rank))
+        attempt.has_trained |= marked > 0
         self._rows_closed(attempt, attempt.rows.reach(rank, marked))
 
     # ------------------------------------------------------------------ waiting for what is on its way
@@ -895,7 +1025,11 @@ class Controller:
     @property
     def _patience(self) -> float:
         """Seconds for storage to take what is on its way when an attempt is over."""
-        return _CUT_SHORT if self._cut_short else _SETTLE_WITHIN
+        if self._cut_short:
+            return _CUT_SHORT
+        if self._notice is not None and self._notice.deadline:
+            return min(_SETTLE_WITHIN, max(_CUT_SHORT, self._notice.deadline - time.time() - 1.0))
+        return _SETTLE_WITHIN
 
     def _settle(self, then: Callable[[], None], within: float, *, goes_on: bool = False) -> None:
         """Go on once every reported checkpoint is committed or has failed, at the latest after ``within`` seconds.
@@ -927,7 +1061,7 @@ class Controller:
     @property
     def _cut_short(self) -> bool:
         """True when nobody wants to wait for storage any more."""
-        return self._fenced or self._interrupts > 1
+        return self._fenced or self._interrupts > 1 or self._signals > 1
 
     def _give_up_open_rows(self, attempt: Attempt) -> None:
         """Shares of rows that some rank never reached: there is no whole checkpoint in them."""
@@ -957,17 +1091,6 @@ class Controller:
             self._end(lifecycle.FAILED, str(error))
         else:
             self._clear(self._attempt, lambda: self._end(lifecycle.FAILED, str(error)))
-
-    def settle_before_leaving(self, within: float) -> None:
-        """Wait until what was reported is committed, at most so long: this process is about to be ended. Any thread."""
-        settled = threading.Event()
-        self._inbox.put(_Leave(settled, within))
-        settled.wait(within + 1.0)
-
-    def _leave(self, leave: _Leave) -> None:
-        for member in self._attempt.members if self._attempt is not None else ():
-            self._recover_reports(member)
-        self._settle(leave.settled.set, leave.within)
 
     def lost_the_lease(self, reason: str) -> None:
         """Another controller has taken the run. Any thread."""
@@ -1033,38 +1156,38 @@ class Controller:
         if attempt is None or attempt.phase in (phases.STARTING, phases.CLEARING):
             self._end_now("")
             return
-        self._holds += 1
-        attempt.hold = Hold(self._holds, reason, {member.rank for member in attempt.running()})
-        for member in attempt.running():
-            self._send(member, wire.Hold(hold=self._holds))
+        preemption = notices.preemption_of(self._notice, attempt.placements) if self._notice else None
+        self._holds.begin(attempt, reason, preemption=preemption)
 
     def _held(self, member: Member, message: wire.Held) -> None:
-        hold = member.attempt.hold
-        if hold is not None and hold.number == message.hold:
-            hold.answers[member.rank] = message.boundary
+        if self._holds.held(member, message):
             self._agree(member.attempt)
 
     def _agree(self, attempt: Attempt) -> None:
         """Send all ranks on to the first boundary none has passed, once all who still run have answered."""
-        hold = attempt.hold
-        if hold is None:
+        if not self._holds.is_ready(attempt):
             return
-        hold.asked &= {member.rank for member in attempt.running()}
-        boundary = hold.boundary()
-        if boundary is not None:
-            hold.sent = True
-            for member in attempt.running():
-                self._send(
-                    member,
-                    wire.Goto(hold=hold.number, boundary=boundary, action="stop", reason=hold.reason),
-                )
+        assert attempt.hold is not None
+        self._deadlines.pop("together", None)
+        if attempt.hold.can_save or not attempt.hold.needs_commit:
+            self._holds.send_on(attempt, "stop")
+        elif self._has_committed:
+            self._holds.send_on(attempt, "step")
+        else:
+            self._put_off_resize(attempt)
+            self._tell_once_recorded(
+                "There is room for another number of workers, but this run has not committed a checkpoint yet: it is "
+                "resized when it has, so that nothing is redone."
+            )
 
     def _end_now(self, _: str) -> None:
-        """End what still runs, whatever it does, and the run with it."""
+        """End what still runs, whatever it does, and the run with it; or go on with those who may stay."""
         for name in ("grace", "laggards"):
             self._deadlines.pop(name, None)
         if self._attempt is None:
             self._end(*self._stopped_state())
+        elif self._stopping is None and self._regroup is not None:
+            self._clear(self._attempt, self._decide)
         else:
             self._clear(self._attempt, lambda: self._end(*self._stopped_state()))
 
@@ -1072,14 +1195,227 @@ class Controller:
         stop = self._stopping
         if stop is None:
             return lifecycle.STOPPED, "it was asked to end"
+        reason = stop.reason.partition(";")[0]
+        if stop.cause == "notice":
+            return lifecycle.PREEMPTED, reason
         trained = self._attempt is not None and stop.cause == "criterion"
-        return (lifecycle.FINISHED if trained else lifecycle.STOPPED), stop.reason.partition(";")[0]
+        return (lifecycle.FINISHED if trained else lifecycle.STOPPED), reason
+
+    # ------------------------------------------------------------------ notices
+
+    def _driver_noticed(self, noticed: _Noticed) -> None:
+        self._signals += 1
+        self._take_notice(Notice(noticed.reason, time.time() + self._spec.signal_grace), self._signals)
+
+    def _rank_noticed(self, member: Member, message: wire.Noticed) -> None:
+        """A rank's process was asked to end. Where its engine starts none again, that means the whole run."""
+        slots = frozenset({member.placement.slot.id}) if self._engine.restarts else frozenset[str]()
+        reason = f"rank {member.rank} was asked to end by {message.signal}"
+        self._take_notice(Notice(reason, time.time() + self._spec.signal_grace, slots), message.times)
+
+    def _draining(self, event: base.Drain) -> None:
+        """A slot will be taken away."""
+        reason = f"{event.slot.host} will be taken away: {event.reason}"
+        self._take_notice(Notice(reason, event.deadline, frozenset({event.slot.id})), 1)
+
+    def _take_notice(self, notice: Notice, times: int) -> None:
+        """Save and end at the next boundary, or go on with who may stay; told for the second time, end at once."""
+        attempt = self._attempt
+        ranks = [p.rank for p in attempt.placements if p.slot.id in notice.slots] if attempt else []
+        self._record(
+            ev.Notified(
+                time=time.time(),
+                attempt=max(0, self._state.attempt),
+                ranks=tuple(ranks),
+                reason=notice.reason,
+                deadline=notice.deadline,
+            )
+        )
+        self._notice = self._notice or notice
+        self._noticed_slots |= notice.slots
+        if times > 1:
+            self._signals = max(self._signals, times)
+            self._end_at_once(notice)
+        elif self._stopping is None and not self._ends_well():
+            self._save_and_leave(notice)
+
+    def _end_at_once(self, notice: Notice) -> None:
+        if self._after_settling is not None and self._ends_well():
+            self._settling_overdue("")
+            return
+        if self._stopping is None and not self._ends_well():
+            self._regroup = None
+            self._stop("notice", f"{notice.reason}; asked for the second time")
+        if self._outcome is None and self._attempt is not None:
+            self._end_now("")
+
+    def _save_and_leave(self, notice: Notice) -> None:
+        """Bring the ranks to a boundary; who is left goes on from there, if that is enough."""
+        workers = notices.workers_after(
+            notice,
+            self._wanted if self._regroup is None else self._regroup.workers,
+            self._spec.min_workers,
+            self._spec.max_workers,
+            restarts=self._engine.restarts,
+            replaces=self._engine.replaces,
+        )
+        self._deadlines["grace"] = time.monotonic() + notices.boundary_within(notice, time.time())
+        if not workers:
+            self._stop("notice", f"{notice.reason}; the run can be resumed")
+            return
+        drop = notice.slots | (self._regroup.drop if self._regroup is not None else frozenset())
+        attempt = self._attempt
+        ranks = tuple(p.rank for p in attempt.placements if p.slot.id in drop) if attempt else ()
+        self._regroup = Regroup("notice", notice.reason, workers, drop, ranks)
+        if not self._engine.replaces:
+            self._elastic.set_limit(workers, notice.reason, time.monotonic())
+        if attempt is None or attempt.phase == phases.STARTING:
+            self._end_now("")
+        elif attempt.phase == phases.TRAINING:
+            preemption = notices.preemption_of(self._notice or notice, attempt.placements)
+            self._holds.begin(attempt, notice.reason, preemption=preemption, resize_to=workers)
+
+    # ------------------------------------------------------------------ another number of workers
+
+    def _consider_resize(self) -> None:
+        """Have a look at when the run should change its size, if it should at all."""
+        attempt = self._attempt
+        busy = self._stopping is not None or self._regroup is not None
+        wanted = None
+        if attempt is not None and attempt.phase == phases.TRAINING and not busy and not attempt.out_of_step:
+            wanted = self._elastic.wanted(attempt.world_size)
+        if wanted is None:
+            self._deadlines.pop("resize", None)
+        else:
+            self._deadlines["resize"] = max(wanted.when, time.monotonic())
+
+    def _resize_due(self, _: str) -> None:
+        """Ask the ranks to come together where nothing is lost: they save there, or have saved."""
+        attempt = self._attempt
+        wanted = self._elastic.wanted(attempt.world_size) if attempt is not None else None
+        if attempt is None or wanted is None or attempt.phase != phases.TRAINING:
+            return
+        if self._stopping is not None or self._regroup is not None:
+            return
+        self._regroup = Regroup("resize", wanted.reason, wanted.workers)
+        self._deadlines["together"] = time.monotonic() + _TOGETHER_WITHIN
+        self._holds.begin(attempt, wanted.reason, needs_commit=True, resize_to=wanted.workers)
+
+    def _resize_asked(self, asked: _Resize) -> None:
+        """Somebody asks for another number of workers."""
+        bounds = f"{self._spec.min_workers} to {self._spec.max_workers}"
+        if not self._elastic.is_elastic or not self._engine.restarts:
+            asked.answer(
+                f"The run {self._spec.name!r} has a fixed number of workers. Start it with "
+                "ScalingConfig(num_workers=(min, max)) to be able to change it.",
+                False,
+            )
+        elif not self._spec.min_workers <= asked.workers <= self._spec.max_workers:
+            asked.answer(f"The run {self._spec.name!r} trains with {bounds} workers.", False)
+        elif self._stopping is not None or self._ends_well():
+            asked.answer(f"The run {self._spec.name!r} is ending.", False)
+        else:
+            self._elastic.set_limit(
+                asked.workers, f"{asked.workers} workers were asked for", time.monotonic()
+            )
+            self._consider_resize()
+            asked.answer(self._about_resize(asked.workers), True)
+
+    def _about_resize(self, workers: int) -> str:
+        size = self._attempt.world_size if self._attempt is not None else self._wanted
+        room = self._elastic.size(size)
+        if workers == size:
+            return f"It has {size} workers, and keeps them."
+        if room != workers:
+            return f"It has {size} workers, and there is room for {room} now; it grows to {workers} as room comes."
+        return f"It goes on with {workers} workers instead of {size} after its next checkpoint."
+
+    def _reached(self, member: Member, message: wire.Reached) -> None:
+        if self._holds.reached(member, message):
+            self._deadlines["together"] = time.monotonic() + _TOGETHER_WITHIN
+        self._stop_at_a_commit(member.attempt)
+
+    def _stop_at_a_commit(self, attempt: Attempt) -> None:
+        """All ranks wait at the same row: end them there if its checkpoint is committed, send them on otherwise."""
+        row = self._holds.row_of_all(attempt)
+        if row is None or attempt.rows.closed < row or attempt.phase != phases.TRAINING:
+            return
+        self._deadlines.pop("together", None)
+        newest = self._checkpoints.newest
+        if any(pending.row == row for pending in self._checkpoints.pending):
+            return
+        if newest is not None and newest.row == row:
+            self._holds.stop_here(attempt)
+        else:
+            self._holds.step(attempt)
+
+    def _not_together(self, _: str) -> None:
+        """Some rank did not answer, or does not come to the reports that others make: they must not wait for it."""
+        attempt = self._attempt
+        if attempt is None or self._regroup is None or self._regroup.cause != "resize":
+            return
+        attempt.out_of_step = bool(attempt.hold and attempt.hold.reached)
+        self._put_off_resize(attempt)
+        if attempt.out_of_step:
+            self._tell_once_recorded(
+                "The number of workers cannot be changed now: the ranks do not make the same reports at the same "
+                "place of their loops. Let every rank report, use register_state, or ask should_checkpoint()."
+            )
+        else:
+            self._deadlines["resize"] = time.monotonic() + _TOGETHER_WITHIN
+
+    def _put_off_resize(self, attempt: Attempt) -> None:
+        self._regroup = None
+        self._holds.let_go(attempt)
+
+    def _first_commit(self) -> None:
+        if not self._has_committed:
+            self._has_committed = True
+            self._consider_resize()
+
+    # ------------------------------------------------------------------ hangs
+
+    def _watch(self) -> None:
+        """Look again when the watchdog says so."""
+        due = self._hangs.due()
+        if due is None:
+            self._deadlines.pop("watch", None)
+        else:
+            self._deadlines["watch"] = due
+
+    def _watch_due(self, _: str) -> None:
+        for found in self._hangs.look(time.monotonic()):
+            if isinstance(found, (ev.HangNoticed, ev.HangOver)):
+                self._record(found)
+            else:
+                self._hung(found)
+        self._watch()
+
+    def _stacks_came(self, member: Member, message: wire.Stacks) -> None:
+        self._hangs.answered(member, message)
+        self._watch()
+
+    def _looked(self, looked: Looked) -> None:
+        self._hangs.looked(looked)
+        self._watch()
+
+    def _hung(self, hung: list[ev.WorkerFailure]) -> None:
+        """A rank hangs for too long: that is a failure of it."""
+        attempt = self._attempt
+        if attempt is None or attempt.phase != phases.TRAINING or self._engine.name == "inline":
+            return
+        for failure in hung:
+            self._fail(attempt.members[failure.rank], failure)
 
     # ------------------------------------------------------------------ the good end
 
     def _shut_down(self, attempt: Attempt) -> None:
         attempt.phase = phases.SHUTTING_DOWN
-        self._deadlines.pop("grace", None)
+        for name in ("grace", "watch", "resize", "together"):
+            self._deadlines.pop(name, None)
+        for over in self._hangs.all_ended():
+            self._record(over)
+        self._hangs.forget()
         self._deadlines["hooks"] = time.monotonic() + _HOOK_GRACE
         self._run_hooks(attempt, "shutdown")
 
@@ -1116,7 +1452,10 @@ class Controller:
             self._end(lifecycle.FINISHED, "every rank's function returned")
 
     def _summary(self) -> dict[str, Any]:
-        return {"metrics": self._last_metrics, "rows": self._rows()}
+        summary: dict[str, Any] = {"metrics": self._last_metrics, "rows": self._rows()}
+        if self._stopping is not None and self._stopping.cause == "notice":
+            summary["preempted"] = self._stopping.reason
+        return summary
 
     def _rows(self) -> int:
         return self._attempt.rows.closed if self._attempt is not None else 0
@@ -1145,6 +1484,10 @@ class Controller:
 
     def _was_interrupted(self) -> bool:
         return self._stopping is not None and self._stopping.cause == "interrupt"
+
+    def _is_hurried(self) -> bool:
+        """True when somebody waits for this process to end."""
+        return self._stopping is not None and self._stopping.cause in ("interrupt", "notice")
 
     # ------------------------------------------------------------------ failures and losses
 
@@ -1197,12 +1540,6 @@ class Controller:
         else:
             self._exits_changed(attempt)
 
-    def _draining(self, event: base.Drain) -> None:
-        """A slot will be taken away: say so. When it goes, that is a loss."""
-        seconds = max(0.0, event.deadline - time.time())
-        rank = self._ranks_by_slot.get(event.slot.id, -1)
-        self._warn(f"{event.slot.host} will be taken away in {seconds:.0f} s: {event.reason}.", rank)
-
     def _lost_before_start(self, event: base.SlotLost) -> None:
         """A slot went while others were still awaited: give the rest back and ask anew."""
         decision = self._record_loss(max(0, self._state.attempt), (), event.reason)
@@ -1254,8 +1591,11 @@ class Controller:
 
     def _end_processes(self, attempt: Attempt, then: Callable[[], None]) -> None:
         self._after_clearing = then
-        for name in ("start", "cause", "late", "absent", "hooks", "exits"):
+        for name in (
+            "start", "cause", "late", "absent", "hooks", "exits", "watch", "resize", "together", "laggards"
+        ):  # fmt: skip
             self._deadlines.pop(name, None)
+        self._hangs.forget()
         attempt.phase = phases.CLEARING
         summary = self._summary()
         if attempt.failures:
@@ -1287,16 +1627,21 @@ class Controller:
         """All processes of a failed attempt are gone: try again or give up."""
         attempt = self._attempt
         assert attempt is not None
+        self._early_deaths = 0 if attempt.has_trained else self._early_deaths + 1
         if attempt.failures:
             decision = self._after_failure(attempt)
-        else:
+        elif attempt.losses or self._regroup is None or self._regroup.cause == "notice":
             decision = self._after_loss(attempt)
+        else:
+            decision = failure_policy.Decision("retry", self._regroup.reason)
         if attempt.group is not None and not attempt.shut_down:
             self._run_hooks(
                 attempt, "shutdown"
             )  # its workers are gone: what is left is the driver's own part
         if decision.retry and self._stopping is None:
-            self._settle(self._retry, self._patience, goes_on=True)
+            self._settle(lambda: self._retry_in(decision.delay), self._patience, goes_on=True)
+        elif not attempt.failures and self._stopping is None and self._regroup is not None:
+            self._settle(lambda: self._end(lifecycle.PREEMPTED, decision.reason), self._patience)
         elif not self._was_interrupted() and (attempt.failures or self._stopping is None):
             self._settle(lambda: self._end(lifecycle.FAILED, decision.reason), self._patience)
         else:
@@ -1305,8 +1650,12 @@ class Controller:
     def _after_failure(self, attempt: Attempt) -> failure_policy.Decision:
         self._failures = tuple(failure_policy.order_by_cause(attempt.failures))
         decision = failure_policy.after_failure(
-            self._state.failures, self._spec.max_failures, self._spec.fail_fast
+            self._state.failures, self._spec.max_failures, self._spec.fail_fast, self._early_deaths
         )
+        if self._spec.on_hang == "fail" and any(failure.kind == "hung" for failure in self._failures):
+            decision = failure_policy.Decision(
+                "give_up", 'FailureConfig(on_hang="fail") ends a run that hangs'
+            )
         if not self._engine.restarts:
             decision = _LAUNCHER_DECIDES
         self._record(
@@ -1316,6 +1665,7 @@ class Controller:
                 failures=self._failures,
                 decision=decision.action,
                 reason=decision.reason,
+                delay=decision.delay,
             )
         )
         self._callbacks.call(
@@ -1324,11 +1674,25 @@ class Controller:
         return decision
 
     def _after_loss(self, attempt: Attempt) -> failure_policy.Decision:
-        ranks = tuple(rank for rank, _ in attempt.losses)
-        return self._record_loss(attempt.number, ranks, attempt.losses[0][1])
+        """Slots were lost, or given up before that because a notice had come for them."""
+        if attempt.losses:
+            ranks = tuple(rank for rank, _ in attempt.losses)
+            lost = {attempt.placements[rank].slot.id for rank in ranks}
+            return self._record_loss(
+                attempt.number, ranks, attempt.losses[0][1], preempted=bool(lost & self._noticed_slots)
+            )
+        assert self._regroup is not None
+        return self._record_loss(attempt.number, self._regroup.ranks, self._regroup.reason, preempted=True)
 
-    def _record_loss(self, attempt: int, ranks: tuple[int, ...], why: str) -> failure_policy.Decision:
-        decision = failure_policy.after_loss(self._state.losses_since_commit)
+    def _record_loss(
+        self, attempt: int, ranks: tuple[int, ...], why: str, *, preempted: bool = False
+    ) -> failure_policy.Decision:
+        decision = failure_policy.after_loss(
+            self._state.losses_since_commit,
+            preempted=preempted,
+            preemptions_before=self._state.preemptions,
+            max_preemptions=self._spec.max_preemptions,
+        )
         if not self._engine.restarts:
             decision = _LAUNCHER_DECIDES
         self._record(
@@ -1338,17 +1702,34 @@ class Controller:
                 ranks=ranks,
                 decision=decision.action,
                 reason=f"{why}: {decision.reason}",
+                preempted=preempted,
             )
         )
         return decision
 
-    def _retry(self) -> None:
+    def _retry_in(self, delay: float) -> None:
+        if delay > 0:
+            self._deadlines["retry"] = time.monotonic() + delay
+        else:
+            self._retry()
+
+    def _retry(self, _: str = "") -> None:
         """Start again from the newest commit: on the slots that are left, or on new ones where some are gone."""
-        self._attempt = None
+        attempt, regroup = self._attempt, self._regroup
+        self._attempt = self._regroup = self._notice = None
+        self._deadlines.pop("grace", None)
         self._last_metrics = (
             dict(self._checkpoints.newest.metrics) if self._checkpoints.newest is not None else None
         )
-        if len(self._slots) == self._wanted:
+        if regroup is not None and regroup.drop:
+            self._engine.release([slot for slot in self._slots if slot.id in regroup.drop])
+            self._slots = [slot for slot in self._slots if slot.id not in regroup.drop]
+        if self._elastic.is_elastic and self._slots:
+            held = len(self._slots)
+            workers = regroup.workers if regroup is not None else max(held, self._spec.min_workers)
+            lost = ", ".join(reason for _, reason in (attempt.losses[:1] if attempt is not None else ()))
+            self._go_on_with(workers, regroup.reason if regroup is not None else lost)
+        elif len(self._slots) == self._wanted:
             self._record(
                 ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=self._wanted)
             )
@@ -1377,14 +1758,17 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     base.Exited: Controller._exited,
     base.SlotLost: Controller._slot_lost,
     base.Drain: Controller._draining,
+    base.Capacity: Controller._capacity_changed,
     _Interrupt: Controller._interrupted,
+    _Noticed: Controller._driver_noticed,
+    _Resize: Controller._resize_asked,
+    Looked: Controller._looked,
     _Said: Controller._said,
     _LeaseLost: Controller._lease_lost,
     Done: Controller._work_done,
     Trouble: Controller._work_troubled,
     wire.Carried: lambda controller, carried: controller._checkpoints.carried(carried),
     wire.CarryTrouble: lambda controller, trouble: controller._checkpoints.trouble(trouble),
-    _Leave: Controller._leave,
     HookDone: Controller._hook_done,
     "start": Controller._start_overdue,
     "cause": Controller._cause_overdue,
@@ -1398,11 +1782,20 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     "asks": Controller._answer_asks,
     "settle": Controller._settling_overdue,
     "validation": Controller._validation_overdue,
+    "capacity": Controller._capacity_overdue,
+    "slots": Controller._slots_overdue,
+    "resize": Controller._resize_due,
+    "together": Controller._not_together,
+    "watch": Controller._watch_due,
+    "retry": Controller._retry,
 }
 _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
     wire.Hello: Controller._hello,
     wire.Beat: Controller._beat,
     wire.Held: Controller._held,
+    wire.Reached: Controller._reached,
+    wire.Noticed: Controller._rank_noticed,
+    wire.Stacks: Controller._stacks_came,
     wire.Arrived: Controller._arrived,
     wire.Executed: Controller._executed,
     wire.Noted: Controller._noted,

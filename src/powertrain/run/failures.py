@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from powertrain import wire
 from powertrain.engine import base
-from powertrain.run.attempt import Member
+from powertrain.run.attempt import Attempt, Member
 from powertrain.run.events import WorkerFailure
+from powertrain.run.hang_report import Verdict
 
 
 def died(member: Member, event: base.Exited) -> WorkerFailure:
@@ -44,9 +47,27 @@ def reported(rank: int, report: wire.ErrorReport, kind: str, **circumstances: An
     )
 
 
-def _failure(member: Member, kind: str, summary: str, message: str = "") -> WorkerFailure:
+def hung(attempt: Attempt, verdict: Verdict, seconds: float) -> list[WorkerFailure]:
+    """The ranks that hang; where all wait and none can be blamed, the first that waits."""
+    ranks = verdict.culprits or verdict.waiting[:1]
+    frame = verdict.frame
+    place = msgspec.structs.asdict(frame) if frame is not None else {}
+    return [
+        _failure(
+            attempt.members[rank],
+            "hung",
+            f"rank {rank} hung: nothing moved for {seconds:.0f} s",
+            message=verdict.message,
+            **place,
+        )
+        for rank in ranks
+        if not attempt.members[rank].exited
+    ]
+
+
+def _failure(member: Member, kind: str, summary: str, message: str = "", **place: Any) -> WorkerFailure:
     return WorkerFailure(
-        rank=member.rank, kind=kind, summary=summary, message=message, **_circumstances(member)
+        rank=member.rank, kind=kind, summary=summary, message=message, **place, **_circumstances(member)
     )
 
 

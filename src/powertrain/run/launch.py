@@ -38,6 +38,8 @@ def process_of(
         log_path=log_path(spec, f"attempt-{attempt.number}", f"rank-{placement.rank:05d}.log"),
         cwd=spec.working_dir or _scratch(spec, placement.rank),
         title=f"rank {placement.rank}",
+        shielded=True,
+        stacks=stacks_path(spec, attempt.number, placement.rank),
     )
 
 
@@ -62,6 +64,11 @@ def log_path(spec: RunSpec, *parts: str) -> str:
 def mark_path(spec: RunSpec, attempt: int, rank: int) -> str:
     """The file in which a rank marks how far it has come."""
     return os.path.join(spec.runtime_dir, "marks", f"{attempt}-{rank}")
+
+
+def stacks_path(spec: RunSpec, attempt: int, rank: int) -> str:
+    """The file on its own node to which a rank writes what it is doing, when it is asked by a signal."""
+    return os.path.join(spec.runtime_dir, "stacks", f"{attempt}-{rank}")
 
 
 def staging_root(spec: RunSpec) -> str:
@@ -97,6 +104,7 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) 
         segments=spec.segments,
         scratch="" if spec.working_dir else _scratch(spec, placement.rank),
         mark=mark_path(spec, attempt.number, placement.rank),
+        stacks=stacks_path(spec, attempt.number, placement.rank),
         validates=spec.validation is not None,
         metadata=dict(spec.metadata),
         resources=dict(spec.resources),

@@ -1,10 +1,73 @@
-"""How many workers to start. Pure."""
+"""How many workers to train with. Pure: bounds, capacity and wishes in, a size out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+#: Seconds for which more slots must have been there before a run grows: what comes and goes is not worth a restart.
+SETTLE = 5.0
 
 
 def sizes_to_try(min_workers: int, max_workers: int) -> Iterator[int]:
     """World sizes in the order of preference: as many as allowed, down to the fewest."""
     return iter(range(max_workers, min_workers - 1, -1))
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Another number of workers that the run should go on with, not before ``when``."""
+
+    workers: int
+    reason: str
+    when: float
+
+
+class Elastic:
+    """What is known of the room that a run has. Times are given by the caller."""
+
+    def __init__(self, min_workers: int, max_workers: int) -> None:
+        self.min_workers, self.max_workers = min_workers, max_workers
+        #: Slots that could be had, those held included; None while nobody has said.
+        self.capacity: int | None = None
+        #: A limit below the maximum: set by hand, or because a rank was asked to leave; and since when.
+        self.limit = max_workers
+        self._limit_reason = ""
+        self._limited_at = float("-inf")
+        #: Since when there has been room for at least so many.
+        self._room_since: dict[int, float] = {}
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.min_workers < self.max_workers
+
+    def tell_capacity(self, count: int, now: float) -> None:
+        """The engine could give so many slots, those held included."""
+        self.capacity = count
+        for size in range(self.min_workers, self.max_workers + 1):
+            if size <= count:
+                self._room_since.setdefault(size, now)
+            else:
+                self._room_since.pop(size, None)
+
+    def set_limit(self, workers: int, reason: str, now: float) -> None:
+        """Use no more workers than this from now on."""
+        self.limit = max(self.min_workers, min(workers, self.max_workers))
+        self._limit_reason, self._limited_at = reason, now
+
+    def size(self, held: int = 0) -> int:
+        """How many workers to start with now, when ``held`` slots are there already: within bounds and limit."""
+        room = self.limit if self.capacity is None else max(self.capacity, held)
+        return max(self.min_workers, min(room, self.limit))
+
+    def wanted(self, size: int) -> Resize | None:
+        """The size that a run of ``size`` workers should change to; ``None`` where it is right."""
+        target = self.size(size)
+        if target < size:
+            return Resize(target, self._limit_reason, self._limited_at)
+        if target == size or self.capacity is None:
+            return None
+        since = self._room_since[target]
+        if target == self.limit and self._limit_reason:
+            return Resize(target, f"{self._limit_reason}, and there is room", max(since, self._limited_at))
+        return Resize(target, f"there is room for {target} workers", since + SETTLE)

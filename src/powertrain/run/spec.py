@@ -31,6 +31,12 @@ class RunSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     max_failures: int = 0
     fail_fast: bool = False
+    max_preemptions: int = -1
+    #: Seconds without progress after which ``on_hang`` happens; None for what the run's own pace suggests.
+    hang_timeout: float | None = None
+    on_hang: str = "restart"
+    #: Seconds between a signal that asks for an end and the kill that follows it.
+    signal_grace: float = 30.0
     stop: stopping.Criterion = None
     callbacks: Sequence[Any] = ()
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)

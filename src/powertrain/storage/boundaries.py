@@ -1,4 +1,4 @@
-"""Where a crash could fall: every step that changes what storage holds passes here first.
+"""Where a fault could fall: every step that changes what storage holds passes here first, and every training step.
 
 Nothing happens in an ordinary run. A test that wants to know what a crash at some step leaves behind installs a hook,
 in its own process with :func:`install`, in every process of a run through the environment variable
@@ -16,6 +16,8 @@ from importlib import import_module
 VARIABLE = "POWERTRAIN_BOUNDARY_HOOK"
 #: The steps: bytes into a file, file or directory to disk, names in a directory, objects in a store.
 KINDS = ("write", "fsync", "link", "rename", "unlink", "mkdir", "put", "delete")
+#: The kind with which a hook is told of a training step, which changes nothing in storage.
+TRAINING_STEP = "step"
 
 Hook = Callable[[str, str], None]
 
@@ -31,6 +33,14 @@ def crossing(kind: str, target: str) -> None:
         _ask_environment()
     if _hook is not None:
         _hook(kind, target)
+
+
+def training_step(at: str, number: int) -> None:
+    """Called in a rank at its ``number``-th "report", "optimizer" step or "batch" of the attempt, from 1."""
+    if not _asked:
+        _ask_environment()
+    if _hook is not None:
+        _hook(TRAINING_STEP, f"{at}/{number}")
 
 
 def install(hook: Hook | None) -> None:

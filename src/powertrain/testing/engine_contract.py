@@ -20,12 +20,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from powertrain.engine.base import (
+    Capacity,
     Drain,
     Engine,
     EngineEvent,
@@ -58,6 +60,13 @@ def program(name: str, argument: Any = None, **options: Any) -> ProcessSpec:
         title=name,
         **options,
     )
+
+
+@dataclass(frozen=True)
+class ClaimOf:
+    """The claim that an event names, for calls that take one."""
+
+    id: str
 
 
 class Stage:
@@ -155,6 +164,10 @@ class EngineContract:
         """Request slots that are not to be had now; the answer makes them available."""
         pytest.skip("this engine cannot be made to wait")
 
+    def changing_capacity(self, stage: Stage) -> tuple[SlotShape, Callable[[], None]]:
+        """A shape whose capacity can be watched, and what changes that capacity."""
+        pytest.skip("this engine's capacity does not change")
+
     # -- requests
 
     def test_slots_of_a_request_arrive_as_granted_events(self, stage: Stage) -> None:
@@ -187,6 +200,49 @@ class EngineContract:
             lambda: sum(len(e.slots) for e in stage.all_of(Granted) if e.claim == waiting.claim) > before,
             "the grant of what was waited for",
         )
+
+    def test_a_withdrawn_request_is_not_granted_when_there_is_room(self, stage: Stage) -> None:
+        free = self.request_that_waits(stage)
+        waiting = stage.wait_for(Waiting)
+        stage.engine.withdraw(ClaimOf(waiting.claim))
+        free()
+        stage.engine.close()
+        granted = [slot for e in stage.all_of(Granted) if e.claim == waiting.claim for slot in e.slots]
+        assert len(granted) == waiting.granted
+
+    def test_withdrawing_a_request_leaves_the_slots_that_it_was_granted(self, stage: Stage) -> None:
+        claim = stage.engine.request(1, SlotShape())
+        (slot,) = stage.wait_for(Granted).slots
+        for _ in range(2):
+            stage.engine.withdraw(claim)
+        assert stage.run(slot, program("exit_with", 6)).code == 6
+
+    # -- capacity
+
+    def test_capacity_is_told_soon_after_it_is_watched_and_again_when_it_changes(self, stage: Stage) -> None:
+        shape, change = self.changing_capacity(stage)
+        began = time.monotonic()
+        stage.engine.watch_capacity(shape)
+        assert time.monotonic() - began < AT_ONCE
+        first = stage.wait_for(Capacity)
+        change()
+        second = stage.wait_for(Capacity, count=2)
+        assert second.count != first.count
+
+    def test_no_capacity_is_told_to_one_who_does_not_watch(self, stage: Stage) -> None:
+        _, change = self.changing_capacity(stage)
+        change()
+        stage.engine.close()
+        assert not stage.all_of(Capacity)
+
+    def test_no_capacity_is_told_after_the_close(self, stage: Stage) -> None:
+        shape, change = self.changing_capacity(stage)
+        stage.engine.watch_capacity(shape)
+        stage.wait_for(Capacity)
+        stage.engine.close()
+        told = len(stage.all_of(Capacity))
+        change()
+        assert len(stage.all_of(Capacity)) == told
 
     # -- processes
 
@@ -264,9 +320,22 @@ class EngineContract:
         seen = stage.engine.inspect(slot)
         assert seen.pid == stage.wait_for(Started, slot).pid
         assert seen.state in ("running", "sleeping")
+        assert (seen.processes, seen.debugged) == ((), False)
         stage.engine.signal(slot, signal.SIGKILL)
         stage.wait_for(Exited, slot)
         assert stage.engine.inspect(slot).state == "gone"
+
+    def test_a_process_goes_on_after_a_look_at_what_it_is_doing(self, stage: Stage) -> None:
+        (slot,) = stage.slots()
+        assert stage.engine.inspect(slot, stacks=True).processes == ()
+        stage.engine.fork(slot, program("wait"))
+        stage.wait_for_output(slot, b"waiting")
+        pid = stage.wait_for(Started, slot).pid
+        seen = stage.engine.inspect(slot, stacks=True)
+        assert seen.pid == pid
+        assert [stack.pid for stack in seen.processes[:1]] in ([], [pid]), "itself comes first"
+        assert stage.engine.inspect(slot).state in ("running", "sleeping")
+        assert not stage.all_of(Exited, slot)
 
     # -- output
 

@@ -1,30 +1,45 @@
-"""Faults by script: kill, freeze, delay or refuse at a chosen step of a run, in whichever process takes it.
+"""Faults by script: kill, raise, hang, stop or slow down at a chosen place of a run, in whichever process comes there.
 
-A fault says where (:class:`Boundary`) and what (:class:`Kill`, :class:`Freeze`, :class:`Raise`, :class:`Delay`). A
-script of them reaches every process of a run through the environment::
+A fault says where (:class:`Step` of a rank's training, :class:`Boundary` of storage) and what (:class:`Kill`,
+:class:`Raise`, :class:`Hang`, :class:`Stop`, :class:`Slow`). Any of the one goes with any of the other. To see how a
+training function recovers from the death of rank 1 at its fifth report::
 
-    kill = Fault(Boundary(role="controller", kind="link", target="*/MANIFEST.json"), Kill())
-    subprocess.run([sys.executable, "train.py"], env={**os.environ, **environment(kill, directory=here)})
+    death = faults.Fault(faults.Step(rank=1, step=5), faults.Kill())
+    variables = faults.environment(death, directory=tmp_path)
+    TorchTrainer(
+        train_function,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            worker_runtime_env={"env_vars": variables}, failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert len(faults.fired(tmp_path)) == 1
 
-and this process through :func:`installed`. ``directory`` holds the chronicle: every step, and every fault that
-happened, in order (:mod:`powertrain.testing.chronicle`). A run without faults tells in it which steps there are;
-:func:`same_step` makes a place of one for a later run. With ``watch`` the chronicle also holds all that was flushed,
-from which :mod:`powertrain.testing.power_cut` makes what a power cut would leave.
+It happens once over all attempts, so the second one gets through. The same variables in the environment of a whole
+program reach its driver and the other processes of its runs too, which faults in storage may need; :func:`installed`
+is for this very process, and so for ``num_workers=0``.
+
+``directory`` holds the chronicle: every step that changes storage, and every fault that happened, in order
+(:mod:`powertrain.testing.chronicle`). A run without faults tells in it which steps there are; :func:`same_step` makes a
+place of one for a later run. With ``watch`` the chronicle also holds all that was flushed, from which
+:mod:`powertrain.testing.power_cut` makes what a power cut would leave.
 """
 
 from __future__ import annotations
 
+import builtins
+import ctypes
 import fnmatch
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
-from typing import Union
+from typing import Literal, Union, get_args
 
 import msgspec
 
@@ -35,16 +50,35 @@ from powertrain.testing.chronicle import Crossing, Fired, Note
 #: Carries the script to every process of a run.
 VARIABLE = "POWERTRAIN_FAULTS"
 
+#: Where in a rank's loop a step is counted.
+StepKind = Literal["report", "optimizer", "batch"]
+#: In what a rank hangs: asleep, at a lock, in a loop of Python, in C that keeps the interpreter's lock, in C
+#: without it.
+HangKind = Literal["sleep", "lock", "loop", "gil", "c"]
+
 
 # --------------------------------------------------------------------------- what can be asked for
 
 
-class Boundary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``number``-th step of a process that is as described. Patterns are those of a shell; "*" is anything."""
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step", forbid_unknown_fields=True):
+    """The ``step``-th step of a rank's training function, counted from 1 in each attempt."""
+
+    rank: int
+    step: int
+    #: Which attempt of the run, from 0; None for whichever comes there.
+    attempt: int | None = None
+    #: "report": just before a report is taken (those with ``solo`` are not counted). "optimizer": after an optimizer's
+    #: step. "batch": before a loader from ``prepare_data_loader`` hands one out.
+    at: StepKind = "report"
+
+
+class Boundary(msgspec.Struct, frozen=True, kw_only=True, tag="boundary", forbid_unknown_fields=True):
+    """The ``number``-th step of a process towards storage that is as described. Patterns are those of a shell; "*" is
+    anything."""
 
     #: Which process: "controller", "uploader", "rank-0".
     role: str = "*"
-    #: What it is about to do: see ``powertrain.storage.boundaries.KINDS``.
+    #: Action it is about to do: see ``powertrain.storage.boundaries.KINDS``.
     kind: str = "*"
     #: The path or key it is about to change.
     target: str = "*"
@@ -52,35 +86,53 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     number: int = 1
 
 
+Where = Union[Step, Boundary]
+
+
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
     """End the process with SIGKILL."""
 
 
-class Freeze(msgspec.Struct, frozen=True, tag="freeze"):
+class Raise(msgspec.Struct, frozen=True, tag="raise"):
+    """Raise an ``OSError`` of this number, such as ``errno.ENOSPC``, or else a built-in exception by its name."""
+
+    errno: int | None = None
+    error: str = "RuntimeError"
+    #: "" for one that says where the fault was.
+    message: str = ""
+
+
+class Hang(msgspec.Struct, frozen=True, tag="hang"):
+    """Come no further for so many seconds; None: for ever."""
+
+    kind: HangKind = "sleep"
+    seconds: float | None = None
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Stop the process with SIGSTOP until somebody sends it SIGCONT."""
 
 
-class Raise(msgspec.Struct, frozen=True, tag="raise"):
-    """Refuse the step with an ``OSError`` of this number, such as ``errno.ENOSPC``."""
-
-    errno: int
-
-
-class Delay(msgspec.Struct, frozen=True, tag="delay"):
-    """Take the step this much later."""
+class Slow(msgspec.Struct, frozen=True, tag="slow"):
+    """Go on this much later."""
 
     seconds: float
 
 
-Action = Union[Kill, Freeze, Raise, Delay]
+#: Action a stop and a delay of a step towards storage are called as well.
+Freeze = Stop
+Delay = Slow
+
+Action = Union[Kill, Raise, Hang, Stop, Slow]
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One thing that goes wrong, at one place."""
 
-    where: Boundary
+    where: Where
     what: Action
-    #: How often, in all processes together: from its number on, each such step until this many. None: no end.
+    #: How often, in all processes and attempts together: at its step and each such step after it, until this many
+    #: times; None: no end.
     times: int | None = 1
 
 
@@ -121,11 +173,45 @@ def installed(*faults: Fault, directory: str | Path, watch: str | Path | None = 
 
 def _script(faults: Sequence[Fault], directory: str | Path, watch: str | Path | None) -> Script:
     for fault in faults:
-        if fault.where.number < 1 or (fault.times is not None and fault.times < 1):
-            raise ValueError(f"{fault} never happens: steps and times are counted from 1.")
+        if problem := _problem_of_place(fault) or _problem_of_action(fault.what):
+            raise ValueError(f"{fault} {problem}")
     Path(directory).mkdir(parents=True, exist_ok=True)
     watched = "" if watch is None else os.path.abspath(watch)
     return Script(faults=list(faults), directory=os.path.abspath(directory), watch=watched)
+
+
+def _problem_of_place(fault: Fault) -> str:
+    """Why this can never happen, to follow the fault in a sentence; "" when it can."""
+    where, times = fault.where, fault.times
+    if (where.step if isinstance(where, Step) else where.number) < 1 or (times is not None and times < 1):
+        return "never happens: steps and times are counted from 1."
+    if isinstance(where, Step):
+        if where.rank < 0 or (where.attempt is not None and where.attempt < 0):
+            return "never happens: ranks and attempts are counted from 0."
+        if where.at not in get_args(StepKind):
+            return (
+                f"never happens: {where.at!r} is no kind of step. Use one of {', '.join(get_args(StepKind))}."
+            )
+    return ""
+
+
+def _problem_of_action(what: Action) -> str:
+    """Why this cannot be done; "" when it can."""
+    if isinstance(what, Hang) and what.kind not in get_args(HangKind):
+        return (
+            f"cannot be done: {what.kind!r} is no kind of hang. Use one of {', '.join(get_args(HangKind))}."
+        )
+    if isinstance(what, (Hang, Slow)) and what.seconds is not None and what.seconds < 0:
+        return "cannot be done: its seconds are less than none."
+    if isinstance(what, Raise):
+        try:
+            _exception(what, "nowhere")
+        except (AttributeError, TypeError):
+            return (
+                f"cannot be done: {what.error} is no built-in exception that can be made of a message. Use one such "
+                'as "ValueError", or give errno for an OSError of a number, and then no other name.'
+            )
+    return ""
 
 
 def same_step(crossings: Sequence[Crossing], index: int, root: str | Path) -> Boundary:
@@ -184,8 +270,24 @@ class _Player:
         if script.watch:
             self.end = power_cut.watch(script.watch, script.directory)
 
+    def take(self, at: str, number: int) -> None:
+        """A training step is here: let happen what the script says. Steps are many, so only faults are put down."""
+        from powertrain.worker import context
+
+        if not context.in_worker():
+            return
+        rank, attempt = context.get_context().get_world_rank(), context.get_context().get_attempt()
+        due = (
+            index
+            for index, fault in enumerate(self._script.faults)
+            if isinstance(fault.where, Step)
+            and is_reached(fault.where, rank=rank, attempt=attempt, at=at, step=number)
+            and self._is_left(index, fault.times)
+        )
+        self._let_happen(due, f"rank-{rank}", boundaries.TRAINING_STEP, f"attempt-{attempt}/{at}/{number}")
+
     def cross(self, kind: str, target: str) -> None:
-        """Put the step down, then let happen what the script says."""
+        """Put the step towards storage down, then let happen what the script says."""
         with self._guard:
             self._steps += 1
             names = power_cut.names_below(self._script.watch) if self._script.watch else None
@@ -198,13 +300,18 @@ class _Player:
                 for index, fault in enumerate(self._script.faults)
                 if self._is_due(index, fault, crossing)
             ]
+        self._let_happen(due, crossing.role, kind, target)
+
+    def _let_happen(self, due: Iterable[int], role: str, kind: str, target: str) -> None:
         for index in due:
-            told = Fired(fault=index, role=crossing.role, pid=self.pid, kind=kind, target=target)
+            told = Fired(fault=index, role=role, pid=self.pid, kind=kind, target=target)
             chronicle.append(self.directory, told)
             _act(self._script.faults[index].what, target)
 
     def _is_due(self, index: int, fault: Fault, crossing: Crossing) -> bool:
         where = fault.where
+        if not isinstance(where, Boundary):
+            return False
         described = (
             (crossing.role, where.role),
             (crossing.kind, where.kind),
@@ -228,13 +335,67 @@ class _Player:
         return False
 
 
-def _act(action: Action, target: str) -> None:
-    if isinstance(action, Raise):
-        raise OSError(action.errno, os.strerror(action.errno), target)
-    if isinstance(action, Delay):
-        time.sleep(action.seconds)
+def is_reached(where: Step, *, rank: int, attempt: int, at: str, step: int) -> bool:
+    """True at the step of ``where`` and at those of its kind that follow in the attempt."""
+    return where.rank == rank and where.attempt in (None, attempt) and where.at == at and where.step <= step
+
+
+def _act(what: Action, target: str) -> None:
+    if isinstance(what, Raise):
+        raise _exception(what, target)
+    if isinstance(what, Hang):
+        _hang(what.kind, _FOR_EVER if what.seconds is None else what.seconds)
+    elif isinstance(what, Slow):
+        time.sleep(what.seconds)
     else:
-        os.kill(os.getpid(), signal.SIGKILL if isinstance(action, Kill) else signal.SIGSTOP)
+        # To this very thread, so that it takes no further step while the process is on its way to stop.
+        signal.pthread_kill(
+            threading.get_ident(), signal.SIGKILL if isinstance(what, Kill) else signal.SIGSTOP
+        )
+
+
+def _exception(what: Raise, target: str) -> BaseException:
+    """Raises TypeError or AttributeError where there is none such."""
+    if what.errno is not None:
+        if what.error != "RuntimeError":
+            raise TypeError("a number is that of an OSError")
+        return OSError(what.errno, what.message or os.strerror(what.errno), target)
+    kind = getattr(builtins, what.error)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        raise TypeError(f"{what.error} is no exception")
+    return kind(what.message or f"a scripted fault at {target}")
+
+
+#: Seconds, about thirty years.
+_FOR_EVER = 1e9
+
+
+def _hang(kind: HangKind, seconds: float) -> None:
+    """Come back after so many seconds. A signal does not shorten it, unless its handler raises."""
+    if kind == "sleep":
+        time.sleep(seconds)
+    elif kind == "lock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire(timeout=seconds)
+    elif kind == "loop":
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+    else:
+        # Calls through a PyDLL keep the interpreter's lock, those through a CDLL give it away.
+        _wait_in_c(ctypes.PyDLL(None) if kind == "gil" else ctypes.CDLL(None), seconds)
+
+
+def _wait_in_c(library: ctypes.CDLL, seconds: float) -> None:
+    """Wait in one call of C for a condition that nobody signals: unlike a sleep of C, it goes on after a signal."""
+    mutex, condition = (ctypes.create_string_buffer(256) for _ in range(2))  # more than any system needs
+    library.pthread_mutex_init(mutex, None)
+    library.pthread_cond_init(condition, None)
+    library.pthread_mutex_lock(mutex)
+    until = time.time() + seconds
+    timespec = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))
+    library.pthread_cond_timedwait(condition, mutex, timespec)
 
 
 _player: _Player | None = None
@@ -252,5 +413,10 @@ def _current() -> _Player | None:
 def at_boundary(kind: str, target: str) -> None:
     """The hook that :func:`environment` names."""
     player = _current()
-    if player is not None:
+    if player is None:
+        return
+    if kind == boundaries.TRAINING_STEP:
+        at, _, number = target.partition("/")
+        player.take(at, int(number))
+    else:
         player.cross(kind, target)

@@ -13,7 +13,9 @@ controller can be driven from its first request to its end in milliseconds::
     engine = ScriptedEngine(play)
 
 By default every request is granted whole and at once. ``on_request`` changes that: it is called with the engine
-and the claim, and may ``grant`` in parts, ``say_waiting``, or keep the claim for later.
+and the claim, and may ``grant`` in parts, ``say_waiting``, or keep the claim for later. How many slots could be had is
+said by ``tell_capacity``, before the run begins to watch or later; a script that never calls it has an engine whose
+capacity does not change.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from powertrain.checkpoint import uploader
 from powertrain.checkpoint.saver import Staging
 from powertrain.engine.base import (
     Capacity,
+    Claim,
     Drain,
     EngineEvent,
     EventSink,
@@ -79,6 +82,8 @@ class ScriptedClaim:
     count: int
     shape: SlotShape
     slots: list[Slot] = field(default_factory=list)
+    #: True when the run no longer waits for the rest.
+    withdrawn: bool = False
 
 
 class ScriptedProcess:
@@ -93,6 +98,9 @@ class ScriptedProcess:
         self._end = Ended(0)
         self._lock = threading.Lock()
         self._when_ended: list[Callable[[], None]] = []
+        #: What is seen of it from outside while it lives; a script may change these.
+        self.state, self.debugged = "running", False
+        self.stacks: tuple[wire.ProcessStack, ...] = ()
         #: Becomes readable when the process ends, for code that waits on descriptors.
         self.ended_descriptor, self._ended_write = os.pipe()
 
@@ -161,7 +169,7 @@ class ScriptedWorker:
         self.row = place.first_row - 1
         self.gate, self.progress = Gate(), Progress()
         self._syncs = 0
-        self._boundaries = Boundaries(self.gate)
+        self._boundaries = Boundaries(self.gate, arrived=self._stands_at)
         self.service = Service(
             self.spec.door,
             place.rank,
@@ -195,9 +203,10 @@ class ScriptedWorker:
         if solo:
             self.service.post(wire.Point(row=0, at=time.time(), metrics=dict(metrics), solo=True))
             return
+        self._boundaries.enter_report()
         self.row += 1
         part = None if files is None else self._stage(files, name)
-        self.progress.reports += 1
+        self.progress.report()
         point = wire.Point(row=self.row, at=time.time(), metrics=dict(metrics), barrier=barrier, part=part)
         if part is not None:
             self._staging.seal(point)
@@ -205,11 +214,23 @@ class ScriptedWorker:
         self.service.post(point)
         if barrier:
             self.service.wait_for_row(self.row)
-        self._cross(can_checkpoint=False)
+        self.process.check()
+        self._boundaries.leave_report()
 
     def should_checkpoint(self) -> bool:
         """As ``powertrain.should_checkpoint``."""
-        return self._cross(can_checkpoint=True)
+        told = self._boundaries.ask()
+        self.process.check()
+        return told
+
+    def preemption(self) -> wire.Preemption | None:
+        """As ``powertrain.get_preemption_info``."""
+        self.should_checkpoint()
+        return self._boundaries.preemption
+
+    def notice(self, signal: str = "SIGTERM", times: int = 1) -> None:
+        """Say that this rank's process was asked to end."""
+        self.service.say(wire.Noticed(signal=signal, times=times))
 
     def meet(self, data: bytes = b"") -> bytes:
         """Wait for all ranks at the next collective; returns what rank 0 brought."""
@@ -283,10 +304,8 @@ class ScriptedWorker:
         self.service.post(wire.Outcome(status="returned", value=data))
         return 0
 
-    def _cross(self, *, can_checkpoint: bool) -> bool:
-        told = self._boundaries.cross(can_checkpoint=can_checkpoint)
-        self.process.check()
-        return told
+    def _stands_at(self, hold: int, boundary: int) -> None:
+        self.service.say(wire.Reached(hold=hold, boundary=boundary, row=self.row))
 
     def _stage(self, files: Mapping[str, bytes], name: str) -> wire.Part:
         directory = self._staging.new_directory()
@@ -334,11 +353,12 @@ class ScriptedEngine:
         hosts: Sequence[str] = ("scripted-host",),
         programs: Mapping[str, Program] | None = None,
         restarts: bool = True,
+        replaces: bool = False,
         attends: bool = True,
     ) -> None:
         """``most`` slots exist, on ``hosts`` in turn; ``programs`` plays entries other than a training worker's.
         Without ``attends`` the ranks carry their own checkpoints."""
-        self.restarts, self._attends = restarts, attends
+        self.restarts, self.replaces, self._attends = restarts, replaces, attends
         self._play, self._on_request, self._most, self._hosts = play, on_request, most, tuple(hosts)
         self._programs = {uploader.ENTRY: play_uploader, **(programs or {})}
         self._numbers = itertools.count(1)
@@ -350,6 +370,9 @@ class ScriptedEngine:
         self._held: dict[str, Slot] = {}
         self._lost: set[str] = set()
         self._closed = False
+        self._capacity: int | None = None
+        #: The shape whose capacity the run watches; None while it watches none.
+        self.watched: SlotShape | None = None
         #: Every claim that was requested, oldest first.
         self.claims: list[ScriptedClaim] = []
         #: Every process that was forked, oldest first.
@@ -373,6 +396,18 @@ class ScriptedEngine:
         self.claims.append(claim)
         self._on_request(self, claim)
         return claim
+
+    def withdraw(self, claim: Claim) -> None:
+        with self._lock:
+            for known in self.claims:
+                known.withdrawn |= known.id == claim.id
+
+    def watch_capacity(self, shape: SlotShape) -> None:
+        """Tells at once what the script has said, if anything."""
+        with self._lock:
+            self.watched = shape
+            if self._capacity is not None:
+                self._tell(Capacity(self._capacity))
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         with self._lock:
@@ -402,9 +437,13 @@ class ScriptedEngine:
         if process is not None:
             process.kill(-number)
 
-    def inspect(self, slot: Slot) -> Inspection:
+    def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
         process = self._processes.get(slot.id)
-        return Inspection(process.pid, "running") if process else Inspection(0, "gone")
+        if process is None:
+            return Inspection(0, "gone")
+        return Inspection(
+            process.pid, process.state, process.stacks if stacks else (), debugged=process.debugged
+        )
 
     def release(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
@@ -425,10 +464,13 @@ class ScriptedEngine:
     # -- the script's side; any thread
 
     def grant(self, claim: ScriptedClaim, count: int) -> tuple[Slot, ...]:
-        """Give ``count`` more slots to a claim."""
-        slots = tuple(self._new_slot(claim) for _ in range(count))
-        self._tell(Granted(claim.id, slots))
-        return slots
+        """Give ``count`` more slots to a claim; none to one that was withdrawn."""
+        with self._lock:
+            if claim.withdrawn:
+                return ()
+            slots = tuple(self._new_slot(claim) for _ in range(count))
+            self._tell(Granted(claim.id, slots))
+            return slots
 
     def say_waiting(self, claim: ScriptedClaim, reason: str) -> None:
         """Say what a claim still waits for."""
@@ -450,8 +492,11 @@ class ScriptedEngine:
         self._tell(Drain(slot, deadline, reason))
 
     def tell_capacity(self, count: int) -> None:
-        """Say how many slots could be had now."""
-        self._tell(Capacity(count))
+        """From now on so many slots could be had, those that are held included: told if the run watches, else kept."""
+        with self._lock:
+            changed, self._capacity = count != self._capacity, count
+            if changed and self.watched is not None:
+                self._tell(Capacity(count))
 
     def end(self, slot: Slot, code: int, out_of_memory: bool = False) -> None:
         """End a slot's process from outside."""

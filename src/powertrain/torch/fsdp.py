@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,8 +17,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from powertrain.errors import ConfigError
+from powertrain.torch.prepare import scale_in_place
+from powertrain.worker.batch_plan import gradient_weight
 
 #: Arguments of fully_shard that are passed on as they are.
 _OWN = frozenset(inspect.signature(fully_shard).parameters) - {"module"}
@@ -43,6 +47,7 @@ def shard_model(model: nn.Module, device: torch.device, arguments: dict[str, Any
     after it.
     """
     if isinstance(model, FSDPModule):
+        _weigh_when_needed(model)
         return model
     sharding = _translated(dict(arguments), model)
     sharding.shard.setdefault("mesh", init_device_mesh(device.type, (dist.get_world_size(),)))
@@ -57,6 +62,7 @@ def shard_model(model: nn.Module, device: torch.device, arguments: dict[str, Any
         if part is not model:
             fully_shard(part, **sharding.shard)
     fully_shard(model, **sharding.shard)
+    _weigh_when_needed(model)
     return model
 
 
@@ -67,6 +73,76 @@ def _take_weights_of_rank_zero(model: nn.Module) -> None:
             if tensor.is_meta:
                 continue  # has no values yet; the user gives it some after sharding
             dist.broadcast(tensor, src=0)
+
+
+# --------------------------------------------------------------------------- unequal ranks
+
+
+def _weigh_when_needed(model: nn.Module) -> None:
+    """From the first gradient weight other than 1 on, this rank's gradients are multiplied by it. Twice is once."""
+    this = weakref.ref(model)
+
+    def weigh() -> None:
+        if (living := this()) is not None:
+            weigh_gradients(living)
+
+    gradient_weight.when_uneven(weigh)
+
+
+def weigh_gradients(model: nn.Module) -> None:
+    """Multiply this rank's gradients by its weight before they are reduced. Changes all parts or none.
+
+    Raises ConfigError where torch has no place for it.
+    """
+    groups = []
+    for name, part in model.named_modules():
+        if isinstance(part, FSDPModule):
+            _check_reduce_scatter(name, part)
+            groups += _parameter_groups(part)
+    for group in groups:
+        if not isinstance(group._reduce_scatter_comm, _WeightedReduceScatter):
+            group._reduce_scatter_comm = _WeightedReduceScatter(group._reduce_scatter_comm)
+
+
+def _check_reduce_scatter(name: str, part: Any) -> None:
+    if not all(hasattr(group, "_reduce_scatter_comm") for group in _parameter_groups(part)):
+        raise _cannot_weigh(
+            f"torch {torch.__version__} lets nobody touch FSDP's gradients before they are reduced; a newer "
+            "torch does"
+        )
+    meshes = {one.device_mesh for one in part.parameters() if isinstance(one, DTensor)}
+    # With one shard there is only the all-reduce over replicas, which torch does by itself.
+    if dist.get_world_size() > 1 and any(mesh.size(-1) == 1 for mesh in meshes):
+        raise _cannot_weigh(f"its part {name!r} is replicated, not sharded, over the ranks")
+
+
+def _parameter_groups(part: Any) -> list[Any]:
+    """What FSDP reduces at once; older torch has at most one for a module."""
+    state = part._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+class _WeightedReduceScatter:
+    """What torch or the user had there to reduce with, given weighted gradients."""
+
+    def __init__(self, reduce_scatter: Any) -> None:
+        self._reduce_scatter = reduce_scatter
+        self.allocate = reduce_scatter.allocate
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        scale_in_place(input_tensor, gradient_weight.value)
+        return self._reduce_scatter(output_tensor, input_tensor, *args, **kwargs)
+
+
+def _cannot_weigh(why: str) -> ConfigError:
+    return ConfigError(
+        f"The ranks have unequal numbers of samples, and this FSDP model cannot weigh their gradients: {why}. Use a "
+        'global batch size that the number of workers divides, or parallel_strategy="ddp".'
+    )
 
 
 # --------------------------------------------------------------------------- which parts

@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,7 @@ from torch.utils.data import (
 )
 
 from powertrain.errors import ConfigError
+from powertrain.worker.batch_plan import gradient_weight
 
 if TYPE_CHECKING:
     from powertrain.worker.context import TrainContext
@@ -61,6 +63,7 @@ def begin(gpus: int = 1) -> None:
     """Start anew for one training function in this worker, which has ``gpus`` GPUs; count its steps."""
     global _settings
     _settings = _Settings(gpus=gpus)
+    gradient_weight.reset()
     watch_optimizer_steps()
 
 
@@ -101,11 +104,35 @@ def get_devices() -> list[torch.device]:
 
 
 class DistributedModel(DistributedDataParallel):
-    """DistributedDataParallel whose state dict is that of the model inside.
+    """DistributedDataParallel whose state dict is that of the model inside, and whose ranks may count unequally.
 
     ``state_dict`` has no ``module.`` prefix, and ``load_state_dict`` takes keys with and without it, also
-    where this model is a part of a larger one. Everything else is torch's.
+    where this model is a part of a larger one. Once a gradient weight other than 1 is set (see
+    ``get_context().batch_plan``), this rank's gradients are multiplied by it before they are averaged.
+    Everything else is torch's.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _weigh_when_needed(self)
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """As torch's: ``hook`` reduces the gradients from here on. It is given them weighted already."""
+        if _reduces_in_compiled_code(self):
+            super().register_comm_hook(state, hook)
+            return
+        cast(Any, self)._check_comm_hook(hook)
+        reduction = _reduction_of(self)
+        if reduction.then is not None:
+            raise RuntimeError(
+                "register_comm_hook was called a second time on this model, and DDP takes one communication "
+                "hook. Combine both in one function and register that."
+            )
+        reduction.then = functools.partial(hook, state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cast(Any, super()).__setstate__(state)
+        _weigh_when_needed(self)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         state = super().state_dict(*args, **kwargs)
@@ -133,6 +160,91 @@ class DistributedModel(DistributedDataParallel):
         inner_keys = set(self.module.state_dict())
         for key in [key for key in state if key.startswith(prefix)]:
             state[prefix + wrapped_key(key[len(prefix) :], inner_keys)] = state.pop(key)
+
+
+class _WeightedReduction:
+    """DDP's one communication hook: this rank's weight first, then the user's hook, or the average over ranks."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        #: The user's hook with its state.
+        self.then: Callable[[Any], Any] | None = None
+
+    def reduce(self, bucket: Any) -> Any:
+        """A future of the reduced gradients of ``bucket``."""
+        gradients: torch.Tensor = bucket.buffer()
+        if self.then is not None:
+            scale_in_place(gradients, gradient_weight.value)
+            return self.then(bucket)
+        # One factor for weight and average: no slower than torch's own division, and divided first, so that
+        # the sum of low-precision gradients cannot overflow.
+        scale_in_place(gradients, gradient_weight.value / self._group.size())
+        work = dist.all_reduce(gradients, group=self._group, async_op=True)
+        return cast(Any, work).get_future().then(_only_tensor)
+
+
+#: Of each model that has one. No attribute, because a copy of a model has a new reducer, without a hook.
+_reductions: weakref.WeakKeyDictionary[DistributedDataParallel, _WeightedReduction] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _weigh_when_needed(model: DistributedDataParallel) -> None:
+    """From the first gradient weight other than 1 on, this rank's gradients are multiplied by it. Twice is once."""
+    # A weak reference, because whoever waits for a weight must not keep the model alive.
+    this = weakref.ref(model)
+
+    def weigh() -> None:
+        if (living := this()) is not None:
+            _reduction_of(living)
+
+    gradient_weight.when_uneven(weigh)
+
+
+def _reduction_of(model: DistributedDataParallel) -> _WeightedReduction:
+    """The communication hook of ``model``, given to torch when it is first asked for."""
+    if model in _reductions:
+        return _reductions[model]
+    if _reduces_in_compiled_code(model):
+        raise ConfigError(
+            'torch._dynamo.config.optimize_ddp is "python_reducer", with which DDP reduces each parameter inside '
+            "compiled code, where gradients cannot be weighted. Leave that setting at True, or use a global "
+            "batch size that the number of workers divides."
+        )
+    reduction = _WeightedReduction(model.process_group)
+    try:
+        # A lambda, because torch compares annotations, and those of this module are strings.
+        DistributedDataParallel.register_comm_hook(
+            model, reduction, lambda state, bucket: state.reduce(bucket)
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"Torch holds a communication hook of this model already, so gradients cannot be weighted ({error}). "
+            "Give prepare_model the model as it was before DistributedDataParallel, and register the hook on what "
+            "it returns with register_comm_hook(state, hook); or use a global batch size that the number of "
+            "workers divides."
+        ) from error
+    finally:
+        # Torch's own note of it would go into copies, which cannot have it.
+        model._comm_hooks.pop()
+    _reductions[model] = reduction
+    return reduction
+
+
+def _reduces_in_compiled_code(model: DistributedDataParallel) -> bool:
+    return bool(getattr(model, "_use_python_reducer", False))
+
+
+def _only_tensor(future: Any) -> torch.Tensor:
+    return cast(torch.Tensor, future.value()[0])
+
+
+def scale_in_place(tensor: torch.Tensor, factor: float) -> None:
+    """``tensor *= factor``; with 0 everything becomes 0, NaN too: a filler row must not spoil other ranks."""
+    if factor == 0.0:
+        tensor.zero_()
+    elif factor != 1.0:
+        tensor.mul_(factor)
 
 
 def wrapped_key(key: str, inner_keys: set[str]) -> str:
@@ -209,10 +321,14 @@ def prepare_model(
     optimizer afterwards. ``parallel_strategy_kwargs`` then go to ``fully_shard``; those of FSDP1 are
     translated.
 
+    Where ranks have unequal numbers of samples (``get_context().batch_plan``), each rank's gradient counts
+    accordingly; not with ``parallel_strategy=None``.
+
     A model without a trainable parameter has no gradient to average: it is returned as it is.
     """
     _check_strategy(parallel_strategy)
     if isinstance(model, DistributedDataParallel):
+        _weigh_when_needed(model)
         return model
     device = _device_for(move_to_device)
     if device is not None:

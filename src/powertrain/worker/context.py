@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ import msgspec
 from powertrain import wire
 from powertrain.config import CheckpointConsistencyMode, CheckpointUploadMode, ValidationTaskConfig
 from powertrain.errors import CheckpointError, CollectiveError, OutsideWorkerError, ReportError
+from powertrain.storage.boundaries import training_step
 from powertrain.worker import saving
 from powertrain.worker.mark import RowMark
 from powertrain.worker.progress import Boundaries, Gate, progress
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
     from powertrain.checkpoint.saver import CheckpointDirectory, Staging
     from powertrain.storage import Storage
+    from powertrain.worker.batch_plan import BatchPlan
     from powertrain.worker.service import Service
 
 T = TypeVar("T")
@@ -67,8 +70,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     segments: str = ""
     #: The rank's own working directory; "" when it works in the user's.
     scratch: str = ""
-    #: Where the rank marks how far it has come; "" for nowhere.
+    #: Where the rank marks how far it has come, and where its stacks go when they are asked for; "" for nowhere.
     mark: str = ""
+    stacks: str = ""
     #: True when the trainer was given a validation function.
     validates: bool = False
     metadata: dict[str, Any] = {}
@@ -87,9 +91,14 @@ class Session:
         self.checkpoint_names: set[str] = set(place.checkpoint_names)
         #: What ``register_state`` was given.
         self.registered: dict[str, Any] = {}
+        #: What a gradient of this rank counts in the average: see :class:`BatchPlan`. None: as much as others'.
+        self.gradient_weight: float | None = None
         self.mark = RowMark(place.mark)
-        self.boundaries = Boundaries(gate)
-        self.context = TrainContext(place)
+        self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
+        self.context = TrainContext(self)
+
+    def _stands_at(self, hold: int, boundary: int) -> None:
+        self.service.say(wire.Reached(hold=hold, boundary=boundary, row=self.row))
 
     @cached_property
     def staging(self) -> Staging:
@@ -147,8 +156,9 @@ class Session:
 class TrainContext:
     """Facts about this rank and its run. Every getter of Ray Train's context is here."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._place = session.place
 
     def __repr__(self) -> str:
         p = self._place
@@ -212,6 +222,25 @@ class TrainContext:
     def get_attempt(self) -> int:
         """How many times this run was started before, failures and resumes counted."""
         return self._place.attempt
+
+    def resize_pending(self) -> bool:
+        """True when the run will go on with another number of workers after its next checkpoint.
+
+        The same on every rank at the same place of its loop. A loop that saves rarely can save and report now; one
+        whose state is registered, or that asks :func:`should_checkpoint`, need not care.
+        """
+        return self._session.boundaries.resize_to > 0
+
+    def batch_plan(self, global_batch_size: int, max_micro_batch: int | None = None) -> BatchPlan:
+        """This rank's part of each optimizer step, so that ``global_batch_size`` samples go into it at any world size.
+
+        A model from ``prepare_model`` weighs this rank's gradient accordingly from then on: see :class:`BatchPlan`.
+        """
+        from powertrain.worker.batch_plan import plan, set_weight
+
+        found = plan(global_batch_size, self._place.rank, self._place.world_size, max_micro_batch)
+        set_weight(self._session, found.weight)
+        return found
 
 
 _session: Session | None = None
@@ -284,9 +313,10 @@ def report(
             )
         session.service.post(wire.Point(row=0, at=time.time(), metrics=values, solo=True))
         return
+    save_now = session.boundaries.enter_report()
     row = session.row + 1
     if checkpoint is None and session.registered:
-        checkpoint = _automatic_checkpoint(session, row)
+        checkpoint = _automatic_checkpoint(session, row, save_now)
     if checkpoint is None:  # what is said about one is meant for ranks that have one
         _post(session, wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier))
     else:
@@ -302,14 +332,15 @@ def report(
         _report_with_share(session, point, how)
     if barrier:
         session.service.wait_for_row(row)
-    session.boundaries.cross(can_checkpoint=False)
+    session.boundaries.leave_report()
 
 
 def _post(session: Session, point: wire.Point) -> None:
     """The report is made: from here on the rank's death does not undo it."""
+    training_step("report", progress.reports + 1)
     session.row = session.service.row = point.row
     session.mark.set(point.row)
-    progress.reports += 1
+    progress.report()
     session.service.post(point)
 
 
@@ -327,10 +358,10 @@ def _report_with_share(session: Session, point: wire.Point, how: saving.SaveOpti
             raise CheckpointError(f"The checkpoint of row {point.row} was not committed: {settled.error}")
 
 
-def _automatic_checkpoint(session: Session, row: int) -> Checkpoint | None:
+def _automatic_checkpoint(session: Session, row: int, save_now: bool) -> Checkpoint | None:
     from powertrain.worker.state import automatic_checkpoint
 
-    return automatic_checkpoint(session, row)
+    return automatic_checkpoint(session, row, save_now)
 
 
 def checkpoint_dir() -> CheckpointDirectory:
@@ -374,12 +405,45 @@ def get_all_reported_checkpoints(
 
 
 def should_checkpoint() -> bool:
-    """True when the run wants a checkpoint now, because it is about to end. Ask once per step on every rank.
+    """True when the run wants a checkpoint now: it is about to end, to lose workers or to get more. Ask once per step
+    on every rank; all get the same answer.
 
-    A loop that asks gets the chance to save before a stop or an interrupt: save, ``report`` the checkpoint, and the
-    run ends there.
+    A loop that asks gets the chance to save before that: save, ``report`` the checkpoint, and the function ends there.
     """
-    return current("should_checkpoint").boundaries.cross(can_checkpoint=True)
+    return current("should_checkpoint").boundaries.ask()
+
+
+@dataclass(frozen=True)
+class PreemptionInfo:
+    """Ranks that are about to be taken away."""
+
+    #: Unix milliseconds at which the first of them goes; None where nobody said.
+    deadline_ms: int | None
+    #: Ranks by the node that they are on.
+    preempted_node_to_ranks: dict[str, list[int]]
+
+    @property
+    def preempted_node_ids(self) -> list[str]:
+        """The nodes, sorted."""
+        return sorted(self.preempted_node_to_ranks)
+
+    @property
+    def preempted_ranks(self) -> list[int]:
+        """The ranks on all of them, sorted."""
+        return sorted({rank for ranks in self.preempted_node_to_ranks.values() for rank in ranks})
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """What is known of an end that this run, or some of its ranks, must come to soon; ``None`` while nothing is.
+
+    Ask as often on every rank, once per step: all get the same answer at the same place, without waiting for each
+    other. Save and ``report`` a checkpoint when it is not ``None``: the function ends at that report, and the run goes
+    on from there, now with fewer workers or when it is started again.
+    """
+    boundaries = current("get_preemption_info").boundaries
+    boundaries.ask()
+    known = boundaries.preemption
+    return PreemptionInfo(known.deadline_ms, dict(known.ranks)) if known is not None else None
 
 
 def get_checkpoint() -> Checkpoint | None:

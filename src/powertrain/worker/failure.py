@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import linecache
-import os
-import sysconfig
 import traceback
 from types import TracebackType
 
+from powertrain.trace.frames import OURS as _OURS
+from powertrain.trace.frames import is_users
 from powertrain.wire import ErrorReport
 
-_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_LIBRARIES = tuple(
-    os.path.join(path, "")
-    for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-)
 #: How a collective sounds when another rank has gone.
 _ECHOES = (
     "connection closed by peer",
@@ -92,7 +87,7 @@ def _without_ours(tb: TracebackType | None) -> TracebackType | None:
 def _users_frame(tb: TracebackType | None) -> traceback.FrameSummary | None:
     frames = traceback.extract_tb(tb)
     for frame in reversed(frames):
-        if not frame.filename.startswith((_OURS, *_LIBRARIES, "<frozen")):
+        if is_users(frame.filename):
             return frame
     return frames[-1] if frames else None
 

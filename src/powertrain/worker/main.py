@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ import msgspec
 
 from powertrain import wire
 from powertrain.storage import boundaries
+from powertrain.trace import stacks
 from powertrain.worker import context, failure
 from powertrain.worker.context import Place, Session
 from powertrain.worker.progress import Gate, StopRun, progress
 from powertrain.worker.service import Service
+from powertrain.worker.signals import NoticedSignals
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.uploader import Carrier
@@ -74,6 +77,7 @@ class Rank:
         self._local_function = local_function
         self._gate = Gate()
         progress.reset()
+        self._signals = NoticedSignals() if threading.current_thread() is threading.main_thread() else None
         self._service = Service(
             spec.door,
             self._place.rank,
@@ -83,6 +87,7 @@ class Rank:
             failed=self._service_failed,
             watch=watch,
             orphaned=orphaned,
+            signals=self._signals,
         )
         self._carrier: Carrier | None = None
         #: What the controller said at the end: see ``wire.Dismissed``.
@@ -119,6 +124,9 @@ class Rank:
         finally:
             context.close_session()
             self._service.close()
+            stacks.disarm()
+            if self._signals is not None:
+                self._signals.close()
             session.close()
             if self._carrier is not None:
                 self._carrier.close()
@@ -145,6 +153,8 @@ class Rank:
         """Seeds apart per rank and attempt, the launch directory on the path, the current GPU chosen."""
         if self._place.launch_dir and self._place.launch_dir not in sys.path:
             sys.path.insert(0, self._place.launch_dir)
+        if self._place.stacks:
+            stacks.arm(self._place.stacks)
         if self._local_function is None:
             _seed_everything(self._spec.seed, self._place.rank, self._place.attempt)
             _limit_threads()

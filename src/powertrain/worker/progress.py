@@ -9,53 +9,96 @@ takes the side threads to answer, so a rank inside a collective is never left al
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from powertrain.storage.boundaries import training_step
+from powertrain.wire import Goto, Preemption
 
 
 class Progress:
     """Counters of one rank. Written by the training thread, read by the service thread."""
 
-    __slots__ = ("batches", "phase", "reports", "steps")
+    __slots__ = ("awaits", "batches", "moved", "phase", "reports", "steps")
 
     def __init__(self) -> None:
         self.reports = 0
         self.steps = 0
         self.batches = 0
         self.phase = "set-up"
+        #: When one of the counters grew, by the monotonic clock.
+        self.moved = time.monotonic()
+        #: What the rank waits for on its wire: see ``wire.Beat``.
+        self.awaits = ""
+
+    def report(self) -> None:
+        """A report was made."""
+        self.reports += 1
+        self.moved = time.monotonic()
 
     def step(self, *_: object) -> None:
         """An optimizer step was made. Takes and ignores a hook's arguments."""
         self.steps += 1
+        self.moved = time.monotonic()
+        training_step("optimizer", self.steps)
 
     def batch(self) -> None:
         """A loader gave a batch."""
+        training_step("batch", self.batches + 1)
         self.batches += 1
+        self.moved = time.monotonic()
 
     def snapshot(self) -> tuple[int, int, int]:
         return self.reports, self.steps, self.batches
 
+    def collectives(self) -> int:
+        """Collectives begun on torch's default process group; -1 where there is none. Never imports torch."""
+        module = sys.modules.get("torch.distributed.distributed_c10d")
+        try:
+            if module is None or not module.is_initialized():
+                return -1
+            return int(module._get_default_group()._get_sequence_number_for_group())
+        except Exception:  # the group comes or goes at this moment, or its backend does not count
+            return -1
+
     def reset(self) -> None:
         """Begin a new attempt in the same process."""
         self.reports = self.steps = self.batches = 0
-        self.phase = "set-up"
+        self.phase, self.awaits = "set-up", ""
+        self.moved = time.monotonic()
 
 
 #: This process's counters.
 progress = Progress()
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """What is to be done at a boundary, and what is known from there on."""
+
+    #: "go", "stop" or "step": see ``wire.Goto``.
+    action: str = "go"
+    reason: str = ""
+    preemption: Preemption | None = None
+    resize_to: int = 0
+
+
+_GO_ON = Crossing()
+
+
 class Gate:
     """Counts boundaries and holds the training thread at one when asked to."""
-
-    GO = "go"
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._passed = 0
         self._hold: int | None = None
-        self._target: int | None = None
-        self._action = self.GO
-        self._reason = ""
+        self._target: Goto | None = None
+        #: Whether the loop can save when it is told to; asked when a hold is armed. Any thread.
+        self.can_save: Callable[[], bool] = lambda: False
 
     @property
     def passed(self) -> int:
@@ -67,11 +110,11 @@ class Gate:
             self._hold, self._target = hold, None
             return self._passed
 
-    def go_to(self, hold: int, boundary: int, action: str, reason: str) -> None:
-        """Let the rank run up to ``boundary`` and act there. Service thread."""
+    def go_to(self, goto: Goto) -> None:
+        """Let the rank run up to a boundary and act there. Service thread."""
         with self._changed:
-            if hold == self._hold:
-                self._target, self._action, self._reason = boundary, action, reason
+            if goto.hold == self._hold:
+                self._target = goto
                 self._changed.notify_all()
 
     def open(self) -> None:
@@ -80,17 +123,33 @@ class Gate:
             self._hold = self._target = None
             self._changed.notify_all()
 
-    def cross(self) -> tuple[str, str]:
-        """Pass one boundary; returns the action to take there and its reason. Training thread."""
+    def cross(self) -> Crossing:
+        """Pass one boundary; returns what to do there. Training thread."""
         with self._changed:
             self._passed += 1
+            return self._here() if self._hold is not None else _GO_ON
+
+    def stay(self, arrived: Callable[[int, int], None]) -> Crossing:
+        """Wait at a boundary that was reached with "step" to be sent on; ``arrived`` is told which. Training thread."""
+        with self._changed:
             if self._hold is None:
-                return self.GO, ""
-            self._changed.wait_for(lambda: self._hold is None or self._target is not None)
-            if self._hold is None or self._target is None or self._passed < self._target:
-                return self.GO, ""
+                return _GO_ON
+            arrived(self._hold, self._passed)
+            self._target = None
+            return self._here()
+
+    def _here(self) -> Crossing:
+        self._changed.wait_for(lambda: self._hold is None or self._target is not None)
+        target = self._target
+        if self._hold is None or target is None:
+            return _GO_ON
+        if target.action == "go":
             self._hold = self._target = None
-            return self._action, self._reason
+        elif self._passed < target.boundary:
+            return _GO_ON
+        elif target.action == "stop":
+            self._hold = self._target = None
+        return Crossing(target.action, target.reason, target.preemption, target.resize_to)
 
 
 class StopRun(BaseException):
@@ -101,26 +160,53 @@ class StopRun(BaseException):
 class Boundaries:
     """What a loop does at its boundaries: go on, save first, or end. Training thread only.
 
-    A loop that asks whether to checkpoint is not ended before it was told to: it saves, and ends at the report that
-    follows. Every rank crosses the same boundaries in the same order, so all come to the same end.
+    A loop whose state is registered ends at the agreed report, which saves it. One that asks whether to checkpoint is
+    not ended before it was told to: it saves, and ends at the report that follows. Any other ends at the agreed report.
+    Every rank crosses the same boundaries in the same order, so all come to the same end.
     """
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(
+        self,
+        gate: Gate,
+        is_registered: Callable[[], bool] = lambda: False,
+        arrived: Callable[[int, int], None] = lambda hold, boundary: None,
+    ) -> None:
+        """``arrived`` is called with hold and boundary where this rank waits to be sent on."""
+        self._gate, self._is_registered, self._arrived = gate, is_registered, arrived
+        gate.can_save = lambda: self._asks or self._is_registered()
         self._stop_reason = ""
-        self._asks = self._told = False
+        self._asks = self._told = self._steps = False
+        #: What is known since the newest agreed boundary: the same on every rank at the same place of its loop.
+        self.preemption: Preemption | None = None
+        self.resize_to = 0
 
-    def cross(self, *, can_checkpoint: bool) -> bool:
-        """Pass a boundary; True when the run asks for a checkpoint here. Raises :class:`StopRun` to end."""
-        action, reason = self._gate.cross()
-        if action == "stop":
-            self._stop_reason = reason or "the run is ending"
-        self._asks |= can_checkpoint
-        if not self._stop_reason:
-            return False
-        if can_checkpoint:
-            self._told = True
-            return True
-        if self._asks and not self._told:
-            return False
-        raise StopRun(self._stop_reason)
+    def ask(self) -> bool:
+        """Pass a boundary at which the loop asks what to do; True when it is to save now."""
+        self._asks = True
+        self._take(self._gate.cross())
+        self._stay()
+        self._told |= bool(self._stop_reason)
+        return bool(self._stop_reason)
+
+    def enter_report(self) -> bool:
+        """Pass the boundary of a report; True when the run's state is to be saved with it."""
+        self._take(self._gate.cross())
+        return bool(self._stop_reason) and not self._told and self._is_registered()
+
+    def leave_report(self) -> None:
+        """The report is made. Raises :class:`StopRun` where the run ends here."""
+        self._stay()
+        if self._stop_reason and (self._told or not self._asks or self._is_registered()):
+            raise StopRun(self._stop_reason)
+
+    def _stay(self) -> None:
+        while self._steps:
+            self._take(self._gate.stay(self._arrived))
+
+    def _take(self, crossing: Crossing) -> None:
+        self._steps = crossing.action == "step"
+        if crossing.action == "stop":
+            self._stop_reason = crossing.reason or "the run is ending"
+        if crossing is not _GO_ON:
+            self.preemption = crossing.preemption or self.preemption
+            self.resize_to = crossing.resize_to

@@ -21,8 +21,10 @@ from typing import Any, Union
 import msgspec
 
 from powertrain import wire
+from powertrain.trace import stacks
 from powertrain.worker import values
 from powertrain.worker.progress import Gate, Progress
+from powertrain.worker.signals import NoticedSignals
 
 #: Seconds within which messages are gathered into one batch, once one has just been sent.
 _GATHER = 0.003
@@ -31,6 +33,10 @@ _BATCH = 256
 #: Reports kept in memory; more go to the spill file.
 _MEMORY_LIMIT = 20_000
 _BEAT_EVERY = 1.0
+#: Signals within so many seconds of each other are one.
+_SAME_NOTICE = 0.3
+#: Seconds without a word of the run, or since its end, after which a process that was asked to end does so.
+_LEFT_ALONE = 2.0
 _NOTHING = wire.Opened(sync=0)
 #: What the training thread can wait for.
 Answer = Union[wire.Opened, wire.Settled, wire.Reported]
@@ -51,11 +57,15 @@ class Service:
         failed: Callable[[], None] = lambda: None,
         watch: int = -1,
         orphaned: Callable[[], None] = lambda: None,
+        signals: NoticedSignals | None = None,
     ) -> None:
         """``failed`` is called, on this thread, should it break: the rank is deaf and dumb then, and must end.
-        ``watch`` is a descriptor whose readiness means the run is gone; then ``orphaned`` is called."""
+        ``watch`` is a descriptor whose readiness means the run is gone; then ``orphaned`` is called. The run is told
+        of ``signals`` that ask this process to end."""
         self._gate, self._progress = gate, progress
         self._watch, self._orphaned, self._broken = watch, orphaned, failed
+        self._signals, self._notices, self._noticed_at = signals, 0, 0.0
+        self._dismissed_at = float("inf")
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
         self.commands: queue.SimpleQueue[wire.FromController] = queue.SimpleQueue()
         #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
@@ -71,7 +81,8 @@ class Service:
         self._when_over: list[Callable[[], None]] = []
         #: The rank's newest row, for the envelope.
         self.row = 0
-        self._last_counts, self._moved = (0, 0, 0), time.monotonic()
+        self._rank = rank
+        self._stood = _StoodStill()
         self._awake = False
         self._closing = False
         self._deadline = 0.0
@@ -99,7 +110,7 @@ class Service:
         """Send, and wait until every rank has arrived or one never will."""
         waiter = self._waiter("sync", message.sync)
         self.say(message)
-        answer = waiter.wait()
+        answer = self._wait(waiter, message.kind)
         return answer if isinstance(answer, wire.Opened) else _NOTHING
 
     def wait_for_row(self, row: int) -> None:
@@ -107,14 +118,14 @@ class Service:
         waiter = self._waiter("row", row)
         if self._closed_rows >= row:
             waiter.set(_NOTHING)
-        waiter.wait()
+        self._wait(waiter, f"row {row}")
 
     def wait_settled(self, row: int) -> wire.Settled | None:
         """Wait until the checkpoint of ``row`` is committed or has failed; None when the run ends before that.
 
         Before the report of ``row`` is posted, call :meth:`expect_settled`.
         """
-        answer = self._waiter("settled", row).wait()
+        answer = self._wait(self._waiter("settled", row), f"commit of row {row}")
         return answer if isinstance(answer, wire.Settled) else None
 
     def expect_settled(self, row: int) -> None:
@@ -126,8 +137,16 @@ class Service:
         self._asks += 1
         waiter = self._waiter("ask", self._asks)
         self.post(wire.AskCheckpoints(ask=self._asks, row=row, validated=validated, timeout=timeout))
-        answer = waiter.wait()
+        answer = self._wait(waiter, "checkpoints")
         return list(answer.checkpoints) if isinstance(answer, wire.Reported) else []
+
+    def _wait(self, waiter: _Waiter, what: str) -> Answer:
+        """The waiter's answer; beats say meanwhile that the rank waits for ``what``."""
+        self._progress.awaits = what
+        try:
+            return waiter.wait()
+        finally:
+            self._progress.awaits = ""
 
     def close(self, timeout: float = 10.0) -> None:
         """Send what is queued, wait for its acknowledgement, end the thread."""
@@ -141,11 +160,20 @@ class Service:
     def _run(self) -> None:
         if self._watch >= 0:
             self._link.watch(self._watch)
+        if self._signals is not None:
+            self._link.watch(self._signals.descriptor)
         last_send = last_beat = 0.0
         try:
             while True:
-                commands, watched = self._link.poll(self._pause(last_send, last_beat))
+                pause, asleep = self._pause(last_send, last_beat), time.monotonic()
+                commands, watched = self._link.poll(pause)
+                self._stood.woke(asleep + pause, time.monotonic())
+                if self._watch in watched:
+                    self._orphaned()
+                    return
                 if watched:
+                    self._hear_signals()
+                if self._is_left_alone():
                     self._orphaned()
                     return
                 for command in commands:
@@ -166,6 +194,24 @@ class Service:
             self._release_waiters()
             self._link.close()
             self._spill.close()
+
+    def _hear_signals(self) -> None:
+        """Pass a signal on. A scheduler and a launcher may both send one for the same cause: what comes at the same
+        moment is one."""
+        assert self._signals is not None
+        for number in self._signals.take():
+            now = time.monotonic()
+            if now - self._noticed_at > _SAME_NOTICE:
+                self._noticed_at = now
+                self._notices += 1
+                self._urgent.append(wire.Noticed(signal=number.name, times=self._notices))
+
+    def _is_left_alone(self) -> bool:
+        """True for a process that was asked to end and whose run is over, or does not answer: nothing is left to wait
+        for, and its main thread may wait for a rank that is gone."""
+        if not self._notices:
+            return False
+        return self._link.silence > _LEFT_ALONE or time.monotonic() - self._dismissed_at > _LEFT_ALONE
 
     def _failed(self, error: BaseException) -> None:
         """A fault of ours; without this thread nobody would ever learn of it."""
@@ -222,22 +268,54 @@ class Service:
         return not (self._ordered or self._urgent or self._spill) and self._link.settled
 
     def _beat(self, now: float) -> wire.Beat:
-        reports, steps, batches = counts = self._progress.snapshot()
-        if counts != self._last_counts:
-            self._last_counts, self._moved = counts, now
+        progress = self._progress
+        reports, steps, batches = progress.snapshot()
+        moved = progress.moved
+        where, debugged = self._look()
         return wire.Beat(
             reports=reports,
             steps=steps,
             batches=batches,
-            idle=now - self._moved,
-            phase=self._progress.phase,
+            idle=max(0.0, now - moved - self._stood.since(moved)),
+            phase=progress.phase,
+            row=self.row,
+            collectives=progress.collectives(),
+            awaits=progress.awaits,
+            where=where,
+            debugged=debugged,
         )
+
+    @staticmethod
+    def _look() -> tuple[wire.Where | None, bool]:
+        """Where the training thread is, and whether a debugger holds it. A rank is not ended because looking failed."""
+        try:
+            main = stacks.main_frame()
+            return stacks.own_where(main), stacks.own_debugged(main)
+        except Exception:
+            return None, False
+
+    def _stacks(self, ask: int) -> wire.Stacks:
+        """What this process, and those that it has started, are doing."""
+        title, pid = f"rank {self._rank}", os.getpid()
+        try:
+            found = [
+                stacks.own_process(title),
+                *stacks.children_stacks(pid, title, stacks.dump_path()),
+            ]
+        except Exception as error:
+            remark = f"It could not look at itself: {type(error).__name__}: {error}."
+            found = [wire.ProcessStack(pid=pid, title=title, state="running", remark=remark)]
+        return wire.Stacks(ask=ask, processes=found)
 
     def _handle(self, command: wire.FromController) -> None:
         if isinstance(command, wire.Hold):
-            self._urgent.append(wire.Held(hold=command.hold, boundary=self._gate.arm(command.hold)))
+            can_save = self._gate.can_save()
+            held = wire.Held(hold=command.hold, boundary=self._gate.arm(command.hold), can_save=can_save)
+            self._urgent.append(held)
         elif isinstance(command, wire.Goto):
-            self._gate.go_to(command.hold, command.boundary, command.action, command.reason)
+            self._gate.go_to(command)
+        elif isinstance(command, wire.Inspect):
+            self._urgent.append(self._stacks(command.ask))
         elif isinstance(command, wire.Opened):
             self._waiter("sync", command.sync).set(command)
         elif isinstance(command, wire.RowClosed):
@@ -252,6 +330,8 @@ class Service:
         elif isinstance(command, wire.Reported):
             self._answer(("ask", command.ask), command)
         else:
+            if isinstance(command, wire.Dismissed):
+                self._dismissed_at = time.monotonic()
             self.commands.put(command)
 
     def _close_row(self, row: int) -> None:
@@ -295,6 +375,28 @@ def _finished(message: wire.FromWorker) -> wire.FromWorker:
     if isinstance(message, wire.Point) and values.is_pending(message.metrics):
         return msgspec.structs.replace(message, metrics=values.resolve(message.metrics))
     return message
+
+
+class _StoodStill:
+    """Times in which the whole process stood still: its side thread was woken later than it had asked to be."""
+
+    #: Seconds late that a busy machine explains.
+    _USUAL = 1.0
+
+    def __init__(self) -> None:
+        #: (when it ended, seconds), oldest first.
+        self._times: deque[tuple[float, float]] = deque(maxlen=100)
+
+    def woke(self, due: float, now: float) -> None:
+        """The thread was to be woken at ``due`` and was woken ``now``."""
+        if now - due > self._USUAL:
+            self._times.append((now, now - due))
+
+    def since(self, moment: float) -> float:
+        """How many seconds of those after ``moment`` the process stood still. Forgets what was before it."""
+        while self._times and self._times[0][0] <= moment:
+            self._times.popleft()
+        return sum(min(seconds, ended - moment) for ended, seconds in self._times)
 
 
 class _Waiter:

@@ -161,10 +161,10 @@ def _stateful(objects: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in objects.items() if kind_of(value) != "value"}
 
 
-def automatic_checkpoint(session: Session, row: int) -> Checkpoint | None:
+def automatic_checkpoint(session: Session, row: int, save_now: bool = False) -> Checkpoint | None:
     """The checkpoint that the run saves by itself with this row, ``None`` where none is due."""
     frequency = session.place.checkpoint_frequency
-    due = frequency > 0 and row % frequency == 0
+    due = save_now or (frequency > 0 and row % frequency == 0)
     return _save(session, session.registered) if due and session.registered else None
 
 

@@ -1,0 +1,129 @@
+"""Locks on files and directories of this user that tell who lives: the kernel lets go of them when a process ends.
+
+A number of a process tells less: another container has other numbers, and numbers are used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from powertrain.errors import EngineError
+
+#: How often a directory that somebody removes again and again is made anew.
+_TRIES = 1000
+#: Descriptors that a forked child closes, so that what its parent holds is free when the parent ends.
+_ours_alone: set[int] = set()
+_guard = threading.Lock()
+
+
+def _close_in_child() -> None:
+    for descriptor in _ours_alone:
+        os.close(descriptor)
+    _ours_alone.clear()
+    _guard.release()
+
+
+# A fork waits for the guard, so no child is born between an opening and its entry in the table.
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_close_in_child)
+
+
+def open_unshared(path: Path, flags: int, mode: int = 0o600) -> int:
+    """A descriptor that no forked child keeps. To be closed with :func:`let_go`."""
+    with _guard:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        _ours_alone.add(descriptor)
+    return descriptor
+
+
+def let_go(descriptor: int) -> None:
+    """Unlock and close. Closing is not enough: a forked child may have the same open file."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with _guard:
+        _ours_alone.discard(descriptor)
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock without waiting; False when another open file has the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked_directory(directory: Path) -> Iterator[None]:
+    """Hold a directory, made if absent; refuses one that is not of this user's own. Whoever holds it may remove it."""
+    descriptor = _lock_directory(directory)
+    try:
+        yield
+    finally:
+        let_go(descriptor)
+
+
+def make_private_directory(directory: Path) -> None:
+    """Make it if absent, for this user only; refuses a link, and a directory of somebody else."""
+    found = _made_or_found(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise EngineError(
+            f"{directory} is a symbolic link or belongs to another user, so sockets and scratch files would not be "
+            "safe there. Set XDG_RUNTIME_DIR or TMPDIR to a directory of your own."
+        )
+
+
+def _made_or_found(directory: Path) -> os.stat_result:
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(mode=0o700)
+            return directory.lstat()
+        except FileNotFoundError as error:
+            if not tries_left:
+                raise unusable(directory, error) from error
+        except OSError as error:
+            raise unusable(directory, error) from error
+    raise AssertionError("the last try returns or raises")
+
+
+def unusable(path: Path, error: OSError) -> EngineError:
+    """What to say when the operating system refuses something in a runtime directory."""
+    return EngineError(
+        f"{path} cannot be used for the sockets, scratch files and claims of this user's runs: {error.strerror}. Set "
+        "XDG_RUNTIME_DIR or TMPDIR to a directory of your own that can be written to."
+    )
+
+
+def _lock_directory(directory: Path) -> int:
+    while True:
+        make_private_directory(directory)
+        try:
+            descriptor = open_unshared(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # its last holder has just removed it
+        except OSError as error:
+            raise unusable(directory, error) from error
+        try:
+            os.fchmod(descriptor, 0o700)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(directory, descriptor):
+                return descriptor
+        except OSError as error:
+            let_go(descriptor)
+            raise unusable(directory, error) from error
+        let_go(descriptor)
+
+
+def _is_at(directory: Path, descriptor: int) -> bool:
+    """False when the directory was removed while its lock was waited for."""
+    try:
+        return os.path.samestat(os.stat(directory, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

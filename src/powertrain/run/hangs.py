@@ -1,0 +1,240 @@
+"""Watching for hangs: the watchdog decides, this asks the ranks what they are doing and keeps what they say.
+
+When a rank has stood still for a while, every rank is asked over the wire for the stacks of its threads and of the
+processes it has started; whoever does not answer is looked at from outside, on a thread, because that may take seconds.
+So they are at hand when the notice is due.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain import wire
+from powertrain.engine import base
+from powertrain.run import events as ev
+from powertrain.run import failures
+from powertrain.run.attempt import Attempt, Member
+from powertrain.run.hang_report import Verdict, explain
+from powertrain.run.spec import RunSpec
+from powertrain.run.watchdog import Act, Notice, Suspect, Watchdog, Withdrawn
+from powertrain.storage import Storage
+from powertrain.trace.stacks import text
+
+#: Seconds in which a rank that still answers has answered.
+_ANSWER_WITHIN = 0.5
+#: Seconds that a notice waits for a look that is under way.
+_LOOK_WITHIN = 2.0
+#: Seconds that the end of a run waits for a look that is under way.
+_LOOK_GRACE = 5.0
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was seen of a rank from outside. Posted to the controller's own thread."""
+
+    ask: int
+    rank: int
+    found: base.Inspection
+
+
+class Hangs:
+    """The watch over one attempt at a time. The controller's thread only, but for ``_look_from_outside``."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: base.Engine,
+        storage: Storage,
+        send: Callable[[Member, wire.FromController], None],
+        post: Callable[[Any], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """``send`` is called on the controller's thread; ``post`` and ``say`` on any, to reach it."""
+        self._spec, self._engine, self._storage = spec, engine, storage
+        self._send, self._post, self._say = send, post, say
+        self._attempt: Attempt | None = None
+        self._dog: Watchdog | None = None
+        self._asks, self._kept = 0, 0
+        self._stacks: dict[int, Sequence[wire.ProcessStack]] = {}
+        #: When those who have not answered are looked at from outside; inf when nobody is asked.
+        self._outside_at = float("inf")
+        #: Ranks that are being looked at from outside, and a notice that waits for what is seen, until when.
+        self._looking: set[int] = set()
+        self._waiting: Notice | None = None
+        self._wait_until = float("inf")
+        #: The ranks that a notice was told of which has not been withdrawn, and when they were seen to move last.
+        self._told: tuple[tuple[int, ...], float] | None = None
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, attempt: Attempt) -> None:
+        """Training has begun."""
+        self.forget()
+        self._attempt = attempt
+        self._dog = Watchdog(attempt.world_size, time.monotonic(), timeout=self._spec.hang_timeout)
+        self._stacks = {}
+
+    def forget(self) -> None:
+        """There is nothing to watch now."""
+        self._attempt = self._dog = self._waiting = self._told = None
+        self._looking = set()
+        self._outside_at = self._wait_until = float("inf")
+
+    def close(self) -> None:
+        """Wait for looks that are under way."""
+        self.forget()
+        for thread in self._threads:
+            thread.join(_LOOK_GRACE)
+
+    # -- what is known
+
+    def beat(self, member: Member, beat: wire.Beat) -> None:
+        if self._dog is not None and member.attempt is self._attempt:
+            self._dog.beat(member.rank, beat, time.monotonic())
+
+    def moved(self, rank: int) -> None:
+        """A report of the rank has come."""
+        if self._dog is not None:
+            self._dog.row(rank, time.monotonic())
+
+    def ended(self, member: Member) -> None:
+        """The rank's function is over."""
+        if self._dog is not None and member.attempt is self._attempt:
+            self._dog.ended(member.rank, time.monotonic())
+
+    def stood_still(self, seconds: float) -> None:
+        """This process itself did not run."""
+        if self._dog is not None:
+            self._dog.stood_still(seconds)
+
+    def answered(self, member: Member, message: wire.Stacks) -> None:
+        if message.ask == self._asks and member.attempt is self._attempt:
+            self._stacks[member.rank] = message.processes
+
+    def looked(self, looked: Looked) -> None:
+        if looked.ask != self._asks or self._dog is None:
+            return
+        found = looked.found
+        seen = wire.ProcessStack(pid=found.pid, title=f"rank {looked.rank}", state=found.state)
+        self._stacks.setdefault(looked.rank, found.processes or (seen,))
+        self._looking.discard(looked.rank)
+        if not self._looking and self._waiting is not None:
+            self._wait_until = float("-inf")
+        if found.debugged:
+            self._dog.held_by_debugger(looked.rank, time.monotonic())
+
+    # -- what follows
+
+    def due(self) -> float | None:
+        """When to look again."""
+        return None if self._dog is None else min(self._dog.due(), self._outside_at, self._wait_until)
+
+    def look(self, now: float) -> list[ev.HangNoticed | ev.HangOver | list[ev.WorkerFailure]]:
+        """What is to be told, or to be done: the failures of ranks that hang for too long."""
+        if self._dog is None or self._attempt is None:
+            return []
+        if now >= self._outside_at:
+            self._look_from_outside()
+        decision = self._dog.look(now)
+        if isinstance(decision, Suspect):
+            self._ask(now)
+        elif isinstance(decision, Notice):
+            if self._outside_at != float("inf"):
+                self._look_from_outside()
+            self._waiting = decision
+            self._wait_until = now + _LOOK_WITHIN if self._looking else now
+        elif isinstance(decision, Withdrawn):
+            return self._withdrawn(self._attempt, decision)
+        elif isinstance(decision, Act) and self._spec.on_hang != "report":
+            return [failures.hung(self._attempt, self._explained(decision), decision.seconds)]
+        if self._waiting is not None and now >= self._wait_until:
+            notice, self._waiting, self._wait_until = self._waiting, None, float("inf")
+            self._told = notice.ranks, now - notice.seconds
+            return [self._noticed(self._attempt, self._explained(notice), notice.seconds)]
+        return []
+
+    def _withdrawn(
+        self, attempt: Attempt, decision: Withdrawn
+    ) -> list[ev.HangNoticed | ev.HangOver | list[ev.WorkerFailure]]:
+        """It moves again; nothing to say where the notice had not been told yet."""
+        told = self._waiting is None
+        self._waiting, self._told, self._wait_until = None, None, float("inf")
+        return [self._over(attempt, decision.ranks, decision.seconds)] if told else []
+
+    def all_ended(self) -> list[ev.HangOver]:
+        """Every function has come to its end: what was noticed before is over."""
+        if self._told is None or self._attempt is None:
+            return []
+        (ranks, since), self._told = self._told, None
+        return [self._over(self._attempt, ranks, time.monotonic() - since)]
+
+    @staticmethod
+    def _over(attempt: Attempt, ranks: tuple[int, ...], seconds: float) -> ev.HangOver:
+        return ev.HangOver(time=time.time(), attempt=attempt.number, seconds=round(seconds, 1), ranks=ranks)
+
+    def _explained(self, decision: Notice | Act) -> Verdict:
+        return explain(decision.states, self._stacks, decision.seconds)
+
+    def _ask(self, now: float) -> None:
+        assert self._attempt is not None
+        self._asks += 1
+        self._stacks = {}
+        for member in self._attempt.running():
+            self._send(member, wire.Inspect(ask=self._asks))
+        self._outside_at = now + _ANSWER_WITHIN
+
+    def _look_from_outside(self) -> None:
+        """Look at those who have not answered, on a thread."""
+        assert self._attempt is not None
+        self._outside_at = float("inf")
+        silent = [member for member in self._attempt.running() if member.rank not in self._stacks]
+        ask, self._looking = self._asks, {member.rank for member in silent}
+
+        def look() -> None:
+            for member in silent:
+                self._post(Looked(ask, member.rank, self._engine.inspect(member.placement.slot, stacks=True)))
+
+        if silent:
+            self._start(look)
+
+    def _noticed(self, attempt: Attempt, verdict: Verdict, seconds: float) -> ev.HangNoticed:
+        frame = verdict.frame
+        return ev.HangNoticed(
+            time=time.time(),
+            attempt=attempt.number,
+            row=verdict.row,
+            ranks=verdict.culprits,
+            waiting=verdict.waiting,
+            seconds=round(seconds, 1),
+            message=verdict.message,
+            file=frame.file if frame else "",
+            line=frame.line if frame else 0,
+            function=frame.function if frame else "",
+            source=frame.source if frame else "",
+            stacks=self._keep(attempt, verdict),
+        )
+
+    def _keep(self, attempt: Attempt, verdict: Verdict) -> str:
+        """Put all stacks into the run's directory; returns where. A thread writes them: storage may be slow."""
+        self._kept += 1
+        place = f"stacks/attempt-{attempt.number}-hang-{self._kept}.txt"
+        pages = [process for rank in sorted(self._stacks) for process in self._stacks[rank]]
+        page = f"{verdict.message}\n\n{text(pages)}".encode()
+
+        def put() -> None:
+            try:
+                self._storage.put(place, page)
+            except Exception as error:
+                self._say(f"The stacks of ranks that hang could not be kept in {place} ({error}).")
+
+        self._start(put)
+        return place
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=work, name="powertrain-hangs", daemon=True)
+        self._threads.append(thread)
+        thread.start()

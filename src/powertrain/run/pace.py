@@ -1,0 +1,102 @@
+"""How one rank gets on: when it moved last, how long a step usually takes, where it has been seen since. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from powertrain import wire
+
+#: Gaps between moves that the usual step is taken from; places that are remembered of one pause.
+_GAPS = 15
+_PLACES = 200
+
+#: A line of the user's code.
+Place = tuple[str, int]
+
+
+@dataclass
+class Pace:
+    """One rank's. ``moved_at`` is when its clock started: its last move, or what excuses it since."""
+
+    rank: int
+    moved_at: float
+    heard_at: float
+    #: When what it is inside of, or waits for, changed last; and when its line did.
+    waits_since: float
+    placed_at: float
+    #: Its last move as beats tell: reports that arrive between them say nothing of how many steps they stand for.
+    counted_at: float
+    over_at: float | None = None
+    beat: wire.Beat | None = None
+    collectives: int = -1
+    #: True once it has made its first step; and once a beat has shown that.
+    begun: bool = False
+    counted: bool = False
+    moves: int = 0
+    #: What the first step took, the set-up included.
+    first_step: float = 0.0
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS))
+    place: Place | None = None
+    #: Where it has been seen since its last move.
+    places: set[Place] = field(default_factory=set)
+
+    @classmethod
+    def starting(cls, rank: int, now: float) -> Pace:
+        """A rank whose function is called now."""
+        return cls(rank, now, now, now, now, now)
+
+    @property
+    def usual(self) -> float:
+        """Seconds between two moves, usually; 0 before that is known."""
+        return median_low(self.gaps) if self.gaps else 0.0
+
+    def shift(self, seconds: float) -> None:
+        """Make everything that happened so many seconds later."""
+        for name in ("moved_at", "heard_at", "waits_since", "placed_at", "counted_at"):
+            setattr(self, name, getattr(self, name) + seconds)
+        if self.over_at is not None:
+            self.over_at += seconds
+
+    def restart(self, now: float) -> None:
+        """Count nothing before ``now``."""
+        self.moved_at = self.waits_since = self.placed_at = self.counted_at = now
+
+    def growth(self, beat: wire.Beat) -> int:
+        """Steps that a new beat shows: one step may be a batch, an optimizer step and a report all at once."""
+        old = self.beat
+        if old is None:
+            return max(beat.reports, beat.steps, beat.batches)
+        return max(0, beat.reports - old.reports, beat.steps - old.steps, beat.batches - old.batches)
+
+    def count(self, moved_at: float, grown: int) -> None:
+        """Take a gap between moves from a beat that shows ``grown`` of them, the last at ``moved_at``."""
+        elapsed = moved_at - self.counted_at
+        self.counted_at = moved_at
+        if elapsed > 0 and self.counted:
+            self.gaps.append(elapsed / grown)
+        elif elapsed > 0:
+            self.first_step = elapsed / grown
+
+    def take(self, beat: wire.Beat, now: float) -> None:
+        """Keep a beat: it is the newest from here on."""
+        if self.beat is None or _waiting_part(self.beat) != _waiting_part(beat):
+            self.waits_since = now
+        place = (beat.where.frame.file, beat.where.frame.line) if beat.where else None
+        if place != self.place:
+            self.place, self.placed_at = place, now
+        if place is not None and len(self.places) < _PLACES:
+            self.places.add(place)
+        if beat.collectives >= 0:
+            self.collectives = beat.collectives
+        # A first batch alone is no step: compiling the model comes after it.
+        self.counted |= beat.reports + beat.steps > 0 or beat.batches > 1
+        self.begun |= self.counted
+        self.heard_at, self.beat = now, beat
+
+
+def _waiting_part(beat: wire.Beat) -> tuple[object, ...]:
+    where = beat.where
+    spot = (where.frame.file, where.frame.line, where.inside, where.call) if where else None
+    return spot, beat.awaits, beat.collectives

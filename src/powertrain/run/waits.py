@@ -1,0 +1,218 @@
+"""Who waits for whom, and so who holds everybody up. Pure: what is known of each rank in, ranks out.
+
+A rank that stands still is to blame only if it waits for nobody. One that waits for a rank which still moves is not,
+and neither is that rank: a long evaluation on rank 0 holds the others up and is no hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from powertrain import wire
+
+#: What ``Beat.awaits`` says at a meeting of all ranks over the run's own wire.
+_MEETINGS = ("barrier", "broadcast_from_rank_zero")
+_ROWS = ("row ", "commit of row ")
+
+#: Why nothing goes on: see :class:`Blame`.
+STUCK = "stuck"
+GONE = "gone"
+CIRCLE = "circle"
+ALL_CAME = "all came"
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What is known of one rank at one moment."""
+
+    rank: int
+    #: Its newest beat; None where none has come.
+    beat: wire.Beat | None
+    #: Seconds since it moved, and since it was heard of.
+    idle: float
+    unheard: float
+    #: True when it has not moved for longer than is usual.
+    still: bool = False
+    #: True when its beats have stopped coming.
+    silent: bool = False
+    #: True when its function has ended.
+    over: bool = False
+    #: True once it has made its first step.
+    begun: bool = True
+    #: Collectives that it has begun, as far as is known; -1 for unknown. A rank that is over no longer tells.
+    collectives: int = -1
+    #: Seconds between its moves, usually; 0 where that is not known.
+    usual: float = 0.0
+
+    @property
+    def frame(self) -> wire.Frame | None:
+        """The user's line that it was at last."""
+        return self.beat.where.frame if self.beat and self.beat.where else None
+
+    @property
+    def inside(self) -> str:
+        """What its main thread is inside of (see ``wire.Where``); "" for a rank that does not tell any more."""
+        told = self.beat is not None and not self.silent and not self.over
+        return self.beat.where.inside if told and self.beat and self.beat.where else ""
+
+    @property
+    def awaits(self) -> str:
+        return self.beat.awaits if self.beat and not self.over else ""
+
+    @property
+    def row(self) -> int:
+        return self.beat.row if self.beat else 0
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Why nothing goes on.
+
+    ``STUCK``: the culprits stand still and wait for nobody. ``GONE``: ranks wait for others whose functions have ended.
+    ``CIRCLE``: ranks wait for each other. ``ALL_CAME``: all are in the same collective, and it does not end; there is
+    no culprit then.
+    """
+
+    kind: str
+    culprits: tuple[int, ...]
+    #: Those who wait for the culprits, directly or through others.
+    waiting: tuple[int, ...]
+    #: Those who are over and are waited for.
+    gone: tuple[int, ...] = ()
+
+
+def is_saving(beat: wire.Beat | None) -> bool:
+    """True while a rank is saving a checkpoint, or waits for one to be committed."""
+    return beat is not None and (beat.phase == "checkpoint" or beat.awaits.startswith("commit"))
+
+
+def waits_for(states: Sequence[RankState]) -> dict[int, frozenset[int]]:
+    """Whom each rank waits for; nobody for ranks that are over or silent: what they said last may be outdated."""
+    found: dict[tuple[str, int], frozenset[int]] = {}
+    waits: dict[int, frozenset[int]] = {}
+    for state in states:
+        what = _awaited(state)
+        if what is None:
+            waits[state.rank] = frozenset()
+            continue
+        if what not in found:
+            found[what] = _those_missing(what, states)
+        waits[state.rank] = found[what] - {state.rank}
+    return {s.rank: waits[s.rank] or _behind(s, states, waits) for s in states}
+
+
+def awaited_row(state: RankState) -> int | None:
+    """The row that it waits for all ranks to report."""
+    for prefix in _ROWS:
+        number = state.awaits.removeprefix(prefix)
+        if number != state.awaits and number.isdigit():
+            return int(number)
+    return None
+
+
+def at_meeting(state: RankState) -> bool:
+    return state.awaits in _MEETINGS
+
+
+def _awaited(state: RankState) -> tuple[str, int] | None:
+    if state.silent or state.over:
+        return None
+    row = awaited_row(state)
+    if row is not None:
+        return ("row", row)
+    if at_meeting(state):
+        return ("meeting", 0)
+    return ("collective", state.collectives) if state.inside == "collective" else None
+
+
+def _those_missing(what: tuple[str, int], states: Sequence[RankState]) -> frozenset[int]:
+    """The ranks that have not come to what is awaited."""
+    kind, number = what
+    if kind == "row":  # a rank that is over takes no part in rows it did not reach
+        return frozenset(s.rank for s in states if not s.over and s.row < number)
+    if kind == "meeting":
+        missing = [s for s in states if not at_meeting(s)]
+        return frozenset(s.rank for s in missing if not s.over) or frozenset(s.rank for s in missing)
+    behind = frozenset(s.rank for s in states if 0 <= s.collectives < number)
+    if behind:
+        return behind
+    # Collectives of another group, or of a backend that does not count: whoever is in none may be the one.
+    outside = [s for s in states if s.inside != "collective" and not s.collectives > number >= 0]
+    return frozenset(s.rank for s in outside if not s.over) or frozenset(s.rank for s in outside)
+
+
+def _behind(
+    own: RankState, states: Sequence[RankState], waits: Mapping[int, frozenset[int]]
+) -> frozenset[int]:
+    """Whom a rank that stands still in its own code waits for on its device: those who have begun fewer collectives.
+
+    Collectives on a GPU do not hold the thread that begins them; it stands wherever it needs a result next.
+    """
+    if not own.still or own.silent or own.over or own.inside == "loader":
+        return frozenset()
+    return frozenset(
+        s.rank
+        for s in states
+        if (s.over or s.still) and not waits[s.rank] and 0 <= s.collectives < own.collectives
+    )
+
+
+def find_blame(states: Sequence[RankState]) -> Blame | None:
+    """Who holds the run up; ``None`` while every rank that stands still waits for one that moves."""
+    waits = waits_for(states)
+    live = [s.rank for s in states if not s.over]
+    still = {s.rank for s in states if s.still and not s.over}
+    free = {rank for rank in still if not waits[rank]}
+    if len(live) > 1 and all(s.rank in free and s.inside == "collective" for s in states if not s.over):
+        return Blame(ALL_CAME, (), tuple(live))
+    if free:
+        return Blame(STUCK, tuple(sorted(free)), _leading_to(free, live, waits))
+    gone = {s.rank for s in states if s.over and any(s.rank in waits[rank] for rank in still)}
+    if gone:
+        return _for_those_gone(gone, live, waits)
+    moving = set(live) - still
+    circle = still - set(_leading_to(moving, live, waits))
+    return _in_circle(circle, [s for s in states if s.rank in circle], waits) if circle else None
+
+
+def _leading_to(
+    targets: Collection[int], ranks: Iterable[int], waits: Mapping[int, frozenset[int]]
+) -> tuple[int, ...]:
+    """Those of ``ranks`` that wait for one of ``targets``, directly or through others; without the targets."""
+    reached, candidates = set(targets), set(ranks) - set(targets)
+    while found := {rank for rank in candidates if waits[rank] & reached}:
+        reached |= found
+        candidates -= found
+    return tuple(sorted(reached - set(targets)))
+
+
+def _for_those_gone(gone: set[int], live: list[int], waits: Mapping[int, frozenset[int]]) -> Blame:
+    """Either those who are over left a collective out, or those who wait made one too many: the fewer are to blame."""
+    waiting = _leading_to(gone, live, waits)
+    over = tuple(sorted(gone))
+    if len(waiting) < len(over):
+        return Blame(GONE, waiting, (), over)
+    return Blame(GONE, over, waiting, over)
+
+
+def _in_circle(circle: set[int], members: list[RankState], waits: Mapping[int, frozenset[int]]) -> Blame:
+    core = set(circle)
+    while outer := {rank for rank in core if not any(rank in waits[other] for other in core)}:
+        core -= outer  # nobody waits for them: they lead into the circle and are not part of it
+    culprits = _odd_ones([s for s in members if s.rank in core])
+    return Blame(CIRCLE, culprits, tuple(sorted(circle - set(culprits))))
+
+
+def _odd_ones(members: list[RankState]) -> tuple[int, ...]:
+    """Those who have made the fewest reports; else the smaller party; else those with the fewest collectives."""
+    fewest = min(s.row for s in members)
+    behind = tuple(s.rank for s in members if s.row == fewest)
+    if len(behind) < len(members):
+        return behind
+    meeting = tuple(s.rank for s in members if at_meeting(s))
+    others = tuple(s.rank for s in members if not at_meeting(s))
+    if meeting and others and len(meeting) != len(others):
+        return min(meeting, others, key=len)
+    least = min(s.collectives for s in members)
+    return tuple(s.rank for s in members if s.collectives == least)

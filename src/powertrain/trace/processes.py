@@ -1,0 +1,119 @@
+"""What the kernel says of a process: its state, who traces it, which signals reach it.
+
+Where there is no /proc, nothing is known, and every answer is the careful one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+#: States in which a process handles no signal: by psutil's words.
+CANNOT_ANSWER = frozenset({"stopped", "tracing-stop", "disk-sleep", "zombie", "dead", "gone"})
+
+
+def state(pid: int) -> str:
+    """The kernel's word for what ``pid``'s first thread is doing: "running", "sleeping", …; "gone" for none."""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return "gone"
+
+
+def name(pid: int) -> str:
+    """The command's name, "" when it is gone."""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return ""
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process that ``pid``, or one below it, has started."""
+    import psutil
+
+    try:
+        return [process.pid for process in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def age(pid: int) -> float:
+    """Seconds since the process was started; 0 when it is gone."""
+    import psutil
+
+    try:
+        return max(0.0, time.time() - psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0.0
+
+
+def is_traced(pid: int) -> bool:
+    """True while another process holds it as a debugger does. A py-spy that only looks does not count."""
+    tracer = int(status(pid).get("TracerPid", "0"))
+    return tracer > 0 and name(tracer) != "py-spy"
+
+
+def catches(pid: int, number: int) -> bool:
+    """True when a handler of its own awaits the signal; without one the signal may end it."""
+    return _has(status(pid), "SigCgt", number)
+
+
+def has_open(pid: int, path: str) -> bool:
+    """True when the process has this file open."""
+    path = os.path.realpath(path)
+    try:
+        return any(_link(f"/proc/{pid}/fd/{entry}") == path for entry in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+def threads(pid: int) -> list[int]:
+    """The kernel's numbers of its threads, the first one first and the others by age (numbers grow, mostly)."""
+    try:
+        found = sorted(int(entry) for entry in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return []
+    return sorted(found, key=lambda thread: thread != pid)
+
+
+def runs(pid: int, thread: int) -> bool:
+    """True when the thread is on a processor, or waits for one."""
+    return status(pid, thread).get("State", "").startswith("R")
+
+
+def blocks(pid: int, thread: int, number: int) -> bool:
+    """True while the thread holds the signal off, as it does when it is inside the signal's own handler."""
+    return _has(status(pid, thread), "SigBlk", number)
+
+
+def awaits_delivery(pid: int, thread: int, number: int) -> bool:
+    """True while the signal was sent and nobody has taken it."""
+    fields = status(pid, thread)
+    return _has(fields, "SigPnd", number) or _has(fields, "ShdPnd", number)
+
+
+def status(pid: int, thread: int = 0) -> dict[str, str]:
+    """The fields of /proc/PID/status, or of one thread's; empty when it is gone."""
+    path = f"/proc/{pid}/task/{thread}/status" if thread else f"/proc/{pid}/status"
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            pairs = (line.partition(":") for line in lines)
+            return {key: value.strip() for key, _, value in pairs}
+    except OSError:
+        return {}
+
+
+def _has(fields: dict[str, str], mask: str, number: int) -> bool:
+    return number > 0 and bool(int(fields.get(mask, "0"), 16) >> (number - 1) & 1)
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

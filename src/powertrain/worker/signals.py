@@ -1,0 +1,103 @@
+"""Signals by which a scheduler says that a process will be taken away.
+
+They are noticed through a descriptor, so that the side thread learns of them even while the main thread is deep
+inside a collective; the handler itself does nothing. Processes that this one forks have no part in it: for them the
+signals mean what they meant before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+#: Slurm's ``--signal`` names one of these; elsewhere they are the user's own.
+_GRACE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def notice_signals(environ: Mapping[str, str] | None = None) -> tuple[signal.Signals, ...]:
+    """The signals that announce an end: SIGTERM, and within a Slurm job those that it may be told to send before."""
+    in_slurm = "SLURM_JOB_ID" in (os.environ if environ is None else environ)
+    return (signal.SIGTERM, *(_GRACE_SIGNALS if in_slurm else ()))
+
+
+class NoticedSignals:
+    """This process's notice signals, readable from ``descriptor``. Made and closed in the main thread only."""
+
+    def __init__(self) -> None:
+        global _listening
+        self._numbers = notice_signals()
+        self.descriptor, self._write = os.pipe()
+        for end in (self.descriptor, self._write):
+            os.set_blocking(end, False)
+        self._before: dict[int, Any] = {
+            number: signal.signal(number, _do_nothing)
+            for number in self._numbers
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN)  # the user's own handler stays
+        }
+        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        _listening = self
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, *_GRACE_SIGNALS})
+
+    def take(self) -> list[signal.Signals]:
+        """The notice signals that have come since the last call. Any thread."""
+        with contextlib.suppress(BlockingIOError):
+            return [signal.Signals(n) for n in os.read(self.descriptor, 256) if n in self._numbers]
+        return []
+
+    def close(self) -> None:
+        global _listening
+        _listening = None
+        self._restore()
+        os.close(self._write)
+        os.close(self.descriptor)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            if signal.getsignal(number) is _do_nothing:
+                signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+
+    def forget(self) -> None:
+        """In a forked child: its signals are its own."""
+        with contextlib.suppress(
+            ValueError
+        ):  # forked from another thread: then Python handles no signal there
+            self._restore()
+
+
+_listening: NoticedSignals | None = None
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """The descriptor has told it already."""
+
+
+def _forget_in_child() -> None:
+    global _listening
+    if _listening is not None:
+        _listening.forget()
+        _listening = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextlib.contextmanager
+def heard(tell: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call ``tell`` from the handler of each notice signal, for as long as the block lasts. Main thread only, others
+    hear nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda n, _: tell(signal.Signals(n))) for number in notice_signals()
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,486 @@
+"""Who holds what of the machine, over all processes of a user: nothing twice, and nothing for the dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from powertrain.engine import ledger as ledgers
+from powertrain.engine.base import SlotShape
+from powertrain.engine.ledger import Ledger, Request
+from powertrain.engine.resources import Machine
+from powertrain.errors import EngineError
+
+PATIENCE = 20.0
+#: A number that no process has, because the kernel gives out smaller ones only.
+NO_PROCESS = 1 << 23
+TWO_GPUS = Machine(cpus=8, gpus=("g",) * 2, visible=("0", "1"), custom={"license": 3.0})
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledgers, "LOOK_EVERY", 0.02)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runtime"
+
+
+def request(
+    id: str, count: int = 1, shape: SlotShape | None = None, owner: str = "", machine: Machine = TWO_GPUS
+) -> Request:
+    """A request of a run called ``id``; by default for whole GPUs."""
+    return Request(
+        id=id,
+        owner=owner or f"engine of {id}",
+        run=id,
+        host="here",
+        machine=machine,
+        count=count,
+        shape=shape or SlotShape(gpus=1),
+    )
+
+
+class Book:
+    """A ledger as one process has it, and what it has granted and told."""
+
+    def __init__(self, root: Path) -> None:
+        self.ledger = Ledger(lambda: root)
+        self.got: dict[str, tuple[str, ...]] = {}
+        self.told: list[int] = []
+        self._changed = threading.Condition()
+
+    def claim(self, *args: object, **options: object) -> str:
+        wanted = request(*args, **options)  # type: ignore[arg-type]
+        return self.ledger.claim(wanted, lambda gpus: self._granted(wanted.id, gpus))
+
+    def watch(self, owner: str, shape: SlotShape, machine: Machine = TWO_GPUS) -> None:
+        self.ledger.watch(owner, machine, shape, self._told)
+
+    def give_back(self, id: str) -> None:
+        """All that a claim of whole GPUs holds."""
+        for gpu in self.got.pop(id):
+            self.ledger.give_back_slot(id, [gpu])
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE), (self.got, self.told)
+
+    def _granted(self, id: str, gpus: tuple[str, ...]) -> None:
+        with self._changed:
+            self.got[id] = gpus
+            self._changed.notify_all()
+
+    def _told(self, count: int) -> None:
+        with self._changed:
+            self.told.append(count)
+            self._changed.notify_all()
+
+
+@pytest.fixture
+def book(root: Path) -> Book:
+    return Book(root)
+
+
+@pytest.fixture
+def elsewhere(root: Path) -> Book:
+    """Another ledger over the same directory: to it the first one is another process."""
+    return Book(root)
+
+
+def claims(root: Path) -> list[Path]:
+    return sorted((root / "claims").iterdir()) if (root / "claims").exists() else []
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "powertrain-capacity"]
+
+
+# --------------------------------------------------------------------------- within one process
+
+
+def test_those_who_wait_are_served_in_order(book: Book) -> None:
+    assert book.claim("a", 2) == ""
+    assert book.claim("b", 2) == f"2 GPU (0 free), held by a (pid {os.getpid()} on here)"
+    assert book.claim("c", 1) != ""
+    assert book.got == {"a": ("0", "1")}
+    book.give_back("a")
+    assert book.got == {"b": ("0", "1")}
+    book.give_back("b")
+    assert book.got == {"c": ("0",)}
+    book.give_back("c")
+
+
+def test_one_who_gives_up_waiting_no_longer_stands_in_the_way(book: Book) -> None:
+    book.claim("a", 1)
+    book.claim("b", 2)
+    assert "have waited longer" in book.claim("c", 1)
+    book.ledger.withdraw("b")
+    assert book.got == {"a": ("0",), "c": ("1",)}
+    book.give_back("a")
+    book.give_back("c")
+    assert "b" not in book.got
+
+
+def test_withdrawing_a_claim_that_was_granted_changes_nothing(book: Book, root: Path) -> None:
+    book.claim("a", 1)
+    book.ledger.withdraw("a")
+    assert len(claims(root)) == 1
+    book.give_back("a")
+
+
+def test_who_wants_nothing_that_is_waited_for_is_served_at_once(book: Book) -> None:
+    book.claim("a", 2)
+    book.claim("b", 2)
+    license = SlotShape(custom={"license": 1.0})
+    assert book.claim("other", 3, license) == ""
+    assert "license (0 free), held by other" in book.claim("late", 1, license)
+    for _ in range(3):
+        book.ledger.give_back_slot("other", [])
+    assert "late" in book.got
+    book.ledger.give_back_slot("late", [])
+    book.give_back("a")
+    book.give_back("b")
+
+
+def test_a_claim_of_nothing_countable_waits_for_nobody_and_never_comes_near_the_disk(
+    book: Book, root: Path
+) -> None:
+    assert book.claim("many", 64, SlotShape()) == ""
+    assert book.got == {"many": ()}
+    for _ in range(64):
+        book.ledger.give_back_slot("many", [])
+    book.ledger.withdraw("many")
+    assert not root.exists()
+    assert not threads()
+
+
+def test_each_slot_that_is_given_back_is_free_at_once(book: Book) -> None:
+    cpus = SlotShape(cpus=2, explicit=True)
+    book.claim("a", 4, cpus)
+    assert "2 CPU (0 free)" in book.claim("b", 1, cpus)
+    book.ledger.give_back_slot("a", [])
+    assert "b" in book.got
+    assert "4 CPU (0 free)" in book.claim("c", 2, cpus)
+    book.ledger.give_back_slot("a", [])
+    assert "c" not in book.got
+    book.ledger.give_back_slot("b", [])
+    assert "c" in book.got
+    for id in ("a", "a", "c", "c"):
+        book.ledger.give_back_slot(id, [])
+
+
+def test_the_directory_of_claims_goes_with_the_last_claim(book: Book, root: Path) -> None:
+    book.claim("a", 1)
+    book.claim("b", 1)
+    assert len(claims(root)) == 2
+    assert (root.stat().st_mode & 0o777, claims(root)[0].stat().st_mode & 0o777) == (0o700, 0o600)
+    book.give_back("a")
+    assert len(claims(root)) == 1
+    book.give_back("b")
+    assert list(root.iterdir()) == []
+
+
+# --------------------------------------------------------------------------- the room there is
+
+
+def test_the_room_counts_what_the_engine_holds_and_not_what_others_do(book: Book, elsewhere: Book) -> None:
+    elsewhere.claim("other", 1)
+    book.watch("mine", SlotShape(gpus=0.5))
+    book.wait_until(lambda: book.told == [2])
+    book.claim("training", 1, SlotShape(gpus=0.5), owner="mine")
+    elsewhere.give_back("other")
+    book.wait_until(lambda: book.told == [2, 4])
+    book.claim("validation", 1, SlotShape(gpus=1.0), owner="mine")
+    book.wait_until(lambda: book.told == [2, 4, 2])
+    book.give_back("validation")
+    book.give_back("training")
+    book.ledger.unwatch("mine")
+
+
+def test_the_room_of_one_is_not_what_another_of_the_process_waits_for(book: Book) -> None:
+    four = Machine(cpus=1, gpus=("g",) * 4, visible=("0", "1", "2", "3"))
+    book.claim("mine", 2, owner="me", machine=four)
+    book.watch("me", SlotShape(gpus=1), machine=four)
+    book.wait_until(lambda: book.told == [4])
+    book.claim("patient", 3, machine=four)
+    book.wait_until(lambda: book.told == [4, 2])
+    book.ledger.withdraw("patient")
+    book.wait_until(lambda: book.told == [4, 2, 4])
+    book.give_back("mine")
+    book.ledger.unwatch("me")
+
+
+def test_a_second_watch_of_an_engine_takes_the_place_of_the_first(book: Book) -> None:
+    book.watch("me", SlotShape(gpus=1))
+    book.wait_until(lambda: book.told == [2])
+    book.watch("me", SlotShape(gpus=0.5))
+    book.wait_until(lambda: book.told == [2, 4])
+    book.ledger.unwatch("me")
+
+
+def test_the_thread_is_there_only_while_somebody_waits_or_watches(book: Book) -> None:
+    book.claim("a", 2)
+    assert not threads()
+    book.claim("b", 1)
+    assert len(threads()) == 1
+    book.watch("me", SlotShape(gpus=1))
+    book.ledger.withdraw("b")
+    book.wait_until(lambda: book.told == [0])
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "powertrain-capacity"]
+    book.ledger.unwatch("me")
+    thread.join(PATIENCE)
+    assert not threads()
+    book.give_back("a")
+
+
+def test_nothing_is_told_once_a_watch_has_ended(book: Book, elsewhere: Book) -> None:
+    book.watch("me", SlotShape(gpus=1))
+    book.wait_until(lambda: book.told == [2])
+    book.ledger.unwatch("me")
+    elsewhere.claim("a", 1)
+    elsewhere.give_back("a")
+    assert book.told == [2]
+
+
+# --------------------------------------------------------------------------- between processes
+
+
+HOLD = textwrap.dedent(
+    """
+    import os, sys, threading
+    from pathlib import Path
+    from powertrain.engine.base import SlotShape
+    from powertrain.engine.ledger import Ledger, Request
+    from powertrain.engine.resources import Machine
+    ledger = Ledger(lambda: Path(sys.argv[1]))
+    machine = Machine(cpus=8, gpus=("g",) * 2, visible=("0", "1"))
+    def claim(id, count):
+        granted = threading.Event()
+        shape = SlotShape(gpus=1)
+        ledger.claim(Request(id, id, id, "here", machine, count, shape), lambda gpus: granted.set())
+        return granted
+    """
+)
+
+
+@contextmanager
+def process(script: str, root: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that can claim, and says a line when it has; killed afterwards."""
+    command = [sys.executable, "-c", HOLD + textwrap.dedent(script), str(root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == "holding\n"
+            yield started
+        finally:
+            started.kill()
+
+
+HOLD_BOTH = """
+    assert claim("holder", 2).is_set()
+    print("holding", flush=True)
+    sys.stdin.readline()
+    for gpu in "01":
+        ledger.give_back_slot("holder", [gpu])
+    sys.stdin.readline()
+"""
+
+
+def test_what_a_killed_process_held_goes_to_the_one_who_waits(book: Book, root: Path) -> None:
+    with process(HOLD_BOTH, root) as holder:
+        assert book.claim("mine", 1) == f"1 GPU (0 free), held by holder (pid {holder.pid} on here)"
+        holder.send_signal(signal.SIGKILL)
+        book.wait_until(lambda: book.got == {"mine": ("0",)})
+        assert [path.name.split("-")[0] for path in claims(root)] == [str(os.getpid())]
+        book.give_back("mine")
+    assert not claims(root)
+
+
+def test_void_claims_are_swept_and_live_ones_stay(book: Book, root: Path) -> None:
+    ledgers.sweep(root)
+    assert not root.exists(), "a look leaves nothing"
+    with process(HOLD_BOTH, root) as holder:
+        ledgers.sweep(root)
+        assert len(claims(root)) == 1
+        holder.kill()
+        holder.wait()
+        assert len(claims(root)) == 1
+        ledgers.sweep(root)
+    assert list(root.iterdir()) == []
+
+
+def test_what_another_process_gives_back_goes_to_the_one_who_waits(book: Book, root: Path) -> None:
+    with process(HOLD_BOTH, root) as holder:
+        book.watch("me", SlotShape(gpus=1))
+        book.claim("mine", 2, owner="me")
+        assert holder.stdin is not None
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        book.wait_until(lambda: book.got == {"mine": ("0", "1")})
+        book.wait_until(lambda: book.told[-1] == 2)
+        book.ledger.unwatch("me")
+        book.give_back("mine")
+
+
+def test_a_claim_waits_where_its_holder_cannot_be_seen(
+    book: Book, elsewhere: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: NO_PROCESS)  # as it looks from another container
+        book.claim("mine", 2)
+    assert "held by mine" in elsewhere.claim("other", 1)
+    book.give_back("mine")
+    elsewhere.wait_until(lambda: "other" in elsewhere.got)
+    elsewhere.give_back("other")
+
+
+def test_a_child_that_outlives_its_killed_parent_holds_nothing_of_it(book: Book, root: Path) -> None:
+    script = """
+        assert claim("holder", 2).is_set()
+        child = os.fork()
+        if child == 0:
+            print("holding", flush=True)
+            sys.stdin.readline()  # until the test lets it go
+            os._exit(0)
+        os.waitpid(child, 0)
+    """
+    with process(script, root) as holder:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert book.claim("mine", 2) == ""
+        book.give_back("mine")
+
+
+def test_a_child_that_ends_takes_nothing_from_its_parent(book: Book, root: Path) -> None:
+    script = """
+        assert claim("holder", 2).is_set()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        print("holding", flush=True)
+        sys.stdin.readline()
+    """
+    with process(script, root):
+        assert "held by holder" in book.claim("mine", 1)
+        book.ledger.withdraw("mine")
+
+
+def test_no_gpu_is_given_twice_while_processes_take_and_give_back_all_the_time(
+    book: Book, root: Path, tmp_path: Path
+) -> None:
+    """Whoever holds both GPUs makes a directory that nobody else may make meanwhile."""
+    script = f"""
+        from powertrain.engine import ledger as ledgers
+        ledgers.LOOK_EVERY = 0.001
+        print("holding", flush=True)
+        sys.stdin.readline()
+        for turn in range(150):
+            assert claim(f"turn {{turn}}", 2).wait(20)
+            os.mkdir({str(tmp_path / "in use")!r})
+            os.rmdir({str(tmp_path / "in use")!r})
+            for gpu in "01":
+                ledger.give_back_slot(f"turn {{turn}}", [gpu])
+        print("done", flush=True)
+    """
+    with process(script, root) as one, process(script, root) as other:
+        for started in (one, other):
+            assert started.stdin is not None
+            started.stdin.write("\n")
+            started.stdin.flush()
+        for started in (one, other):
+            assert started.stdout is not None
+            assert started.stdout.readline() == "done\n"
+    assert list(root.iterdir()) == []
+
+
+# --------------------------------------------------------------------------- directories that are not as they should be
+
+
+def test_a_file_that_nobody_understands_keeps_nobody_from_starting(
+    book: Book, elsewhere: Book, root: Path
+) -> None:
+    elsewhere.claim("other", 1)
+    (path,) = claims(root)
+    path.write_bytes(b'{"written": "by a later version"}')
+    assert book.claim("mine", 2) == ""
+    assert path.exists(), "its owner lives"
+    book.give_back("mine")
+    elsewhere.give_back("other")
+
+
+def test_a_claim_says_who_holds_what(book: Book, root: Path) -> None:
+    machine = Machine(cpus=4, gpus=("g",), visible=("3",), uuids=("GPU-a",), cores=frozenset({5, 1}))
+    book.claim("mine", 1, SlotShape(cpus=2, gpus=1, custom={}, explicit=True), machine=machine)
+    (path,) = claims(root)
+    assert json.loads(path.read_bytes()) == {
+        "run": "mine",
+        "host": "here",
+        "pid": os.getpid(),
+        "gpus": ["GPU-a"],
+        "amounts": {"CPU": 2.0},
+        "cores": [1, 5],
+    }
+    book.give_back("mine")
+
+
+def test_a_root_that_cannot_be_made_is_refused_in_words_and_nothing_stays_queued(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    book = Book(in_the_way / "runtime")
+    with pytest.raises(EngineError, match=r"cannot be used for.*Set XDG_RUNTIME_DIR or TMPDIR"):
+        book.claim("a", 1)
+    in_the_way.unlink()
+    assert book.claim("b", 2) == ""
+    assert list(book.got) == ["b"]
+    book.give_back("b")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_root_that_cannot_be_written_to_is_refused_in_words(book: Book, root: Path) -> None:
+    root.mkdir(mode=0o500)
+    with pytest.raises(EngineError, match="Set XDG_RUNTIME_DIR or TMPDIR"):
+        book.claim("a", 1)
+
+
+def test_a_full_disk_is_refused_in_words_and_leaves_no_claim(
+    book: Book, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda descriptor, data, offset: 3)
+        with pytest.raises(EngineError, match="No space left on device"):
+            book.claim("a", 1)
+    assert not claims(root)
+    assert book.claim("b", 2) == ""
+    book.give_back("b")
+
+
+def test_a_link_in_place_of_the_claims_is_refused(book: Book, root: Path, tmp_path: Path) -> None:
+    root.mkdir()
+    (root / "claims").symlink_to(tmp_path)
+    with pytest.raises(EngineError, match="symbolic link"):
+        book.claim("a", 1)
+
+
+def test_a_holder_that_gives_back_after_the_directory_was_cleared_away_is_done(
+    book: Book, root: Path
+) -> None:
+    book.claim("a", 2)
+    for path in claims(root):
+        path.unlink()
+    (root / "claims").rmdir()
+    book.give_back("a")
+    assert book.claim("b", 2) == ""
+    book.give_back("b")

@@ -1,0 +1,299 @@
+"""Notices, resizes and restarts: the real controller on a scripted engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from tests.run.test_controller import Run, run  # noqa: F401 (a fixture)
+
+from powertrain.run import controller as controller_module
+from powertrain.run import events as ev
+from powertrain.run import scaling_policy
+from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
+
+
+class Elastic:
+    """A loop of ``steps`` rows that saves every ``every`` rows; counts what each attempt did."""
+
+    def __init__(self, steps: int, every: int, asks: bool = False, pace: float = 0.0) -> None:
+        self.steps, self.every, self.asks, self.pace = steps, every, asks, pace
+        self.rows: list[tuple[int, int, int]] = []
+        self.before: dict[tuple[int, int], threading.Event] = {}
+
+    def __call__(self, worker: ScriptedWorker) -> None:
+        while worker.row < self.steps:
+            time.sleep(self.pace)
+            save = worker.row + 1 if (worker.row + 1) % self.every == 0 else 0
+            if self.asks and worker.should_checkpoint():
+                save = worker.row + 1
+            self.rows.append((worker.attempt, worker.rank, worker.row + 1))
+            files = {f"{worker.rank}.txt": b"x"} if save else None
+            worker.report({"row": worker.row + 1}, files=files)
+
+    def of(self, attempt: int, rank: int = 0) -> list[int]:
+        return [row for a, r, row in self.rows if (a, r) == (attempt, rank)]
+
+    @property
+    def attempts(self) -> list[int]:
+        return sorted({attempt for attempt, _, _ in self.rows})
+
+
+def with_capacity(play: Any, count: int) -> ScriptedEngine:
+    engine = ScriptedEngine(play)
+    engine.tell_capacity(count)
+    return engine
+
+
+def sizes(run: Run) -> list[int]:  # noqa: F811
+    return [event.world_size for event in run.watcher.all_of(ev.AttemptStarted)]
+
+
+@pytest.fixture
+def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling_policy, "SETTLE", 0.0)
+
+
+def at_row(run: Run, row: int, act: Any) -> None:  # noqa: F811
+    """Do something once row ``row`` has closed."""
+    done: list[int] = []
+
+    def look(closed: int) -> None:
+        if closed >= row and not done:
+            done.append(closed)
+            act()
+
+    run.watcher.on_row = look
+
+
+# --------------------------------------------------------------------------- notices
+
+
+def test_a_notice_to_the_driver_ends_the_run_at_a_saved_boundary(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=10_000, every=10_000, asks=True, pace=0.001)
+    at_row(run, 5, lambda: run.controller.notify("the driver was asked to end"))
+    outcome = run.go(ScriptedEngine(play))
+    assert outcome.state == "preempted"
+    (committed,) = run.watcher.all_of(ev.Committed)
+    assert {play.of(0, 0)[-1], play.of(0, 1)[-1]} == {committed.row}, "nothing is redone"
+    assert outcome.reason == "the driver was asked to end"
+
+
+def test_a_loop_that_cannot_save_ends_at_its_newest_commit(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=10_000, every=3, pace=0.001)
+    at_row(run, 5, lambda: run.controller.notify("the driver was asked to end"))
+    outcome = run.go(ScriptedEngine(play))
+    assert outcome.state == "preempted"
+    assert run.watcher.all_of(ev.Committed)
+    assert play.of(0, 0)[-1] == play.of(0, 1)[-1], "both ranks end at the same boundary"
+
+
+def test_a_second_notice_ends_a_run_that_does_not_come_to_a_boundary(run: Run) -> None:  # noqa: F811
+    def hangs(worker: ScriptedWorker) -> None:
+        worker.report({"row": 1})
+        worker.hang()
+
+    def twice() -> None:
+        run.controller.notify("asked")
+        run.controller.notify("asked")
+
+    at_row(run, 1, twice)
+    began = time.monotonic()
+    assert run.go(ScriptedEngine(hangs)).state == "preempted"
+    assert time.monotonic() - began < 3.0
+
+
+def test_a_run_that_does_not_come_to_a_boundary_in_time_is_ended(run: Run) -> None:  # noqa: F811
+    def hangs(worker: ScriptedWorker) -> None:
+        worker.report({"row": 1})
+        worker.hang()
+
+    at_row(run, 1, lambda: run.controller.notify("asked"))
+    assert run.go(ScriptedEngine(hangs), signal_grace=0.5).state == "preempted"
+
+
+def test_a_notice_before_training_ends_the_run_cleanly(run: Run) -> None:  # noqa: F811
+    engine = ScriptedEngine(lambda worker: None)
+
+    def early(event: ev.Event) -> None:
+        if isinstance(event, ev.AttemptStarted):
+            run.controller.notify("asked")
+
+    run.watcher.on_event = early
+    assert run.go(engine).state == "preempted"
+
+
+def test_a_rank_that_is_asked_to_end_ends_a_run_of_fixed_size(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=10_000, every=10_000, asks=True, pace=0.001)
+
+    def noticed(worker: ScriptedWorker) -> None:
+        if worker.rank == 1:
+            worker.notice()
+        play(worker)
+
+    outcome = run.go(ScriptedEngine(noticed))
+    assert outcome.state == "preempted"
+    assert outcome.reason == "rank 1 was asked to end by SIGTERM"
+    (told,) = run.watcher.all_of(ev.Notified)
+    assert told.ranks == (1,)
+
+
+def test_an_elastic_run_goes_on_without_the_rank_that_is_asked_to_end(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=40, every=1000, asks=True, pace=0.001)
+
+    def noticed(worker: ScriptedWorker) -> None:
+        if worker.attempt == 0 and worker.rank == 2:
+            worker.notice()
+        play(worker)
+
+    outcome = run.go(ScriptedEngine(noticed), 3, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [3, 2])
+    first, second = play.of(0), play.of(1)
+    assert second[0] == first[-1] + 1, "nothing is redone"
+    assert [lost.preempted for lost in run.watcher.all_of(ev.Lost)] == [True]
+
+
+def test_preemptions_have_a_budget_of_their_own(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=10_000, every=1000, asks=True, pace=0.001)
+
+    def noticed(worker: ScriptedWorker) -> None:
+        if worker.rank == worker.world_size - 1:
+            worker.notice()
+        play(worker)
+
+    outcome = run.go(ScriptedEngine(noticed), 4, min_workers=1, max_preemptions=1)
+    assert (outcome.state, sizes(run)) == ("preempted", [4, 3])
+    assert "max_preemption_failures=1" in outcome.reason
+
+
+def test_what_is_known_of_a_notice_is_the_same_on_every_rank_at_the_same_place(run: Run) -> None:  # noqa: F811
+    seen: dict[int, int] = {}
+
+    def asks(worker: ScriptedWorker) -> None:
+        for step in range(1, 10_000):
+            time.sleep(0.001 * worker.rank)
+            known = worker.preemption()
+            if known is not None:
+                seen[worker.rank] = step
+                assert known.ranks == {worker.process.slot.host: [0, 1]}
+            worker.report({"step": step})
+
+    at_row(run, 5, lambda: run.controller.notify("asked"))
+    assert run.go(ScriptedEngine(asks)).state == "preempted"
+    assert seen[0] == seen[1]
+
+
+# --------------------------------------------------------------------------- another number of workers
+
+
+@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.parametrize("asks", [True, False], ids=["loop that asks", "plain loop"])
+def test_a_run_grows_where_nothing_is_redone(run: Run, asks: bool) -> None:  # noqa: F811
+    play = Elastic(steps=60, every=10, asks=asks, pace=0.002)
+    engine = with_capacity(play, 2)
+    at_row(run, 12, lambda: engine.tell_capacity(3))
+    outcome = run.go(engine, 4, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2, 3])
+    first, second = play.of(0), play.of(1)
+    assert second[0] == first[-1] + 1, "nothing is redone"
+    if not asks:
+        assert first[-1] % 10 == 0, "it was stopped at a checkpoint of its own"
+    assert [event.world_size for event in run.watcher.all_of(ev.Resized)] == [3]
+
+
+@pytest.mark.usefixtures("_no_settling")
+def test_a_run_that_never_commits_is_not_grown_and_says_so_once(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=60, every=1000, pace=0.002)
+    engine = with_capacity(play, 2)
+    at_row(run, 5, lambda: (engine.tell_capacity(3), engine.tell_capacity(4)))
+    outcome = run.go(engine, 4, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2])
+    assert len([text for text in run.watcher.warnings() if "has not committed a checkpoint yet" in text]) == 1
+
+
+@pytest.mark.usefixtures("_no_settling")
+def test_ranks_that_do_not_report_together_are_let_go(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(controller_module, "_TOGETHER_WITHIN", 0.2)
+
+    def only_rank_0(worker: ScriptedWorker) -> None:
+        if worker.rank == 0:
+            Elastic(steps=40, every=5, pace=0.005)(worker)
+        worker.meet()
+
+    engine = with_capacity(only_rank_0, 2)
+    at_row(run, 12, lambda: engine.tell_capacity(3))
+    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.01)
+    outcome = run.go(engine, 4, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2])
+    assert any("do not make the same reports" in text for text in run.watcher.warnings())
+
+
+def test_a_lost_slot_shrinks_an_elastic_run_and_counts_as_no_failure(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=30, every=5, pace=0.002)
+    engine = ScriptedEngine(play)
+    at_row(run, 12, lambda: engine.lose(engine.claims[0].slots[-1]))
+    outcome = run.go(engine, 3, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [3, 2])
+    assert not run.watcher.all_of(ev.Failed)
+
+
+def test_workers_asked_for_by_hand(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=200, every=1000, asks=True, pace=0.002)
+    answers: list[tuple[str, bool]] = []
+
+    def ask(workers: int) -> None:
+        run.controller.resize(workers, lambda message, ok: answers.append((message, ok)))
+
+    def later(event: ev.Event) -> None:
+        if isinstance(event, ev.TrainingStarted):
+            at_row(run, event.attempt * 30 + 20, lambda: ask([2, 3, 3, 3][event.attempt]))
+
+    run.watcher.on_event = later
+    engine = with_capacity(play, 4)
+    outcome = run.go(engine, 4, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [4, 2, 3])
+    rows = [play.of(attempt) for attempt in play.attempts]
+    assert [row for part in rows for row in part] == list(range(1, 201)), "every row once"
+    assert answers[0] == ("It goes on with 2 workers instead of 4 after its next checkpoint.", True)
+    assert answers[-1] == ("It has 3 workers, and keeps them.", True)
+
+
+def test_a_size_out_of_bounds_or_of_a_fixed_run_is_refused(run: Run) -> None:  # noqa: F811
+    answers: list[tuple[str, bool]] = []
+    at_row(run, 1, lambda: run.controller.resize(9, lambda *answer: answers.append(answer)))
+    run.go(ScriptedEngine(Elastic(steps=20, every=5, pace=0.002)), 4, min_workers=2)
+    at_row(run, 21, lambda: run.controller.resize(3, lambda *answer: answers.append(answer)))
+    run.go(ScriptedEngine(Elastic(steps=40, every=5, pace=0.002)), 2)
+    assert answers == [
+        ("The run 'scripted' trains with 2 to 4 workers.", False),
+        (
+            "The run 'scripted' has a fixed number of workers. Start it with ScalingConfig(num_workers=(min, max)) "
+            "to be able to change it.",
+            False,
+        ),
+    ]
+
+
+# --------------------------------------------------------------------------- restarts
+
+
+def test_a_run_that_dies_before_its_first_boundary_is_tried_again_later_and_later(run: Run) -> None:  # noqa: F811
+    def dies(worker: ScriptedWorker) -> None:
+        if worker.attempt < 2:
+            worker.die(-9)
+        Elastic(steps=3, every=1)(worker)
+
+    assert run.go(ScriptedEngine(dies), 1, max_failures=5).state == "finished"
+    assert [failed.delay for failed in run.watcher.all_of(ev.Failed)] == [0.5, 1.0]
+
+
+def test_a_run_that_has_trained_is_tried_again_at_once(run: Run) -> None:  # noqa: F811
+    def dies(worker: ScriptedWorker) -> None:
+        worker.report({"row": worker.row + 1})
+        if worker.attempt < 2:
+            worker.die(-9)
+
+    assert run.go(ScriptedEngine(dies), 1, max_failures=5).state == "finished"
+    assert [failed.delay for failed in run.watcher.all_of(ev.Failed)] == [0.0, 0.0]

@@ -1,0 +1,139 @@
+"""Ranks that hang: who is named, at which line, and what only looks like a hang.
+
+The floor of the watchdog is a second here instead of five, so that a story takes seconds; ``benchmarks/hangs.py`` measures
+the real one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import hanging
+import psutil
+import pytest
+
+from powertrain import FailureConfig
+from powertrain.run import events as ev
+from powertrain.run import watchdog
+from powertrain.torch import TorchTrainer
+from powertrain.trace.stacks import py_spy
+
+KINDS = {
+    "missed_all_reduce": 3,
+    "extra_all_reduce": 3,
+    "mismatched_reports": 2,
+    "loader": 2,
+    "collate_in_a_worker": 2,
+    "lock": 2,
+    "sleep": 2,
+    "stopped": 2,
+    "c_with_the_lock": 2,
+    "c_without_the_lock": 2,
+    "slow_read": 2,
+    "endless_loop": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(watchdog, "FLOOR", 1.0)
+    yield
+
+
+def line_of(mark: str) -> int:
+    lines = inspect.getsource(hanging).splitlines()
+    return 1 + next(number for number, line in enumerate(lines) if re.search(rf"{mark}\b", line))
+
+
+def notices(fits: Any, name: str) -> list[ev.HangNoticed]:
+    return [fact for fact in fits.facts(name) if isinstance(fact, ev.HangNoticed)]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_hang_is_noticed_with_the_right_rank_and_line_and_acted_on(fits: Any, kind: str) -> None:
+    limits = FailureConfig(hang_timeout_s=6.0, on_hang="fail")
+    outcome = fits.outcome(
+        getattr(hanging, kind), kind=TorchTrainer, workers=KINDS[kind], failure_config=limits
+    )
+
+    noticed = notices(fits, kind)
+    assert noticed, outcome["message"]
+    first = noticed[0]
+    seen = f"{first.message}\n{(fits.directory / 'storage' / kind / first.stacks).read_text()}"
+    assert first.ranks == (hanging.CULPRIT,), seen
+    assert os.path.basename(first.file) == "hanging.py", seen
+    if kind != "stopped" or py_spy():
+        assert first.line == line_of(f"hangs: {kind}"), seen
+    assert f"ank {hanging.CULPRIT}" in first.message
+    assert outcome["raised"] == "TrainingFailedError"
+    assert [failure["kind"] for failure in outcome["failures"]][:1] == ["hung"]
+
+
+def test_a_hang_is_restarted_from_the_newest_commit_where_that_is_allowed(fits: Any) -> None:
+    limits = FailureConfig(hang_timeout_s=2.0, max_failures=1)
+    outcome = fits.outcome(hang_once, kind=TorchTrainer, failure_config=limits)
+    assert (outcome["raised"], outcome["metrics"]) == ("", {"step": hanging.STEPS - 1}), outcome
+    (failed,) = [fact for fact in fits.facts("hang_once") if isinstance(fact, ev.Failed)]
+    assert (failed.decision, failed.failures[0].kind) == ("retry", "hung")
+
+
+def hang_once() -> None:
+    import powertrain
+
+    first = powertrain.get_context().get_attempt() == 0
+    hanging._steps(lambda: time.sleep(hanging.FOR_EVER) if first else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "culprit"),
+    [
+        ("long_first_step", None),
+        ("long_first_step_of_one", hanging.CULPRIT),
+        ("evaluation_on_rank_0", 0),
+        ("long_checkpoint", 0),
+        ("paused_debugger", None),
+    ],
+)
+def test_what_only_takes_long_is_not_acted_on_and_nobody_else_is_blamed(
+    fits: Any, kind: str, culprit: int | None
+) -> None:
+    outcome = fits.outcome(getattr(hanging, kind), kind=TorchTrainer, train_loop_config={"seconds": 3.0})
+    assert (outcome["raised"], outcome["metrics"]) == ("", {"step": hanging.STEPS - 1}), outcome
+    named = {fact.ranks for fact in notices(fits, kind)}
+    assert named == (set() if culprit is None else {(culprit,)})
+    over = [fact for fact in fits.facts(kind) if isinstance(fact, ev.HangOver)]
+    assert len(over) == len(notices(fits, kind)), "what was noticed was withdrawn"
+
+
+def test_a_stop_of_everything_is_nobodys_hang(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "FLOOR", 3.0)
+    trainer = fits.trainer(hanging.steady, kind=TorchTrainer, train_loop_config={"seconds": 8.0})
+
+    def stop_all() -> None:
+        while not any("rank" in p.name() for p in psutil.Process().children(recursive=True)):
+            time.sleep(0.05)
+        time.sleep(2.0)
+        helper = os.fork()  # this process is stopped as well: somebody else must wake it
+        if helper == 0:
+            everyone = [os.getppid(), *(p.pid for p in psutil.Process(os.getppid()).children(recursive=True))]
+            everyone = [pid for pid in everyone if pid != os.getpid()]
+            for pid in everyone:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(4.0)
+            for pid in everyone:
+                os.kill(pid, signal.SIGCONT)
+            os._exit(0)
+        os.waitpid(helper, 0)
+
+    thread = threading.Thread(target=stop_all)
+    thread.start()
+    trainer.fit()
+    thread.join()
+    assert not notices(fits, "steady")
