@@ -41,8 +41,8 @@ class Launcher:
 POWERTRAIN = Launcher(
     "Powertrain", ("torch", "powertrain"), (sys.executable, str(SCRIPTS / "with_powertrain.py")), ours=True
 )
-#: In torchrun's favour: by default its workers' store outlives a restart, and with gloo 2 of 4 restarts then failed over
-#: and over until the time was up (torch 2.13), the others taking as long as with a new store.
+#: In torchrun's favour: by default its workers' store outlives a restart, and then 2 of 4 restarts with gloo failed
+#: over and over until the time was up (torch 2.13); the other two took as long as those with a new store.
 _NEW_STORE_A_RESTART = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 TORCHRUN_NOTE = (
     f"torchrun runs with {_NEW_STORE_A_RESTART}, which is not its default: with the default, restarts with gloo often "

@@ -185,3 +185,25 @@ def test_a_process_that_a_rank_left_behind_goes_with_it(fits: Any) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
         pytest.fail(f"process {pid}, started by a rank, is still there")
+
+
+def die_beside_a_spawned_process() -> None:
+    import multiprocessing
+    import signal
+    import time
+
+    import powertrain
+
+    context = multiprocessing.get_context("spawn")
+    kept = [context.Queue(), context.Lock()]
+    child = context.Process(target=time.sleep, args=(60,))
+    child.start()
+    powertrain.report({"made": len(kept)})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_semaphores_that_a_killed_rank_shared_with_a_spawned_process_are_gone(fits: Any) -> None:
+    before = set(os.listdir("/dev/shm"))
+    outcome = fits.outcome(die_beside_a_spawned_process, workers=1)
+    assert outcome["raised"] == "TrainingFailedError"
+    assert {name for name in os.listdir("/dev/shm") if name.startswith("sem.")} <= before

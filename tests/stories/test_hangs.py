@@ -1,7 +1,7 @@
 """Ranks that hang: who is named, at which line, and what only looks like a hang.
 
-The floor of the watchdog is a second here instead of five, so that a story takes seconds; ``benchmarks/hangs.py`` measures
-the real one.
+The floor of the watchdog is a second here instead of five, so that a story takes seconds; ``benchmarks/hangs.py``
+measures the real one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import hanging
@@ -42,9 +41,8 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "FLOOR", 1.0)
-    yield
 
 
 def line_of(mark: str) -> int:

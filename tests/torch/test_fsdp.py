@@ -211,7 +211,7 @@ def error_of_one_step(model: Any, total: int, limit: int | None = None) -> float
     model.zero_grad()
     for micro in part:
         model.set_requires_gradient_sync(micro.is_last)
-        rows = batch[micro.start : micro.start + max(micro.size, 1)]
+        rows = batch[micro.start : micro.start + micro.size]
         (model(rows).square().mean() * micro.loss_scale).backward()
     alone = Line()
     alone.load_state_dict(whole(dict(model.state_dict())))

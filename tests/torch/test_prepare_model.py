@@ -268,8 +268,6 @@ def one_step(model: Any, total: int, limit: int | None = None, filler: float | N
     batch_plan.gradient_weight.set(part.weight)
     batch = rows_of(total)
     for micro in part:
-        if micro.size == 0:
-            continue
         rows = batch[micro.start : micro.start + micro.size]
         if part.samples == 0 and filler is not None:
             rows = torch.full_like(rows, filler)

@@ -97,8 +97,9 @@ def program(tmp_path: Path) -> Iterator[Callable[[str], Program]]:
 
 def _end_with_children(pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
+        below = psutil.Process(pid).children(recursive=True)
         process.kill_scope(pid)
-        psutil.wait_procs(psutil.Process(pid).children(recursive=True), timeout=5)
+        psutil.wait_procs(below, timeout=5)
 
 
 @pytest.fixture(params=WAYS)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +14,7 @@ from powertrain.worker.batch_plan import (
     BatchPlan,
     GradientWeight,
     MicroBatch,
-    gradient_weight,
     plan,
-    set_weight,
 )
 
 TOTALS = st.integers(1, 500)
@@ -74,12 +70,12 @@ def test_passes_hold_the_ranks_samples_within_the_limit_and_near_equal(
     total: int, world_size: int, limit: int | None
 ) -> None:
     for part in plans(total, world_size, limit):
-        sizes = part.micro_batches
-        assert sum(sizes) == max(part.samples, 1), "a rank without a sample has one filler row"
-        assert all(limit is None or size <= limit for size in sizes)
-        assert max(sizes) - min(sizes) <= 1
-        assert list(sizes) == sorted(sizes), "empty ones come first"
-        assert sizes[-1] > 0
+        sizes, counted = part.micro_batches, [micro.samples for micro in part]
+        assert sum(counted) == part.samples
+        assert all(size >= 1 and (limit is None or size <= limit) for size in sizes)
+        assert max(counted) - min(counted) <= 1
+        assert counted == sorted(counted), "those that are only filled come first"
+        assert [max(count, 1) for count in counted] == list(sizes), "what has nothing to do passes one row"
 
 
 @given(TOTALS, WORLD_SIZES, LIMITS)
@@ -90,9 +86,8 @@ def test_iterating_gives_the_passes_with_their_places(total: int, world_size: in
             assert (micro.index, micro.is_last) == (index, index == len(part) - 1)
             assert (micro.size, micro.loss_scale) == (part.micro_batches[index], part.loss_scales[index])
             assert 0 <= micro.start < total, "there is a row even for a filler"
-            rows += range(micro.start, micro.start + micro.size)
-        if part.samples:
-            assert rows == list(range(part.start, part.start + part.samples))
+            rows += range(micro.start, micro.start + micro.samples)
+        assert rows == list(range(part.start, part.start + part.samples))
 
 
 @given(st.lists(st.floats(-1000, 1000), min_size=1, max_size=200), WORLD_SIZES, LIMITS)
@@ -103,9 +98,8 @@ def test_weighted_means_of_means_are_the_mean(
     for part in plans(len(values), world_size, limit):
         mine = 0.0
         for micro in part:
-            if micro.size:
-                rows = values[micro.start : micro.start + micro.size]
-                mine += math.fsum(rows) / len(rows) * micro.loss_scale
+            rows = values[micro.start : micro.start + micro.size]
+            mine += math.fsum(rows) / len(rows) * micro.loss_scale
         average += mine * part.weight / world_size
     scale = max(1.0, max(abs(value) for value in values))
     assert abs(average - math.fsum(values) / len(values)) <= 1e-12 * scale
@@ -116,11 +110,11 @@ def test_sixteen_samples_of_three_ranks_in_passes_of_two() -> None:
     assert [part.micro_batches for part in (first, second, third)] == [(1, 2, 2), (1, 2, 2), (2, 2, 2)]
     assert (first.weight, third.weight) == (15 / 16, 18 / 16)
     assert second.loss_scales == (0.2, 0.4, 0.4)
-    assert list(second)[1] == MicroBatch(index=1, start=6, size=2, loss_scale=0.4, is_last=False)
+    assert list(second)[1] == MicroBatch(1, start=6, size=2, samples=2, loss_scale=0.4, is_last=False)
 
 
-def test_a_rank_with_too_few_samples_begins_with_empty_passes() -> None:
-    assert plan(5, 0, 2, 1).micro_batches == (0, 1, 1)
+def test_a_rank_with_too_few_samples_begins_with_passes_that_count_nothing() -> None:
+    assert plan(5, 0, 2, 1).micro_batches == (1, 1, 1)
     assert plan(5, 0, 2, 1).loss_scales == (0.0, 0.5, 0.5)
 
 
@@ -186,16 +180,3 @@ def test_a_weight_that_cannot_be_applied_is_refused_every_time_and_changes_nothi
     weight.reset()
     weight.set(0.5)
     assert weight.value == 0.5, "after a reset nobody waits"
-
-
-@pytest.fixture
-def weight_in_force() -> Iterator[GradientWeight]:
-    gradient_weight.reset()
-    yield gradient_weight
-    gradient_weight.reset()
-
-
-def test_the_session_remembers_the_weight_in_force(weight_in_force: GradientWeight) -> None:
-    session = SimpleNamespace(gradient_weight=None)
-    set_weight(session, 0.5)
-    assert (session.gradient_weight, weight_in_force.value) == (0.5, 0.5)

@@ -50,11 +50,26 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_scope(pid: int) -> None:
-    """SIGKILL to a worker, its process group, and whatever it started that left the group."""
+    """SIGKILL to a worker, its process group, and whatever it started that left the group.
+
+    But for Python's resource trackers: each ends by itself when all it serves are gone, and removes the shared memory and
+    semaphores that they left.
+    """
     below = descendants(pid)
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
-    kill_all([pid, *below])
+    trackers = set(filter(is_resource_tracker, below))
+    if not trackers:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+    kill_all([pid, *(process for process in below if process not in trackers)])
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """True for the process by which ``multiprocessing`` cleans up after processes that were killed."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read()
+    except OSError:
+        return False
 
 
 def kill_all(pids: Iterable[int]) -> None:

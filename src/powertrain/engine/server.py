@@ -41,6 +41,8 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 #: Seconds between looks at the kernel's count of processes killed for want of memory, while there are workers.
 _LOOK_EVERY = 1.0
+#: Seconds for a resource tracker to clean up after a worker that is gone, and between looks at it.
+_TRACKER_GRACE, _TRACKER_LOOK = 1.0, 0.005
 #: Signals by which a scheduler says that a job must end.
 _ASK_FOR_AN_END = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 #: The largest control message; payloads travel as descriptors.
@@ -236,14 +238,22 @@ class _Server:
             self._tell(Ended(id=id, pid=pid, code=code, out_of_memory=oom))
 
     def _end_scope(self, leader: int) -> None:
-        """End what the dead worker left: its group, and orphans that have become our children, until none comes up."""
-        with contextlib.suppress(OSError):
-            os.killpg(leader, signal.SIGKILL)
+        """End what the dead worker left: its group, and orphans that have become our children, until none comes up.
+
+        A resource tracker among them gets a moment to clean up, which it begins when those it serves are gone.
+        """
+        patience = time.monotonic() + _TRACKER_GRACE
         while orphans := [pid for pid in process.children(os.getpid()) if pid not in self._workers]:
-            process.kill_all(orphans)
+            waits = time.monotonic() < patience
+            trackers = [pid for pid in orphans if waits and process.is_resource_tracker(pid)]
+            process.kill_all(pid for pid in orphans if pid not in trackers)
             for pid in orphans:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+                    os.waitpid(pid, os.WNOHANG if pid in trackers else 0)
+            if trackers:
+                time.sleep(_TRACKER_LOOK)
+        with contextlib.suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
 
     def _end(self) -> None:
         for pid in list(self._workers):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from powertrain.config import Refusal, whole
 from powertrain.errors import ConfigError
@@ -17,14 +17,14 @@ from powertrain.errors import ConfigError
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward and backward pass of a rank: rows ``start`` to ``start + size`` of the global batch.
-
-    ``size`` is 0 where the rank has nothing to do in this pass; row ``start`` exists even then.
-    """
+    """One forward and backward pass of a rank: rows ``start`` to ``start + size`` of the global batch."""
 
     index: int
     start: int
+    #: At least 1.
     size: int
+    #: How many of them count: all, or none where the one row only fills a pass in which the rank has nothing to do.
+    samples: int
     #: Factor for the mean loss of these rows, so that the gradients of all passes add up to the rank's mean.
     loss_scale: float
     #: True for the pass after which gradients are averaged over the ranks and the optimizer steps.
@@ -41,8 +41,6 @@ class BatchPlan:
         plan = powertrain.get_context().batch_plan(global_batch_size=1000, max_micro_batch=64)
         for batch in batches:                                # the same 1000 rows on every rank
             for micro in plan:
-                if micro.size == 0:
-                    continue                                 # never the last one
                 rows = batch[micro.start : micro.start + micro.size]
                 with contextlib.nullcontext() if micro.is_last else model.no_sync():
                     (criterion(model(rows)) * micro.loss_scale).backward()
@@ -52,9 +50,9 @@ class BatchPlan:
     where ``criterion`` gives the mean over its rows. A model from ``prepare_model`` multiplies this rank's gradient by
     ``weight`` before it is averaged. With any other model multiply each loss by ``plan.weight`` as well.
 
-    A rank without a sample (``samples == 0``, more ranks than samples) passes one filler row, ``start``, in its last
-    pass; its weight is 0. A model sharded with FSDP needs every rank in every pass: instead of skipping a pass of
-    size 0 give it the filler row too (``batch[micro.start : micro.start + max(micro.size, 1)]``), and call
+    Where a rank has fewer samples than passes (or none at all: more ranks than samples), a pass takes one row that
+    fills it and counts nothing: its ``loss_scale`` is 0, and so is the ``weight`` of a rank without a sample. So every
+    rank takes part in every pass, as a model sharded with FSDP needs it; for one of those call
     ``model.set_requires_gradient_sync(micro.is_last)`` instead of entering ``no_sync()``.
     """
 
@@ -65,7 +63,7 @@ class BatchPlan:
     start: int
     #: How many samples the rank has.
     samples: int
-    #: Sizes of the passes, the smaller ones first. Their sum is ``samples``, or 1 (the filler) where that is 0.
+    #: Sizes of the passes, those that are only filled first, then the smaller ones.
     micro_batches: tuple[int, ...]
     #: What the rank's mean gradient counts in the average over ranks: ``samples * world_size / global_batch_size``.
     weight: float
@@ -83,8 +81,9 @@ class BatchPlan:
     def __iter__(self) -> Iterator[MicroBatch]:
         start, last = self.start, self.accumulation_steps - 1
         for index, (size, scale) in enumerate(zip(self.micro_batches, self.loss_scales, strict=True)):
-            yield MicroBatch(index, start, size, scale, is_last=index == last)
-            start += size
+            samples = size if scale else 0
+            yield MicroBatch(index, start, size, samples, scale, is_last=index == last)
+            start += samples
 
 
 def plan(global_batch_size: int, rank: int, world_size: int, max_micro_batch: int | None = None) -> BatchPlan:
@@ -101,15 +100,16 @@ def plan(global_batch_size: int, rank: int, world_size: int, max_micro_batch: in
     if max_micro_batch is not None:
         largest_part = -(-total // world_size)
         passes = -(-largest_part // _whole("max_micro_batch", max_micro_batch, 1))
+    sizes = _sizes(samples, passes)
     return BatchPlan(
         global_batch_size=total,
         rank=rank,
         world_size=world_size,
         start=start,
         samples=samples,
-        micro_batches=_sizes(max(samples, 1), passes),
+        micro_batches=tuple(max(size, 1) for size in sizes),
         weight=samples * world_size / total,
-        loss_scales=tuple(size / samples if samples else 0.0 for size in _sizes(samples, passes)),
+        loss_scales=tuple(size / samples if samples else 0.0 for size in sizes),
     )
 
 
@@ -171,18 +171,3 @@ class GradientWeight:
 
 #: This process's own.
 gradient_weight = GradientWeight()
-
-
-class Weighed(Protocol):
-    """Who remembers the weight for others to look at: a worker's session."""
-
-    gradient_weight: float | None
-
-
-def set_weight(session: Weighed, weight: float) -> None:
-    """Let this rank's gradient count ``weight`` from here on. Cheap enough for every step.
-
-    Raises :class:`ConfigError`, and changes nothing, where a prepared model cannot apply it.
-    """
-    gradient_weight.set(weight)
-    session.gradient_weight = weight

@@ -91,8 +91,6 @@ class Session:
         self.checkpoint_names: set[str] = set(place.checkpoint_names)
         #: What ``register_state`` was given.
         self.registered: dict[str, Any] = {}
-        #: What a gradient of this rank counts in the average: see :class:`BatchPlan`. None: as much as others'.
-        self.gradient_weight: float | None = None
         self.mark = RowMark(place.mark)
         self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
         self.context = TrainContext(self)
@@ -236,10 +234,11 @@ class TrainContext:
 
         A model from ``prepare_model`` weighs this rank's gradient accordingly from then on: see :class:`BatchPlan`.
         """
-        from powertrain.worker.batch_plan import plan, set_weight
+        from powertrain.worker import batch_plan
 
-        found = plan(global_batch_size, self._place.rank, self._place.world_size, max_micro_batch)
-        set_weight(self._session, found.weight)
+        place = self._place
+        found = batch_plan.plan(global_batch_size, place.rank, place.world_size, max_micro_batch)
+        batch_plan.gradient_weight.set(found.weight)
         return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 #: Slurm's ``--signal`` names one of these; elsewhere they are the user's own.
 _GRACE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+_ALL = frozenset({signal.SIGTERM, *_GRACE_SIGNALS})
 
 
 def notice_signals(environ: Mapping[str, str] | None = None) -> tuple[signal.Signals, ...]:
@@ -40,7 +41,7 @@ class NoticedSignals:
         }
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         _listening = self
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, *_GRACE_SIGNALS})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
 
     def take(self) -> list[signal.Signals]:
         """The notice signals that have come since the last call. Any thread."""
@@ -76,14 +77,26 @@ def _do_nothing(number: int, frame: object) -> None:
     """The descriptor has told it already."""
 
 
+def _hold_back() -> None:
+    """Before a fork: what is sent to the child at once must not be taken for a signal to this process."""
+    if _listening is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
+
+
+def _let_through() -> None:
+    if _listening is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
+
+
 def _forget_in_child() -> None:
     global _listening
     if _listening is not None:
         _listening.forget()
         _listening = None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_forget_in_child)
 
 
 @contextlib.contextmanager

@@ -73,6 +73,13 @@ def save_when_asked() -> dict[str, Any]:
     return story.outcome_of(trainer(loops.save_when_asked, "interrupted").fit)
 
 
+def leave_when_asked() -> Any:
+    """Not caught: how the script ends is the story."""
+    import elastic
+
+    return torch_trainer(elastic.until_told, "leaves", config={"saves": "asks"}).fit()
+
+
 def never_at_a_boundary() -> dict[str, Any]:
     return story.outcome_of(trainer(loops.never_at_a_boundary, "killed").fit)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pdb
+import pdb  # noqa: T100 (a debugger that waits is one of the stories)
 import signal
 import tempfile
 import threading

@@ -48,7 +48,7 @@ def await_told(*names: str) -> None:
         time.sleep(0.005)
 
 
-def scaling(engine: str, workers: int = 2) -> ScalingConfig:
+def scaling(engine: str, workers: int | tuple[int, int] = 2) -> ScalingConfig:
     """Two workers; under torchrun as many as it started, inline this very process."""
     return ScalingConfig(num_workers={"local": workers, "inline": 0, "torchrun": 0}[engine])
 

@@ -1,0 +1,119 @@
+"""Runs whose number of workers changes: the same samples in each step, the same losses, nothing redone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import elastic
+import pytest
+import story
+from typer.testing import CliRunner
+
+from powertrain import FailureConfig, ScalingConfig
+from powertrain.cli.main import app
+from powertrain.result import Result
+from powertrain.run import events as ev
+from powertrain.torch import TorchTrainer
+
+STEPS = 160
+
+
+def resize_when(steps_and_sizes: list[tuple[int, int]], storage: Path, name: str) -> threading.Thread:
+    """Ask for another number of workers once the run has come to a step."""
+
+    def ask() -> None:
+        for step, workers in steps_and_sizes:
+            story.await_told(f"step-{step}")
+            done = CliRunner().invoke(app, ["resize", name, str(workers), "--storage", str(storage)])
+            story.tell(f"answer-{workers}", done.output)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("saves", "micro"), [("registered", None), ("by hand", None), ("by hand", 1)], ids=str
+)
+def test_four_two_three_workers_with_kills_between_train_as_one_process_does(
+    fits: Any, saves: str, micro: int | None
+) -> None:
+    config = {
+        "steps": STEPS, "every": 5, "pace": 0.01, "saves": saves, "micro": micro, "kills": {"1": 62, "3": 112},
+    }  # fmt: skip
+    trainer = fits.trainer(
+        elastic.linear_regression,
+        kind=TorchTrainer,
+        workers=(2, 4),
+        train_loop_config=config,
+        failure_config=FailureConfig(max_failures=2),
+    )
+    asking = resize_when([(20, 2), (75, 3)], fits.directory / "storage", "linear_regression")
+    outcome = story.outcome_of(trainer.fit)
+    asking.join()
+
+    assert outcome["raised"] == "", outcome
+    facts = fits.facts("linear_regression")
+    sizes = [fact.world_size for fact in facts if isinstance(fact, ev.AttemptStarted)]
+    assert sizes == [4, 2, 2, 3, 3]
+    assert [fact.world_size for fact in facts if isinstance(fact, ev.Resized)] == [2, 3]
+    frame = Result.from_path(outcome["path"]).metrics_dataframe
+    samples = frame.groupby("step")["samples"].sum()
+    assert samples.tolist() == [elastic.GLOBAL_BATCH] * STEPS, "each step had the same number of samples"
+    losses = frame[frame["rank"] == 0].sort_values("step")["loss"].tolist()
+    assert losses == pytest.approx(elastic.losses_of_one_process(STEPS), rel=1e-9)
+
+
+def test_a_resize_redoes_nothing(fits: Any) -> None:
+    config = {"steps": 60, "every": 10, "pace": 0.01, "saves": "by hand", "kills": {}}
+    trainer = fits.trainer(
+        elastic.linear_regression, kind=TorchTrainer, workers=(1, 2), train_loop_config=config
+    )
+    asking = resize_when([(15, 1)], fits.directory / "storage", "linear_regression")
+    outcome = story.outcome_of(trainer.fit)
+    asking.join()
+    assert outcome["raised"] == "", outcome
+    done = [row for rank, _, row in outcome["points"] if rank == 0]
+    assert sorted(done) == list(range(1, 61))
+    assert (fits.directory / "answer-1").read_text() == (
+        "It goes on with 1 workers instead of 2 after its next checkpoint.\n"
+    )
+
+
+def test_resize_of_a_run_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["resize", "nothing", "2", "--storage", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "is not under way on this machine" in str(done.exception or done.output)
+
+
+def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An elastic run starts with what another one leaves, and grows when that one is over."""
+    from powertrain import tasks
+    from powertrain.run import scaling_policy
+
+    monkeypatch.setattr(scaling_policy, "SETTLE", 0.2)
+    tasks.init(resources={"seat": 3})
+    try:
+        need = {"CPU": 0, "seat": 1}
+        first = fits.trainer(
+            elastic.until_told,
+            kind=TorchTrainer,
+            name="first",
+            train_loop_config={"saves": "no", "steps": 150},
+        )
+        first.scaling_config = ScalingConfig(num_workers=2, resources_per_worker=need)
+        config = {"steps": 400, "every": 5, "pace": 0.01, "saves": "registered", "kills": {}}
+        second = fits.trainer(elastic.linear_regression, kind=TorchTrainer, train_loop_config=config)
+        second.scaling_config = ScalingConfig(num_workers=(1, 3), resources_per_worker=need)
+        thread = threading.Thread(target=first.fit)
+        thread.start()
+        story.await_told("steps-1")
+        outcome = story.outcome_of(second.fit)
+        thread.join()
+    finally:
+        tasks.shutdown()
+    assert outcome["raised"] == "", outcome
+    facts = fits.facts("linear_regression")
+    assert [fact.world_size for fact in facts if isinstance(fact, ev.AttemptStarted)] == [1, 3]
