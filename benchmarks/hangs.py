@@ -36,7 +36,7 @@ from powertrain.torch import TorchTrainer
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "stories" / "drivers"))
 
-import hanging  # noqa: E402
+import hanging
 
 #: The claims as the issue gives them: noticed within 5 s of the last step (steps here are far shorter than a second).
 NOTICED_WITHIN = 5.0

@@ -52,8 +52,8 @@ def descendants(pid: int) -> list[int]:
 def kill_scope(pid: int) -> None:
     """SIGKILL to a worker, its process group, and whatever it started that left the group.
 
-    But for Python's resource trackers: each ends by itself when all it serves are gone, and removes the shared memory and
-    semaphores that they left.
+    But for Python's resource trackers: each ends by itself when all it serves are gone, and removes the shared memory
+    and semaphores that they left.
     """
     below = descendants(pid)
     trackers = set(filter(is_resource_tracker, below))

@@ -22,9 +22,9 @@ from powertrain import wire
 from powertrain.run.pace import Pace, Place
 from powertrain.run.waits import GONE, STUCK, Blame, RankState, find_blame, is_saving, waits_for
 
-#: Seconds without a move that are never worth a notice. Tests make it shorter, but not as short as the second between
-#: two beats.
-FLOOR = 5.0
+#: Seconds without a move after which there may be a notice, however short the usual step: five are promised, and to
+#: tell it takes a moment.
+FLOOR = 4.8
 #: Usual steps without a move that are not worth a notice.
 _STEPS = 5.0
 #: The part of the time to a notice after which stacks are asked for.

@@ -35,6 +35,7 @@ def _is_now(step: int) -> bool:
 
 
 def _together() -> None:
+    time.sleep(0.02)
     dist.all_reduce(torch.ones(1))
 
 
@@ -51,6 +52,7 @@ def _steps(act: Callable[[], None]) -> None:
 
 def missed_all_reduce() -> None:
     for step in range(STEPS):
+        time.sleep(0.02)
         if not _is_now(step):
             dist.all_reduce(torch.ones(1))  # hangs: missed_all_reduce
         powertrain.report({"step": step})
@@ -58,6 +60,7 @@ def missed_all_reduce() -> None:
 
 def extra_all_reduce() -> None:
     for step in range(STEPS):
+        time.sleep(0.02)
         if _is_now(step):
             dist.all_reduce(torch.ones(1))
         dist.all_reduce(torch.ones(1))  # hangs: extra_all_reduce
@@ -66,6 +69,7 @@ def extra_all_reduce() -> None:
 
 def mismatched_reports() -> None:
     for step in range(STEPS):
+        time.sleep(0.02)
         dist.all_reduce(torch.ones(1))  # hangs: mismatched_reports
         if not _is_now(step):
             powertrain.report({"step": step}, barrier=step > STEP)
