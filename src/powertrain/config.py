@@ -686,7 +686,8 @@ class FailureConfig(Config):
 
     on_hang: str = option("restart", one_of("restart", "report", "fail"))
     """What happens then: ``"restart"`` counts as a failure of the rank that hangs and starts again if ``max_failures``
-    allows it, ``"fail"`` ends the run, ``"report"`` only tells."""
+    allows it, ``"fail"`` ends the run, ``"report"`` only tells. With ``num_workers=0`` the process is your own, and
+    a hang is only told."""
 
     signal_grace_s: float = option(30.0, positive)
     """Seconds from a SIGTERM (or a grace signal of the scheduler) to the kill that follows it: what a run has to save

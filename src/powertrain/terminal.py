@@ -544,6 +544,8 @@ def end_rows(view: View) -> list[tuple[str, str]]:
         rows.append(("checkpoint", f"{one_line(view.checkpoint, 200)} (row {view.checkpoint_row})"))
     if view.path:
         rows.append(("path", view.path))
+    if ended.state == lifecycle.PREEMPTED:
+        rows.append(("to resume", "start the same script again"))
     return rows
 
 

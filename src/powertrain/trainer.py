@@ -701,6 +701,7 @@ def _run(controller: Controller, engine: Engine) -> RunOutcome:
     def control() -> None:
         try:
             outcome.append(controller.run())
+            _leave_if_hung(outcome[0], engine)
         except BaseException as error:
             problem.append(error)
 
@@ -716,6 +717,15 @@ def _run(controller: Controller, engine: Engine) -> RunOutcome:
     if problem:
         raise problem[0]
     return outcome[0]
+
+
+def _leave_if_hung(outcome: RunOutcome, engine: Engine) -> None:
+    """Under torchrun a process must end for torchrun to begin again, and the main thread of one that hangs will not."""
+    if engine.name == "torchrun" and any(failure.kind == "hung" for failure in outcome.failures):
+        from powertrain.terminal import failure_report
+
+        print(failure_report(outcome.failures, outcome.reason), file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 @contextmanager

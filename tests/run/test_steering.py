@@ -11,7 +11,7 @@ from tests.run.test_controller import Run, run  # noqa: F401 (a fixture)
 
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
-from powertrain.run import scaling_policy
+from powertrain.run import scaling_policy, steering
 from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
 
 
@@ -215,7 +215,7 @@ def test_a_run_that_never_commits_is_not_grown_and_says_so_once(run: Run) -> Non
 
 @pytest.mark.usefixtures("_no_settling")
 def test_ranks_that_do_not_report_together_are_let_go(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(controller_module, "_TOGETHER_WITHIN", 0.2)
+    monkeypatch.setattr(steering, "_TOGETHER_WITHIN", 0.2)
 
     def only_rank_0(worker: ScriptedWorker) -> None:
         if worker.rank == 0:
@@ -297,3 +297,93 @@ def test_a_run_that_has_trained_is_tried_again_at_once(run: Run) -> None:  # noq
 
     assert run.go(ScriptedEngine(dies), 1, max_failures=5).state == "finished"
     assert [failed.delay for failed in run.watcher.all_of(ev.Failed)] == [0.0, 0.0]
+
+
+# --------------------------------------------------------------------------- slots that will be taken away
+
+
+@pytest.mark.parametrize("workers", [(2, 2), (1, 2)], ids=["fixed size", "elastic"])
+def test_a_drained_slot_is_left_at_a_saved_boundary(run: Run, workers: tuple[int, int]) -> None:  # noqa: F811
+    play = Elastic(steps=60, every=1000, asks=True, pace=0.002)
+    engine = ScriptedEngine(play, replaces=True)
+    at_row(run, 10, lambda: engine.drain(engine.claims[0].slots[1], time.time() + 30))
+    outcome = run.go(engine, 2, min_workers=workers[0])
+    assert (outcome.state, sizes(run)) == ("finished", [2, 2 if workers[0] == 2 else 1])
+    assert play.of(1)[0] == play.of(0)[-1] + 1, "nothing is redone"
+    drained = engine.claims[0].slots[1]
+    assert all(process.slot.id != drained.id for process in engine.forked[3:]), "it is not used again"
+    assert [lost.preempted for lost in run.watcher.all_of(ev.Lost)] == [True]
+
+
+def test_a_slot_that_is_drained_while_others_are_awaited_is_given_back(run: Run) -> None:  # noqa: F811
+    def first_one_then_all(engine: ScriptedEngine, claim: Any) -> None:
+        if len(engine.claims) == 1:
+            (slot,) = engine.grant(claim, 1)
+            engine.drain(slot, time.time() + 30)
+        else:
+            engine.grant(claim, claim.count)
+
+    engine = ScriptedEngine(Elastic(steps=3, every=1), on_request=first_one_then_all, replaces=True)
+    assert run.go(engine).state == "finished"
+    assert engine.claims[0].withdrawn
+
+
+def test_a_rank_that_is_killed_after_a_notice_is_a_loss_and_not_a_failure(run: Run) -> None:  # noqa: F811
+    def killed(worker: ScriptedWorker) -> None:
+        Elastic(steps=5, every=5)(worker)
+        if worker.attempt == 0 and worker.rank == 1:
+            worker.notice()
+            while not run.watcher.all_of(ev.Notified):
+                time.sleep(0.001)
+            worker.die(-9)
+        if worker.attempt == 0:
+            worker.hang()
+
+    outcome = run.go(ScriptedEngine(killed), 2, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2, 1])
+    assert not run.watcher.all_of(ev.Failed)
+
+
+def test_a_notice_during_the_back_off_ends_the_run(run: Run) -> None:  # noqa: F811
+    def dies(worker: ScriptedWorker) -> None:
+        worker.die(-9)
+
+    def during(event: ev.Event) -> None:
+        if isinstance(event, ev.Failed) and event.delay > 1:
+            threading.Timer(0.05, lambda: run.controller.notify("asked")).start()
+
+    run.watcher.on_event = during
+    began = time.monotonic()
+    assert run.go(ScriptedEngine(dies), 1, max_failures=-1).state == "preempted"
+    assert time.monotonic() - began < 3.0
+
+
+@pytest.mark.usefixtures("_no_settling")
+def test_a_loop_knows_that_a_resize_is_pending(run: Run) -> None:  # noqa: F811
+    seen: dict[int, list[int]] = {0: [], 1: []}
+
+    def looks(worker: ScriptedWorker) -> None:
+        while worker.row < 40:
+            time.sleep(0.002)
+            if worker.attempt == 0:
+                seen[worker.rank].append(worker.resize_to)
+            save = {"x": b"x"} if worker.row % 10 == 9 else None
+            worker.report({"row": worker.row + 1}, files=save)
+
+    engine = with_capacity(looks, 2)
+    at_row(run, 12, lambda: engine.tell_capacity(3))
+    run.go(engine, 4, min_workers=1)
+    assert sizes(run) == [2, 3]
+    assert seen[0] == seen[1], "the same on every rank at the same place"
+    assert set(seen[0]) == {0, 3}
+
+
+@pytest.mark.usefixtures("_no_settling")
+def test_a_run_that_ends_while_it_is_to_be_resized_just_ends(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=25, every=10, pace=0.002)
+    engine = with_capacity(play, 2)
+    at_row(run, 21, lambda: engine.tell_capacity(3))
+    began = time.monotonic()
+    outcome = run.go(engine, 4, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2])
+    assert time.monotonic() - began < 4.0, "nobody waited for ranks that had returned"

@@ -167,7 +167,7 @@ def test_a_lock_that_never_opens_is_told_within_five_seconds_with_its_line() -> 
     assert (verdict.culprits, verdict.waiting) == ((1,), (0, 2, 3))
     assert verdict.frame == IN_LOCK.frame
     assert verdict.message == (
-        "No step for 5 s (usually 0.2 s). Rank 1 never came to the averaging of gradients that ranks 0, 2 and 3 "
+        "No step for 4.8 s (usually 0.2 s). Rank 1 never came to the averaging of gradients that ranks 0, 2 and 3 "
         "wait in (/home/me/train.py:88: loss.backward()).\n"
         "Rank 1 is at /home/me/data.py:31 in __getitem__: lock.acquire(); it sleeps."
     )
@@ -256,7 +256,7 @@ def test_a_rank_that_sleeps_alone_is_to_blame_and_the_others_go_on() -> None:
     assert noticed - began == pytest.approx(4.8, abs=0.3)
     verdict = verdict_of(run)
     assert (verdict.culprits, verdict.waiting, verdict.frame) == ((1,), (), frame(12))
-    assert verdict.message.startswith("No step of rank 1 for 5 s (usually 0.2 s); ranks 0 and 2 go on.")
+    assert verdict.message.startswith("No step of rank 1 for 4.8 s (usually 0.2 s); ranks 0 and 2 go on.")
 
 
 def test_a_single_rank_that_sleeps_after_its_first_steps_is_told_in_five_seconds() -> None:

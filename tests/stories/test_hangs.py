@@ -110,6 +110,28 @@ def test_what_only_takes_long_is_not_acted_on_and_nobody_else_is_blamed(
     assert len(over) == len(notices(fits, kind)), "what was noticed was withdrawn"
 
 
+def test_inline_a_pause_is_told_and_never_acted_on(fits: Any) -> None:
+    limits = FailureConfig(hang_timeout_s=1.5)
+    outcome = fits.outcome(
+        hanging.pause_alone, "inline", train_loop_config={"seconds": 3.0}, failure_config=limits
+    )
+    assert (outcome["raised"], outcome["metrics"]) == ("", {"step": hanging.STEPS - 1}), outcome
+    (noticed,) = notices(fits, "pause_alone")
+    assert noticed.ranks == (0,)
+    assert noticed.source.startswith("time.sleep(")
+
+
+def test_under_torchrun_a_hang_ends_the_process_so_that_torchrun_can_begin_again(stories: Any) -> None:
+    driver = stories.start("hang", "torchrun")
+    assert driver.ended() == 1, driver.output
+    facts = stories.facts("hangs")
+    (noticed,) = [fact for fact in facts if isinstance(fact, ev.HangNoticed)]
+    assert (noticed.ranks, noticed.line) == ((hanging.CULPRIT,), line_of("hangs: sleep"))
+    (failed,) = [fact for fact in facts if isinstance(fact, ev.Failed)]
+    assert failed.failures[0].kind == "hung"
+    assert "Rank 1 hung: nothing moved for" in driver.output
+
+
 def test_a_stop_of_everything_is_nobodys_hang(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "FLOOR", 3.0)
     trainer = fits.trainer(hanging.steady, kind=TorchTrainer, train_loop_config={"seconds": 8.0})

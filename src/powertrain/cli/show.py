@@ -78,6 +78,7 @@ def describe(
     lines += _section("checkpoints", [_checkpoint(manifest) for manifest in manifests])
     values = [f"{key} = {value}" for key, value in metric_pairs(last, limit=100)]
     lines += _section("last metrics of rank 0", values)
+    lines += _section("notices", _notices(events))
     return lines + _section("failures", _failures(events))
 
 
@@ -98,6 +99,8 @@ def _attempts(events: Sequence[ev.Event]) -> list[str]:
         elif isinstance(event, (ev.Failed, ev.Lost)) and event.attempt in lines:
             word = "failed" if isinstance(event, ev.Failed) else "lost its slots"
             lines[event.attempt] += f"; {word}, then {event.decision.replace('_', ' ')}: {event.reason}"
+        elif isinstance(event, ev.Resized) and event.attempt in lines:
+            lines[event.attempt] += f"; then {counted(event.world_size, 'worker')}: {event.reason}"
         elif isinstance(event, ev.Ended) and current in lines:
             lines[current] += f"; {event.state} after {duration(event.seconds)}"
     return list(lines.values())
@@ -106,6 +109,21 @@ def _attempts(events: Sequence[ev.Event]) -> list[str]:
 def _checkpoint(manifest: Manifest) -> str:
     files = counted(len(manifest.files), "file")
     return f"{manifest.name}: row {manifest.row}, {files}, {data_size(manifest.bytes)}"
+
+
+def _notices(events: Sequence[ev.Event]) -> list[str]:
+    """What loomed: ends that were announced, and hangs, with what became of them."""
+    lines: list[str] = []
+    for event in events:
+        if isinstance(event, ev.Notified):
+            lines.append(f"attempt {event.attempt}: {event.reason}")
+        elif isinstance(event, ev.HangNoticed):
+            first, *rest = event.message.splitlines()
+            lines += [f"attempt {event.attempt}: {first}", *(f"  {line.strip()}" for line in rest)]
+            lines.append(f"  all stacks: {event.stacks}")
+        elif isinstance(event, ev.HangOver):
+            lines.append(f"  it moved again after {duration(event.seconds)}")
+    return lines
 
 
 def _failures(events: Sequence[ev.Event]) -> list[str]:

@@ -30,7 +30,7 @@ from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.manifest import Manifest, Validation
 from powertrain.checkpoint.saver import remove_share, sealed_reports
 from powertrain.engine import base
-from powertrain.errors import FencedError, PowertrainError, ResourceError, WorkerFailedError
+from powertrain.errors import FencedError, PowertrainError, WorkerFailedError
 from powertrain.run import attempt as phases
 from powertrain.run import events as ev
 from powertrain.run import (
@@ -41,23 +41,25 @@ from powertrain.run import (
     lifecycle,
     notices,
     placement,
-    scaling_policy,
     stopping,
 )
+from powertrain.run.asks import Asks
 from powertrain.run.attempt import Attempt, Member
 from powertrain.run.callbacks import Callbacks, RunContext
 from powertrain.run.carriers import Carriers
-from powertrain.run.checkpoints import Checkpoints, described
+from powertrain.run.checkpoints import Checkpoints
 from powertrain.run.committer import Committer, Done, Trouble
 from powertrain.run.hangs import Hangs, Looked
-from powertrain.run.holds import Holds
 from powertrain.run.hooks import HookDone
 from powertrain.run.journal import Journal
 from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.run.notices import Notice, Regroup
 from powertrain.run.pending import Pending
 from powertrain.run.rows import Row
+from powertrain.run.scaling_policy import Elastic
+from powertrain.run.slots import Slots
 from powertrain.run.spec import RunSpec
+from powertrain.run.steering import Steering
 from powertrain.run.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
 from powertrain.run.worker_group import WorkerCallError
 from powertrain.storage import Storage, safety
@@ -87,12 +89,6 @@ _SETTLE_WITHIN = 60.0
 _CUT_SHORT = 2.0
 #: Seconds for the last deletions.
 _COMMITTER_GRACE = 10.0
-#: Seconds in which an engine says how many slots there are; one that does not has as many as it can be asked for.
-_CAPACITY_WITHIN = 2.0
-#: Seconds that a run which could go on with fewer waits for slots that seemed to be there.
-_MORE_SLOTS_WITHIN = 10.0
-#: Seconds in which all ranks must have answered, and come to the same boundary, before a resize is put off.
-_TOGETHER_WITHIN = 5.0
 #: Seconds by which the loop may come late before it is clear that this process itself was not running.
 _STOOD_STILL = 1.0
 
@@ -194,7 +190,6 @@ class Controller:
             tell=self._warn,
         )
         self._lag_told = 0.0
-        self._asks: list[tuple[Member, wire.AskCheckpoints, float]] = []
         self._after_settling: Callable[[], None] | None = None
         self._left_by_interrupt = False
         self._after_validations: Callable[[], None] | None = None
@@ -202,25 +197,38 @@ class Controller:
         self._unwritten: list[ev.Event] = []
         self._told: set[str] = set()
         self._deadlines: dict[str, float] = {}
-        self._claim: base.Claim | None = None
-        self._wanted = 0
-        self._slots: list[base.Slot] = []
         self._attempt: Attempt | None = None
         self._members: dict[bytes, Member] = {}
         self._ranks_by_slot: dict[str, int] = {}
         #: The (attempt, row) that some ranks have reached and others not, and since when.
         self._awaited, self._awaited_since = (-1, 0), 0.0
         self._interrupts = 0
-        self._holds = Holds(self._send)
-        self._elastic = scaling_policy.Elastic(spec.min_workers, spec.max_workers)
-        self._awaits_capacity = False
-        self._regroup: Regroup | None = None
+        self._elastic = Elastic(spec.min_workers, spec.max_workers)
+        self._slots = Slots(
+            spec,
+            engine,
+            self._elastic,
+            self._deadlines,
+            state=lambda: self._state,
+            record=self._record,
+            ready=self._start_attempt,
+        )
+        self._steering = Steering(
+            self._elastic,
+            self._checkpoints,
+            self._deadlines,
+            send=self._send,
+            tell_once=self._tell_once_recorded,
+            has_committed=from_checkpoint is not None,
+        )
+        self._asks = Asks(
+            self._checkpoints, self._deadlines, self._send, lambda row: self._validations.awaited(row)
+        )
         #: The newest notice; slots that one came for; and how often the driver itself was asked to end.
         self._notice: Notice | None = None
         self._noticed_slots: set[str] = set()
         self._signals = 0
         self._early_deaths = 0
-        self._has_committed = from_checkpoint is not None
         self._stopping: ev.Stopping | None = None
         self._after_clearing: Callable[[], None] | None = None
         #: What rows with checkpoints reported, for the callback that comes when they are settled.
@@ -264,7 +272,7 @@ class Controller:
             closing.callback(self._hangs.close)
             self._engine.start(self._inbox.put, self._output)
             self._record(self._run_started())
-            self._look_for_slots()
+            self._slots.look()
             while self._outcome is None:
                 self._handle(self._next())
             return self._outcome
@@ -383,108 +391,33 @@ class Controller:
 
     # ------------------------------------------------------------------ slots
 
-    def _look_for_slots(self) -> None:
-        """Ask for slots; a run that can do with fewer first hears how many there are."""
-        if self._elastic.is_elastic and self._engine.restarts:
-            self._awaits_capacity = True
-            self._deadlines["capacity"] = time.monotonic() + _CAPACITY_WITHIN
-            self._engine.watch_capacity(self._spec.shape)
-        else:
-            self._request_slots()
-
     def _capacity_changed(self, event: base.Capacity) -> None:
         self._elastic.tell_capacity(event.count, time.monotonic())
-        if self._awaits_capacity:
-            self._capacity_overdue("")
-        else:
-            self._consider_resize()
+        self._capacity_known("")
+        self._consider_resize()
 
-    def _capacity_overdue(self, _: str) -> None:
-        self._awaits_capacity = False
-        self._deadlines.pop("capacity", None)
+    def _capacity_known(self, _: str) -> None:
         if self._stopping is None and self._outcome is None:
-            self._request_slots()
-
-    def _request_slots(self) -> None:
-        """Ask for as many slots as there is room for, fewer where the engine can never give so many."""
-        self._slots = []
-        problem: ResourceError | None = None
-        for count in scaling_policy.sizes_to_try(self._spec.min_workers, self._elastic.size()):
-            self._record(ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=count))
-            self._wanted = count
-            try:
-                self._claim = self._engine.request(count, self._spec.shape)
-                return
-            except ResourceError as error:
-                problem = problem or error
-        raise problem or ResourceError("no number of workers was allowed")
+            self._slots.capacity_known()
 
     def _granted(self, event: base.Granted) -> None:
-        if self._validations.granted(event):
-            return
-        if self._claim is not None and event.claim != self._claim.id:
-            return
-        self._slots += event.slots
-        if len(self._slots) == self._wanted and self._stopping is None:
-            self._deadlines.pop("slots", None)
-            self._start_attempt()
-
-    def _go_on_with(self, workers: int, reason: str) -> None:
-        """Start the next attempt with so many workers, on the slots that are held and on new ones where they are short.
-
-        Only for runs that may change their size.
-        """
-        before = self._state.world_size
-        self._engine.release(self._slots[workers:])
-        self._slots = self._slots[:workers]
-        self._wanted = workers
-        if workers != before:
-            self._record(
-                ev.Resized(time=time.time(), attempt=self._state.attempt, world_size=workers, reason=reason)
-            )
-        self._record(ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=workers))
-        missing = workers - len(self._slots)
-        if missing == 0:
-            self._start_attempt()
-            return
-        try:
-            self._claim = self._engine.request(missing, self._spec.shape)
-        except ResourceError:
-            self._slots_overdue("")
-            return
-        if len(self._slots) >= self._spec.min_workers:
-            self._deadlines["slots"] = time.monotonic() + _MORE_SLOTS_WITHIN
-
-    def _slots_overdue(self, _: str) -> None:
-        """The slots to be added are not to be had after all: go on with those there are, if they are enough."""
-        if self._claim is not None:
-            self._engine.withdraw(self._claim)
-        if len(self._slots) >= self._spec.min_workers:
-            self._wanted = len(self._slots)
-            self._start_attempt()
-        else:
-            self._engine.release(self._slots)
-            self._request_slots()
+        if not self._validations.granted(event):
+            self._slots.granted(event)
 
     def _slots_waited(self, event: base.Waiting) -> None:
-        if self._validations.slot_awaited(event):
-            return
-        if self._state.state != lifecycle.WAITING:
-            return
-        self._record(
-            ev.SlotsWaited(
-                time=time.time(),
-                attempt=self._state.attempt + 1,
-                granted=event.granted,
-                count=self._wanted,
-                reason=event.reason,
-            )
-        )
+        if not self._validations.slot_awaited(event):
+            self._slots.waited(event)
+
+    def _slots_overdue(self, _: str) -> None:
+        self._slots.overdue()
 
     # ------------------------------------------------------------------ start of an attempt
 
     def _start_attempt(self) -> None:
-        placements = placement.arrange(self._slots)
+        """All slots are there."""
+        if self._stopping is not None:
+            return
+        placements = placement.arrange(self._slots.held)
         first_row = self._checkpoints.newest.row + 1 if self._checkpoints.newest else 1
         attempt = self._attempt = Attempt(self._state.attempt + 1, placements, first_row)
         self._record(
@@ -528,6 +461,7 @@ class Controller:
             checkpoint=own or self._spec.begin_from,
             filesystem=self._spec.filesystem if own else self._spec.begin_from_filesystem,
             names=self._checkpoints.given_names(),
+            host=socket.gethostname(),
             storage=self._spec.storage or pickle.dumps(self._storage),
         )
 
@@ -691,9 +625,9 @@ class Controller:
             if row.complete:
                 for rank in attempt.barrier_rows.pop(row.number, ()):
                     self._send(attempt.members[rank], wire.RowClosed(row=row.number))
-        if rows and self._asks:
-            self._answer_asks()
-        self._stop_at_a_commit(attempt)
+        if rows:
+            self._asks.answer()
+        self._steering.look_at_commits(attempt)
 
     def _watch_for_late_ranks(self, attempt: Attempt) -> None:
         if attempt.rows.newest <= attempt.rows.closed:
@@ -726,6 +660,9 @@ class Controller:
 
     def _beat(self, member: Member, message: wire.Beat) -> None:
         member.beat = message
+        hold = member.attempt.hold
+        if hold is not None and member.rank in hold.reached:
+            self._hangs.moved(member.rank)  # it stands still because it was told to
         self._hangs.beat(member, message)
         self._watch()
 
@@ -761,13 +698,14 @@ class Controller:
         self._rows_closed(attempt, attempt.rows.end(member.rank))
         self._watch_for_late_ranks(attempt)
         self._open_collectives(attempt)
-        self._agree(attempt)
+        self._steering.rank_ended(member)
+        regroups = self._steering.regroup is not None
         if attempt.phase == phases.TRAINING and attempt.all_done():
-            if self._regroup is not None and any(m.was_stopped for m in attempt.members):
+            if regroups and any(m.was_stopped for m in attempt.members):
                 self._clear(attempt, self._decide)
             else:
                 self._shut_down(attempt)
-        elif (self._stopping is not None or self._regroup is not None) and all(
+        elif (self._stopping is not None or regroups) and all(
             attempt.rows.last_row(m.rank) == 0 for m in attempt.running()
         ):
             self._deadlines.setdefault("laggards", time.monotonic() + _LAGGARD_GRACE)
@@ -792,7 +730,8 @@ class Controller:
             self._validate(manifest)
             self._look_at_space(manifest)
             self._discard_old()
-            self._first_commit()
+            if self._steering.committed():
+                self._consider_resize()
         else:
             self._record(
                 ev.CheckpointFailed(
@@ -809,9 +748,9 @@ class Controller:
         if isinstance(reason, FencedError):
             self._taken_over(reason)
         self._watch_lag()
-        self._answer_asks()
+        self._asks.answer()
         if self._attempt is not None:
-            self._stop_at_a_commit(self._attempt)
+            self._steering.look_at_commits(self._attempt)
         self._go_on_if_settled()
 
     def _look_at_space(self, manifest: Manifest) -> None:
@@ -894,29 +833,10 @@ class Controller:
         self._watch_lag()
 
     def _asked_for_checkpoints(self, member: Member, ask: wire.AskCheckpoints) -> None:
-        until = time.monotonic() + ask.timeout if ask.timeout >= 0 else float("inf")
-        self._asks.append((member, ask, until))
-        self._answer_asks()
+        self._asks.ask(member, ask)
 
-    def _answer_asks(self, _: str = "") -> None:
-        """Answer those whose checkpoints are all settled, or whose time is up."""
-        waiting = []
-        for member, ask, until in self._asks:
-            open_rows = [p for p in self._checkpoints.pending if p.row <= ask.row]
-            unclosed = member.attempt.rows.closed < ask.row
-            unvalidated = ask.validated and self._validations.awaited(ask.row)
-            if (open_rows or unclosed or unvalidated) and time.monotonic() < until:
-                waiting.append((member, ask, until))
-                continue
-            found = [
-                described(m, self._checkpoints.value(m), self._checkpoints.status(m))
-                for m in self._checkpoints.kept
-            ]
-            self._send(member, wire.Reported(ask=ask.ask, checkpoints=found))
-        self._asks = waiting
-        self._deadlines.pop("asks", None)
-        if (first := min((until for *_, until in waiting), default=float("inf"))) != float("inf"):
-            self._deadlines["asks"] = first
+    def _answer_asks(self, _: str) -> None:
+        self._asks.answer()
 
     # ------------------------------------------------------------------ validations
 
@@ -966,7 +886,7 @@ class Controller:
             )
         )
         self._discard_old()
-        self._answer_asks()
+        self._asks.answer()
 
     def _remind_of_validation(self, when: float) -> None:
         self._deadlines.pop("validation", None)
@@ -982,8 +902,7 @@ class Controller:
             return False
         self._after_validations = then
         if self._validations.wants_slot:  # it may be one that the ranks had, who are gone
-            self._engine.release(self._slots)
-            self._slots = []
+            self._slots.release()
         return True
 
     def _validations_idle(self) -> None:
@@ -1153,32 +1072,22 @@ class Controller:
             time=time.time(), attempt=max(0, self._state.attempt), cause=cause, reason=reason
         )
         self._record(self._stopping)
+        self._steering.take()  # with how many the run would have gone on does not matter any more
+        self._deadlines.pop("retry", None)
         if attempt is None or attempt.phase in (phases.STARTING, phases.CLEARING):
             self._end_now("")
             return
-        preemption = notices.preemption_of(self._notice, attempt.placements) if self._notice else None
-        self._holds.begin(attempt, reason, preemption=preemption)
+        self._steering.stop(attempt, reason, self._preemption(attempt))
+
+    def _preemption(self, attempt: Attempt) -> wire.Preemption | None:
+        """What ranks are told of the notice that has come, if any."""
+        return notices.preemption_of(self._notice, attempt.placements) if self._notice is not None else None
 
     def _held(self, member: Member, message: wire.Held) -> None:
-        if self._holds.held(member, message):
-            self._agree(member.attempt)
+        self._steering.held(member, message)
 
-    def _agree(self, attempt: Attempt) -> None:
-        """Send all ranks on to the first boundary none has passed, once all who still run have answered."""
-        if not self._holds.is_ready(attempt):
-            return
-        assert attempt.hold is not None
-        self._deadlines.pop("together", None)
-        if attempt.hold.can_save or not attempt.hold.needs_commit:
-            self._holds.send_on(attempt, "stop")
-        elif self._has_committed:
-            self._holds.send_on(attempt, "step")
-        else:
-            self._put_off_resize(attempt)
-            self._tell_once_recorded(
-                "There is room for another number of workers, but this run has not committed a checkpoint yet: it is "
-                "resized when it has, so that nothing is redone."
-            )
+    def _reached(self, member: Member, message: wire.Reached) -> None:
+        self._steering.reached(member, message)
 
     def _end_now(self, _: str) -> None:
         """End what still runs, whatever it does, and the run with it; or go on with those who may stay."""
@@ -1186,7 +1095,7 @@ class Controller:
             self._deadlines.pop(name, None)
         if self._attempt is None:
             self._end(*self._stopped_state())
-        elif self._stopping is None and self._regroup is not None:
+        elif self._stopping is None and self._steering.regroup is not None:
             self._clear(self._attempt, self._decide)
         else:
             self._clear(self._attempt, lambda: self._end(*self._stopped_state()))
@@ -1244,134 +1153,72 @@ class Controller:
             self._settling_overdue("")
             return
         if self._stopping is None and not self._ends_well():
-            self._regroup = None
             self._stop("notice", f"{notice.reason}; asked for the second time")
         if self._outcome is None and self._attempt is not None:
             self._end_now("")
 
     def _save_and_leave(self, notice: Notice) -> None:
         """Bring the ranks to a boundary; who is left goes on from there, if that is enough."""
+        before = self._steering.regroup
         workers = notices.workers_after(
             notice,
-            self._wanted if self._regroup is None else self._regroup.workers,
+            before.workers if before is not None and before.cause == "notice" else self._slots.wanted,
             self._spec.min_workers,
             self._spec.max_workers,
             restarts=self._engine.restarts,
             replaces=self._engine.replaces,
         )
         self._deadlines["grace"] = time.monotonic() + notices.boundary_within(notice, time.time())
-        if not workers:
+        if workers:
+            self._leave_behind(notice, workers)
+        else:
             self._stop("notice", f"{notice.reason}; the run can be resumed")
-            return
-        drop = notice.slots | (self._regroup.drop if self._regroup is not None else frozenset())
-        attempt = self._attempt
+
+    def _leave_behind(self, notice: Notice, workers: int) -> None:
+        """Go on without the slots that the notice came for."""
+        attempt, before = self._attempt, self._steering.regroup
+        drop = notice.slots | (before.drop if before is not None else frozenset())
         ranks = tuple(p.rank for p in attempt.placements if p.slot.id in drop) if attempt else ()
-        self._regroup = Regroup("notice", notice.reason, workers, drop, ranks)
+        self._steering.regroup = Regroup("notice", notice.reason, workers, drop, ranks)
         if not self._engine.replaces:
             self._elastic.set_limit(workers, notice.reason, time.monotonic())
-        if attempt is None or attempt.phase == phases.STARTING:
-            self._end_now("")
+        if attempt is None:
+            self._retry()
+        elif attempt.phase == phases.STARTING:
+            self._clear(attempt, self._decide)
         elif attempt.phase == phases.TRAINING:
-            preemption = notices.preemption_of(self._notice or notice, attempt.placements)
-            self._holds.begin(attempt, notice.reason, preemption=preemption, resize_to=workers)
+            self._steering.stop(attempt, notice.reason, self._preemption(attempt))
 
     # ------------------------------------------------------------------ another number of workers
 
     def _consider_resize(self) -> None:
-        """Have a look at when the run should change its size, if it should at all."""
-        attempt = self._attempt
-        busy = self._stopping is not None or self._regroup is not None
-        wanted = None
-        if attempt is not None and attempt.phase == phases.TRAINING and not busy and not attempt.out_of_step:
-            wanted = self._elastic.wanted(attempt.world_size)
-        if wanted is None:
-            self._deadlines.pop("resize", None)
-        else:
-            self._deadlines["resize"] = max(wanted.when, time.monotonic())
+        self._steering.consider(self._attempt, is_free=self._stopping is None)
 
     def _resize_due(self, _: str) -> None:
-        """Ask the ranks to come together where nothing is lost: they save there, or have saved."""
-        attempt = self._attempt
-        wanted = self._elastic.wanted(attempt.world_size) if attempt is not None else None
-        if attempt is None or wanted is None or attempt.phase != phases.TRAINING:
-            return
-        if self._stopping is not None or self._regroup is not None:
-            return
-        self._regroup = Regroup("resize", wanted.reason, wanted.workers)
-        self._deadlines["together"] = time.monotonic() + _TOGETHER_WITHIN
-        self._holds.begin(attempt, wanted.reason, needs_commit=True, resize_to=wanted.workers)
+        self._steering.resize(self._attempt, is_free=self._stopping is None)
+
+    def _not_together(self, _: str) -> None:
+        self._steering.not_together(self._attempt)
 
     def _resize_asked(self, asked: _Resize) -> None:
         """Somebody asks for another number of workers."""
-        bounds = f"{self._spec.min_workers} to {self._spec.max_workers}"
+        name, lowest, highest = self._spec.name, self._spec.min_workers, self._spec.max_workers
         if not self._elastic.is_elastic or not self._engine.restarts:
             asked.answer(
-                f"The run {self._spec.name!r} has a fixed number of workers. Start it with "
+                f"The run {name!r} has a fixed number of workers. Start it with "
                 "ScalingConfig(num_workers=(min, max)) to be able to change it.",
                 False,
             )
-        elif not self._spec.min_workers <= asked.workers <= self._spec.max_workers:
-            asked.answer(f"The run {self._spec.name!r} trains with {bounds} workers.", False)
+        elif not lowest <= asked.workers <= highest:
+            asked.answer(f"The run {name!r} trains with {lowest} to {highest} workers.", False)
         elif self._stopping is not None or self._ends_well():
-            asked.answer(f"The run {self._spec.name!r} is ending.", False)
+            asked.answer(f"The run {name!r} is ending.", False)
         else:
-            self._elastic.set_limit(
-                asked.workers, f"{asked.workers} workers were asked for", time.monotonic()
-            )
+            reason = f"{asked.workers} workers were asked for"
+            self._elastic.set_limit(asked.workers, reason, time.monotonic())
             self._consider_resize()
-            asked.answer(self._about_resize(asked.workers), True)
-
-    def _about_resize(self, workers: int) -> str:
-        size = self._attempt.world_size if self._attempt is not None else self._wanted
-        room = self._elastic.size(size)
-        if workers == size:
-            return f"It has {size} workers, and keeps them."
-        if room != workers:
-            return f"It has {size} workers, and there is room for {room} now; it grows to {workers} as room comes."
-        return f"It goes on with {workers} workers instead of {size} after its next checkpoint."
-
-    def _reached(self, member: Member, message: wire.Reached) -> None:
-        if self._holds.reached(member, message):
-            self._deadlines["together"] = time.monotonic() + _TOGETHER_WITHIN
-        self._stop_at_a_commit(member.attempt)
-
-    def _stop_at_a_commit(self, attempt: Attempt) -> None:
-        """All ranks wait at the same row: end them there if its checkpoint is committed, send them on otherwise."""
-        row = self._holds.row_of_all(attempt)
-        if row is None or attempt.rows.closed < row or attempt.phase != phases.TRAINING:
-            return
-        self._deadlines.pop("together", None)
-        newest = self._checkpoints.newest
-        if any(pending.row == row for pending in self._checkpoints.pending):
-            return
-        if newest is not None and newest.row == row:
-            self._holds.stop_here(attempt)
-        else:
-            self._holds.step(attempt)
-
-    def _not_together(self, _: str) -> None:
-        """Some rank did not answer, or does not come to the reports that others make: they must not wait for it."""
-        attempt = self._attempt
-        if attempt is None or self._regroup is None or self._regroup.cause != "resize":
-            return
-        attempt.out_of_step = bool(attempt.hold and attempt.hold.reached)
-        self._put_off_resize(attempt)
-        if attempt.out_of_step:
-            self._tell_once_recorded(
-                "The number of workers cannot be changed now: the ranks do not make the same reports at the same "
-                "place of their loops. Let every rank report, use register_state, or ask should_checkpoint()."
-            )
-        else:
-            self._deadlines["resize"] = time.monotonic() + _TOGETHER_WITHIN
-
-    def _put_off_resize(self, attempt: Attempt) -> None:
-        self._regroup = None
-        self._holds.let_go(attempt)
-
-    def _first_commit(self) -> None:
-        if not self._has_committed:
-            self._has_committed = True
-            self._consider_resize()
+            size = self._attempt.world_size if self._attempt is not None else self._slots.wanted
+            asked.answer(self._elastic.prospect(asked.workers, size), True)
 
     # ------------------------------------------------------------------ hangs
 
@@ -1503,10 +1350,12 @@ class Controller:
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has ended")
         expected = attempt.phase in (phases.DISMISSED, phases.CLEARING)
-        if not expected and member.outcome is None:
-            self._fail(member, failures.died(member, event))
-        else:
+        if expected or member.outcome is not None:
             self._exits_changed(attempt)
+        elif event.code < 0 and member.placement.slot.id in self._noticed_slots:
+            self._lost(member, f"rank {member.rank} was ended after it had been asked to end")
+        else:
+            self._fail(member, failures.died(member, event))
 
     def _attendant_ended(self, event: base.Exited | base.SlotLost) -> bool:
         """True when it was a process beside the ranks; an uploader is replaced."""
@@ -1521,8 +1370,7 @@ class Controller:
         if self._attendant_ended(event):
             return
         attempt = self._attempt
-        held = [slot for slot in self._slots if slot.id != event.slot.id]
-        lost, self._slots = len(held) < len(self._slots), held
+        lost = self._slots.lose(event.slot)
         if attempt is None:
             if lost:
                 self._lost_before_start(event)
@@ -1532,9 +1380,14 @@ class Controller:
             return
         member.exited = True
         self._rank_is_gone(member)
-        attempt.losses.append((member.rank, event.reason))
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has lost its slot")
+        self._lost(member, event.reason)
+
+    def _lost(self, member: Member, reason: str) -> None:
+        """The rank is gone, and not by a fault of its own."""
+        attempt = member.attempt
+        attempt.losses.append((member.rank, reason))
         if attempt.phase in (phases.STARTING, phases.TRAINING) and member.outcome is None:
             self._clear(attempt, self._decide)
         else:
@@ -1627,25 +1480,32 @@ class Controller:
         """All processes of a failed attempt are gone: try again or give up."""
         attempt = self._attempt
         assert attempt is not None
+        regroup = self._steering.regroup
         self._early_deaths = 0 if attempt.has_trained else self._early_deaths + 1
         if attempt.failures:
             decision = self._after_failure(attempt)
-        elif attempt.losses or self._regroup is None or self._regroup.cause == "notice":
+        elif attempt.losses or regroup is None or regroup.cause == "notice":
             decision = self._after_loss(attempt)
         else:
-            decision = failure_policy.Decision("retry", self._regroup.reason)
+            decision = failure_policy.Decision("retry", regroup.reason)
         if attempt.group is not None and not attempt.shut_down:
             self._run_hooks(
                 attempt, "shutdown"
             )  # its workers are gone: what is left is the driver's own part
         if decision.retry and self._stopping is None:
             self._settle(lambda: self._retry_in(decision.delay), self._patience, goes_on=True)
-        elif not attempt.failures and self._stopping is None and self._regroup is not None:
+        elif not attempt.failures and self._stopping is None and regroup is not None:
             self._settle(lambda: self._end(lifecycle.PREEMPTED, decision.reason), self._patience)
-        elif not self._was_interrupted() and (attempt.failures or self._stopping is None):
+        elif not self._is_excused(attempt) and (attempt.failures or self._stopping is None):
             self._settle(lambda: self._end(lifecycle.FAILED, decision.reason), self._patience)
         else:
             self._settle(lambda: self._end(*self._stopped_state()), self._patience)
+
+    def _is_excused(self, attempt: Attempt) -> bool:
+        """True when the end that was asked for counts, whatever became of ranks on the way: one may be killed."""
+        if self._stopping is None or self._stopping.cause not in ("interrupt", "notice"):
+            return False
+        return self._was_interrupted() or all(failure.kind != "raised" for failure in attempt.failures)
 
     def _after_failure(self, attempt: Attempt) -> failure_policy.Decision:
         self._failures = tuple(failure_policy.order_by_cause(attempt.failures))
@@ -1681,8 +1541,10 @@ class Controller:
             return self._record_loss(
                 attempt.number, ranks, attempt.losses[0][1], preempted=bool(lost & self._noticed_slots)
             )
-        assert self._regroup is not None
-        return self._record_loss(attempt.number, self._regroup.ranks, self._regroup.reason, preempted=True)
+        regroup = self._steering.regroup
+        if regroup is None:
+            return self._record_loss(attempt.number, (), "the attempt was ended")
+        return self._record_loss(attempt.number, regroup.ranks, regroup.reason, preempted=True)
 
     def _record_loss(
         self, attempt: int, ranks: tuple[int, ...], why: str, *, preempted: bool = False
@@ -1715,28 +1577,24 @@ class Controller:
 
     def _retry(self, _: str = "") -> None:
         """Start again from the newest commit: on the slots that are left, or on new ones where some are gone."""
-        attempt, regroup = self._attempt, self._regroup
-        self._attempt = self._regroup = self._notice = None
+        attempt, regroup, newest = self._attempt, self._steering.take(), self._checkpoints.newest
+        self._attempt = self._notice = None
         self._deadlines.pop("grace", None)
-        self._last_metrics = (
-            dict(self._checkpoints.newest.metrics) if self._checkpoints.newest is not None else None
-        )
-        if regroup is not None and regroup.drop:
-            self._engine.release([slot for slot in self._slots if slot.id in regroup.drop])
-            self._slots = [slot for slot in self._slots if slot.id not in regroup.drop]
-        if self._elastic.is_elastic and self._slots:
-            held = len(self._slots)
-            workers = regroup.workers if regroup is not None else max(held, self._spec.min_workers)
-            lost = ", ".join(reason for _, reason in (attempt.losses[:1] if attempt is not None else ()))
-            self._go_on_with(workers, regroup.reason if regroup is not None else lost)
-        elif len(self._slots) == self._wanted:
+        self._last_metrics = dict(newest.metrics) if newest is not None else None
+        if regroup is not None:
+            self._slots.drop(regroup.drop)
+        if not (self._elastic.is_elastic and self._slots.held):
+            self._slots.again()
+            return
+        workers = max(len(self._slots.held), self._spec.min_workers)
+        reason = attempt.losses[0][1] if attempt is not None and attempt.losses else ""
+        if regroup is not None:
+            workers, reason = regroup.workers, regroup.reason
+        if workers != self._state.world_size or (regroup is not None and regroup.cause == "resize"):
             self._record(
-                ev.SlotsRequested(time=time.time(), attempt=self._state.attempt + 1, count=self._wanted)
+                ev.Resized(time=time.time(), attempt=self._state.attempt, world_size=workers, reason=reason)
             )
-            self._start_attempt()
-        else:
-            self._engine.release(self._slots)
-            self._request_slots()
+        self._slots.change_to(workers)
 
     # ------------------------------------------------------------------ output
 
@@ -1782,7 +1640,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     "asks": Controller._answer_asks,
     "settle": Controller._settling_overdue,
     "validation": Controller._validation_overdue,
-    "capacity": Controller._capacity_overdue,
+    "capacity": Controller._capacity_known,
     "slots": Controller._slots_overdue,
     "resize": Controller._resize_due,
     "together": Controller._not_together,

@@ -22,7 +22,7 @@ from powertrain.run.hang_report import Verdict, explain
 from powertrain.run.spec import RunSpec
 from powertrain.run.watchdog import Act, Notice, Suspect, Watchdog, Withdrawn
 from powertrain.storage import Storage
-from powertrain.trace.stacks import text
+from powertrain.trace.stacks import py_spy, text
 
 #: Seconds in which a rank that still answers has answered.
 _ANSWER_WITHIN = 0.5
@@ -60,6 +60,7 @@ class Hangs:
         self._dog: Watchdog | None = None
         self._asks, self._kept = 0, 0
         self._stacks: dict[int, Sequence[wire.ProcessStack]] = {}
+        self._suspects: frozenset[int] = frozenset()
         #: When those who have not answered are looked at from outside; inf when nobody is asked.
         self._outside_at = float("inf")
         #: Ranks that are being looked at from outside, and a notice that waits for what is seen, until when.
@@ -117,9 +118,12 @@ class Hangs:
     def looked(self, looked: Looked) -> None:
         if looked.ask != self._asks or self._dog is None:
             return
-        found = looked.found
-        seen = wire.ProcessStack(pid=found.pid, title=f"rank {looked.rank}", state=found.state)
-        self._stacks.setdefault(looked.rank, found.processes or (seen,))
+        found, known = looked.found, self._stacks.get(looked.rank)
+        if known is None:
+            seen = wire.ProcessStack(pid=found.pid, title=f"rank {looked.rank}", state=found.state)
+            self._stacks[looked.rank] = found.processes or (seen,)
+        elif found.processes and found.processes[0].threads:
+            self._stacks[looked.rank] = (found.processes[0], *known[1:])
         self._looking.discard(looked.rank)
         if not self._looking and self._waiting is not None:
             self._wait_until = float("-inf")
@@ -140,7 +144,7 @@ class Hangs:
             self._look_from_outside()
         decision = self._dog.look(now)
         if isinstance(decision, Suspect):
-            self._ask(now)
+            self._ask(decision.ranks, now)
         elif isinstance(decision, Notice):
             if self._outside_at != float("inf"):
                 self._look_from_outside()
@@ -178,26 +182,28 @@ class Hangs:
     def _explained(self, decision: Notice | Act) -> Verdict:
         return explain(decision.states, self._stacks, decision.seconds)
 
-    def _ask(self, now: float) -> None:
+    def _ask(self, suspects: Sequence[int], now: float) -> None:
         assert self._attempt is not None
         self._asks += 1
-        self._stacks = {}
+        self._stacks, self._suspects = {}, frozenset(suspects)
         for member in self._attempt.running():
             self._send(member, wire.Inspect(ask=self._asks))
         self._outside_at = now + _ANSWER_WITHIN
 
     def _look_from_outside(self) -> None:
-        """Look at those who have not answered, on a thread."""
+        """Look at those who have not answered, on a thread; also at the suspects where that shows C frames."""
         assert self._attempt is not None
         self._outside_at = float("inf")
-        silent = [member for member in self._attempt.running() if member.rank not in self._stacks]
-        ask, self._looking = self._asks, {member.rank for member in silent}
+        closer = self._suspects if py_spy() else frozenset[int]()
+        looked_at = [m for m in self._attempt.running() if m.rank not in self._stacks or m.rank in closer]
+        looked_at.sort(key=lambda member: member.rank in self._stacks)  # of the others nothing is known yet
+        ask, self._looking = self._asks, {member.rank for member in looked_at}
 
         def look() -> None:
-            for member in silent:
+            for member in looked_at:
                 self._post(Looked(ask, member.rank, self._engine.inspect(member.placement.slot, stacks=True)))
 
-        if silent:
+        if looked_at:
             self._start(look)
 
     def _noticed(self, attempt: Attempt, verdict: Verdict, seconds: float) -> ev.HangNoticed:

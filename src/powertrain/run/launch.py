@@ -39,7 +39,7 @@ def process_of(
         cwd=spec.working_dir or _scratch(spec, placement.rank),
         title=f"rank {placement.rank}",
         shielded=True,
-        stacks=stacks_path(spec, attempt.number, placement.rank),
+        stacks=worker.place.stacks,
     )
 
 
@@ -50,6 +50,8 @@ class Start:
     #: Path or address of the checkpoint to go on from; "" for none. With the pickled filesystem it is on, if any.
     checkpoint: str = ""
     filesystem: bytes = b""
+    #: The controller's own.
+    host: str = ""
     #: Names that checkpoints of the run were given and that are taken.
     names: Sequence[str] = ()
     #: The run's storage, pickled.
@@ -81,6 +83,8 @@ def _scratch(spec: RunSpec, rank: int) -> str:
 
 
 def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) -> Place:
+    # The run's runtime directory is on the controller's machine, and nobody would remove one elsewhere.
+    is_here = placement.slot.local or placement.slot.host == start.host
     return Place(
         rank=placement.rank,
         world_size=attempt.world_size,
@@ -103,8 +107,8 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) 
         staging_bytes=spec.checkpoints.staging_bytes or 0,
         segments=spec.segments,
         scratch="" if spec.working_dir else _scratch(spec, placement.rank),
-        mark=mark_path(spec, attempt.number, placement.rank),
-        stacks=stacks_path(spec, attempt.number, placement.rank),
+        mark=mark_path(spec, attempt.number, placement.rank) if is_here else "",
+        stacks=stacks_path(spec, attempt.number, placement.rank) if is_here else "",
         validates=spec.validation is not None,
         metadata=dict(spec.metadata),
         resources=dict(spec.resources),

@@ -71,3 +71,12 @@ class Elastic:
         if target == self.limit and self._limit_reason:
             return Resize(target, f"{self._limit_reason}, and there is room", max(since, self._limited_at))
         return Resize(target, f"there is room for {target} workers", since + SETTLE)
+
+    def prospect(self, workers: int, size: int) -> str:
+        """What comes of a wish for ``workers`` in a run that has ``size``, in words."""
+        room = self.size(size)
+        if workers == size:
+            return f"It has {size} workers, and keeps them."
+        if room != workers:
+            return f"It has {size} workers, and there is room for {room} now; it grows to {workers} as room comes."
+        return f"It goes on with {workers} workers instead of {size} after its next checkpoint."

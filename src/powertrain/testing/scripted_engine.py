@@ -228,6 +228,11 @@ class ScriptedWorker:
         self.should_checkpoint()
         return self._boundaries.preemption
 
+    @property
+    def resize_to(self) -> int:
+        """The number of workers that the run is about to go on with; 0 for no change."""
+        return self._boundaries.resize_to
+
     def notice(self, signal: str = "SIGTERM", times: int = 1) -> None:
         """Say that this rank's process was asked to end."""
         self.service.say(wire.Noticed(signal=signal, times=times))

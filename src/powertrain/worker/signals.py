@@ -17,6 +17,8 @@ from typing import Any
 #: Slurm's ``--signal`` names one of these; elsewhere they are the user's own.
 _GRACE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _ALL = frozenset({signal.SIGTERM, *_GRACE_SIGNALS})
+#: What undoes each change to this process's signals that is in force now, oldest first.
+_in_force: list[Callable[[], None]] = []
 
 
 def notice_signals(environ: Mapping[str, str] | None = None) -> tuple[signal.Signals, ...]:
@@ -29,7 +31,6 @@ class NoticedSignals:
     """This process's notice signals, readable from ``descriptor``. Made and closed in the main thread only."""
 
     def __init__(self) -> None:
-        global _listening
         self._numbers = notice_signals()
         self.descriptor, self._write = os.pipe()
         for end in (self.descriptor, self._write):
@@ -40,7 +41,8 @@ class NoticedSignals:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN)  # the user's own handler stays
         }
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        _listening = self
+        self._undo = self._restore  # one object, to be found again
+        _in_force.append(self._undo)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
 
     def take(self) -> list[signal.Signals]:
@@ -50,8 +52,7 @@ class NoticedSignals:
         return []
 
     def close(self) -> None:
-        global _listening
-        _listening = None
+        _in_force.remove(self._undo)
         self._restore()
         os.close(self._write)
         os.close(self.descriptor)
@@ -62,41 +63,9 @@ class NoticedSignals:
                 signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
 
-    def forget(self) -> None:
-        """In a forked child: its signals are its own."""
-        with contextlib.suppress(
-            ValueError
-        ):  # forked from another thread: then Python handles no signal there
-            self._restore()
-
-
-_listening: NoticedSignals | None = None
-
 
 def _do_nothing(number: int, frame: object) -> None:
     """The descriptor has told it already."""
-
-
-def _hold_back() -> None:
-    """Before a fork: what is sent to the child at once must not be taken for a signal to this process."""
-    if _listening is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
-
-
-def _let_through() -> None:
-    if _listening is not None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
-
-
-def _forget_in_child() -> None:
-    global _listening
-    if _listening is not None:
-        _listening.forget()
-        _listening = None
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
-
-
-os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_forget_in_child)
 
 
 @contextlib.contextmanager
@@ -109,8 +78,39 @@ def heard(tell: Callable[[signal.Signals], None]) -> Iterator[None]:
     before = {
         number: signal.signal(number, lambda n, _: tell(signal.Signals(n))) for number in notice_signals()
     }
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    _in_force.append(restore)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _in_force.remove(restore)
+        restore()
+
+
+# --------------------------------------------------------------------------- forks
+
+
+def _hold_back() -> None:
+    """Before a fork: what is sent to the child at once must not be taken for a signal to this process."""
+    if _in_force:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
+
+
+def _let_through() -> None:
+    if _in_force:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
+
+
+def _forget_in_child() -> None:
+    """In a forked child signals mean what they meant before."""
+    if _in_force:
+        while _in_force:
+            _in_force.pop()()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
+
+
+os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_forget_in_child)

@@ -138,7 +138,7 @@ def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str
     with _phase("checkpoint"), checkpoint.as_directory() as directory:
         loader = StateLoader(directory, session.place.rank, session.place.world_size)
         extras = loader.load(chosen)
-    if not loader.same_world:
+    if not loader.same_world and session.place.rank == 0:
         _say(
             session,
             f"The state was saved by {loader.world_size} ranks and is loaded by {session.place.world_size}: tensors "

@@ -73,6 +73,14 @@ def save_when_asked() -> dict[str, Any]:
     return story.outcome_of(trainer(loops.save_when_asked, "interrupted").fit)
 
 
+def hang() -> Any:
+    """Not caught: how the script ends is the story."""
+    import hanging
+
+    limits = FailureConfig(hang_timeout_s=7.0)
+    return torch_trainer(hanging.sleep, "hangs", failure_config=limits).fit()
+
+
 def leave_when_asked() -> Any:
     """Not caught: how the script ends is the story."""
     import elastic

@@ -191,6 +191,12 @@ def long_first_step_of_one(config: dict[str, float]) -> None:
     _steps(lambda: None)
 
 
+def pause_alone(config: dict[str, float]) -> None:
+    for step in range(STEPS):
+        time.sleep(config["seconds"] if step == STEP else 0.02)
+        powertrain.report({"step": step})
+
+
 def evaluation_on_rank_0(config: dict[str, float]) -> None:
     for step in range(STEPS):
         _together()

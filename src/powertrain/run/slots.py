@@ -1,0 +1,166 @@
+"""The slots of a run: how many to ask for, which it has, what to do when some are not to be had."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, MutableMapping
+
+from powertrain.engine import base
+from powertrain.errors import ResourceError
+from powertrain.run import events as ev
+from powertrain.run import scaling_policy
+from powertrain.run.lifecycle import WAITING, RunState
+from powertrain.run.scaling_policy import Elastic
+from powertrain.run.spec import RunSpec
+
+#: Seconds in which an engine says how many slots there are; one that does not has as many as it can be asked for.
+_CAPACITY_WITHIN = 2.0
+#: Seconds that a run which could go on with fewer waits for slots that seemed to be there.
+_MORE_SLOTS_WITHIN = 10.0
+
+
+class Slots:
+    """What the run holds of its engine. The controller's thread only."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: base.Engine,
+        elastic: Elastic,
+        deadlines: MutableMapping[str, float],
+        *,
+        state: Callable[[], RunState],
+        record: Callable[[ev.Event], None],
+        ready: Callable[[], None],
+    ) -> None:
+        """``ready`` is called when all that were asked for are there. Its deadlines are "capacity" and "slots"."""
+        self._spec, self._engine, self._elastic, self._deadlines = spec, engine, elastic, deadlines
+        self._state, self._record, self._ready = state, record, ready
+        self._claim: base.Claim | None = None
+        self._awaits_capacity = False
+        self.wanted = 0
+        self.held: list[base.Slot] = []
+
+    # -- asking
+
+    def look(self) -> None:
+        """Ask for slots; a run that can do with fewer first hears how many there are."""
+        if self._elastic.is_elastic and self._engine.restarts:
+            self._awaits_capacity = True
+            self._deadlines["capacity"] = time.monotonic() + _CAPACITY_WITHIN
+            self._engine.watch_capacity(self._spec.shape)
+        else:
+            self.request()
+
+    def capacity_known(self) -> None:
+        """The engine has said how many there are, or will not."""
+        self._deadlines.pop("capacity", None)
+        if self._awaits_capacity:
+            self._awaits_capacity = False
+            self.request()
+
+    def request(self) -> None:
+        """Ask for as many as there is room for, fewer where the engine can never give so many; those held go back."""
+        self._engine.release(self.held)
+        self.held = []
+        problem: ResourceError | None = None
+        for count in scaling_policy.sizes_to_try(self._spec.min_workers, self._elastic.size()):
+            self._say_requested(count)
+            try:
+                self._ask_for(count)
+                return
+            except ResourceError as error:
+                problem = problem or error
+        raise problem or ResourceError("no number of workers was allowed")
+
+    def again(self) -> None:
+        """Use those that are held again, or others where some are gone."""
+        if len(self.held) == self.wanted:
+            self._say_requested(self.wanted)
+            self._ready()
+        else:
+            self.request()
+
+    def change_to(self, workers: int) -> None:
+        """Go on with so many: with those that are held, and new ones where they are short."""
+        self._engine.release(self.held[workers:])
+        self.held = self.held[:workers]
+        self._say_requested(workers)
+        missing = workers - len(self.held)
+        if missing == 0:
+            self._ready()
+            return
+        try:
+            self._ask_for(missing)
+        except ResourceError:
+            self.overdue()
+            return
+        if len(self.held) >= self._spec.min_workers and len(self.held) < self.wanted:
+            self._deadlines["slots"] = time.monotonic() + _MORE_SLOTS_WITHIN
+
+    def overdue(self) -> None:
+        """Those to be added are not to be had after all: go on with what there is, if that is enough."""
+        self._give_up_claim()
+        if len(self.held) >= self._spec.min_workers:
+            self.wanted = len(self.held)
+            self._ready()
+        else:
+            self.request()
+
+    def _ask_for(self, count: int) -> None:
+        self._give_up_claim()
+        self._claim = self._engine.request(count, self._spec.shape)
+
+    def _give_up_claim(self) -> None:
+        """What is still to come of an earlier claim is not wanted any more."""
+        self._deadlines.pop("slots", None)
+        if self._claim is not None:
+            self._engine.withdraw(self._claim)
+            self._claim = None
+
+    def _say_requested(self, count: int) -> None:
+        self.wanted = count
+        number = self._state().attempt + 1
+        self._record(ev.SlotsRequested(time=time.time(), attempt=number, count=count))
+
+    # -- what the engine says
+
+    def granted(self, event: base.Granted) -> None:
+        """Keep what was asked for; what comes after it was given up goes back."""
+        if self._claim is None or event.claim != self._claim.id:
+            self._engine.release(event.slots)
+            return
+        self.held += event.slots
+        if len(self.held) == self.wanted:
+            self._deadlines.pop("slots", None)
+            self._ready()
+
+    def waited(self, event: base.Waiting) -> None:
+        state = self._state()
+        if state.state == WAITING:
+            self._record(
+                ev.SlotsWaited(
+                    time=time.time(),
+                    attempt=state.attempt + 1,
+                    granted=max(event.granted, len(self.held)),
+                    count=self.wanted,
+                    reason=event.reason,
+                )
+            )
+
+    def lose(self, slot: base.Slot) -> bool:
+        """A slot is gone; True when it was one of ours."""
+        left = [held for held in self.held if held.id != slot.id]
+        was_ours, self.held = len(left) < len(self.held), left
+        return was_ours
+
+    # -- giving back
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Give these back."""
+        self._engine.release([slot for slot in self.held if slot.id in ids])
+        self.held = [slot for slot in self.held if slot.id not in ids]
+
+    def release(self) -> None:
+        self._engine.release(self.held)
+        self.held = []
