@@ -222,6 +222,11 @@ ANY_FACTS: list[ev.Event] = [
     ev.RanksAbsent(time=1.0, attempt=0, row=1, ranks=(1,)),
     ev.Stopping(time=1.0, attempt=0, cause="command", reason="r"),
     ev.Lost(time=1.0, attempt=0, ranks=(), decision="retry", reason="r"),
+    ev.Notified(time=1.0, attempt=0, ranks=(1,), reason="r", deadline=31.0),
+    ev.HangNoticed(
+        time=1.0, attempt=0, row=1, ranks=(1,), waiting=(0,), seconds=5.0, message="m\nn", stacks="s"
+    ),
+    ev.HangOver(time=1.0, attempt=0, seconds=9.0),
     ev.Resized(time=1.0, attempt=0, world_size=3, reason="r"),
     ev.Failed(time=1.0, attempt=0, failures=(), decision="give_up", reason="r"),
     ev.Ended(time=1.0, state="stopped", reason="r"),

@@ -679,20 +679,6 @@ class FailureConfig(Config):
     """How many times to go on after slots were taken away that a notice had come for, counted apart from
     ``max_failures``; -1 for any number, 0 to end the run instead."""
 
-    hang_timeout_s: float | None = option(None, optional(positive))
-    """Seconds without any progress after which ``on_hang`` happens. None: 120 s, or three times the longest pause
-    that this run has come out of by itself, or sixty usual steps, whichever is longest. A notice that says who hangs
-    and where comes long before, after 5 s or five usual steps."""
-
-    on_hang: str = option("restart", one_of("restart", "report", "fail"))
-    """What happens then: ``"restart"`` counts as a failure of the rank that hangs and starts again if ``max_failures``
-    allows it, ``"fail"`` ends the run, ``"report"`` only tells. With ``num_workers=0`` the process is your own, and
-    a hang is only told."""
-
-    signal_grace_s: float = option(30.0, positive)
-    """Seconds from a SIGTERM (or a grace signal of the scheduler) to the kill that follows it: what a run has to save
-    and end. 30 is the usual of Kubernetes and Slurm."""
-
     relax_collectives_on_preemption: bool = option(
         False,
         only(
@@ -708,6 +694,20 @@ class FailureConfig(Config):
         only(0.0, why="no time is added after a node's deadline", fix="Leave preemption_grace_s out."),
     )
     """Ray Train's; only 0."""
+
+    hang_timeout_s: float | None = option(None, optional(positive))
+    """Seconds without any progress after which ``on_hang`` happens. None: 120 s, or three times the longest pause
+    that this run has come out of by itself, or sixty usual steps, whichever is longest. A notice that says who hangs
+    and where comes long before, after 5 s or five usual steps."""
+
+    on_hang: str = option("restart", one_of("restart", "report", "fail"))
+    """What happens then: ``"restart"`` counts as a failure of the rank that hangs and starts again if ``max_failures``
+    allows it, ``"fail"`` ends the run, ``"report"`` only tells. With ``num_workers=0`` the process is your own, and
+    a hang is only told."""
+
+    signal_grace_s: float = option(30.0, positive)
+    """Seconds from a SIGTERM (or a grace signal of the scheduler) to the kill that follows it: what a run has to save
+    and end. 30 is the usual of Kubernetes and Slurm."""
 
     def _contradictions(self) -> None:
         if self.fail_fast and self.max_failures != 0:
