@@ -55,7 +55,7 @@ class Program:
         )
         self.running = subprocess.Popen(
             [sys.executable, str(self.path), self.dump],
-            env={**os.environ, "PYTHONPATH": SOURCES},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([SOURCES, *sys.path])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
