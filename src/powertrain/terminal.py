@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO
 
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
+from powertrain.run.hang_report import stretches
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,18 +133,11 @@ def pace(rows_per_second: float) -> str:
 
 def rank_list(ranks: Iterable[int]) -> str:
     """Names ranks: "rank 1"; "ranks 0, 2, 3"; long stretches folded: "ranks 0-5, 9"."""
-    ordered = sorted(set(ranks))
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    stretches: list[list[int]] = []
-    for rank in ordered:
-        if stretches and rank == stretches[-1][-1] + 1:
-            stretches[-1].append(rank)
-        else:
-            stretches.append([rank])
     parts: list[str] = []
-    for stretch in stretches:
+    for stretch in stretches(ranks):
         parts += [f"{stretch[0]}-{stretch[-1]}"] if len(stretch) > 3 else [str(rank) for rank in stretch]
+    if len(parts) == 1 and parts[0].isdigit():
+        return f"rank {parts[0]}"
     shown, hidden = parts[:10], len(parts) - 10
     return "ranks " + ", ".join(shown) + (f" and {hidden} more" if hidden > 0 else "")
 

@@ -5,7 +5,7 @@ One to four lines. A file is named by its whole path, so that a terminal can ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from powertrain import wire
@@ -69,19 +69,23 @@ def explain(ranks: Sequence[RankState], stacks: Stacks, seconds: float) -> Verdi
     )
 
 
+def stretches(ranks: Iterable[int]) -> list[list[int]]:
+    """Ranks in order, those that follow each other together."""
+    found: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if found and rank == found[-1][-1] + 1:
+            found[-1].append(rank)
+        else:
+            found.append([rank])
+    return found
+
+
 def rank_names(ranks: Sequence[int]) -> str:
     """Names ranks in a sentence: "rank 1", "ranks 0, 2 and 3", "ranks 0 to 63"."""
-    ordered = sorted(set(ranks))
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    stretches: list[list[int]] = []
-    for rank in ordered:
-        if stretches and rank == stretches[-1][-1] + 1:
-            stretches[-1].append(rank)
-        else:
-            stretches.append([rank])
+    if len(set(ranks)) == 1:
+        return f"rank {ranks[0]}"
     parts: list[str] = []
-    for stretch in stretches:
+    for stretch in stretches(ranks):
         long = len(stretch) > 3
         parts += [f"{stretch[0]} to {stretch[-1]}"] if long else [str(rank) for rank in stretch]
     if len(parts) > 8:
