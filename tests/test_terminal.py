@@ -876,3 +876,32 @@ def test_the_live_view_appears_on_a_terminal_and_leaves_it_clean(
     assert "/runs/digits" in text
     after_card = text[text.rindex("finished") :]
     assert "\x1b[1A" not in after_card, "the region was drawn again after the end card"
+
+
+def test_a_hang_is_told_in_its_own_lines_with_the_place_of_all_stacks() -> None:
+    view = View(name="digits", path="/runs/digits")
+    noticed = ev.HangNoticed(
+        time=1.0, attempt=0, row=7, ranks=(1,), waiting=(0,), seconds=5.0, message="No step for 5 s.\nRank 1 sleeps.",
+        stacks="stacks/attempt-0-hang-1.txt",
+    )  # fmt: skip
+    over = ev.HangOver(time=3.0, attempt=0, seconds=12.0, ranks=(1,))
+    lines = narrated(view, Narrator(view, verbose=0), [noticed, over])
+    assert lines == [
+        "[digits] No step for 5 s.",
+        "  Rank 1 sleeps.",
+        "  All stacks: /runs/digits/stacks/attempt-0-hang-1.txt",
+        "[digits] it moves again, after 12.0 s",
+    ]
+
+
+def test_a_notice_says_how_long_is_left_and_the_end_how_to_go_on() -> None:
+    view = View(name="digits", path="/runs/digits")
+    facts = [
+        ev.Notified(
+            time=1.0, attempt=0, ranks=(1,), reason="rank 1 was asked to end by SIGTERM", deadline=31.0
+        ),
+        ev.Ended(time=2.0, state="preempted", reason="rank 1 was asked to end by SIGTERM"),
+    ]
+    said = narrated(view, Narrator(view), facts)
+    assert "[digits] notice: rank 1 was asked to end by SIGTERM (30.0 s left)" in said
+    assert ("to resume", "start the same script again") in tm.end_rows(view)

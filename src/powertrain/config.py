@@ -696,9 +696,10 @@ class FailureConfig(Config):
     """Ray Train's; only 0."""
 
     hang_timeout_s: float | None = option(None, optional(positive))
-    """Seconds without any progress after which ``on_hang`` happens. None: 120 s, or three times the longest pause
-    that this run has come out of by itself, or sixty usual steps, whichever is longest. A notice that says who hangs
-    and where comes long before, after 5 s or five usual steps."""
+    """Seconds without any progress after which ``on_hang`` happens, whatever the rank is doing. None: 120 s, or three
+    times the longest pause that this run has come out of by itself, or sixty usual steps, whichever is longest; half an
+    hour before a rank's first step and while it saves a checkpoint; and never while a rank goes on from line to line
+    of its code. A notice that says who hangs and where comes long before, after 5 s or five usual steps."""
 
     on_hang: str = option("restart", one_of("restart", "report", "fail"))
     """What happens then: ``"restart"`` counts as a failure of the rank that hangs and starts again if ``max_failures``
@@ -707,7 +708,8 @@ class FailureConfig(Config):
 
     signal_grace_s: float = option(30.0, positive)
     """Seconds from a SIGTERM (or a grace signal of the scheduler) to the kill that follows it: what a run has to save
-    and end. 30 is the usual of Kubernetes and Slurm."""
+    and end. 30 is the usual of Kubernetes and Slurm. Signals to the driver are heard where ``fit`` runs in its main
+    thread."""
 
     def _contradictions(self) -> None:
         if self.fail_fast and self.max_failures != 0:

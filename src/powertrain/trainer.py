@@ -475,6 +475,8 @@ class DataParallelTrainer:
             )
         if outcome.state == "preempted":
             raise PreemptedError(f"the run was preempted and can be resumed: {outcome.reason}", result)
+        if outcome.state != "failed" and outcome.is_to_leave:
+            raise PreemptedError(f"the run is {outcome.state}, and this process was asked to end", result)
         if outcome.state != "failed":
             return result
         from powertrain.terminal import failure_report

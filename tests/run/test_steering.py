@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from tests.run.test_controller import Run, run  # noqa: F401 (a fixture)
 
+from powertrain.checkpoint import commit
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
 from powertrain.run import scaling_policy, steering
+from powertrain.run.metrics import MetricsStore
 from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
 
 
@@ -97,7 +99,7 @@ def test_a_second_notice_ends_a_run_that_does_not_come_to_a_boundary(run: Run) -
 
     def twice() -> None:
         run.controller.notify("asked")
-        run.controller.notify("asked")
+        threading.Timer(0.4, lambda: run.controller.notify("asked")).start()
 
     at_row(run, 1, twice)
     began = time.monotonic()
@@ -215,11 +217,12 @@ def test_a_run_that_never_commits_is_not_grown_and_says_so_once(run: Run) -> Non
 
 @pytest.mark.usefixtures("_no_settling")
 def test_ranks_that_do_not_report_together_are_let_go(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(steering, "_TOGETHER_WITHIN", 0.2)
+    monkeypatch.setattr(steering, "_TOGETHER_WITHIN", 0.1)
+    monkeypatch.setattr(steering, "_TRY_AGAIN", 0.02)
 
     def only_rank_0(worker: ScriptedWorker) -> None:
         if worker.rank == 0:
-            Elastic(steps=40, every=5, pace=0.005)(worker)
+            Elastic(steps=200, every=5, pace=0.005)(worker)
         worker.meet()
 
     engine = with_capacity(only_rank_0, 2)
@@ -227,7 +230,7 @@ def test_ranks_that_do_not_report_together_are_let_go(run: Run, monkeypatch: pyt
     monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.01)
     outcome = run.go(engine, 4, min_workers=1)
     assert (outcome.state, sizes(run)) == ("finished", [2])
-    assert any("do not make the same reports" in text for text in run.watcher.warnings())
+    assert any("times ranks [1] did not come to the report" in text for text in run.watcher.warnings())
 
 
 def test_a_lost_slot_shrinks_an_elastic_run_and_counts_as_no_failure(run: Run) -> None:  # noqa: F811
@@ -303,10 +306,15 @@ def test_a_run_that_has_trained_is_tried_again_at_once(run: Run) -> None:  # noq
 
 
 @pytest.mark.parametrize("workers", [(2, 2), (1, 2)], ids=["fixed size", "elastic"])
-def test_a_drained_slot_is_left_at_a_saved_boundary(run: Run, workers: tuple[int, int]) -> None:  # noqa: F811
+@pytest.mark.parametrize("left", [30.0, 0.0], ids=["half a minute", "nobody says when"])
+def test_a_drained_slot_is_left_at_a_saved_boundary(
+    run: Run,  # noqa: F811
+    workers: tuple[int, int],
+    left: float,
+) -> None:
     play = Elastic(steps=60, every=1000, asks=True, pace=0.002)
     engine = ScriptedEngine(play, replaces=True)
-    at_row(run, 10, lambda: engine.drain(engine.claims[0].slots[1], time.time() + 30))
+    at_row(run, 10, lambda: engine.drain(engine.claims[0].slots[1], time.time() + left if left else 0.0))
     outcome = run.go(engine, 2, min_workers=workers[0])
     assert (outcome.state, sizes(run)) == ("finished", [2, 2 if workers[0] == 2 else 1])
     assert play.of(1)[0] == play.of(0)[-1] + 1, "nothing is redone"
@@ -387,3 +395,144 @@ def test_a_run_that_ends_while_it_is_to_be_resized_just_ends(run: Run) -> None: 
     outcome = run.go(engine, 4, min_workers=1)
     assert (outcome.state, sizes(run)) == ("finished", [2])
     assert time.monotonic() - began < 4.0, "nobody waited for ranks that had returned"
+
+
+# --------------------------------------------------------------------------- several things at once
+
+
+@pytest.fixture
+def _slow_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every commit takes a second more."""
+    wait = MetricsStore.wait_spooled
+
+    def slowly(store: MetricsStore, timeout: float | None = None) -> bool:
+        time.sleep(1.0)
+        return wait(store, timeout)
+
+    monkeypatch.setattr(MetricsStore, "wait_spooled", slowly)
+
+
+@pytest.mark.usefixtures("_slow_storage")
+def test_storage_slower_than_the_grace_costs_an_elastic_run_nothing(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=60, every=1000, asks=True, pace=0.005)
+
+    def noticed(worker: ScriptedWorker) -> None:
+        if worker.attempt == 0 and worker.rank == 1:
+            worker.notice()
+        play(worker)
+
+    outcome = run.go(with_capacity(noticed, 2), 2, min_workers=1, signal_grace=0.8)
+    assert (outcome.state, sizes(run)) == ("finished", [2, 1])
+    assert play.of(1)[0] == play.of(0)[-1] + 1
+
+
+@pytest.mark.usefixtures("_slow_storage")
+def test_a_run_that_has_failed_is_not_made_a_preempted_one_by_a_notice(run: Run) -> None:  # noqa: F811
+    def fails(worker: ScriptedWorker) -> None:
+        worker.report({"row": 1}, files={f"{worker.rank}": b"x"})
+        if worker.rank == 0:
+            raise ValueError("a fault of the user's")
+        worker.hang()
+
+    def notify(event: ev.Event) -> None:
+        if isinstance(event, ev.Failed):
+            run.controller.notify("asked")
+
+    run.watcher.on_event = notify
+    assert run.go(ScriptedEngine(fails)).state == "failed"
+
+
+def test_a_second_notice_does_not_end_the_others_before_those_who_ended_for_the_first(run: Run) -> None:  # noqa: F811
+    ended = threading.Event()
+    saved: dict[int, int] = {}
+
+    def apart(worker: ScriptedWorker) -> None:
+        """Rank 0 is far ahead; rank 1 is noticed when it has ended for the notice to rank 2."""
+        second = False
+        while worker.attempt == 0 and worker.row < 1000:
+            time.sleep(0.002 if worker.rank == 0 else 0.01)
+            save = worker.should_checkpoint()
+            if save:
+                saved[worker.rank] = worker.row + 1
+            if save and worker.rank == 0:
+                ended.set()
+            worker.report({"row": worker.row + 1}, files={f"{worker.rank}": b"x"} if save else None)
+            if worker.rank == 2 and worker.row == 3:
+                worker.notice()
+            if worker.rank == 1 and ended.is_set() and not second:
+                second = True
+                worker.notice()
+
+    run.go(with_capacity(apart, 3), 3, min_workers=1)
+    assert len(set(saved.values())) == 1, saved
+    newest = commit.newest(run.storage)
+    assert newest is not None
+    assert len(newest.files) == 3
+
+
+def test_every_rank_that_was_asked_to_end_is_known_to_all(run: Run) -> None:  # noqa: F811
+    seen: list[list[int]] = []
+
+    def looks(worker: ScriptedWorker) -> None:
+        while worker.attempt == 0 and worker.row < 1000:
+            time.sleep(0.01)
+            known = worker.preemption()
+            if known is not None:
+                seen.append(sorted(rank for ranks in known.ranks.values() for rank in ranks))
+            worker.report({"row": worker.row + 1}, files={f"{worker.rank}": b"x"} if known else None)
+            if worker.row == 3 and worker.rank in (1, 2):
+                worker.notice()
+
+    run.go(with_capacity(looks, 3), 3, min_workers=1)
+    assert seen == [[1, 2]] * 3
+
+
+def test_a_second_signal_to_one_rank_ends_its_part_and_the_others_go_on(run: Run) -> None:  # noqa: F811
+    def stubborn(worker: ScriptedWorker) -> None:
+        if worker.attempt == 0 and worker.rank == 1:
+            worker.report({"row": 1})
+            worker.notice()
+            worker.notice(times=2)
+            worker.hang()
+        Elastic(steps=20, every=5, pace=0.002)(worker)
+
+    outcome = run.go(with_capacity(stubborn, 2), 2, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2, 1])
+
+
+@pytest.mark.usefixtures("_no_settling")
+def test_a_loop_that_looks_for_preemptions_only_loses_nothing_by_a_resize(run: Run) -> None:  # noqa: F811
+    done: list[tuple[int, int]] = []
+
+    def looks(worker: ScriptedWorker) -> None:
+        while worker.row < 40:
+            time.sleep(0.002)
+            worker.preemption()
+            if worker.rank == 0:
+                done.append((worker.attempt, worker.row + 1))
+            worker.report({"row": worker.row + 1}, files={"x": b"x"} if worker.row % 10 == 9 else None)
+
+    engine = with_capacity(looks, 2)
+    at_row(run, 12, lambda: engine.tell_capacity(3))
+    run.go(engine, 4, min_workers=1)
+    assert sizes(run) == [2, 3]
+    assert [row for _, row in done] == list(range(1, 41)), "every row once"
+
+
+@pytest.mark.usefixtures("_no_settling")
+def test_a_resize_that_is_put_off_while_a_rank_saves_leaves_nobody_waiting(
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steering, "_TOGETHER_WITHIN", 0.05)
+    stage = ScriptedWorker._stage
+
+    def slowly(worker: ScriptedWorker, *rest: Any) -> Any:
+        time.sleep(0.4 if worker.rank == 0 else 0.0)
+        return stage(worker, *rest)
+
+    monkeypatch.setattr(ScriptedWorker, "_stage", slowly)
+    play = Elastic(steps=24, every=5, pace=0.002)
+    engine = with_capacity(play, 2)
+    at_row(run, 7, lambda: engine.tell_capacity(3))
+    assert run.go(engine, 4, min_workers=1).state == "finished"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -117,3 +119,28 @@ def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.Monk
     assert outcome["raised"] == "", outcome
     facts = fits.facts("linear_regression")
     assert [fact.world_size for fact in facts if isinstance(fact, ev.AttemptStarted)] == [1, 3]
+
+
+def test_a_run_that_loses_the_warm_server_does_not_wait_for_what_it_held_itself(fits: Any) -> None:
+    from powertrain import tasks
+    from powertrain.engine.local import server_pids
+
+    tasks.init(resources={"seat": 2})
+    try:
+        trainer = fits.trainer(
+            elastic.until_told, kind=TorchTrainer, train_loop_config={"saves": "no", "steps": 100}
+        )
+        trainer.scaling_config = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0, "seat": 1})
+
+        def kill_server() -> None:
+            story.await_told("steps-1")
+            os.kill(server_pids()[0], signal.SIGKILL)
+
+        killing = threading.Thread(target=kill_server)
+        killing.start()
+        outcome = story.outcome_of(trainer.fit)
+        killing.join()
+    finally:
+        tasks.shutdown()
+    assert outcome["raised"] == "", outcome
+    assert [type(fact).__name__ for fact in fits.facts("until_told")].count("Lost") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -126,6 +127,14 @@ def test_a_rank_without_samples_gets_a_filler_that_counts_nothing() -> None:
 @given(TOTALS, LIMITS)
 def test_alone_the_weight_is_one(total: int, limit: int | None) -> None:
     assert plan(total, 0, 1, limit).weight == 1.0
+
+
+def test_a_plan_says_its_weight_whenever_a_step_begins() -> None:
+    said: list[float] = []
+    training, evaluation = (dataclasses.replace(plan(total, 0, 2), begin=said.append) for total in (3, 5))
+    for each in (training, evaluation, training):
+        list(each)
+    assert said == [training.weight, evaluation.weight, training.weight]
 
 
 # -- bad input

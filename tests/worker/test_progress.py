@@ -199,6 +199,28 @@ def test_a_rank_that_steps_waits_after_its_report_until_it_is_sent_on_and_ends_w
     assert done == ["goes on", "ends"]
 
 
+def test_what_a_rank_is_told_while_it_makes_its_report_is_not_lost() -> None:
+    loop = Loop()
+    loop.gate.arm(1)
+    loop.gate.go_to(goto(1, 1, action="step"))
+    loop.boundaries.enter_report()
+    loop.gate.go_to(goto(1, 1, action="go"))  # the others would not wait any longer
+    loop.boundaries.leave_report()
+    assert loop.stands == []
+
+
+def test_a_loop_that_only_looks_for_a_preemption_is_told_of_one_and_cannot_save_for_anything_else() -> None:
+    for preemption, ends in ((None, "ends"), (Preemption(deadline_ms=5, ranks={"node": [1]}), "goes on")):
+        loop = Loop()
+        loop.boundaries.look()
+        assert not loop.gate.can_save()
+        loop.stop_at(2, preemption=preemption)
+        assert loop.report() == ends
+        if preemption is not None:
+            assert loop.boundaries.look() == preemption
+            assert loop.report() == "ends"
+
+
 def test_a_rank_that_steps_is_let_go_by_go_and_by_a_new_hold() -> None:
     loop = Loop()
     loop.gate.arm(1)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from powertrain.worker.signals import NoticedSignals, heard, notice_signals
+from powertrain.worker.signals import SAME_NOTICE, NoticedSignals, heard, notice_signals
 
 PATIENCE = 10.0
 
@@ -76,6 +76,24 @@ def test_a_forked_child_is_ended_by_a_signal_that_comes_at_once(how: str) -> Non
             listening.close()
         assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
     assert told == []
+
+
+def test_a_process_that_nobody_else_may_end_is_ended_by_the_second_signal() -> None:
+    class Ended(BaseException): ...
+
+    def end() -> None:
+        raise Ended
+
+    before = signal.getsignal(signal.SIGTERM)
+    listening = NoticedSignals(end)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # at once: the same one, by another way
+    time.sleep(SAME_NOTICE + 0.05)
+    with pytest.raises(Ended):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PATIENCE)
+    assert signal.getsignal(signal.SIGTERM) == before, "the next one does what it always did"
+    listening.close()
 
 
 def test_the_grace_signals_of_slurm_count_within_its_jobs_only() -> None:

@@ -39,12 +39,20 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class CheckpointDirectory(str):
-    """A directory to write a checkpoint's files to. It is a plain path; as a context it is removed if unused."""
+    """A directory to write a checkpoint's files to. It is a plain path; as a context it is removed if unused.
+
+    ``begun`` and ``done`` are called when the context is entered and left.
+    """
+
+    begun: Callable[[], None] = staticmethod(lambda: None)
+    done: Callable[[], None] = staticmethod(lambda: None)
 
     def __enter__(self) -> CheckpointDirectory:
+        self.begun()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.done()
         shutil.rmtree(self, ignore_errors=True)
 
 

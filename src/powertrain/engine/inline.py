@@ -100,7 +100,10 @@ class InlineEngine:
         """This process is the user's own, and starts no others: the controller, which is in it, carries checkpoints."""
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
-        """Nothing can be ended from outside here: the function ends by itself, or by a second Ctrl-C."""
+        """Nothing can be ended from outside here, but the main thread can be asked: the second SIGTERM ends the
+        function as soon as it is back in Python."""
+        if number == signal.SIGTERM:
+            os.kill(os.getpid(), number)
 
     def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
         seen = process.inspection(os.getpid(), "rank 0", dump_path(), stacks)

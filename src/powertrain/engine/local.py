@@ -600,9 +600,10 @@ class LocalEngine:
             self._dumps.pop(slot.id, None)
             leaving = slot.id in self._leaving
             self._changed.notify_all()
-        if leaving:
+        lost = not self._server.alive
+        if leaving or lost:
             self._give_back(slot.id)
-        if self._server.alive:
+        if not lost:
             self._events(Exited(slot, pid, code, oom))
         else:
             self._events(SlotLost(slot, "the process that workers are forked from was killed"))

@@ -18,6 +18,8 @@ TRAINING = "training"
 SHUTTING_DOWN = "shutting down"
 DISMISSED = "dismissed"
 CLEARING = "clearing"
+#: How often ranks may miss each other at a report before it is clear that they do not come to the same ones.
+MISSES_ALLOWED = 4
 
 
 @dataclass(eq=False)
@@ -61,8 +63,11 @@ class Hold:
     preemption: wire.Preemption | None = None
     resize_to: int = 0
     answers: dict[int, wire.Held] = field(default_factory=dict)
-    #: The boundary that all were sent to; 0 before.
+    #: The boundary that all were sent to; 0 before. And whether they end there.
     boundary: int = 0
+    stops: bool = False
+    #: Some may have ended at this boundary for an earlier hold: the others must not end before it.
+    at_least: int = 0
     #: Ranks that wait at it to be sent on, with the row each has come to.
     reached: dict[int, int] = field(default_factory=dict)
 
@@ -70,7 +75,7 @@ class Hold:
         """The first boundary no rank has passed, once all who were asked have answered."""
         if self.boundary or not self.asked <= self.answers.keys() or not self.answers:
             return None
-        return max(answer.boundary for answer in self.answers.values()) + 1
+        return max(self.at_least, 1 + max(answer.boundary for answer in self.answers.values()))
 
     @property
     def can_save(self) -> bool:
@@ -105,8 +110,8 @@ class Attempt:
         self.first_row_seen = False
         #: True once some rank has come to a boundary.
         self.has_trained = False
-        #: True when the ranks were seen not to come to the same reports: they cannot be stopped at one of them.
-        self.out_of_step = False
+        #: How often ranks did not come to the reports at which others waited for them.
+        self.misses = 0
         #: True once the backend's on_shutdown has been called.
         self.shut_down = False
         self.members: list[Member] = []
@@ -138,6 +143,11 @@ class Attempt:
     def all_done(self) -> bool:
         """True when every rank's function has returned or was stopped."""
         return all(m.outcome is not None and m.failure is None for m in self.members)
+
+    @property
+    def out_of_step(self) -> bool:
+        """True when the ranks do not come to the same reports: they cannot be stopped at one of them."""
+        return self.misses >= MISSES_ALLOWED
 
     def age(self) -> float:
         return time.monotonic() - self.began

@@ -57,24 +57,29 @@ def listening(directory: str | Path, card: Card, ask: Ask) -> Iterator[None]:
         descriptor = os.open(Path(directory, _CARD), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(card))
-        thread = threading.Thread(target=_serve, args=(door, ask), name="powertrain-control", daemon=True)
+        visitors: list[socket.socket] = []
+        thread = threading.Thread(
+            target=_serve, args=(door, visitors, ask), name="powertrain-control", daemon=True
+        )
         thread.start()
         try:
             yield
         finally:
             Path(directory, _CARD).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                door.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            thread.join()
+            for connection in (door, *visitors):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            thread.join(_PATIENCE)
             address.unlink(missing_ok=True)
 
 
-def _serve(door: socket.socket, ask: Ask) -> None:
+def _serve(door: socket.socket, visitors: list[socket.socket], ask: Ask) -> None:
     while True:
         try:
             visitor, _ = door.accept()
         except OSError:
             return
+        visitors[:] = [visitor]
         with visitor, contextlib.suppress(OSError):
             visitor.settimeout(_PATIENCE)
             visitor.sendall(msgspec.json.encode(_answer(_line(visitor), ask)) + b"\n")

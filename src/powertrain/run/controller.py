@@ -64,6 +64,7 @@ from powertrain.run.validations import PENDING, Task, Validations, asked_for, cu
 from powertrain.run.worker_group import WorkerCallError
 from powertrain.storage import Storage, safety
 from powertrain.worker.mark import marked_row
+from powertrain.worker.signals import SAME_NOTICE
 
 #: Seconds within which every forked process must have said its first word.
 _START_WITHIN = 300.0
@@ -120,6 +121,8 @@ class RunOutcome:
     interrupted: bool = False
     #: Staged shares of checkpoints that storage did not take in time: they must not be swept.
     left: tuple[str, ...] = ()
+    #: True when the process that ran it was asked to end.
+    is_to_leave: bool = False
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,11 @@ class Controller:
         #: The newest notice; slots that one came for; and how often the driver itself was asked to end.
         self._notice: Notice | None = None
         self._noticed_slots: set[str] = set()
-        self._signals = 0
+        self._signals, self._signalled_at = 0, float("-inf")
+        #: True when the process that runs this was asked to end.
+        self._is_to_leave = False
+        #: True once it is decided that the run ends, and how.
+        self._is_decided = False
         self._early_deaths = 0
         self._stopping: ev.Stopping | None = None
         self._after_clearing: Callable[[], None] | None = None
@@ -730,7 +737,7 @@ class Controller:
             self._validate(manifest)
             self._look_at_space(manifest)
             self._discard_old()
-            if self._steering.committed():
+            if self._steering.committed(time.monotonic() - pending.since):
                 self._consider_resize()
         else:
             self._record(
@@ -1113,8 +1120,11 @@ class Controller:
     # ------------------------------------------------------------------ notices
 
     def _driver_noticed(self, noticed: _Noticed) -> None:
-        self._signals += 1
-        self._take_notice(Notice(noticed.reason, time.time() + self._spec.signal_grace), self._signals)
+        now = time.monotonic()
+        if now - self._signalled_at > SAME_NOTICE:
+            self._signalled_at = now
+            self._signals += 1
+            self._take_notice(Notice(noticed.reason, time.time() + self._spec.signal_grace), self._signals)
 
     def _rank_noticed(self, member: Member, message: wire.Noticed) -> None:
         """A rank's process was asked to end. Where its engine starts none again, that means the whole run."""
@@ -1125,7 +1135,8 @@ class Controller:
     def _draining(self, event: base.Drain) -> None:
         """A slot will be taken away."""
         reason = f"{event.slot.host} will be taken away: {event.reason}"
-        self._take_notice(Notice(reason, event.deadline, frozenset({event.slot.id})), 1)
+        deadline = event.deadline or time.time() + self._spec.signal_grace
+        self._take_notice(Notice(reason, deadline, frozenset({event.slot.id})), 1)
 
     def _take_notice(self, notice: Notice, times: int) -> None:
         """Save and end at the next boundary, or go on with who may stay; told for the second time, end at once."""
@@ -1140,22 +1151,41 @@ class Controller:
                 deadline=notice.deadline,
             )
         )
-        self._notice = self._notice or notice
+        self._notice = notices.merged(self._notice, notice)
         self._noticed_slots |= notice.slots
-        if times > 1:
-            self._signals = max(self._signals, times)
+        self._is_to_leave |= not notice.slots
+        if self._after_validations is not None or self._ends_well() or self._is_decided:
+            self._hurry(times)
+        elif times > 1:
             self._end_at_once(notice)
-        elif self._stopping is None and not self._ends_well():
+        elif self._stopping is None:
             self._save_and_leave(notice)
 
-    def _end_at_once(self, notice: Notice) -> None:
-        if self._after_settling is not None and self._ends_well():
+    def _hurry(self, times: int) -> None:
+        """How the run ends is settled already: only what is left of the ending is cut short."""
+        if self._after_validations is not None:
+            self._cut_validations_short()
+        elif self._after_settling is not None and times > 1:
             self._settling_overdue("")
-            return
-        if self._stopping is None and not self._ends_well():
+        elif "settle" in self._deadlines:
+            until = time.monotonic() + self._patience
+            self._deadlines["settle"] = min(until, self._deadlines["settle"])
+
+    def _end_at_once(self, notice: Notice) -> None:
+        """Told for the second time. Where the others may go on without the rank that was told, only its part ends."""
+        regroups = self._steering.regroup is not None and self._steering.regroup.cause == "notice"
+        if self._stopping is None and not (notice.slots and regroups):
+            self._signals = max(self._signals, 2)
             self._stop("notice", f"{notice.reason}; asked for the second time")
         if self._outcome is None and self._attempt is not None:
             self._end_now("")
+
+    def _grace_over(self, _: str) -> None:
+        """The ranks did not come to a boundary in time."""
+        if self._is_hurried() and self._attempt is not None and not self._engine.restarts:
+            for member in self._attempt.running():
+                self._engine.signal(member.placement.slot, signal.SIGTERM)
+        self._end_now("")
 
     def _save_and_leave(self, notice: Notice) -> None:
         """Bring the ranks to a boundary; who is left goes on from there, if that is enough."""
@@ -1168,7 +1198,8 @@ class Controller:
             restarts=self._engine.restarts,
             replaces=self._engine.replaces,
         )
-        self._deadlines["grace"] = time.monotonic() + notices.boundary_within(notice, time.time())
+        if self._attempt is not None and self._attempt.phase in (phases.STARTING, phases.TRAINING):
+            self._deadlines["grace"] = time.monotonic() + notices.boundary_within(notice, time.time())
         if workers:
             self._leave_behind(notice, workers)
         else:
@@ -1258,7 +1289,7 @@ class Controller:
 
     def _shut_down(self, attempt: Attempt) -> None:
         attempt.phase = phases.SHUTTING_DOWN
-        for name in ("grace", "watch", "resize", "together"):
+        for name in ("grace", "laggards", "watch", "resize", "together"):
             self._deadlines.pop(name, None)
         for over in self._hangs.all_ended():
             self._record(over)
@@ -1327,6 +1358,7 @@ class Controller:
             self._failures,
             self._was_interrupted() or self._left_by_interrupt,
             tuple(self._checkpoints.left),
+            self._is_to_leave,
         )
 
     def _was_interrupted(self) -> bool:
@@ -1445,7 +1477,8 @@ class Controller:
     def _end_processes(self, attempt: Attempt, then: Callable[[], None]) -> None:
         self._after_clearing = then
         for name in (
-            "start", "cause", "late", "absent", "hooks", "exits", "watch", "resize", "together", "laggards"
+            "start", "cause", "late", "absent", "hooks", "exits", "watch", "resize", "together", "laggards", "grace",
+            "retry",
         ):  # fmt: skip
             self._deadlines.pop(name, None)
         self._hangs.forget()
@@ -1494,7 +1527,9 @@ class Controller:
             )  # its workers are gone: what is left is the driver's own part
         if decision.retry and self._stopping is None:
             self._settle(lambda: self._retry_in(decision.delay), self._patience, goes_on=True)
-        elif not attempt.failures and self._stopping is None and regroup is not None:
+            return
+        self._is_decided = True
+        if not attempt.failures and self._stopping is None and regroup is not None:
             self._settle(lambda: self._end(lifecycle.PREEMPTED, decision.reason), self._patience)
         elif not self._is_excused(attempt) and (attempt.failures or self._stopping is None):
             self._settle(lambda: self._end(lifecycle.FAILED, decision.reason), self._patience)
@@ -1505,7 +1540,7 @@ class Controller:
         """True when the end that was asked for counts, whatever became of ranks on the way: one may be killed."""
         if self._stopping is None or self._stopping.cause not in ("interrupt", "notice"):
             return False
-        return self._was_interrupted() or all(failure.kind != "raised" for failure in attempt.failures)
+        return self._was_interrupted() or all(failures.may_follow_a_notice(f) for f in attempt.failures)
 
     def _after_failure(self, attempt: Attempt) -> failure_policy.Decision:
         self._failures = tuple(failure_policy.order_by_cause(attempt.failures))
@@ -1632,7 +1667,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     "cause": Controller._cause_overdue,
     "late": Controller._say_who_is_late,
     "absent": Controller._declare_absent,
-    "grace": Controller._end_now,
+    "grace": Controller._grace_over,
     "laggards": Controller._end_now,
     "hooks": Controller._hooks_overdue,
     "exits": Controller._exits_overdue,

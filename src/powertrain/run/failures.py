@@ -47,6 +47,11 @@ def reported(rank: int, report: wire.ErrorReport, kind: str, **circumstances: An
     )
 
 
+def may_follow_a_notice(failure: WorkerFailure) -> bool:
+    """True for the end of a rank, or of a DataLoader's process of its, that the same scheduler may have caused."""
+    return failure.kind != "raised" or "killed by signal: Terminated" in failure.message
+
+
 def hung(attempt: Attempt, verdict: Verdict, seconds: float) -> list[WorkerFailure]:
     """The ranks that hang; where all wait and none can be blamed, the first that waits."""
     ranks = verdict.culprits or verdict.waiting[:1]

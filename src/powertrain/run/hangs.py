@@ -58,6 +58,8 @@ class Hangs:
         self._send, self._post, self._say = send, post, say
         self._attempt: Attempt | None = None
         self._dog: Watchdog | None = None
+        #: That of the attempt before: what it has learned of the run's pauses holds on.
+        self._before: Watchdog | None = None
         self._asks, self._kept = 0, 0
         self._stacks: dict[int, Sequence[wire.ProcessStack]] = {}
         self._suspects: frozenset[int] = frozenset()
@@ -75,7 +77,10 @@ class Hangs:
         """Training has begun."""
         self.forget()
         self._attempt = attempt
-        self._dog = Watchdog(attempt.world_size, time.monotonic(), timeout=self._spec.hang_timeout)
+        self._dog = Watchdog(
+            attempt.world_size, time.monotonic(), timeout=self._spec.hang_timeout, after=self._before
+        )
+        self._before = self._dog
         self._stacks = {}
 
     def forget(self) -> None:

@@ -32,6 +32,7 @@ class Holds:
     ) -> None:
         """Ask the ranks that still run. What was asked of them before is void."""
         self._count += 1
+        before = attempt.hold
         attempt.hold = Hold(
             self._count,
             reason,
@@ -39,6 +40,9 @@ class Holds:
             needs_commit=needs_commit,
             preemption=preemption,
             resize_to=resize_to,
+            at_least=max(before.at_least, before.boundary if before.stops else 0)
+            if before is not None
+            else 0,
         )
         for member in attempt.running():
             self._send(member, wire.Hold(hold=self._count))
@@ -63,6 +67,7 @@ class Holds:
         hold = attempt.hold
         assert hold is not None
         hold.boundary = hold.agreed() or hold.boundary
+        hold.stops = action == "stop"
         self._tell(attempt, hold.goto(action))
 
     def reached(self, member: Member, message: wire.Reached) -> bool:
@@ -94,6 +99,7 @@ class Holds:
         hold = attempt.hold
         assert hold is not None
         hold.reached.clear()
+        hold.stops = True
         self._tell(attempt, hold.goto("stop"))
 
     def let_go(self, attempt: Attempt) -> None:

@@ -52,6 +52,16 @@ def workers_after(
     return left if left >= min_workers else 0
 
 
+def merged(first: Notice | None, second: Notice) -> Notice:
+    """Two notices as one: all who are meant by either, by the earlier time."""
+    if first is None:
+        return second
+    known = [deadline for deadline in (first.deadline, second.deadline) if deadline]
+    everybody = not first.slots or not second.slots
+    slots = frozenset[str]() if everybody else first.slots | second.slots
+    return Notice(first.reason, min(known, default=0.0), slots)
+
+
 def preemption_of(notice: Notice, placements: Iterable[Placement]) -> wire.Preemption:
     """What ranks are told of it."""
     ranks: dict[str, list[int]] = {}

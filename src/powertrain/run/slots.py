@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, MutableMapping
 
 from powertrain.engine import base
-from powertrain.errors import ResourceError
+from powertrain.errors import EngineError, ResourceError
 from powertrain.run import events as ev
 from powertrain.run import scaling_policy
 from powertrain.run.lifecycle import WAITING, RunState
@@ -92,7 +92,7 @@ class Slots:
             return
         try:
             self._ask_for(missing)
-        except ResourceError:
+        except (ResourceError, EngineError):
             self.overdue()
             return
         if len(self.held) >= self._spec.min_workers and len(self.held) < self.wanted:

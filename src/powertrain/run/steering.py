@@ -20,8 +20,9 @@ from powertrain.run.scaling_policy import Elastic
 
 #: Seconds in which all ranks must have answered, and come to the same boundary, before a resize is put off.
 _TOGETHER_WITHIN = 5.0
-#: Seconds that ranks stand still for a checkpoint to be committed before a resize is put off.
-_COMMITTED_WITHIN = 60.0
+#: Seconds that ranks stand still for a checkpoint to be committed before a resize is put off: so many times what the
+#: last one took, and this much more, at most the third.
+_COMMITTED_TIMES, _COMMITTED_MORE, _COMMITTED_WITHIN = 2.0, 2.0, 60.0
 #: Seconds until a resize that was put off is tried again.
 _TRY_AGAIN = 30.0
 
@@ -45,7 +46,7 @@ class Steering:
         self.holds = Holds(send)
         self._elastic, self._checkpoints, self._deadlines = elastic, checkpoints, deadlines
         self._tell_once = tell_once
-        self._has_committed = has_committed
+        self._has_committed, self._commit_seconds = has_committed, 0.0
         #: What the attempt is being brought to a boundary for; ``None`` while it is to go on as it is.
         self.regroup: Regroup | None = None
 
@@ -106,13 +107,13 @@ class Steering:
         if not is_free or self.regroup is not None or any(m.outcome is not None for m in attempt.members):
             return
         self.regroup = Regroup("resize", wanted.reason, wanted.workers)
-        self._deadlines["together"] = time.monotonic() + _TOGETHER_WITHIN
+        self._deadlines["together"] = time.monotonic() + self._together_within(attempt)
         self.holds.begin(attempt, wanted.reason, needs_commit=True, resize_to=wanted.workers)
 
     def reached(self, member: Member, message: wire.Reached) -> None:
         """A rank waits at a boundary to be sent on."""
         if self.holds.reached(member, message):
-            self._deadlines["together"] = time.monotonic() + _TOGETHER_WITHIN
+            self._deadlines["together"] = time.monotonic() + self._together_within(member.attempt)
         self.look_at_commits(member.attempt)
 
     def look_at_commits(self, attempt: Attempt) -> None:
@@ -122,7 +123,8 @@ class Steering:
             return
         newest = self._checkpoints.newest
         if any(pending.row == row for pending in self._checkpoints.pending):
-            self._deadlines["together"] = time.monotonic() + _COMMITTED_WITHIN
+            patience = _COMMITTED_TIMES * self._commit_seconds + _COMMITTED_MORE
+            self._deadlines["together"] = time.monotonic() + min(patience, _COMMITTED_WITHIN)
             return
         self._deadlines.pop("together", None)
         if newest is not None and newest.row == row:
@@ -135,19 +137,27 @@ class Steering:
         if attempt is None or not self._is_resizing():
             return
         waits_for_storage = self.holds.row_of_all(attempt) is not None
-        attempt.out_of_step = bool(attempt.hold and attempt.hold.reached) and not waits_for_storage
+        missed = bool(attempt.hold and attempt.hold.reached) and not waits_for_storage
+        late = [m.rank for m in attempt.running() if attempt.hold and m.rank not in attempt.hold.reached]
+        attempt.misses += missed
         self._put_off(attempt)
         if attempt.out_of_step:
             self._tell_once(
-                "The number of workers cannot be changed now: the ranks do not make the same reports at the same "
-                "place of their loops. Let every rank report, use register_state, or ask should_checkpoint()."
+                f"The number of workers is not changed: {phases.MISSES_ALLOWED} times ranks {late} did not come to the "
+                "report at which the others waited for them. Let every rank report at the same place of its loop, use "
+                "register_state, or ask should_checkpoint()."
             )
         else:
             self._deadlines["resize"] = time.monotonic() + _TRY_AGAIN
 
-    def committed(self) -> bool:
-        """A checkpoint is; True when it is the run's first."""
-        first, self._has_committed = not self._has_committed, True
+    @staticmethod
+    def _together_within(attempt: Attempt) -> float:
+        """Longer after each time that it was not enough: one rank may evaluate before it reports."""
+        return float(_TOGETHER_WITHIN * 2**attempt.misses)
+
+    def committed(self, seconds: float) -> bool:
+        """A checkpoint is, so long after it was reported; True when it is the run's first."""
+        first, self._has_committed, self._commit_seconds = not self._has_committed, True, seconds
         return first
 
     def take(self) -> Regroup | None:

@@ -41,6 +41,8 @@ SILENT = 3.0
 #: made its first step, which may load and compile for long.
 ACT = 120.0
 ACT_WITH_PATIENCE = 1800.0
+#: The part of ``ACT`` for which whoever is ended must have been at the same line.
+_SAME_LINE = 0.9
 _ACT_PAUSES = 3.0
 _ACT_STEPS = 60.0
 #: How much longer than the longest pause that ended by itself at a place the next one there may be.
@@ -121,17 +123,20 @@ class _Stall:
 class Watchdog:
     """Watches the ranks of one attempt, from the moment their functions are called. Times are monotonic seconds."""
 
-    def __init__(self, ranks: int, now: float, *, timeout: float | None) -> None:
-        """``timeout``: seconds without a move after which to act; ``None`` to derive it from what the run shows."""
+    def __init__(
+        self, ranks: int, now: float, *, timeout: float | None, after: Watchdog | None = None
+    ) -> None:
+        """``timeout``: seconds without a move after which to act; ``None`` to derive it from what the run shows.
+        ``after`` is that of the attempt before: pauses that it saw end by themselves may come again."""
         self._ranks = [Pace.starting(rank, now) for rank in range(ranks)]
         self._timeout = timeout
         #: Ranks that a debugger holds.
         self._debugged: set[int] = set()
         #: The longest pause of any rank that ended by itself, and the largest of the ranks' usual steps.
-        self._longest = 0.0
+        self._longest: float = after._longest if after is not None else 0.0
         self._usual = 0.0
         #: How long a pause may be at places where longer ones than usual have ended by themselves.
-        self._bars: dict[Place, float] = {}
+        self._bars: dict[Place, float] = dict(after._bars) if after is not None else {}
         self._told: _Told | None = None
         self._suspected_at: float | None = None
         #: Since when, and for how long, each rank may go without a move; as of the newest look.
@@ -263,8 +268,13 @@ class Watchdog:
         return not same and now >= self._told.at + AGAIN
 
     def _is_due_to_act(self, stall: _Stall, now: float) -> bool:
-        acted = self._told is not None and self._told.acted
-        return not acted and now >= stall.since + stall.act_after
+        """Without a time of the user's own, nobody is ended who was at another line of his a while ago: who evaluates
+        by ways that are not counted here goes from line to line."""
+        if (self._told is not None and self._told.acted) or now < stall.since + stall.act_after:
+            return False
+        blamed = stall.blame.culprits or stall.blame.waiting
+        moving_on = [self._ranks[rank].placed_at for rank in blamed if self._ranks[rank].over_at is None]
+        return self._timeout is not None or now >= max(moving_on, default=now - ACT) + _SAME_LINE * ACT
 
     def _tell(self, stall: _Stall, now: float) -> _Told:
         before, blame = self._told, stall.blame

@@ -225,8 +225,9 @@ class ScriptedWorker:
 
     def preemption(self) -> wire.Preemption | None:
         """As ``powertrain.get_preemption_info``."""
-        self.should_checkpoint()
-        return self._boundaries.preemption
+        known = self._boundaries.look()
+        self.process.check()
+        return known
 
     @property
     def resize_to(self) -> int:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import random
+import signal
 import sys
 import warnings
 import weakref
@@ -510,7 +511,7 @@ def prepare_data_loader(
             _warn_of_iterable_dataset(loader.dataset)
     elif add_dist_sampler:
         _shard_samplers(loader, rank, world_size)
-    if world_size > 1 and loader.num_workers > 0:
+    if loader.num_workers > 0:
         loader.worker_init_fn = _RankSeeded(rank, loader.worker_init_fn)
     return PreparedDataLoader(loader, get_device() if move_to_device else None, auto_transfer)
 
@@ -725,13 +726,15 @@ class _RankSeeded:
     """A ``worker_init_fn`` that seeds a loader's processes apart on each rank, then calls the user's.
 
     Torch seeds them from the rank's own generator, and ranks whose script sets one seed for all would
-    augment alike. Rank 0 keeps torch's seeds.
+    augment alike. Rank 0 keeps torch's seeds. A scheduler's SIGTERM to every process of a job does not end
+    them: the rank needs its batches until it has saved, and they end with it.
     """
 
     def __init__(self, rank: int, then: Callable[[int], None] | None) -> None:
         self.rank, self.then = rank, then
 
     def __call__(self, worker_id: int) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         if self.rank:
             seed = (torch.initial_seed() + self.rank * _SEED_STRIDE) % 2**63
             torch.manual_seed(seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.config import Refusal, whole
@@ -69,6 +69,8 @@ class BatchPlan:
     weight: float
     #: The factor for each pass's mean loss: its share of the rank's samples, 0 where it has none.
     loss_scales: tuple[float, ...]
+    #: Called with ``weight`` whenever a step begins: another plan may have been used since.
+    begin: Callable[[float], None] = field(default=lambda weight: None, compare=False, repr=False)
 
     @property
     def accumulation_steps(self) -> int:
@@ -79,6 +81,7 @@ class BatchPlan:
         return self.accumulation_steps
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        self.begin(self.weight)
         start, last = self.start, self.accumulation_steps - 1
         for index, (size, scale) in enumerate(zip(self.micro_batches, self.loss_scales, strict=True)):
             samples = size if scale else 0

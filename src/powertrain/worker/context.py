@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -232,14 +232,15 @@ class TrainContext:
     def batch_plan(self, global_batch_size: int, max_micro_batch: int | None = None) -> BatchPlan:
         """This rank's part of each optimizer step, so that ``global_batch_size`` samples go into it at any world size.
 
-        A model from ``prepare_model`` weighs this rank's gradient accordingly from then on: see :class:`BatchPlan`.
+        A model from ``prepare_model`` weighs this rank's gradient accordingly, by the plan that was made or iterated
+        last: see :class:`BatchPlan`.
         """
         from powertrain.worker import batch_plan
 
         place = self._place
         found = batch_plan.plan(global_batch_size, place.rank, place.world_size, max_micro_batch)
         batch_plan.gradient_weight.set(found.weight)
-        return found
+        return replace(found, begin=batch_plan.gradient_weight.set)
 
 
 _session: Session | None = None
@@ -372,7 +373,11 @@ def checkpoint_dir() -> CheckpointDirectory:
             torch.save(model.state_dict(), os.path.join(directory, "model.pt"))
             powertrain.report(metrics, Checkpoint.from_directory(directory))
     """
-    return current("checkpoint_dir").staging.new_directory()
+    directory = current("checkpoint_dir").staging.new_directory()
+    phase = progress.phase
+    directory.begun = lambda: progress.enter("checkpoint")
+    directory.done = lambda: progress.enter(phase)
+    return directory
 
 
 def get_all_reported_checkpoints(
@@ -439,9 +444,7 @@ def get_preemption_info() -> PreemptionInfo | None:
     other. Save and ``report`` a checkpoint when it is not ``None``: the function ends at that report, and the run goes
     on from there, now with fewer workers or when it is started again.
     """
-    boundaries = current("get_preemption_info").boundaries
-    boundaries.ask()
-    known = boundaries.preemption
+    known = current("get_preemption_info").boundaries.look()
     return PreemptionInfo(known.deadline_ms, dict(known.ranks)) if known is not None else None
 
 

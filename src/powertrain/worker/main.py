@@ -77,7 +77,10 @@ class Rank:
         self._local_function = local_function
         self._gate = Gate()
         progress.reset()
-        self._signals = NoticedSignals() if threading.current_thread() is threading.main_thread() else None
+        is_users_own = local_function is not None and watch < 0
+        self._signals: NoticedSignals | None = None
+        if threading.current_thread() is threading.main_thread():
+            self._signals = NoticedSignals(_end_at_once if is_users_own else None)
         self._service = Service(
             spec.door,
             self._place.rank,
@@ -217,6 +220,10 @@ class Rank:
                 )
             )
             return wire.Outcome(status="returned")
+
+
+def _end_at_once() -> None:
+    raise StopRun("asked to end for the second time")
 
 
 def bind(function: Callable[..., Any], config: dict[str, Any] | None) -> Callable[[], Any]:

@@ -64,6 +64,10 @@ class Progress:
         except Exception:  # the group comes or goes at this moment, or its backend does not count
             return -1
 
+    def enter(self, phase: str) -> None:
+        """The rank does something else from here on."""
+        self.phase = phase
+
     def reset(self) -> None:
         """Begin a new attempt in the same process."""
         self.reports = self.steps = self.batches = 0
@@ -134,8 +138,10 @@ class Gate:
         with self._changed:
             if self._hold is None:
                 return _GO_ON
-            arrived(self._hold, self._passed)
-            self._target = None
+            target = self._target
+            if target is not None and target.action == "step" and target.boundary <= self._passed:
+                self._target = None  # what came while the report was made is not undone
+                arrived(self._hold, self._passed)
             return self._here()
 
     def _here(self) -> Crossing:
@@ -161,8 +167,9 @@ class Boundaries:
     """What a loop does at its boundaries: go on, save first, or end. Training thread only.
 
     A loop whose state is registered ends at the agreed report, which saves it. One that asks whether to checkpoint is
-    not ended before it was told to: it saves, and ends at the report that follows. Any other ends at the agreed report.
-    Every rank crosses the same boundaries in the same order, so all come to the same end.
+    not ended before it was told to: it saves, and ends at the report that follows. So is one that looks for a
+    preemption, where there is one. Any other ends at the agreed report. Every rank crosses the same boundaries in the
+    same order, so all come to the same end.
     """
 
     def __init__(
@@ -175,7 +182,7 @@ class Boundaries:
         self._gate, self._is_registered, self._arrived = gate, is_registered, arrived
         gate.can_save = lambda: self._asks or self._is_registered()
         self._stop_reason = ""
-        self._asks = self._told = self._steps = False
+        self._asks = self._looks = self._told = self._steps = False
         #: What is known since the newest agreed boundary: the same on every rank at the same place of its loop.
         self.preemption: Preemption | None = None
         self.resize_to = 0
@@ -188,6 +195,14 @@ class Boundaries:
         self._told |= bool(self._stop_reason)
         return bool(self._stop_reason)
 
+    def look(self) -> Preemption | None:
+        """Pass a boundary at which the loop looks whether ranks will be taken away."""
+        self._looks = True
+        self._take(self._gate.cross())
+        self._stay()
+        self._told |= bool(self._stop_reason) and self.preemption is not None
+        return self.preemption
+
     def enter_report(self) -> bool:
         """Pass the boundary of a report; True when the run's state is to be saved with it."""
         self._take(self._gate.cross())
@@ -196,12 +211,16 @@ class Boundaries:
     def leave_report(self) -> None:
         """The report is made. Raises :class:`StopRun` where the run ends here."""
         self._stay()
-        if self._stop_reason and (self._told or not self._asks or self._is_registered()):
+        is_to_be_told = self._asks or (self._looks and self.preemption is not None)
+        if self._stop_reason and (self._told or not is_to_be_told or self._is_registered()):
             raise StopRun(self._stop_reason)
 
     def _stay(self) -> None:
+        """Wait where "step" has brought the rank. Raises :class:`StopRun` where it ends: what it has done is saved."""
         while self._steps:
             self._take(self._gate.stay(self._arrived))
+            if self._stop_reason:
+                raise StopRun(self._stop_reason)
 
     def _take(self, crossing: Crossing) -> None:
         self._steps = crossing.action == "step"

@@ -24,7 +24,7 @@ from powertrain import wire
 from powertrain.trace import stacks
 from powertrain.worker import values
 from powertrain.worker.progress import Gate, Progress
-from powertrain.worker.signals import NoticedSignals
+from powertrain.worker.signals import SAME_NOTICE, NoticedSignals
 
 #: Seconds within which messages are gathered into one batch, once one has just been sent.
 _GATHER = 0.003
@@ -33,10 +33,8 @@ _BATCH = 256
 #: Reports kept in memory; more go to the spill file.
 _MEMORY_LIMIT = 20_000
 _BEAT_EVERY = 1.0
-#: Signals within so many seconds of each other are one.
-_SAME_NOTICE = 0.3
-#: Seconds without a word of the run, or since its end, after which a process that was asked to end does so.
-_LEFT_ALONE = 2.0
+#: Seconds without a word of the run, and since its end, after which a process that was asked to end does so.
+_SILENT_RUN, _LEFT_ALONE = 10.0, 2.0
 _NOTHING = wire.Opened(sync=0)
 #: What the training thread can wait for.
 Answer = Union[wire.Opened, wire.Settled, wire.Reported]
@@ -201,7 +199,7 @@ class Service:
         assert self._signals is not None
         for number in self._signals.take():
             now = time.monotonic()
-            if now - self._noticed_at > _SAME_NOTICE:
+            if now - self._noticed_at > SAME_NOTICE:
                 self._noticed_at = now
                 self._notices += 1
                 self._urgent.append(wire.Noticed(signal=number.name, times=self._notices))
@@ -209,9 +207,11 @@ class Service:
     def _is_left_alone(self) -> bool:
         """True for a process that was asked to end and whose run is over, or does not answer: nothing is left to wait
         for, and its main thread may wait for a rank that is gone."""
-        if not self._notices:
+        if (
+            not self._notices or self._watch < 0
+        ):  # elsewhere the engine ends the process, or it is the user's own
             return False
-        return self._link.silence > _LEFT_ALONE or time.monotonic() - self._dismissed_at > _LEFT_ALONE
+        return self._link.silence > _SILENT_RUN or time.monotonic() - self._dismissed_at > _LEFT_ALONE
 
     def _failed(self, error: BaseException) -> None:
         """A fault of ours; without this thread nobody would ever learn of it."""

@@ -11,12 +11,15 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 #: Slurm's ``--signal`` names one of these; elsewhere they are the user's own.
 _GRACE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _ALL = frozenset({signal.SIGTERM, *_GRACE_SIGNALS})
+#: Signals within so many seconds of each other are one: a scheduler and a launcher may both send it.
+SAME_NOTICE = 0.3
 #: What undoes each change to this process's signals that is in force now, oldest first.
 _in_force: list[Callable[[], None]] = []
 
@@ -28,15 +31,20 @@ def notice_signals(environ: Mapping[str, str] | None = None) -> tuple[signal.Sig
 
 
 class NoticedSignals:
-    """This process's notice signals, readable from ``descriptor``. Made and closed in the main thread only."""
+    """This process's notice signals, readable from ``descriptor``. Made and closed in the main thread only.
 
-    def __init__(self) -> None:
+    With ``end`` the second one calls it in the main thread, and the third does what it would have done without us:
+    for a process that nobody else may end.
+    """
+
+    def __init__(self, end: Callable[[], None] | None = None) -> None:
+        self._end, self._first = end, 0.0
         self._numbers = notice_signals()
         self.descriptor, self._write = os.pipe()
-        for end in (self.descriptor, self._write):
-            os.set_blocking(end, False)
+        for descriptor in (self.descriptor, self._write):
+            os.set_blocking(descriptor, False)
         self._before: dict[int, Any] = {
-            number: signal.signal(number, _do_nothing)
+            number: signal.signal(number, self._heard)
             for number in self._numbers
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN)  # the user's own handler stays
         }
@@ -57,15 +65,21 @@ class NoticedSignals:
         os.close(self._write)
         os.close(self.descriptor)
 
+    def _heard(self, number: int, frame: object) -> None:
+        """The descriptor has told it already, unless it is up to this process to end."""
+        now = time.monotonic()
+        if self._end is None or not self._first or now - self._first < SAME_NOTICE:
+            self._first = self._first or now
+            return
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        self._end()
+
     def _restore(self) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) is _do_nothing:
+            if signal.getsignal(number) == self._heard:
                 signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
-
-
-def _do_nothing(number: int, frame: object) -> None:
-    """The descriptor has told it already."""
 
 
 @contextlib.contextmanager

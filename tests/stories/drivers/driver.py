@@ -88,6 +88,12 @@ def leave_when_asked() -> Any:
     return torch_trainer(elastic.until_told, "leaves", config={"saves": "asks"}).fit()
 
 
+def leave_a_loader_when_asked() -> Any:
+    import elastic
+
+    return torch_trainer(elastic.loader_until_told, "leaves").fit()
+
+
 def never_at_a_boundary() -> dict[str, Any]:
     return story.outcome_of(trainer(loops.never_at_a_boundary, "killed").fit)
 

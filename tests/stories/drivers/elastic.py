@@ -159,3 +159,21 @@ def _report_steps(metrics: dict[str, Any], steps: int) -> None:
     with powertrain.checkpoint_dir() as directory:
         Path(directory, "steps").write_text(str(steps))
         powertrain.report(metrics, checkpoint=Checkpoint.from_directory(directory))
+
+
+def loader_until_told() -> None:
+    """As ``until_told``, fed by a process of a DataLoader's."""
+    from torch.utils.data import DataLoader
+
+    from powertrain.torch import prepare_data_loader
+
+    rank = powertrain.get_context().get_world_rank()
+    loader = prepare_data_loader(DataLoader(range(1_000_000), batch_size=1, num_workers=1))
+    for steps, batch in enumerate(loader, start=1):
+        dist.all_reduce(batch)
+        time.sleep(0.005)
+        story.tell(f"steps-{rank}", str(steps))
+        if powertrain.should_checkpoint():
+            _report_steps({"steps": steps}, steps)
+        else:
+            powertrain.report({"steps": steps})
