@@ -480,10 +480,11 @@ def test_every_rank_that_was_asked_to_end_is_known_to_all(run: Run) -> None:  # 
             if known is not None:
                 seen.append(sorted(rank for ranks in known.ranks.values() for rank in ranks))
             worker.report({"row": worker.row + 1}, files={f"{worker.rank}": b"x"} if known else None)
-            if worker.row == 3 and worker.rank in (1, 2):
-                worker.notice()
 
-    run.go(with_capacity(looks, 3), 3, min_workers=1)
+    engine = with_capacity(looks, 3)
+    drained = (1, 2)
+    at_row(run, 3, lambda: [engine.drain(engine.claims[0].slots[r], time.time() + 30) for r in drained])
+    run.go(engine, 3, min_workers=1)
     assert seen == [[1, 2]] * 3
 
 

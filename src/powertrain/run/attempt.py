@@ -66,8 +66,6 @@ class Hold:
     #: The boundary that all were sent to; 0 before. And whether they end there.
     boundary: int = 0
     stops: bool = False
-    #: Some may have ended at this boundary for an earlier hold: the others must not end before it.
-    at_least: int = 0
     #: Ranks that wait at it to be sent on, with the row each has come to.
     reached: dict[int, int] = field(default_factory=dict)
 
@@ -75,7 +73,7 @@ class Hold:
         """The first boundary no rank has passed, once all who were asked have answered."""
         if self.boundary or not self.asked <= self.answers.keys() or not self.answers:
             return None
-        return max(self.at_least, 1 + max(answer.boundary for answer in self.answers.values()))
+        return max(answer.boundary for answer in self.answers.values()) + 1
 
     @property
     def can_save(self) -> bool:

@@ -32,7 +32,6 @@ class Holds:
     ) -> None:
         """Ask the ranks that still run. What was asked of them before is void."""
         self._count += 1
-        before = attempt.hold
         attempt.hold = Hold(
             self._count,
             reason,
@@ -40,9 +39,6 @@ class Holds:
             needs_commit=needs_commit,
             preemption=preemption,
             resize_to=resize_to,
-            at_least=max(before.at_least, before.boundary if before.stops else 0)
-            if before is not None
-            else 0,
         )
         for member in attempt.running():
             self._send(member, wire.Hold(hold=self._count))

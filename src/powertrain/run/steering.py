@@ -53,8 +53,13 @@ class Steering:
     # -- agreeing on a boundary
 
     def stop(self, attempt: Attempt, reason: str, preemption: wire.Preemption | None = None) -> None:
-        """Bring all ranks to a boundary where they end, for good or to be regrouped."""
+        """Bring all ranks to a boundary where they end, for good or to be regrouped.
+
+        Those who are on their way to one already end there: some may have come to it, and all must end at the same.
+        """
         self._deadlines.pop("together", None)
+        if attempt.hold is not None and attempt.hold.stops:
+            return
         workers = self.regroup.workers if self.regroup is not None else 0
         self.holds.begin(attempt, reason, preemption=preemption, resize_to=workers)
 

@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import gc
 import json
 import os
 import re
@@ -118,9 +119,24 @@ def dump_path() -> str:
     return _armed.path if _armed is not None else ""
 
 
+def _current_frames() -> dict[int, FrameType]:
+    """The innermost frame of each thread.
+
+    Without garbage collection: the interpreter holds a lock over its threads meanwhile, and a finaliser that lets
+    another thread run, which starts a third, would end in a deadlock of all (CPython issue 106883, seen with 3.11.7).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def main_frame() -> FrameType | None:
     """The innermost frame of the thread that runs the user's function. Any thread."""
-    return sys._current_frames().get(_main_thread())
+    return _current_frames().get(_main_thread())
 
 
 def _main_thread() -> int:
@@ -147,7 +163,7 @@ def own_stacks() -> list[ThreadStack]:
             main=ident == main,
             frames=[frames.as_frame(line) for line in islice(frames.lines_of(frame), _DEPTH)],
         )
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in _current_frames().items()
     ]
     return sorted(stacks, key=lambda stack: not stack.main)
 
