@@ -371,15 +371,15 @@ def test_a_loop_knows_that_a_resize_is_pending(run: Run) -> None:  # noqa: F811
     seen: dict[int, list[int]] = {0: [], 1: []}
 
     def looks(worker: ScriptedWorker) -> None:
-        while worker.row < 40:
+        while worker.row < 420:
             time.sleep(0.002)
             if worker.attempt == 0:
                 seen[worker.rank].append(worker.resize_to)
-            save = {"x": b"x"} if worker.row % 10 == 9 else None
+            save = {"x": b"x"} if worker.row % 200 == 199 else None
             worker.report({"row": worker.row + 1}, files=save)
 
     engine = with_capacity(looks, 2)
-    at_row(run, 12, lambda: engine.tell_capacity(3))
+    at_row(run, 205, lambda: engine.tell_capacity(3))
     run.go(engine, 4, min_workers=1)
     assert sizes(run) == [2, 3]
     assert seen[0] == seen[1], "the same on every rank at the same place"
