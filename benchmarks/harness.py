@@ -180,6 +180,19 @@ def interleave(
     return Rounds(measured, missing, tuple(failures))
 
 
+def things_left(rounds: Rounds[Any]) -> list[str]:
+    """What contenders left behind, as notes; their measurements say it in ``left_behind``."""
+    return sorted(
+        {
+            f"{name} left behind: {thing}"
+            for name, measured in rounds.measured.items()
+            for one in measured
+            if one is not None
+            for thing in one.left_behind
+        }
+    )
+
+
 def median(numbers: Sequence[float | None]) -> float | None:
     """The median of what was measured, None where nothing was."""
     present = [number for number in numbers if number is not None]

@@ -31,6 +31,7 @@ from harness import (
     median,
     median_ratio,
     parse_options,
+    things_left,
 )
 
 SCRIPTS = Path(__file__).resolve().parent / "launch_scripts"
@@ -161,13 +162,6 @@ def main() -> int:
     compile_ours()
     contenders = [Contender(one.name, one.requires, partial(launch_once, one)) for one in LAUNCHERS]
     rounds = interleave(contenders, repetitions, warm_up=not options.quick)
-    left = {
-        f"{name} left behind: {thing}"
-        for name, launches in rounds.measured.items()
-        for launch in launches
-        if launch is not None
-        for thing in launch.left_behind
-    }
     outcome = Outcome(
         title=f"Start of the script to the first optimizer step, {repetitions} x interleaved",
         repetitions=repetitions,
@@ -175,7 +169,7 @@ def main() -> int:
         bounds=bounds_of(rounds),
         missing=rounds.missing,
         failures=rounds.failures,
-        notes=sorted(left),
+        notes=things_left(rounds),
         samples={
             name: [None if one is None else one.seconds_of_rank for one in launches]
             for name, launches in rounds.measured.items()

@@ -25,6 +25,7 @@ from harness import (
     median,
     median_ratio,
     parse_options,
+    things_left,
 )
 from launch import compile_ours
 from recovery_scripts.conducted import (
@@ -148,13 +149,6 @@ def main() -> int:
     compile_ours()
     contenders = [Contender(one.name, one.requires, partial(recover_once, one)) for one in LAUNCHERS]
     rounds = interleave(contenders, repetitions, warm_up=not options.quick)
-    left = {
-        f"{name} left behind: {thing}"
-        for name, recoveries in rounds.measured.items()
-        for one in recoveries
-        if one is not None
-        for thing in one.left_behind
-    }
     outcome = Outcome(
         title=f"Death of a rank to the first new optimizer step, {repetitions} x interleaved",
         repetitions=repetitions,
@@ -162,7 +156,7 @@ def main() -> int:
         bounds=bounds_of(rounds),
         missing=rounds.missing,
         failures=rounds.failures,
-        notes=[TORCHRUN_NOTE, *sorted(left)],
+        notes=[TORCHRUN_NOTE, *things_left(rounds)],
         samples={
             name: [None if one is None else vars(one) for one in recoveries]
             for name, recoveries in rounds.measured.items()

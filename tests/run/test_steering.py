@@ -537,3 +537,31 @@ def test_a_resize_that_is_put_off_while_a_rank_saves_leaves_nobody_waiting(
     engine = with_capacity(play, 2)
     at_row(run, 7, lambda: engine.tell_capacity(3))
     assert run.go(engine, 4, min_workers=1).state == "finished"
+
+
+@pytest.mark.usefixtures("_no_settling")
+def test_a_run_of_which_some_have_ended_for_a_resize_is_not_finished_because_another_returns(
+    run: Run,
+) -> None:  # noqa: F811
+    stopped = threading.Event()
+
+    def uneven(worker: ScriptedWorker) -> None:
+        if worker.attempt:
+            return
+        worker.should_checkpoint()
+        worker.report({"row": 1})
+        if worker.rank == 0:
+            worker.wait_for(stopped)
+            return
+        try:
+            while worker.row < 1000:
+                time.sleep(0.002)
+                save = worker.should_checkpoint()
+                worker.report({"row": worker.row + 1}, files={"x": b"x"} if save else None)
+        finally:
+            stopped.set()
+
+    engine = with_capacity(uneven, 2)
+    at_row(run, 1, lambda: engine.tell_capacity(3))
+    assert run.go(engine, 3, min_workers=1).state == "finished"
+    assert sizes(run) == [2, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from powertrain.engine.base import Inspection
 from powertrain.trace import processes, stacks
@@ -31,31 +31,13 @@ def descriptor(pid: int) -> int:
         return -1
 
 
-def children(pid: int) -> Iterator[int]:
-    """Direct children of ``pid``, by /proc; nothing where there is no /proc."""
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                yield from map(int, file.read().split())
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below ``pid``, parents before children."""
-    found: list[int] = []
-    front = list(children(pid))
-    while front:
-        found += front
-        front = [grandchild for child in front for grandchild in children(child)]
-    return found
-
-
 def kill_scope(pid: int) -> None:
     """SIGKILL to a worker, its process group, and whatever it started that left the group.
 
     But for Python's resource trackers: each ends by itself when all it serves are gone, and removes the shared memory
     and semaphores that they left.
     """
-    below = descendants(pid)
+    below = processes.descendants(pid)
     trackers = set(filter(is_resource_tracker, below))
     if not trackers:
         with contextlib.suppress(OSError):

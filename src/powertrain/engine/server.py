@@ -35,6 +35,7 @@ from typing import Any, NoReturn, Union
 import msgspec
 
 from powertrain.engine import process
+from powertrain.trace import processes
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -243,7 +244,7 @@ class _Server:
         A resource tracker among them gets a moment to clean up, which it begins when those it serves are gone.
         """
         patience = time.monotonic() + _TRACKER_GRACE
-        while orphans := [pid for pid in process.children(os.getpid()) if pid not in self._workers]:
+        while orphans := [pid for pid in processes.children(os.getpid()) if pid not in self._workers]:
             waits = time.monotonic() < patience
             trackers = [pid for pid in orphans if waits and process.is_resource_tracker(pid)]
             process.kill_all(pid for pid in orphans if pid not in trackers)
@@ -258,7 +259,7 @@ class _Server:
     def _end(self) -> None:
         for pid in list(self._workers):
             process.kill_scope(pid)
-        process.kill_all(process.descendants(os.getpid()))
+        process.kill_all(processes.descendants(os.getpid()))
         for paths in self._sweeps.values():
             for path in paths:
                 shutil.rmtree(path, ignore_errors=True)

@@ -179,19 +179,7 @@ class Controller:
             spec.callbacks, RunContext(spec.name, spec.path, spec.storage_path, **spec.arguments), self._warn
         )
         self._committer = Committer(self._inbox.put, spec.sync_timeout)
-        self._checkpoints = Checkpoints(
-            storage,
-            chain,
-            spec.checkpoints,
-            from_checkpoint,
-            tag=spec.checkpoint_tag,
-            committer=self._committer,
-            # Who resumes from it relies on the rows before it: they must not die with this process.
-            before_commit=lambda: self._metrics.wait_spooled(_SPOOLED_WITHIN),
-            settled=self._settled,
-            unstaged=self._tell_unstaged,
-            tell=self._warn,
-        )
+        self._checkpoints = self._make_checkpoints(chain, from_checkpoint)
         self._lag_told = 0.0
         self._after_settling: Callable[[], None] | None = None
         self._left_by_interrupt = False
@@ -207,23 +195,8 @@ class Controller:
         self._awaited, self._awaited_since = (-1, 0), 0.0
         self._interrupts = 0
         self._elastic = Elastic(spec.min_workers, spec.max_workers)
-        self._slots = Slots(
-            spec,
-            engine,
-            self._elastic,
-            self._deadlines,
-            state=lambda: self._state,
-            record=self._record,
-            ready=self._start_attempt,
-        )
-        self._steering = Steering(
-            self._elastic,
-            self._checkpoints,
-            self._deadlines,
-            send=self._send,
-            tell_once=self._tell_once_recorded,
-            has_committed=from_checkpoint is not None,
-        )
+        self._slots = self._make_slots()
+        self._steering = self._make_steering(has_committed=from_checkpoint is not None)
         self._asks = Asks(
             self._checkpoints, self._deadlines, self._send, lambda row: self._validations.awaited(row)
         )
@@ -247,6 +220,42 @@ class Controller:
         self._failures: tuple[ev.WorkerFailure, ...] = ()
         self._began = time.monotonic()
         self._outcome: RunOutcome | None = None
+
+    def _make_checkpoints(self, chain: Chain, from_checkpoint: Manifest | None) -> Checkpoints:
+        return Checkpoints(
+            self._storage,
+            chain,
+            self._spec.checkpoints,
+            from_checkpoint,
+            tag=self._spec.checkpoint_tag,
+            committer=self._committer,
+            # Who resumes from it relies on the rows before it: they must not die with this process.
+            before_commit=lambda: self._metrics.wait_spooled(_SPOOLED_WITHIN),
+            settled=self._settled,
+            unstaged=self._tell_unstaged,
+            tell=self._warn,
+        )
+
+    def _make_slots(self) -> Slots:
+        return Slots(
+            self._spec,
+            self._engine,
+            self._elastic,
+            self._deadlines,
+            state=lambda: self._state,
+            record=self._record,
+            ready=self._start_attempt,
+        )
+
+    def _make_steering(self, *, has_committed: bool) -> Steering:
+        return Steering(
+            self._elastic,
+            self._checkpoints,
+            self._deadlines,
+            send=self._send,
+            tell_once=self._tell_once_recorded,
+            has_committed=has_committed,
+        )
 
     # ------------------------------------------------------------------ the loop
 
@@ -1517,14 +1526,13 @@ class Controller:
         self._early_deaths = 0 if attempt.has_trained else self._early_deaths + 1
         if attempt.failures:
             decision = self._after_failure(attempt)
-        elif attempt.losses or regroup is None or regroup.cause == "notice":
-            decision = self._after_loss(attempt)
+        elif attempt.losses or (regroup is not None and regroup.cause == "notice"):
+            decision = self._after_loss(attempt, regroup)
         else:
-            decision = failure_policy.Decision("retry", regroup.reason)
+            decision = failure_policy.Decision("retry", "the ranks were brought to a boundary for it")
         if attempt.group is not None and not attempt.shut_down:
-            self._run_hooks(
-                attempt, "shutdown"
-            )  # its workers are gone: what is left is the driver's own part
+            # Its workers are gone: what is left is the driver's own part.
+            self._run_hooks(attempt, "shutdown")
         if decision.retry and self._stopping is None:
             self._settle(lambda: self._retry_in(decision.delay), self._patience, goes_on=True)
             return
@@ -1568,7 +1576,7 @@ class Controller:
         )
         return decision
 
-    def _after_loss(self, attempt: Attempt) -> failure_policy.Decision:
+    def _after_loss(self, attempt: Attempt, regroup: Regroup | None) -> failure_policy.Decision:
         """Slots were lost, or given up before that because a notice had come for them."""
         if attempt.losses:
             ranks = tuple(rank for rank, _ in attempt.losses)
@@ -1576,9 +1584,7 @@ class Controller:
             return self._record_loss(
                 attempt.number, ranks, attempt.losses[0][1], preempted=bool(lost & self._noticed_slots)
             )
-        regroup = self._steering.regroup
-        if regroup is None:
-            return self._record_loss(attempt.number, (), "the attempt was ended")
+        assert regroup is not None
         return self._record_loss(attempt.number, regroup.ranks, regroup.reason, preempted=True)
 
     def _record_loss(

@@ -70,7 +70,8 @@ class Steering:
     def rank_ended(self, member: Member) -> None:
         """A function is over: the others need not wait for it. Where it has returned there is nothing to resize for."""
         attempt = member.attempt
-        if self._is_resizing() and not member.was_stopped:
+        others_may_have_ended = attempt.hold is not None and attempt.hold.stops
+        if self._is_resizing() and not member.was_stopped and not others_may_have_ended:
             self._put_off(attempt)
             return
         if self.holds.is_ready(attempt):

@@ -78,7 +78,7 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True, tag="boundary", forbid
 
     #: Which process: "controller", "uploader", "rank-0".
     role: str = "*"
-    #: Action it is about to do: see ``powertrain.storage.boundaries.KINDS``.
+    #: What it is about to do: see ``powertrain.storage.boundaries.KINDS``.
     kind: str = "*"
     #: The path or key it is about to change.
     target: str = "*"
@@ -119,7 +119,7 @@ class Slow(msgspec.Struct, frozen=True, tag="slow"):
     seconds: float
 
 
-#: Action a stop and a delay of a step towards storage are called as well.
+#: What a stop and a delay of a step towards storage are called as well.
 Freeze = Stop
 Delay = Slow
 

@@ -5,8 +5,10 @@ Where there is no /proc, nothing is known, and every answer is the careful one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 
 #: States in which a process handles no signal: by psutil's words.
 CANNOT_ANSWER = frozenset({"stopped", "tracing-stop", "disk-sleep", "zombie", "dead", "gone"})
@@ -32,14 +34,22 @@ def name(pid: int) -> str:
         return ""
 
 
-def descendants(pid: int) -> list[int]:
-    """Every process that ``pid``, or one below it, has started."""
-    import psutil
+def children(pid: int) -> Iterator[int]:
+    """Direct children of ``pid``."""
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                yield from map(int, file.read().split())
 
-    try:
-        return [process.pid for process in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return []
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid``, parents before children."""
+    found: list[int] = []
+    front = list(children(pid))
+    while front:
+        found += front
+        front = [grandchild for child in front for grandchild in children(child)]
+    return found
 
 
 def age(pid: int) -> float:

@@ -207,9 +207,8 @@ class Service:
     def _is_left_alone(self) -> bool:
         """True for a process that was asked to end and whose run is over, or does not answer: nothing is left to wait
         for, and its main thread may wait for a rank that is gone."""
-        if (
-            not self._notices or self._watch < 0
-        ):  # elsewhere the engine ends the process, or it is the user's own
+        # Where nothing is watched the engine ends the process, or it is the user's own.
+        if not self._notices or self._watch < 0:
             return False
         return self._link.silence > _SILENT_RUN or time.monotonic() - self._dismissed_at > _LEFT_ALONE
 
