@@ -540,9 +540,7 @@ def test_a_resize_that_is_put_off_while_a_rank_saves_leaves_nobody_waiting(
 
 
 @pytest.mark.usefixtures("_no_settling")
-def test_a_run_of_which_some_have_ended_for_a_resize_is_not_finished_because_another_returns(
-    run: Run,
-) -> None:
+def test_a_rank_that_returns_does_not_call_off_a_resize_that_others_have_ended_for(run: Run) -> None:  # noqa: F811
     stopped = threading.Event()
 
     def uneven(worker: ScriptedWorker) -> None:
