@@ -247,6 +247,11 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (DataConfig, {"datasets_to_split": ["a", "a"]}, ["['a', 'a']", "twice", "once"]),
     (DataConfig, {"execution_options": {}}, ["execution_options={}", "DataContext"]),
     (DataConfig, {"enable_shard_locality": False}, ["enable_shard_locality=False", "Leave"]),
+    (DataConfig, {"cache_bytes": -1}, ["cache_bytes=-1", "out of range"]),
+    (DataConfig, {"cache_dir": "s3://b/x"}, ["cache_dir='s3://b/x'", "own disk", "directory"]),
+    (DataConfig, {"memory_bytes": 1}, ["memory_bytes=1", "from 1048576"]),
+    (DataConfig, {"seed": 2**53}, [f"seed={2**53}", "out of range"]),
+    (DataConfig, {"on_change": "ignore"}, ["on_change='ignore'", "'refuse', 'restart_epoch'"]),
     (TorchConfig, {"backend": "ncll"}, ["backend='ncll'", "mean 'nccl'", "cpu:gloo,cuda:nccl"]),
     (TorchConfig, {"backend": "cpu:gloo,cuda:nope"}, ["'nope'", "gloo"]),
     (TorchConfig, {"backend": ":gloo"}, ["':gloo'", "cpu:gloo"]),
@@ -388,7 +393,15 @@ runs = st.builds(
     working_dir=st.none() | st.sampled_from([".", "/x"]),
 )
 others = (
-    st.builds(DataConfig, st.just("all") | st.lists(st.text(min_size=1, max_size=5), unique=True))
+    st.builds(
+        DataConfig,
+        st.just("all") | st.lists(st.text(min_size=1, max_size=5), unique=True),
+        cache_bytes=st.none() | st.integers(0, 2**50),
+        cache_dir=st.none() | st.just("/fast"),
+        memory_bytes=st.integers(2**20, 2**40),
+        seed=st.none() | st.integers(0, 2**53 - 1),
+        on_change=st.sampled_from(["refuse", "restart_epoch"]),
+    )
     | st.builds(TorchConfig, st.sampled_from([None, "gloo", "cpu:gloo,cuda:nccl"]), timeout_s=st.floats(1, 9))
     | st.builds(ValidationTaskConfig, st.none() | st.just({"batch_size": 4}), st.none() | st.integers(1, 9))
 )

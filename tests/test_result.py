@@ -15,6 +15,7 @@ from powertrain.checkpoint.commit import commit, record_validation
 from powertrain.checkpoint.manifest import ManifestFile, Validation
 from powertrain.errors import ConfigError, StorageError
 from powertrain.storage import Storage, open_storage
+from powertrain.worker.shards import DataPosition
 
 SCORES: list[dict[str, Any]] = [{"eval": {"loss": loss}} for loss in (0.5, 0.2, float("nan"))] + [{}]
 
@@ -46,6 +47,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) ->
         commit(
             storage, chain, name=f"c{row}", row=row, attempt=0, files=[file], metrics=metrics, world_size=1,
             metadata={"row": row},
+            extras={"data": {"train": {"v": 1, "epoch": row, "position": 10 * row, "rows": 100}}},
         )  # fmt: skip
     return storage
 
@@ -83,6 +85,12 @@ def test_metrics_of_validations_count(storage: Storage) -> None:
     result = result_of(storage)
     assert row_of(result.get_best_checkpoint("accuracy", "max")) == 3
     assert result.best_checkpoints[0][1] == {"eval": {"loss": 0.5}, "accuracy": 0.7}
+
+
+def test_data_positions_are_those_of_the_newest_checkpoint(storage: Storage, tmp_path: Path) -> None:
+    (position,) = result_of(storage).data_positions.items()
+    assert position == ("train", DataPosition(epoch=4, position=40, rows=100))
+    assert Result(path=str(tmp_path / "empty"), state="finished").data_positions == {}
 
 
 def test_its_path_can_be_read_on_its_filesystem_as_it_stands(storage: Storage) -> None:

@@ -263,6 +263,19 @@ def test_the_region_shows_state_size_row_rate_metrics_and_checkpoint() -> None:
     assert "last 31 s ago" in region_text(view, 44.0)
 
 
+def test_it_is_shown_how_far_data_have_been_read_until_another_attempt_begins() -> None:
+    view = trained_view()
+    narrator = Narrator(view)
+    view.on_row(1, {}, 3.0)
+    view.on_data("train: epoch 3, 45 %")
+    assert "data train: epoch 3, 45 %" in region_text(view, 4.0)
+    assert narrator.on_row(9.0)[0].text.endswith("row 1, train: epoch 3, 45 %")
+    view.on_event(ev.Ended(time=9.0, state="finished", reason="all ranks returned", rows=1, seconds=9.0))
+    assert ("data", "train: epoch 3, 45 %") in tm.end_rows(view)
+    view.on_event(ev.AttemptStarted(time=10.0, attempt=1, world_size=2, first_row=2))
+    assert view.data == ""
+
+
 def test_the_region_shows_phases_and_missing_ranks_while_starting() -> None:
     view = View(name="digits")
     for event in [run_started(), *starting_facts(workers=4)[:3], *starting_facts()[4:6]]:

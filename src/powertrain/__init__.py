@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain.version import __version__
 
 if TYPE_CHECKING:
-    from powertrain import backend, collective, torch
+    from powertrain import backend, collective, data, torch
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
     from powertrain.config import (
         BackendConfig,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         get_all_reported_checkpoints,
         get_checkpoint,
         get_context,
+        get_dataset_shard,
         get_preemption_info,
         report,
         should_checkpoint,
@@ -84,6 +85,7 @@ _HOMES = {
         "get_all_reported_checkpoints",
         "get_checkpoint",
         "get_context",
+        "get_dataset_shard",
         "get_preemption_info",
         "report",
         "should_checkpoint",
@@ -93,7 +95,7 @@ _HOMES = {
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 #: Other spellings, for people who come from Ray Train.
 _ALIASES = {"WorkerGroupError": "TrainingFailedError", "ControllerError": "TrainingFailedError"}
-_SUBMODULES = ("backend", "collective", "torch")
+_SUBMODULES = ("backend", "collective", "data", "torch")
 
 __all__ = [
     "BackendConfig",
@@ -128,6 +130,7 @@ __all__ = [
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
     "get_preemption_info",
     "init",
     "is_initialized",
@@ -140,6 +143,7 @@ __all__ = [
     "shutdown",
     "backend",
     "collective",
+    "data",
     "torch",
     "__version__",
 ]

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import os
 import pickle
+import re
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,23 @@ import cloudpickle
 
 from powertrain.errors import ConfigError
 from powertrain.storage import Storage
+from powertrain.storage.addresses import has_secrets
 
 _KEY, _SIGNATURE = "trainer.pickle", "trainer.signature"
 _KEY_BYTES = 32
+#: Datasets that hold more rows than this many bytes are not kept: whoever restores the run gives them again.
+_MOST_DATA = 16 * 2**20
+_ADDRESS = re.compile(rb"[a-z0-9]+://[!-~]+")
 
 
 def store(storage: Storage, arguments: dict[str, Any]) -> str:
-    """Keep a trainer's arguments in its run; returns "" or why they could not be kept."""
+    """Keep a trainer's arguments in its run; returns "" or why they could not be kept.
+
+    Datasets that have many rows in memory, have a secret in an address or cannot be pickled are left out; their names
+    are kept instead.
+    """
     try:
-        data = cloudpickle.dumps(arguments)
+        data = cloudpickle.dumps({**arguments, **_lasting_datasets(arguments.get("datasets"))})
         key = _signing_key()
     except Exception as error:  # whatever the user's objects do when they are pickled
         storage.delete(_SIGNATURE)  # of an earlier start, whose arguments are not these
@@ -55,7 +66,37 @@ def load(storage: Storage) -> dict[str, Any]:
             )
         )
     arguments: dict[str, Any] = pickle.loads(data)
+    if arguments.get("datasets"):
+        arguments["datasets"] = pickle.loads(arguments["datasets"])
     return arguments
+
+
+def _lasting_datasets(datasets: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``datasets`` as they are kept: pickled, or only the names of those that are not."""
+    if not datasets:
+        return {"datasets": None}
+    left_out = {"datasets": None, "needs_datasets": sorted(datasets)}
+    limited = _LimitedFile()
+    try:
+        cloudpickle.CloudPickler(limited).dump(dict(datasets))
+    except Exception:  # too large, or whatever the user's objects do when they are pickled
+        return left_out
+    data = limited.getvalue()
+    has_a_secret = any(has_secrets(found.decode()) for found in _ADDRESS.findall(data))
+    return left_out if has_a_secret else {"datasets": data}
+
+
+class _TooLarge(Exception):
+    """More than is worth keeping."""
+
+
+class _LimitedFile(io.BytesIO):
+    """Bytes in memory, but not more than :data:`_MOST_DATA`: large rows are not copied only to learn their size."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > _MOST_DATA:
+            raise _TooLarge
+        return super().write(data)
 
 
 def _ask_for_function(storage: Storage, why: str) -> str:

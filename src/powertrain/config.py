@@ -68,6 +68,7 @@ CALLBACK_HOOKS = ("after_report", "after_exception", "on_event")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 _LARGEST_WHOLE = 2**31 - 1
+_MOST_BYTES = 2**60
 _ConfigT = TypeVar("_ConfigT", bound="Config")
 _AnyT = TypeVar("_AnyT")
 
@@ -264,7 +265,11 @@ def _qualified_name(value: Any) -> str:
 def whole(at_least: int, at_most: int = _LARGEST_WHOLE) -> Check:
     """A whole number within bounds; a bool is not one."""
 
-    bounds = f"at least {at_least}" if at_most == _LARGEST_WHOLE else f"from {at_least} to {at_most}"
+    bounds = (
+        f"at least {at_least}"
+        if at_most in (_LARGEST_WHOLE, _MOST_BYTES)
+        else f"from {at_least} to {at_most}"
+    )
 
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -762,7 +767,7 @@ class CheckpointConfig(Config):
     """Where checkpoints wait on each node until they are in storage. None: on the storage itself where that is a
     local disk, else ``/var/tmp``."""
 
-    staging_bytes: int | None = option(None, optional(whole(at_least=1)))
+    staging_bytes: int | None = option(None, optional(whole(1, _MOST_BYTES)))
     """How many bytes may wait there on one node; None for half of what is free."""
 
     on_full: Literal["replace", "wait"] = option("replace", one_of("replace", "wait"))
@@ -1112,6 +1117,13 @@ def _dataset_names(value: Any) -> str | tuple[str, ...]:
     return tuple(value)
 
 
+def _cache_directory(value: Any) -> str:
+    path = _path(value)
+    if "://" in path:
+        raise Refusal("decoded blocks are kept on the node's own disk", "Give a directory on it.")
+    return os.path.abspath(os.path.expanduser(path))
+
+
 @dataclass(frozen=True, repr=False)
 class DataConfig(Config):
     """How datasets are given to ranks."""
@@ -1139,6 +1151,24 @@ class DataConfig(Config):
         ),
     )
     """Ray Data's; only True."""
+
+    cache_bytes: int | None = option(None, optional(whole(0, _MOST_BYTES)))
+    """Bytes of disk on each node for decoded blocks, which its ranks share; 0 for none, None for a quarter of what is
+    free there."""
+
+    cache_dir: str | os.PathLike[str] | None = option(None, optional(_cache_directory))
+    """Where decoded blocks are kept on each node while the run lasts. None: in ``$TMPDIR``, else ``/var/tmp``."""
+
+    memory_bytes: int = option(512 * 2**20, whole(2**20, _MOST_BYTES))
+    """Bytes of memory that each rank uses to read ahead and to decode, beside the batches it has given out."""
+
+    seed: int | None = option(None, optional(whole(0, 2**53 - 1)))
+    """Orders every shuffled dataset that was given no seed of its own. None: drawn once and kept with the run, so
+    that its restarts go on in the same order."""
+
+    on_change: Literal["refuse", "restart_epoch"] = option("refuse", one_of("refuse", "restart_epoch"))
+    """What happens when a run goes on and a dataset is not what it was: an error before anything starts, or the epoch
+    it was in begins again with the data as it is now."""
 
     def is_split(self, dataset: str) -> bool:
         """Whether each rank gets its own part of this dataset."""

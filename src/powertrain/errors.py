@@ -11,6 +11,8 @@
     │   └── FencedError          another controller has taken the run over
     ├── CheckpointError        a checkpoint is missing, incomplete or not what it claims to be
     │   └── OtherVersionError    it is whole, and only another version of Powertrain can read it
+    ├── DataError              data is missing, broken or of the wrong form, or a map failed (also a ValueError)
+    │   └── DataChangedError     it is not the data that a checkpoint's position belongs to
     ├── ReportError            ``report`` was handed something it cannot keep (also a ValueError)
     ├── OutsideWorkerError     a worker-only function was called elsewhere (also a RuntimeError)
     ├── WireError              a message could not be understood or was not authenticated
@@ -67,6 +69,14 @@ class CheckpointError(PowertrainError):
 
 class OtherVersionError(CheckpointError):
     """A checkpoint was written by a version of Powertrain whose form this one does not know."""
+
+
+class DataError(PowertrainError, ValueError):
+    """Data is missing, broken or of the wrong form, or a function that was to be run on it failed."""
+
+
+class DataChangedError(DataError):
+    """The data is not what it was when the position in it was saved."""
 
 
 class ReportError(PowertrainError, ValueError):

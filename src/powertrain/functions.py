@@ -7,7 +7,7 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import cloudpickle
@@ -48,7 +48,7 @@ def pickle_function(
 ) -> bytes:
     """(function, config) as bytes; raises :class:`TrainFunctionError` naming what cannot be pickled."""
     try:
-        with _by_value_where_needed(function):
+        with by_value_where_needed(function):
             data: bytes = cloudpickle.dumps((function, config))
             return data
     except Exception as error:
@@ -72,17 +72,15 @@ def sources_only_here() -> dict[str, str]:
 
 
 @contextmanager
-def _by_value_where_needed(function: Callable[..., Any]) -> Iterator[None]:
-    """Send a function's module along when a worker could not import it by its name."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__" or _importable(module):
+def by_value_where_needed(*functions: Callable[..., Any]) -> Iterator[None]:
+    """Inside, pickling sends the modules of functions along that a worker could not import by their names."""
+    modules = {sys.modules.get(getattr(function, "__module__", None) or "") for function in functions}
+    with ExitStack() as stack:
+        for module in modules:
+            if module is not None and module.__name__ != "__main__" and not _importable(module):
+                cloudpickle.register_pickle_by_value(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
         yield
-        return
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
 
 
 def _importable(module: Any) -> bool:

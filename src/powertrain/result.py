@@ -16,6 +16,7 @@ from powertrain.run import metrics as metrics_store
 from powertrain.run.lifecycle import RunState
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import without_secrets
+from powertrain.worker.shards import DataPosition, positions_in, readable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,6 +102,11 @@ class Result:
     def checkpoint(self) -> Checkpoint | None:
         """The newest committed checkpoint."""
         return commit.checkpoint_of(self._storage, self._manifests[-1]) if self._manifests else None
+
+    @property
+    def data_positions(self) -> dict[str, DataPosition]:
+        """By dataset how far it had been read at the newest committed checkpoint, and so where the run would go on."""
+        return readable(positions_in(self._manifests[-1].extras)) if self._manifests else {}
 
     @property
     def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:

@@ -229,6 +229,8 @@ class View:
     row_time: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     late: Late | None = None
+    #: How far rank 0 has read its data: "train: epoch 3, 45 %".
+    data: str = ""
     checkpoint: str = ""
     checkpoint_row: int = 0
     checkpoint_bytes: int = 0
@@ -284,6 +286,10 @@ class View:
         """``ranks`` have not reported ``row`` while others have for ``seconds``; nobody any more if empty."""
         self.late = Late(row, tuple(ranks), seconds, at) if ranks else None
 
+    def on_data(self, text: str) -> None:
+        """Data have been read so far."""
+        self.data = text
+
     def rate(self) -> float:
         """Rows a second of late; 0 until two rows are known."""
         if not self._samples:
@@ -306,7 +312,7 @@ class View:
         self.attempt, self.attempt_started = event.attempt, event.time
         self.attempts += 1
         self.world_size, self.waiting_for, self.reason = event.world_size, "", ""
-        self.up, self.startup_seconds, self.late = set(), 0.0, None
+        self.up, self.startup_seconds, self.late, self.data = set(), 0.0, None, ""
         # What this process measured before the first attempt (rank -1) belongs to the start-up that follows.
         self.phases = {n: p for n, p in self.phases.items() if p[1] == -1} if self.attempts == 1 else {}
         self.row, self.row_time = event.first_row - 1, 0.0
@@ -351,6 +357,8 @@ def live_rows(view: View, now: float, bars: Sequence[tuple[int, str]] = ()) -> l
         rows.append([(f"waiting for {rank_list(view.not_up())} to come up", "yellow")])
     if view.row_time:
         rows.append(_row_line(view, now))
+    if view.data:
+        rows.append([("data ", "dim"), (one_line(view.data, 300), "")])
     if view.metrics:
         rows.append(_metric_spans(view.metrics))
     if view.late and view.late.waited(now) >= 1:
@@ -534,6 +542,8 @@ def end_rows(view: View) -> list[tuple[str, str]]:
         rows.append(("attempts", str(view.attempts)))
     if view.metrics:
         rows.append(("metrics", _metrics_text(view.metrics)))
+    if view.data:
+        rows.append(("data", one_line(view.data, 300)))
     if view.checkpoint:
         rows.append(("checkpoint", f"{one_line(view.checkpoint, 200)} (row {view.checkpoint_row})"))
     if view.path:
@@ -619,6 +629,7 @@ class Narrator:
         self._last_progress = now
         view = self._view
         parts = [f"row {number(view.row)}", pace(view.rate()), _metrics_text(view.metrics)]
+        parts.append(one_line(view.data, 120))
         if self._new_commit:
             parts.append(_checkpoint_text(view) + " committed")
             self._new_commit = False
@@ -917,6 +928,12 @@ class Terminal:
             self.view.on_waiting(row, ranks, seconds, now)
             self._queue(self._narrator.on_waiting(now))
         self._write()
+
+    @_guarded
+    def data(self, text: str) -> None:
+        """Rank 0 has read its data so far, in words."""
+        with self._lock:
+            self.view.on_data(text)
 
     @_guarded
     def output(self, rank: int, data: bytes) -> None:

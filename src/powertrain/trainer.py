@@ -34,6 +34,8 @@ from powertrain.config import (
 )
 from powertrain.errors import (
     ConfigError,
+    DataChangedError,
+    DataError,
     EngineError,
     PreemptedError,
     StorageError,
@@ -44,14 +46,20 @@ from powertrain.version import __version__
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.checkpoint.manifest import Manifest
+    from powertrain.data.dataset import Dataset
+    from powertrain.data.prepared import Prepared
     from powertrain.engine.base import Engine
     from powertrain.result import Result
     from powertrain.run.controller import Controller, RunOutcome
     from powertrain.run.events import WorkerFailure
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
+    from powertrain.worker.context import Place
 
 TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
+#: Some readers of JSON and msgpack know no larger whole numbers.
+_DATA_SEED_BITS = 53
 #: Seconds for which journal, metrics and logs are tried to be put to storage that cannot append.
 _SHIP_WITHIN = 60.0
 _TrainerT = TypeVar("_TrainerT", bound="DataParallelTrainer")
@@ -75,7 +83,7 @@ class DataParallelTrainer:
         backend_config: BackendConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
-        datasets: dict[str, Any] | None = None,
+        datasets: Mapping[str, Dataset | Callable[[], Dataset]] | None = None,
         dataset_config: DataConfig | None = None,
         metadata: dict[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
@@ -90,6 +98,7 @@ class DataParallelTrainer:
             self._backend_argument: backend_config,
             "scaling_config": scaling_config,
             "run_config": run_config,
+            "datasets": datasets,
             "dataset_config": dataset_config,
             "metadata": metadata,
             "validation_config": validation_config,
@@ -104,7 +113,10 @@ class DataParallelTrainer:
         self._validation: ValidationConfig | None = None
         if validation_config is not None:
             self._validation = as_config(validation_config, ValidationConfig, "validation_config")
-        _refuse_what_is_not_here(self.run_config, datasets, dataset_config)
+        self._datasets = _checked_datasets(datasets)
+        self._data: DataConfig = as_config(dataset_config, DataConfig, "dataset_config")
+        _refuse_unknown_split(self._data, self._datasets)
+        _refuse_what_is_not_here(self.run_config)
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
         if self.run_config.storage_filesystem is None:
@@ -138,6 +150,7 @@ class DataParallelTrainer:
         if train_loop_per_worker is None:
             arguments = blueprint.load(storage)
             _ask_for_variables(arguments.pop("needs_env", []), changes)
+            _ask_for_datasets(arguments.pop("needs_datasets", []), changes)
         else:
             changes["train_loop_per_worker"] = train_loop_per_worker
         arguments |= changes
@@ -170,7 +183,6 @@ class DataParallelTrainer:
 
     def _lead(self, stack: ExitStack) -> Result:
         """The process that holds the run: take the lease, go on from what is there, run the controller."""
-        from powertrain import blueprint
         from powertrain.checkpoint.chain import Chain, tag_for
         from powertrain.checkpoint.commit import verify_alone
         from powertrain.run.controller import Controller
@@ -189,20 +201,18 @@ class DataParallelTrainer:
         stack.callback(terminal.close)
         left: list[str] = []
         runtime, places = self._make_directories(name, storage, left, stack)
-        engine = self._make_engine(name, [str(runtime), *places], stack)
+        datasets: dict[str, Prepared] = {}
+        engine = self._make_engine(name, [str(runtime), *places], datasets, stack)
         if self._begin_from is not None:
             verify_alone(self._begin_from)
         chain = Chain.take_over(storage, lease.number)
         earlier = _Earlier.read(storage)
         record = self._run_record(name, earlier)
-        storage.put("run.json", json.dumps(record, indent=2).encode())
-        unkept = ""
-        if self._engine_name == "local":
-            unkept = blueprint.store(storage, self._lasting_arguments())
+        datasets.update(self._prepare_data(record["data_seed"], places[2], earlier.checkpoint))
+        unkept = self._keep_record(storage, record)
         kept = self._with_real_files(storage, stack, terminal)
-        spec = self._spec(
-            name, kept, storage, runtime, places, record["seed"], tag_for(storage, lease.number)
-        )
+        tag = tag_for(storage, lease.number)
+        spec = self._spec(name, kept, storage, runtime, places, record, tag, datasets)
         controller = Controller(spec, engine, kept, chain, earlier.state, terminal, earlier.checkpoint)
         remarks = [*earlier.messages(record), *_remarks(storage), *_about_restoring(unkept), *self._remarks]
         for message in remarks:
@@ -226,6 +236,13 @@ class DataParallelTrainer:
         from powertrain.engine.torchrun import agreed_name
 
         return agreed_name(name)
+
+    def _keep_record(self, storage: Storage, record: Mapping[str, Any]) -> str:
+        """Write down what this start is made of; returns "" or why restore(path) will not find all of it."""
+        from powertrain import blueprint
+
+        storage.put("run.json", json.dumps(record, indent=2).encode())
+        return blueprint.store(storage, self._lasting_arguments()) if self._engine_name == "local" else ""
 
     def _lasting_arguments(self) -> dict[str, Any]:
         """What may be kept in the run: without addresses and variables, which may hold secrets."""
@@ -258,23 +275,25 @@ class DataParallelTrainer:
 
     def _make_directories(
         self, name: str, storage: Storage, left: Sequence[str], stack: ExitStack
-    ) -> tuple[Path, tuple[str, str]]:
+    ) -> tuple[Path, tuple[str, str, str]]:
         """The run's runtime directory and its places (:meth:`_make_places`). All go at the end, however it comes; but
         not what is in ``left`` by then."""
         from powertrain.engine import local
-        from powertrain.run.places import remove_unless_needed
+        from powertrain.run.places import remove_data_cache, remove_unless_needed
 
         runtime = local.make_runtime_directory(name)
         places = self._make_places(storage, runtime, stack)
         stack.callback(remove_unless_needed, places[0], left)
+        stack.callback(remove_data_cache, places[2])
         if self._engine_name == "local":
             stack.callback(local.remove_runtime_directory, runtime)  # should we be killed, the server does it
         else:
             stack.enter_context(local.removed_at_the_end(runtime, *places))
         return runtime, places
 
-    def _make_places(self, storage: Storage, runtime: Path, stack: ExitStack) -> tuple[str, str]:
-        """The staging area, and the directory for shared memory ("" where there is none), both empty."""
+    def _make_places(self, storage: Storage, runtime: Path, stack: ExitStack) -> tuple[str, str, str]:
+        """The staging area, the directory for shared memory and that for blocks of data, all empty; "" for one that
+        there is not."""
         from powertrain.engine import local
         from powertrain.run import places
 
@@ -284,12 +303,16 @@ class DataParallelTrainer:
                 "directory when you no longer need them."
             )
         staging = places.staging_directory(storage, self.run_config.checkpoint_config, runtime.name)
+        blocks = ""
+        if self._datasets:
+            blocks = places.data_cache_directory(storage, self._data, runtime.name)
+            places.sweep_data_caches(blocks)
         root = local.shared_memory_root()
         if root is None:
-            return staging, ""
+            return staging, "", blocks
         segments = local.make_runtime_directory(runtime.name.rsplit("-", 2)[0], root)
         stack.callback(local.remove_runtime_directory, segments)
-        return staging, str(segments)
+        return staging, str(segments), blocks
 
     def _with_real_files(self, storage: Storage, stack: ExitStack, terminal: Any) -> Storage:
         """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
@@ -313,8 +336,10 @@ class DataParallelTrainer:
         stack.callback(close, shipped)
         return shipped
 
-    def _make_engine(self, name: str, swept: list[str], stack: ExitStack) -> Engine:
-        """``swept`` are directories to remove should this process be killed."""
+    def _make_engine(
+        self, name: str, swept: list[str], datasets: Mapping[str, Prepared], stack: ExitStack
+    ) -> Engine:
+        """``swept`` are directories to remove should this process be killed; ``datasets`` are for a rank in it."""
         if self._engine_name == "local":
             from powertrain.engine.local import LocalEngine
 
@@ -322,9 +347,7 @@ class DataParallelTrainer:
             server.sweep_if_orphaned(swept[0], [path for path in swept if path])
             stack.callback(server.sweep_if_orphaned, swept[0], [])
             return LocalEngine(server, _custom_resources(), run=name)
-        from powertrain.worker.main import bind
-
-        function = bind(self._function, self._config)
+        function = self._function_here(lambda _: datasets)
         if self._engine_name == "inline":
             from powertrain.engine.inline import InlineEngine
 
@@ -339,9 +362,10 @@ class DataParallelTrainer:
         storage: Storage,
         carried_to: Storage,
         runtime: Path,
-        places: tuple[str, str],
-        seed: int,
+        places: tuple[str, str, str],
+        record: Mapping[str, Any],
         tag: str,
+        datasets: Mapping[str, Prepared],
     ) -> RunSpec:
         from powertrain.run.spec import RunSpec
 
@@ -383,7 +407,12 @@ class DataParallelTrainer:
             function=self._travelling_function(),
             sources=functions.sources_only_here(),
             metadata=self._metadata,
-            seed=seed,
+            seed=record["seed"],
+            datasets=self._travelling_datasets(datasets),
+            data_fingerprints={name: found.fingerprint for name, found in datasets.items()},
+            data_seed=record["data_seed"],
+            data_cache=places[2],
+            data=self._data,
             begin_from=self._begin_from.path if self._begin_from is not None else "",
             begin_from_filesystem=_pickled(getattr(self._begin_from, "given_filesystem", None)),
             version=__version__,
@@ -403,6 +432,59 @@ class DataParallelTrainer:
         if self._engine_name != "local":
             return b""  # every process has its own
         return functions.pickle_function(self._function, self._config)
+
+    # -- data
+
+    def _prepare_data(self, seed: int, cache: str, checkpoint: Manifest | None) -> dict[str, Prepared]:
+        """The datasets, looked at. Raises :class:`DataError` for what cannot be read, or is not what the run's
+        newest checkpoint was saved with."""
+        if not self._datasets:
+            return {}
+        from powertrain.data.prepared import prepare
+
+        prepared = prepare(self._datasets, self._data, seed, os.path.join(cache, "rows"))
+        if checkpoint is not None:
+            self._remarks += _about_changed_data(prepared, checkpoint, self._data.on_change)
+        return prepared
+
+    def _prepare_like_rank_zero(self, place: Place) -> dict[str, Prepared]:
+        """This process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
+        from powertrain.data.prepared import prepare
+        from powertrain.run.places import sweep_data_caches
+
+        if place.local_rank == 0:
+            sweep_data_caches(place.data_cache)
+        own = os.path.join(place.data_cache, f"rows-{place.rank}")
+        prepared = prepare(self._datasets, self._data, place.data_seed, own)
+        for name, found in prepared.items():
+            if found.fingerprint != place.data_fingerprints.get(name):
+                raise DataError(
+                    f"The dataset {name!r} of rank {place.rank}, with {found.rows} rows, is not the one of rank 0. "
+                    "Under torchrun every process makes its datasets itself, and they must be the same: give all of "
+                    "them the same files in the same state, and make no random choice that is not seeded."
+                )
+        return prepared
+
+    def _function_here(self, datasets: Callable[[Place], Mapping[str, Prepared]]) -> Callable[[], Any]:
+        """The function for a rank that lives in this process, where its datasets are objects already."""
+        from powertrain.worker import context
+        from powertrain.worker.main import bind
+
+        function = bind(self._function, self._config)
+        if not self._datasets:
+            return function
+
+        def with_datasets() -> Any:
+            session = context.current("fit")
+            session.data.provide(lambda: datasets(session.place))
+            return function()
+
+        return with_datasets
+
+    def _travelling_datasets(self, datasets: Mapping[str, Prepared]) -> bytes:
+        if self._engine_name != "local" or not datasets:
+            return b""
+        return _pickled_datasets(datasets)
 
     def _worker_bounds(self) -> tuple[int, int]:
         if self._engine_name == "inline":
@@ -437,9 +519,12 @@ class DataParallelTrainer:
             "scaling_config": to_json(self.scaling_config),
             "run_config": _json_without_secrets(self.run_config),
             "backend_config": to_json(self._backend),
+            "dataset_config": to_json(self._data),
+            "datasets": sorted(self._datasets),
             "metadata": self._metadata,
             "resume_from_checkpoint": without_secrets(self._begin_from.path) if self._begin_from else "",
             "seed": earlier.record.get("seed", secrets.randbits(63)),
+            "data_seed": self._data_seed(earlier),
             "versions": {
                 "powertrain": __version__,
                 "python": platform.python_version(),
@@ -453,6 +538,11 @@ class DataParallelTrainer:
             },
             "started": time.time(),
         }
+
+    def _data_seed(self, earlier: _Earlier) -> int:
+        if self._data.seed is not None:
+            return self._data.seed
+        return int(earlier.record.get("data_seed", secrets.randbits(_DATA_SEED_BITS)))
 
     def _conclude(self, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
         """The result of a good end; otherwise the one exception that says what happened."""
@@ -494,10 +584,13 @@ class DataParallelTrainer:
         """Any rank but 0 under torchrun."""
         from powertrain.engine import torchrun
         from powertrain.result import Result
-        from powertrain.worker.main import bind
+        from powertrain.run.places import remove_data_cache
 
+        function = self._function_here(self._prepare_like_rank_zero)
         with _interrupts(lambda: None, users_code_is_here=True) as interrupts:
-            code, rank = torchrun.follow(bind(self._function, self._config), self._user_env())
+            code, rank = torchrun.follow(function, self._user_env())
+        if rank.place.local_rank == 0:  # the first of a node that is not rank 0's
+            remove_data_cache(rank.place.data_cache)
         if interrupts:
             raise KeyboardInterrupt(f"the run was interrupted and can be resumed: {rank.place.run_path}")
         elsewhere = rank.summary.get("failed", "")
@@ -637,6 +730,15 @@ def _ask_for_variables(names: list[str], changes: Mapping[str, Any]) -> None:
         )
 
 
+def _ask_for_datasets(names: list[str], changes: Mapping[str, Any]) -> None:
+    """Not all datasets are kept in the run; raises :class:`ConfigError` when those are not given again."""
+    if names and "datasets" not in changes:
+        raise ConfigError(
+            f"The run does not keep its datasets ({', '.join(names)}), because they hold many rows in memory, or a "
+            "secret in an address, or cannot be pickled. Give them again: restore(path, datasets={...})."
+        )
+
+
 def _split_run_path(path: str) -> tuple[str, str]:
     """A run's directory as (storage path, name). What follows a "?" in an address belongs to the storage path."""
     address, mark, query = path.partition("?") if "://" in path else (path, "", "")
@@ -675,8 +777,9 @@ class _Earlier:
         messages = list(self.remarks)
         changed = [
             f"{section}.{field}: {old!r} -> {new!r}"
-            for section in ("scaling_config", "run_config", "backend_config")
-            for field, old, new in _differences(self.record.get(section, {}), record[section])
+            for section in ("scaling_config", "run_config", "backend_config", "dataset_config")
+            if section in self.record
+            for field, old, new in _differences(self.record[section], record[section])
         ]
         if self.record and changed:
             messages.append(f"This run was started before with other settings: {'; '.join(changed)}.")
@@ -687,6 +790,108 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tup
     for key in sorted({*old, *new}):
         if old.get(key) != json.loads(json.dumps(new.get(key))):
             yield key, old.get(key), new.get(key)
+
+
+# --------------------------------------------------------------------------- data
+
+
+def _checked_datasets(datasets: Any) -> dict[str, Dataset | Callable[[], Dataset]]:
+    """The datasets by name; raises :class:`ConfigError` for what can be seen to be none."""
+    if datasets is None:
+        return {}
+    if not isinstance(datasets, Mapping) or not all(isinstance(name, str) and name for name in datasets):
+        raise ConfigError(
+            f"datasets must be a dict from names to datasets, such as {{'train': powertrain.data.read_parquet(path)}}, "
+            f"and not a {type(datasets).__name__} like this one."
+        )
+    for name, value in datasets.items():
+        _refuse_what_is_no_dataset(name, value)
+    return dict(datasets)
+
+
+def _refuse_what_is_no_dataset(name: str, value: Any) -> None:
+    kind = type(value)
+    origin = f"{kind.__module__}.{kind.__qualname__}"
+    accepted = "a powertrain.data.Dataset, or a function without arguments that returns one"
+    if kind.__module__.partition(".")[0] == "ray":
+        raise ConfigError(
+            f"datasets[{name!r}] is a {origin}: Ray's own datasets come with the Ray engine, which this version does "
+            f"not have. Give {accepted}: write, for example, powertrain.data.read_parquet(path) in place of "
+            "ray.data.read_parquet(path)."
+        )
+    if callable(value):
+        return
+    from powertrain.data.dataset import Dataset
+
+    if not isinstance(value, Dataset):
+        raise ConfigError(
+            f"datasets[{name!r}] is a {origin}. Give {accepted}: powertrain.data has read_parquet, read_csv and others "
+            "for files, and from_torch, from_huggingface, from_pandas, from_numpy, from_arrow and from_items for what "
+            "is in memory."
+        )
+
+
+def _refuse_unknown_split(config: DataConfig, datasets: Mapping[str, Any]) -> None:
+    if config.datasets_to_split == "all":
+        return
+    unknown = [name for name in config.datasets_to_split if name not in datasets]
+    if unknown:
+        there = ", ".join(map(repr, datasets)) or "none"
+        raise ConfigError(
+            f"DataConfig(datasets_to_split=...) names {', '.join(map(repr, unknown))}, which is not among the datasets "
+            f"of the trainer ({there}). Correct the name, or add the dataset to datasets=."
+        )
+
+
+def _pickled_datasets(datasets: Mapping[str, Prepared]) -> bytes:
+    """The datasets on their way to workers; raises :class:`ConfigError` naming one that cannot travel."""
+    import cloudpickle
+
+    plans = [found.inspected.plan for found in datasets.values()]
+    used = [getattr(op, "fn", None) for plan in plans for part in plan.parts for op in part.operations]
+    try:
+        with functions.by_value_where_needed(*(function for function in used if function is not None)):
+            data: bytes = cloudpickle.dumps(dict(datasets))
+            return data
+    except Exception as error:  # whatever the user's objects do when they are pickled
+        culprits = [name for name, found in datasets.items() if not _can_be_pickled(found)]
+        raise ConfigError(
+            f"The dataset {', '.join(map(repr, culprits))} cannot be sent to the workers: something that it reads or "
+            f"maps with cannot be pickled ({type(error).__name__}: {error}). Make that inside the function, or give a "
+            "class to map_batches, which is made in the worker."
+        ) from error
+
+
+def _can_be_pickled(value: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, on_change: str) -> list[str]:
+    """What to say of data that are not those of the checkpoint; raises :class:`DataChangedError` to refuse them."""
+    from powertrain.data.position import Position
+    from powertrain.data.shard import changed_message
+    from powertrain.worker.shards import positions_in
+
+    remarks = []
+    for name, state in positions_in(checkpoint.extras).items():
+        if name not in datasets:
+            continue
+        now, saved = datasets[name], Position.from_dict(state, name)
+        if saved.fingerprint == now.fingerprint:
+            continue
+        if on_change == "refuse":
+            raise DataChangedError(changed_message(now, saved))
+        remarks.append(
+            f"The dataset {name!r} is not what it was at {checkpoint.name} ({saved.rows} rows then, {now.rows} now): "
+            f"its epoch {saved.epoch} starts again with the data as they are now."
+        )
+    return remarks
 
 
 # --------------------------------------------------------------------------- running
@@ -842,23 +1047,13 @@ def _tell_left_files(terminal: Any, runtime: Path) -> None:
 # --------------------------------------------------------------------------- arguments
 
 
-def _refuse_what_is_not_here(
-    run: RunConfig,
-    datasets: Mapping[str, Any] | None,
-    dataset_config: DataConfig | None,
-) -> None:
+def _refuse_what_is_not_here(run: RunConfig) -> None:
     """One clear error for what this version accepts by name but cannot do yet."""
-    refused = {
-        "datasets": (datasets, "Build a torch DataLoader inside the function and use prepare_data_loader"),
-        "dataset_config": (dataset_config, "Leave it out"),
-        "RunConfig(log_to_file=<name>)": (
-            run.log_to_file not in (True, False),
-            "Use log_to_file=True: each rank's output goes to its own file under the run's logs/",
-        ),
-    }
-    for name, (value, instead) in refused.items():
-        if value:
-            raise ConfigError(f"{name} is not supported yet by this version of Powertrain. {instead}.")
+    if run.log_to_file not in (True, False):
+        raise ConfigError(
+            "RunConfig(log_to_file=<name>) is not supported yet by this version of Powertrain. Use log_to_file=True: "
+            "each rank's output goes to its own file under the run's logs/."
+        )
 
 
 def _refuse_what_needs_own_processes(run: RunConfig, engine: str) -> None:

@@ -171,6 +171,8 @@ class Beat(Message, frozen=True, tag="beat"):
     where: Where | None = None
     #: True while a debugger holds it.
     debugged: bool = False
+    #: How far its data have been read: "train: epoch 3, 45 %"; "" where nothing is known.
+    data: str = ""
 
 
 class Stacks(Message, frozen=True, tag="stacks"):
@@ -227,6 +229,8 @@ class Outcome(Message, frozen=True, tag="outcome"):
     #: The pickled return value; opened only by the caller of ``Result.return_value``.
     value: bytes = b""
     error: ErrorReport | None = None
+    #: As in :class:`Beat`.
+    data: str = ""
 
 
 class Noted(Message, frozen=True, tag="noted"):

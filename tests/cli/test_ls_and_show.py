@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -146,7 +147,7 @@ def failed_once(name: str) -> list[ev.Event]:
     ]
 
 
-def commit(place: Storage, run: str) -> None:
+def commit(place: Storage, run: str, **more: Any) -> None:
     files = [mf.ManifestFile(name="state.pt", size=1500, xxh3="0" * 32, rank=0)]
     manifest = mf.Manifest(
         name=_CHECKPOINT,
@@ -158,6 +159,7 @@ def commit(place: Storage, run: str) -> None:
         parent="",
         created=time.time(),
         files=files,
+        **more,
     )
     place.put(f"{run}/checkpoints/{_CHECKPOINT}/{mf.MANIFEST_NAME}", mf.encode(manifest))
 
@@ -178,6 +180,12 @@ def test_show_tells_state_attempts_checkpoints_and_failures(place: Storage) -> N
     assert f"{_CHECKPOINT}: row 3, 1 file, 1.5 kB" in text
     assert "attempt 0: Rank 1 raised ValueError: bad label 11" in text
     assert "train.py:42 in loop" in text
+
+
+def test_show_tells_how_far_data_had_been_read_at_the_newest_checkpoint(place: Storage) -> None:
+    write(place, "digits", failed_once("digits"))
+    commit(place, "digits", extras={"data": {"train": {"epoch": 3, "position": 9, "rows": 20}}})
+    assert "data      train: epoch 3, 45 %" in output_of("show", "digits").splitlines()
 
 
 def test_show_ends_with_what_rank_0_reported_last(place: Storage) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from powertrain import wire
 from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit, uploader
 from powertrain.checkpoint.chain import Chain
-from powertrain.config import CheckpointConfig
+from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
 from powertrain.run import controller as controller_module
@@ -43,6 +44,7 @@ class Watcher:
         self.rows: list[tuple[int, list[Mapping[str, Any] | None]]] = []
         self.late: list[tuple[int, list[int]]] = []
         self.printed: list[tuple[int, bytes]] = []
+        self.read: list[str] = []
         self.on_event: Callable[[ev.Event], None] = lambda _: None
         self.on_row: Callable[[int], None] = lambda _: None
 
@@ -56,6 +58,9 @@ class Watcher:
 
     def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None:
         self.late.append((row, list(ranks)))
+
+    def data(self, text: str) -> None:
+        self.read.append(text)
 
     def output(self, rank: int, data: bytes) -> None:
         self.printed.append((rank, data))
@@ -519,6 +524,77 @@ def test_a_rank_declared_absent_can_still_report_and_is_not_left_at_its_barrier(
         worker.report({"x": worker.rank})
 
     assert run.go(ScriptedEngine(play)).state == "finished"
+
+
+# --------------------------------------------------------------------------- data
+
+
+def saves_its_place(worker: ScriptedWorker, position: int) -> None:
+    """Report a checkpoint that keeps where data stand."""
+    stage = worker._stage
+    extras = {"data": {"train": {"epoch": 0, "position": position, "rows": 100}}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            worker,
+            "_stage",
+            lambda *args: msgspec.structs.replace(stage(*args), extras=extras),
+            raising=False,
+        )
+        worker.report({"position": position}, files={f"rank-{worker.rank}": b"x"}, barrier=True)
+
+
+def test_an_attempt_is_told_where_its_own_runs_checkpoint_left_the_data(run: Run) -> None:
+    told: dict[int, Any] = {}
+
+    def play(worker: ScriptedWorker) -> None:
+        told[worker.attempt] = worker.place.data_positions
+        saves_its_place(worker, 40 + worker.attempt)
+        if worker.attempt == 0:
+            worker.die(3) if worker.rank == 1 else worker.hang()
+
+    options = {"data": DataConfig(cache_bytes=5, memory_bytes=2**21, on_change="restart_epoch")}
+    assert (
+        run.go(ScriptedEngine(play), max_failures=1, begin_from="/elsewhere", **options).state == "finished"
+    )
+    assert told[0] == {}  # what another run's checkpoint says of data is not meant for this one
+    assert told[1] == {"train": {"epoch": 0, "position": 40, "rows": 100}}
+
+
+def test_a_rank_is_told_what_was_asked_for_its_data(run: Run) -> None:
+    places: list[Any] = []
+    spec: dict[str, Any] = {
+        "datasets": b"pickled",
+        "data_seed": 7,
+        "data_cache": "/blocks",
+        "data_fingerprints": {"train": "f"},
+        "data": DataConfig(memory_bytes=2**21, on_change="restart_epoch"),
+    }
+    run.go(
+        ScriptedEngine(lambda worker: places.append((worker.place, worker.spec.datasets))), workers=1, **spec
+    )
+    ((place, datasets),) = places
+    assert datasets == b"pickled"
+    assert (place.data_seed, place.data_cache, place.data_fingerprints) == (7, "/blocks", {"train": "f"})
+    assert (place.data_cache_bytes, place.data_memory_bytes) == (-1, 2**21)
+    assert place.on_data_change == "restart_epoch"
+
+
+def test_who_watches_is_told_how_far_rank_zero_has_read(run: Run) -> None:
+    heard = threading.Event()
+
+    class Hearing(Watcher):
+        def data(self, text: str) -> None:
+            super().data(text)
+            heard.set()
+
+    run.watcher = Hearing()
+
+    def play(worker: ScriptedWorker) -> None:
+        worker.service.describe_data = lambda: f"train: epoch {worker.rank}, 45 %"
+        worker.wait_for(heard)
+
+    assert run.go(ScriptedEngine(play)).state == "finished"
+    assert set(run.watcher.read) == {"train: epoch 0, 45 %"}
 
 
 def test_it_is_said_which_rank_is_late(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

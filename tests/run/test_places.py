@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from powertrain.config import CheckpointConfig
+import pytest
+
+from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.run import places
 from powertrain.storage import open_storage
 
@@ -45,3 +47,34 @@ def test_the_spool_of_a_run_is_the_same_at_every_start(tmp_path: Path) -> None:
     one, other = open_storage(tmp_path / "a"), open_storage(tmp_path / "b")
     assert places.spool_directory(one) == places.spool_directory(open_storage(tmp_path / "a"))
     assert places.spool_directory(one) != places.spool_directory(other)
+
+
+def test_blocks_of_data_of_each_start_lie_beside_those_of_the_same_run_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_LASTING", str(tmp_path / "node"))
+    (tmp_path / "node").mkdir()
+    run, other = open_storage(tmp_path / "a"), open_storage(tmp_path / "b")
+    killed = Path(places.data_cache_directory(run, DataConfig(), "killed"))
+    mine = Path(places.data_cache_directory(run, DataConfig(), "mine"))
+    theirs = Path(places.data_cache_directory(other, DataConfig(), "mine"))
+    for directory in (killed, mine, theirs):
+        (directory / "blocks").mkdir(parents=True)
+    places.sweep_data_caches(str(mine))
+    assert (killed.exists(), mine.exists(), theirs.exists()) == (False, True, True)
+    places.remove_data_cache(str(mine))
+    assert theirs.exists()
+    assert not mine.parent.exists()
+    places.remove_data_cache(str(theirs))
+    assert list((tmp_path / "node").iterdir()) == []
+
+
+def test_a_directory_for_blocks_that_was_asked_for_is_used_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    config = DataConfig(cache_dir=tmp_path / "data")
+    blocks = Path(places.data_cache_directory(open_storage(tmp_path / "a"), config, "mine"))
+    assert blocks.is_relative_to(tmp_path / "data")
+    (blocks / "blocks").mkdir(parents=True)
+    places.remove_data_cache(str(blocks))
+    assert list((tmp_path / "data").iterdir()) == []
+    places.remove_data_cache("")  # a run without data has none

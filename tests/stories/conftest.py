@@ -30,6 +30,10 @@ import story as stage  # noqa: E402
 #: How long a story's processes and files may take to go.
 _GONE_WITHIN = 5.0
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+#: What is the trainer's own among the options of a fit; all others are the run's.
+_TRAINER_OPTIONS = (
+    "train_loop_config", "backend_config", "resume_from_checkpoint", "metadata", "datasets", "dataset_config",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -52,11 +56,7 @@ class Fits:
 
         kind = options.pop("kind", DataParallelTrainer)
         workers = options.pop("workers", 2)
-        own = {
-            name: options.pop(name)
-            for name in ("train_loop_config", "backend_config", "resume_from_checkpoint", "metadata")
-            if name in options
-        }
+        own = {name: options.pop(name) for name in _TRAINER_OPTIONS if name in options}
         name = options.pop("name", loop.__name__)
         # The warm server is older than the test: its workers do not have this test's variables.
         environment = {"env_vars": {"STORY_DIRECTORY": str(self.directory)}}

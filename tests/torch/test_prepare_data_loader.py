@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
@@ -28,29 +29,58 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from powertrain.errors import ConfigError, OutsideWorkerError
-from powertrain.torch import prepare
-from powertrain.torch.prepare import endless_share, map_tensors, move_batch, prepare_data_loader, share
-from powertrain.worker.progress import progress
+from powertrain.data import order
+from powertrain.data.device import map_tensors
+from powertrain.data.order import EpochOrder
+from powertrain.data.position import Position
+from powertrain.errors import ConfigError, DataChangedError, DataError, OutsideWorkerError
+from powertrain.torch import data_loader, prepare
+from powertrain.torch.data_loader import (
+    StepCut,
+    endless_share,
+    epoch_order,
+    move_batch,
+    prepare_data_loader,
+    share,
+)
+from powertrain.worker import batch_plan, context
+from powertrain.worker.context import Place, Session
+from powertrain.worker.progress import Gate, progress
 
 Pair = namedtuple("Pair", "left right")
 
 
+def session_of(rank: int, world_size: int, positions: dict[str, Any] | None = None, **place: Any) -> Session:
+    """A rank's session without a run: what it would tell the user is put into ``service.said``."""
+    said: list[str] = []
+    service: Any = SimpleNamespace(row=0, said=said, post=lambda message: said.append(message.message))
+    where = Place(rank=rank, world_size=world_size, data_positions=positions or {}, **place)
+    return Session(where, service, Gate())
+
+
 @pytest.fixture
-def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
     """Be this rank of that many."""
 
-    def become(rank: int, world_size: int) -> None:
-        context = SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: world_size)
-        monkeypatch.setattr(prepare, "_context", lambda: context)
+    def become(rank: int, world_size: int, positions: dict[str, Any] | None = None, **place: Any) -> Session:
+        session = session_of(rank, world_size, positions, **place)
+        monkeypatch.setattr(context, "_session", session)
+        return session
 
     monkeypatch.setattr(prepare, "_settings", prepare._Settings())
     become(0, 1)
     return become
 
 
+@pytest.fixture(autouse=True)
+def _weight_is_restored() -> Iterator[None]:
+    batch_plan.gradient_weight.reset()
+    yield
+    batch_plan.gradient_weight.reset()
+
+
 @pytest.fixture
-def on_ranks(as_rank: Callable[[int, int], None]) -> Callable[..., list[Any]]:
+def on_ranks(as_rank: Callable[..., Session]) -> Callable[..., list[Any]]:
     """The loader each of ``world_size`` ranks gets; ranks are in different random states, as in a run."""
 
     def prepared(make: Callable[[], DataLoader[Any]], world_size: int, **options: Any) -> list[Any]:
@@ -77,6 +107,11 @@ def shares(loaders: list[Any]) -> list[list[int]]:
     return answers
 
 
+def together(loaders: list[Any]) -> list[int]:
+    """As :func:`shares`, all in one list."""
+    return [row for part in shares(loaders) for row in part]
+
+
 # -- shares
 
 
@@ -91,17 +126,502 @@ def test_every_row_comes_exactly_once_when_ranks_divide_them(
     assert {len(part) for part in parts} == {24 // world_size}
     assert [len(loader) for loader in loaders] == [24 // world_size // 4] * world_size
     if not shuffle:
-        assert parts == [list(range(24))[rank::world_size] for rank in range(world_size)]
+        steps = np.arange(24).reshape(-1, world_size, 4)
+        assert parts == [steps[:, rank].flatten().tolist() for rank in range(world_size)]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_ranks_get_equally_many_rows_where_they_do_not_divide(
-    on_ranks: Callable[..., list[Any]], drop_last: bool
+def weighed(loader: Any) -> list[tuple[list[int], float]]:
+    """The rows of each batch of one iteration, and what they count for."""
+    return [(torch.as_tensor(batch).flatten().tolist(), batch_plan.gradient_weight.value) for batch in loader]
+
+
+def test_the_last_step_has_what_is_left_and_its_parts_count_by_their_rows(
+    on_ranks: Callable[..., list[Any]],
 ) -> None:
-    parts = shares(on_ranks(lambda: DataLoader(range(10), batch_size=1, drop_last=drop_last), 3))
-    every = {row for part in parts for row in part}
-    assert {len(part) for part in parts} == {3 if drop_last else 4}
-    assert every == set(range(9)) if drop_last else every == set(range(10))
+    parts = [weighed(loader) for loader in on_ranks(lambda: DataLoader(range(17), batch_size=4), 3)]
+    assert [len(part) for part in parts] == [2, 2, 2]
+    assert [rows for part in parts for rows, weight in part[:1]] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
+    assert [part[0][1] for part in parts] == [1.0, 1.0, 1.0]
+    assert [part[1] for part in parts] == [([12], 0.6), ([13, 14], 1.2), ([15, 16], 1.2)]
+
+
+def test_a_rank_without_a_row_gets_a_filler_that_counts_nothing(on_ranks: Callable[..., list[Any]]) -> None:
+    parts = [weighed(loader) for loader in on_ranks(lambda: DataLoader(range(7), batch_size=2), 3)]
+    assert [part[-1] for part in parts] == [([6], 0.0), ([6], 0.0), ([6], 3.0)]
+
+
+def test_drop_last_leaves_the_smaller_step_out(on_ranks: Callable[..., list[Any]]) -> None:
+    loaders = on_ranks(lambda: DataLoader(range(17), batch_size=4, drop_last=True), 2)
+    assert sorted(together(loaders)) == list(range(16))
+    loaders = on_ranks(lambda: DataLoader(range(17), batch_size=3, drop_last=True), 2, tail="partial")
+    assert sorted(together(loaders)) == list(range(17)), "tail= says otherwise"
+    assert [len(loader) for loader in loaders] == [3, 3]
+
+
+def test_the_order_is_that_of_powertrains_own_data(on_ranks: Callable[..., list[Any]]) -> None:
+    loaders = on_ranks(lambda: DataLoader(range(50), batch_size=4, shuffle=True), 3, seed=7)
+    steps = list(zip(*[weighed(loader) for loader in loaders], strict=True))
+    found = [row for step in steps for rows, weight in step if weight for row in rows]
+    expected = EpochOrder([50], seed=7, epoch=0, shuffle="rows")
+    assert found == expected.locate(np.arange(50)).offsets.tolist()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_global_batch_has_the_same_rows_at_any_number_of_workers(
+    on_ranks: Callable[..., list[Any]], shuffle: bool
+) -> None:
+    def steps(world_size: int) -> list[set[int]]:
+        make = lambda: DataLoader(range(45), batch_size=1, shuffle=shuffle)  # noqa: E731
+        loaders = on_ranks(make, world_size, global_batch_size=10, seed=3)
+        assert {len(loader) for loader in loaders} == {5}
+        assert {loader.batch_size for loader in loaders} == {-(-10 // world_size)}
+        together = zip(*[weighed(loader) for loader in loaders], strict=True)
+        return [{row for rows, weight in step if weight for row in rows} for step in together]
+
+    assert steps(1) == steps(2) == steps(3) == steps(16)
+
+
+def test_carried_rows_begin_the_next_epoch(on_ranks: Callable[..., list[Any]]) -> None:
+    loaders = on_ranks(lambda: DataLoader(range(10), batch_size=2), 2, tail="carry")
+    first, second, third = (
+        [
+            list(step)
+            for step in zip(*[[rows for rows, _ in weighed(loader)] for loader in loaders], strict=True)
+        ]
+        for _ in range(3)
+    )
+    assert first == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert second == [[[8, 9], [0, 1]], [[2, 3], [4, 5]], [[6, 7], [8, 9]]]
+    assert third == first
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.sampled_from(["partial", "drop", "carry"]),
+    st.sampled_from(["none", "rows", "blocks"]),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max_size=6),
+)
+def test_committed_rows_of_an_epoch_are_every_row_once_whatever_restarts_there_are(
+    rows: int, batch: int, tail: Any, shuffle: str, attempts: list[tuple[int, int]]
+) -> None:
+    """Each attempt has another number of ranks and is killed after some steps; the last one reads to the end."""
+    position, seen = 0, []
+    start = Position(epoch=3, position=0, seed=5, lanes=4, shuffle=shuffle, fingerprint="", rows=rows)
+    for number, (world_size, kill_after) in enumerate([*attempts, (3, 10**9)]):
+        last = number == len(attempts)
+        cuts = [StepCut(rows, batch * world_size, tail, rank, world_size) for rank in range(world_size)]
+        for _ in range(min(cuts[0].steps(position), 10**9 if last else kill_after)):
+            step = [cut.indices(position, lambda ago: epoch_order(start, ago)) for cut in cuts]
+            weights = [cut.weight(position) for cut in cuts]
+            assert sum(weights) == pytest.approx(world_size)
+            assert {
+                len({cut.steps(position) for cut in cuts}),
+                len({cut.after(position) for cut in cuts}),
+            } == {1}
+            taken = [row for mine, weight in zip(step, weights, strict=True) if weight for row in mine]
+            assert len(taken) == cuts[0].after(position) - position
+            seen += taken
+            position = cuts[0].after(position)
+    left = {"partial": 0, "drop": rows - position, "carry": -cuts[0].carried(position)}[tail]
+    assert len(seen) == len(set(seen)) == rows - left
+    assert left < batch * 3
+
+
+@given(st.integers(1, 9), st.integers(1, 13), st.integers(1, 4))
+def test_carrying_loses_and_repeats_nothing_over_epochs(rows: int, batch: int, world_size: int) -> None:
+    cuts = [StepCut(rows, batch, "carry", rank, world_size) for rank in range(world_size)]
+    position, seen = 0, []
+    for epoch in range(8):
+        start = Position(
+            epoch=epoch, position=position, seed=1, lanes=1, shuffle="rows", fingerprint="", rows=rows
+        )
+        for _ in range(cuts[0].steps(position)):
+            for cut in cuts:
+                if cut.weight(position):
+                    seen += cut.indices(position, lambda ago: epoch_order(start, ago))  # noqa: B023
+            position = cuts[0].after(position)
+        position = cuts[0].carried(position)
+    expected = [
+        row
+        for epoch in range(8)
+        for row in EpochOrder([rows], seed=1, epoch=epoch, shuffle="rows").locate(np.arange(rows)).offsets
+    ]
+    assert seen == expected[: len(seen)]
+    assert len(expected) - len(seen) == -position < batch
+
+
+def test_very_many_rows_are_shuffled_in_pieces(
+    on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_loader, "_ROWS_IN_ONE_PERMUTATION", 500)
+    monkeypatch.setattr(order, "MOST_SHUFFLED", 64)
+    loaders = on_ranks(lambda: DataLoader(range(1001), batch_size=32, shuffle=True), 3)
+    assert {loader.state_dict()["shuffle"] for loader in loaders} == {"blocks"}
+    first, second = (together(loaders) for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(1001))
+    assert first != second
+
+
+def test_millions_of_rows_begin_without_a_permutation_of_them_all(
+    on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    permutation = order.permutation
+    monkeypatch.setattr(
+        order,
+        "permutation",
+        lambda size, *key: made.append(size) or permutation(size, *key),  # type: ignore[func-returns-value]
+    )
+    count = 2**24 + 1
+    loader = on_ranks(lambda: DataLoader(range(count), batch_size=4, shuffle=True), 8)[3]
+    batch = next(iter(loader)).tolist()
+    assert len(set(batch)) == 4
+    assert 0 <= min(batch) <= max(batch) < count
+    assert sum(made) < count // 8, "this rank's lanes only"
+
+
+# -- where it stands
+
+
+def place_of(loader: Any) -> tuple[int, int]:
+    state = loader.state_dict()
+    return state["epoch"], state["position"]
+
+
+def test_the_state_is_that_of_the_last_batch_handed_out(on_ranks: Callable[..., list[Any]]) -> None:
+    loader = on_ranks(lambda: DataLoader(range(10), batch_size=2), 2)[0]
+    assert (place_of(loader), loader.epoch) == ((0, 0), 0)
+    batches = iter(loader)
+    assert place_of(loader) == (0, 0)
+    assert [(next(batches).tolist(), place_of(loader)) for _ in range(3)] == [
+        ([0, 1], (0, 4)),
+        ([4, 5], (0, 8)),
+        ([8], (0, 10)),
+    ]
+    assert loader.epoch == 0, "its end has not been seen yet"
+    assert list(batches) == []
+    assert (place_of(loader), loader.epoch) == ((1, 0), 1)
+    with pytest.raises(StopIteration):
+        next(batches)
+    assert place_of(loader) == (1, 0)
+
+
+def test_an_abandoned_epoch_is_followed_by_the_next(on_ranks: Callable[..., list[Any]]) -> None:
+    loader = on_ranks(lambda: DataLoader(range(10)), 1)[0]
+    for _ in loader:
+        break
+    assert place_of(loader) == (1, 0)
+    iter(loader)
+    assert place_of(loader) == (2, 0), "dropped before its first batch"
+    kept = iter(loader)
+    next(kept)
+    assert place_of(loader) == (2, 1)
+    again = iter(loader)
+    next(again)
+    assert place_of(loader) == (3, 1), "a new iteration gives the live one up"
+    next(kept)
+    assert place_of(loader) == (3, 1), "and what is left of that does not count"
+    again.close()
+    assert place_of(loader) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 2, "prefetch_factor": 4}, {"num_workers": 1, "persistent_workers": True}]
+)
+def test_what_loader_processes_fetch_ahead_does_not_count(
+    on_ranks: Callable[..., list[Any]], options: dict[str, Any]
+) -> None:
+    make = lambda **options: DataLoader(range(40), batch_size=2, shuffle=True, **options)  # noqa: E731
+    plain = on_ranks(lambda: make(), 2, seed=4)[1]
+    expected = [rows(plain) for _ in range(3)]
+    loader = on_ranks(lambda: make(**options), 2, seed=4)[1]
+    got = []
+    for batch in loader:
+        got += batch.tolist()
+        if len(got) == 6:
+            state = loader.state_dict()
+            assert (state["epoch"], state["position"]) == (0, 12)
+            break
+    assert got == expected[0][:6]
+    assert rows(loader) == expected[1], "the next epoch after one that was given up"
+    loader.load_state_dict(state)
+    assert rows(loader) == expected[0][6:]
+    assert rows(loader) == expected[1]
+
+
+@given(data=st.data())
+def test_a_loader_goes_on_at_any_number_of_workers(data: Any) -> None:
+    count, batch = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 5))
+    state: dict[str, Any] | None = None
+    epochs: dict[int, list[int]] = {0: [], 1: []}
+    while state is None or state["epoch"] < 2:
+        world_size = data.draw(st.integers(1, 4))
+        loaders = []
+        for rank in range(world_size):
+            context.open_session(session_of(rank, world_size))
+            loaders.append(
+                prepare_data_loader(DataLoader(range(count), batch_size=batch, shuffle=True), seed=9)
+            )
+        context.close_session()
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        laps = [iter(loader) for loader in loaders]
+        for _ in range(data.draw(st.integers(1, 12))):
+            epoch, batches = loaders[0].epoch, []
+            for lap in laps:
+                batches.append((next(lap, None), batch_plan.gradient_weight.value))
+            if batches[0][0] is None:
+                assert all(batch is None for batch, _ in batches), "all ranks make equally many steps"
+                break
+            epochs.setdefault(epoch, []).extend(
+                row for batch, weight in batches if weight for row in batch.tolist()
+            )
+        states = [loader.state_dict() for loader in loaders]
+        assert all(other == states[0] for other in states), "the same on every rank"
+        state = states[0]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(count))
+    assert count < 12 or epochs[0] != epochs[1]
+
+
+def test_a_state_is_small_and_plain(on_ranks: Callable[..., list[Any]]) -> None:
+    class LongNamed(Stored):
+        pass
+
+    LongNamed.__name__ = "A" * 500
+    loader = on_ranks(lambda: DataLoader(LongNamed(2**40), shuffle=True), 1, seed=2**53 - 1)[0]
+    loader.sampler.set_epoch(10**6)
+    state = loader.state_dict()
+    assert set(state) == {"v", "epoch", "position", "seed", "lanes", "shuffle", "fingerprint", "rows"}
+    assert len(json.dumps(state)) <= 400
+
+
+class Stored(Dataset[int]):
+    """Gives its own index."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_position_in_other_data_is_refused(on_ranks: Callable[..., list[Any]]) -> None:
+    state = on_ranks(lambda: DataLoader(Stored(10)), 1)[0].state_dict()
+    loader = on_ranks(lambda: DataLoader(Stored(11)), 1)[0]
+    with pytest.raises(
+        DataChangedError, match="it was a Stored with 10 rows and is a Stored with 11 rows now"
+    ):
+        loader.load_state_dict(state)
+    with pytest.raises(DataChangedError, match="is a range with 10 rows now"):
+        on_ranks(lambda: DataLoader(range(10)), 1)[0].load_state_dict(state)
+    assert rows(loader) == list(range(11)), "and changes nothing"
+
+
+def test_changed_data_may_begin_its_epoch_again(as_rank: Callable[..., Session]) -> None:
+    loader = prepare_data_loader(DataLoader(Stored(10)))
+    batches = iter(loader)
+    next(batches)
+    as_rank(0, 1, on_data_change="restart_epoch")
+    changed: Any = prepare_data_loader(DataLoader(Stored(11)))
+    state = {**loader.state_dict(), "epoch": 4}  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="Epoch 4 begins again from its start"):
+        changed.load_state_dict(state)
+    assert place_of(changed) == (4, 0)
+
+
+@pytest.mark.parametrize("state", [{}, None, {"epoch": 3}, {"v": 2}])
+def test_what_is_no_state_is_refused(on_ranks: Callable[..., list[Any]], state: Any) -> None:
+    loader = on_ranks(lambda: DataLoader(range(10)), 1)[0]
+    if state == {"v": 2}:
+        state = {**loader.state_dict(), **state}
+    with pytest.raises(DataError):
+        loader.load_state_dict(state)
+
+
+def test_an_epoch_under_way_goes_on_as_it_was_begun(on_ranks: Callable[..., list[Any]]) -> None:
+    shuffled = on_ranks(lambda: DataLoader(range(20), batch_size=4, shuffle=True), 1)[0]
+    first, rest = rows(shuffled), []
+    shuffled.sampler.set_epoch(0)
+    batches = iter(shuffled)
+    next(batches)
+    plain = on_ranks(lambda: DataLoader(range(20), batch_size=4), 1)[0]
+    plain.load_state_dict(shuffled.state_dict())
+    rest = rows(plain)
+    assert rest == first[4:]
+    assert rows(plain) == list(range(20)), "the next is its own again"
+    other = on_ranks(lambda: DataLoader(range(20), batch_size=4, shuffle=True), 1, seed=77)[0]
+    with pytest.raises(DataError, match="cannot go on with seed 77"):
+        other.load_state_dict(shuffled.state_dict())
+
+
+def test_epochs_go_on_where_the_loader_is(on_ranks: Callable[..., list[Any]]) -> None:
+    loader = on_ranks(lambda: DataLoader(range(4), batch_size=2), 1)[0]
+    seen = []
+    for epoch in loader.epochs(3):
+        for batch in loader:
+            seen.append((epoch, loader.epoch, batch.tolist()))
+            if epoch == 1:
+                state = loader.state_dict()
+                break
+    assert seen == [(0, 0, [0, 1]), (0, 0, [2, 3]), (1, 1, [0, 1]), (2, 2, [0, 1]), (2, 2, [2, 3])]
+    assert list(loader.epochs(3)) == []
+    loader.load_state_dict(state)
+    assert [(epoch, rows(loader)) for epoch in loader.epochs(3)] == [(1, [2, 3]), (2, [0, 1, 2, 3])]
+    assert list(loader.epochs(6)) == [3, 4, 5], "also where nobody reads"
+
+
+# -- after a restart
+
+
+def test_a_restarted_run_goes_on_by_itself(as_rank: Callable[..., Session]) -> None:
+    make = lambda: DataLoader(range(24), batch_size=2, shuffle=True)  # noqa: E731
+    session = as_rank(0, 2)
+    train, evaluation, third = (
+        prepare_data_loader(make()),
+        prepare_data_loader(make()),
+        prepare_data_loader(make(), name="mine"),
+    )
+    whole = rows(prepare_data_loader(make(), add_dist_sampler=True))
+    rows(evaluation), rows(third)
+    batches = iter(train)
+    seen = next(batches).tolist()
+    saved = session.data.positions()
+    assert set(saved) == {"loader", "loader-2", "mine", "loader-3"}
+    session = as_rank(0, 2, saved)
+    session.data.checkpoint_was_asked_for()
+    again: Any = prepare_data_loader(make())
+    assert again.epoch == 0
+    assert seen + rows(again) == whole
+    assert place_of(prepare_data_loader(make())) == (1, 0)
+
+
+def test_a_loader_that_is_not_used_yet_keeps_its_saved_place(as_rank: Callable[..., Session]) -> None:
+    prepared: Any = prepare_data_loader(DataLoader(range(24)))
+    saved = {"loader": {**prepared.state_dict(), "epoch": 3, "position": 7}}
+    session = as_rank(0, 1, saved)
+    loader: Any = prepare_data_loader(DataLoader(range(24)))
+    session.data.described()
+    session.data.checkpoint_was_asked_for()
+    session.data.described()
+    assert session.data.positions() == saved
+    assert place_of(loader) == (3, 7)
+    assert rows(loader) == list(range(7, 24))
+    assert session.data.positions()["loader"]["epoch"] == 4
+    assert session.service.said == []  # type: ignore[attr-defined]
+
+
+def test_a_loop_that_never_asks_for_its_checkpoint_begins_anew_and_is_told(
+    as_rank: Callable[..., Session],
+) -> None:
+    prepared: Any = prepare_data_loader(DataLoader(range(24)))
+    session = as_rank(0, 1, {"loader": {**prepared.state_dict(), "epoch": 3, "position": 7}})
+    loader = prepare_data_loader(DataLoader(range(24)))
+    assert rows(loader) == list(range(24))
+    assert len(session.service.said) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [(3, list(range(7, 24))), (4, list(range(24))), (0, list(range(24)))]
+)
+def test_set_epoch_of_the_epoch_under_way_goes_on_with_its_rest(
+    as_rank: Callable[..., Session], told: int, expected: list[int]
+) -> None:
+    prepared: Any = prepare_data_loader(DataLoader(range(24)))
+    session = as_rank(0, 1, {"loader": {**prepared.state_dict(), "epoch": 3, "position": 7}})
+    session.data.checkpoint_was_asked_for()
+    loader: Any = prepare_data_loader(DataLoader(range(24)))
+    loader.sampler.set_epoch(told)
+    assert rows(loader) == expected
+    assert place_of(loader) == (told + 1, 0)
+
+
+def test_each_loader_has_a_name_of_its_own(as_rank: Callable[..., Session]) -> None:
+    session = as_rank(0, 1)
+    prepare_data_loader(DataLoader(range(4)), name="loader")
+    second: Any = prepare_data_loader(DataLoader(range(4)))
+    iter(second)
+    assert set(session.data.positions()) == {"loader-2"}
+    with pytest.raises(ConfigError, match=r"name='loader'\) was called twice"):
+        prepare_data_loader(DataLoader(range(4)), name="loader")
+    with pytest.raises(ConfigError, match=r"name=''"):
+        prepare_data_loader(DataLoader(range(4)), name="")
+
+
+def test_a_custom_sampler_begins_its_epoch_again(on_ranks: Callable[..., list[Any]]) -> None:
+    make = lambda: DataLoader(range(20), sampler=SubsetRandomSampler(range(20)), batch_size=2)  # noqa: E731
+    loaders = on_ranks(make, 2)
+    shares(loaders)
+    second = shares(loaders)
+    batches = iter(loaders[0])
+    next(batches)
+    assert place_of(loaders[0]) == (2, 0)
+    again = on_ranks(make, 2, seed=0)
+    for loader in again:
+        loader.load_state_dict({**loaders[0].state_dict(), "epoch": 1})
+    assert shares(again) == second
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(range(8), sampler=Backwards(8)),
+        lambda: DataLoader(range(8), sampler=DistributedSampler(range(8), 2, 0)),  # type: ignore[arg-type]
+    ],
+)
+def test_shares_of_equal_size_count_the_same(on_ranks: Callable[..., list[Any]], make: Any) -> None:
+    loader = on_ranks(make, 2)[0]
+    batch_plan.gradient_weight.set(0.5)
+    assert {weight for _, weight in weighed(loader)} == {1.0}
+
+
+def test_where_every_rank_has_all_rows_the_weight_is_the_users(on_ranks: Callable[..., list[Any]]) -> None:
+    loader = on_ranks(lambda: DataLoader(range(8)), 2, add_dist_sampler=False)[0]
+    batch_plan.gradient_weight.set(0.5)
+    assert {weight for _, weight in weighed(loader)} == {0.5}
+
+
+def test_preparing_twice_is_once(on_ranks: Callable[..., list[Any]]) -> None:
+    loader = on_ranks(lambda: DataLoader(range(8)), 2)[0]
+    assert prepare_data_loader(loader) is loader
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: DataLoader(range(8)), {"tail": "keep"}, "tail='keep'"),
+        (lambda: DataLoader(range(8)), {"global_batch_size": 0}, "global_batch_size=0"),
+        (lambda: DataLoader(range(8)), {"seed": -1}, "seed=-1"),
+        (lambda: DataLoader(range(8), batch_size=None), {"global_batch_size": 4}, "makes no batches"),
+        (
+            lambda: DataLoader(range(8), sampler=Backwards(8)),
+            {"global_batch_size": 4},
+            "a sampler of its own",
+        ),
+        (lambda: DataLoader(Stream()), {"tail": "drop"}, "Stream is an IterableDataset"),
+        (
+            lambda: DataLoader(range(8)),
+            {"tail": "drop", "add_dist_sampler": False},
+            "add_dist_sampler=False leaves",
+        ),
+    ],
+)
+def test_an_option_that_could_do_nothing_is_refused(
+    on_ranks: Callable[..., list[Any]], make: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        on_ranks(make, 2, **options)
+
+
+# -- epochs
 
 
 def test_each_iteration_is_a_new_epoch_and_set_epoch_is_honoured(on_ranks: Callable[..., list[Any]]) -> None:
@@ -246,8 +766,8 @@ def test_samplers_that_choose_how_many_rows_keep_their_number(
 def test_a_plain_batch_sampler_is_rebuilt_over_the_share(on_ranks: Callable[..., list[Any]]) -> None:
     batches = lambda: BatchSampler(SequentialSampler(range(12)), 3, drop_last=True)  # type: ignore[arg-type]  # noqa: E731
     loaders = on_ranks(lambda: DataLoader(range(12), batch_sampler=batches()), 2)
-    assert shares(loaders) == [list(range(0, 12, 2)), list(range(1, 12, 2))]
-    assert [batch.tolist() for batch in loaders[0]] == [[0, 2, 4], [6, 8, 10]]
+    assert shares(loaders) == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
+    assert [batch.tolist() for batch in loaders[0]] == [[0, 1, 2], [6, 7, 8]]
 
 
 def test_a_custom_batch_samplers_batches_are_shared_whole(on_ranks: Callable[..., list[Any]]) -> None:
@@ -290,10 +810,48 @@ class Stream(IterableDataset[int]):
 
 
 def test_an_iterable_dataset_is_left_alone_with_one_warning(on_ranks: Callable[..., list[Any]]) -> None:
-    with pytest.warns(UserWarning, match="Stream is an IterableDataset") as caught:
+    with pytest.warns(
+        UserWarning, match=r"begins again from its start.*every worker will read all"
+    ) as caught:
         loaders = on_ranks(lambda: DataLoader(Stream()), 2)
     assert len(caught) == 1, "rank 0 says it for all"
     assert shares(loaders) == [[0, 1, 2, 3]] * 2
+    assert place_of(loaders[0]) == (1, 0), "epochs are counted all the same"
+
+
+@pytest.mark.parametrize(("world_size", "options"), [(1, {}), (2, {"add_dist_sampler": False})])
+def test_an_iterable_dataset_that_needs_no_shares_still_cannot_go_on_exactly(
+    on_ranks: Callable[..., list[Any]], world_size: int, options: dict[str, Any]
+) -> None:
+    with pytest.warns(UserWarning, match="no position can be kept") as caught:
+        on_ranks(lambda: DataLoader(Stream()), world_size, **options)
+    assert len(caught) == 1
+    assert "every worker" not in str(caught[0].message)
+
+
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+def test_a_sampler_without_a_length_is_told_of(on_ranks: Callable[..., list[Any]]) -> None:
+    with pytest.warns(
+        UserWarning, match=r"Endless has no length.*must draw the same on all 2 workers"
+    ) as caught:
+        loaders = on_ranks(lambda: DataLoader(range(5), sampler=Endless()), 2)  # type: ignore[arg-type]
+    assert len(caught) == 1
+    assert shares(loaders) == [[0, 2], [1, 3]]
+
+
+def test_batches_in_any_order_have_no_position(on_ranks: Callable[..., list[Any]]) -> None:
+    with pytest.warns(UserWarning, match="in_order=False") as caught:
+        loader = on_ranks(lambda: DataLoader(range(9), num_workers=2, in_order=False), 2)[0]
+    assert len(caught) == 1
+    batches = iter(loader)
+    next(batches)
+    assert place_of(loader) == (0, 0)
+    assert len(list(batches)) == 4
+    assert place_of(loader) == (1, 0)
 
 
 def keep(batch: list[int]) -> list[int]:
@@ -321,9 +879,10 @@ def test_every_option_is_kept(on_ranks: Callable[..., list[Any]]) -> None:
     }
     dataset = TensorDataset(torch.arange(12))
     context = torch.multiprocessing.get_context("spawn")
-    loader = on_ranks(
-        lambda: DataLoader(dataset, multiprocessing_context=context, worker_init_fn=noted, **options), 2
-    )[0]
+    with pytest.warns(UserWarning, match="in_order=False"):
+        loader = on_ranks(
+            lambda: DataLoader(dataset, multiprocessing_context=context, worker_init_fn=noted, **options), 2
+        )[0]
     assert isinstance(loader, DataLoader)
     assert {name: getattr(loader, name) for name in options} == options
     assert loader.dataset is dataset
@@ -378,8 +937,7 @@ class Draws(Dataset[Any]):
 
 def draws_of(rank: int) -> Any:
     """What rank ``rank`` of 2 augments with, when all ranks set one seed."""
-    context = SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: 2)
-    prepare._context = lambda: context  # type: ignore[assignment,return-value]
+    context.open_session(session_of(rank, 2))
     torch.manual_seed(0)
     loader = DataLoader(Draws(), batch_size=None, num_workers=1, persistent_workers=True)
     loader = prepare_data_loader(loader)

@@ -128,6 +128,20 @@ def test_a_beat_says_what_the_rank_waits_for(
     assert progress.awaits == ""
 
 
+def test_a_beat_says_how_far_data_have_been_read_and_a_fault_in_that_ends_no_beats(
+    listener: Listener, service: Service, progress: Progress
+) -> None:
+    service.describe_data = lambda: "train: epoch 3, 45 %"
+    assert listener.hears(wire.Beat, lambda beat: beat.data != "").data == "train: epoch 3, 45 %"
+
+    def broken() -> str:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    service.describe_data = broken
+    progress.report()
+    assert listener.hears(wire.Beat, lambda beat: beat.reports == 1 and not beat.data).batches == 0
+
+
 def test_a_rank_that_is_asked_says_what_its_threads_are_doing(listener: Listener, service: Service) -> None:
     listener.hub.send(listener.door.keys.public, wire.Inspect(ask=5))
     answer = listener.hears(wire.Stacks)

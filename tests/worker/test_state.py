@@ -24,6 +24,7 @@ from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import CheckpointError, OutsideWorkerError
 from powertrain.worker import context
 from powertrain.worker import state as state_module
+from powertrain.worker.shards import Shards
 from powertrain.worker.state import automatic_checkpoint, load_state, register_state, save_state
 
 
@@ -55,13 +56,15 @@ class Worker:
             checkpoint=checkpoint.path if checkpoint else "",
             checkpoint_frequency=frequency,
             staging=str(self.root),
+            data_positions={},
         )
-        session = SimpleNamespace(
+        session: Any = SimpleNamespace(
             place=place,
             registered={},
             staging=FakeStaging(self.root / f"rank-{rank}", self.segments),
             service=SimpleNamespace(post=lambda message: self.notes.append(message.message)),
         )
+        session.data = Shards(session)
         self._patch.setattr(context, "_session", session)
         self._patch.setattr(context, "get_checkpoint", lambda: checkpoint)
         self._patch.setattr(state_module, "_rank_state", None)

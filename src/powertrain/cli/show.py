@@ -17,6 +17,7 @@ from powertrain.run import events as ev
 from powertrain.run import journal, metrics
 from powertrain.storage import Storage, open_storage
 from powertrain.terminal import counted, data_size, duration, failure_report, metric_pairs
+from powertrain.worker.shards import in_words, positions_in
 
 
 def show(
@@ -74,6 +75,8 @@ def describe(
         f"workers   {summary.world_size}",
         f"rows      {summary.rows}",
     ]
+    if manifests and (data := in_words(positions_in(manifests[-1].extras))):
+        lines.append(f"data      {data}")
     lines += _section("attempts", _attempts(events))
     lines += _section("checkpoints", [_checkpoint(manifest) for manifest in manifests])
     values = [f"{key} = {value}" for key, value in metric_pairs(last, limit=100)]

@@ -29,6 +29,7 @@ from powertrain.run.committer import Committer
 from powertrain.run.pending import Pending
 from powertrain.run.rows import Row
 from powertrain.storage import Storage
+from powertrain.worker.shards import positions_in
 
 #: Seconds for which a deletion is tried.
 _DISCARD_WITHIN = 30.0
@@ -108,6 +109,10 @@ class Checkpoints:
     def newest_path(self) -> str:
         """Where the newest one lies; "" for none."""
         return self.value(self.newest).path if self.newest is not None else ""
+
+    def data_positions(self) -> dict[str, dict[str, Any]]:
+        """By dataset where the newest one left it; empty where there is none, or it was saved without data."""
+        return positions_in(self.newest.extras) if self.newest is not None else {}
 
     def value(self, manifest: Manifest) -> Checkpoint:
         return commit.checkpoint_of(self._storage, manifest)

@@ -103,6 +103,7 @@ class Observer(Protocol):
     def event(self, event: ev.Event) -> None: ...
     def row(self, row: int, by_rank: Sequence[Mapping[str, Any] | None], at: float) -> None: ...
     def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None: ...
+    def data(self, text: str) -> None: ...
     def output(self, rank: int, data: bytes) -> None: ...
 
 
@@ -479,6 +480,7 @@ class Controller:
             names=self._checkpoints.given_names(),
             host=socket.gethostname(),
             storage=self._spec.storage or pickle.dumps(self._storage),
+            data_positions=self._checkpoints.data_positions(),
         )
 
     def _started(self, event: base.Started) -> None:
@@ -681,6 +683,12 @@ class Controller:
             self._hangs.moved(member.rank)  # it stands still because it was told to
         self._hangs.beat(member, message)
         self._watch()
+        self._tell_data(member, message.data)
+
+    def _tell_data(self, member: Member, text: str) -> None:
+        """How far data have been read is the same on every rank, so rank 0's word will do."""
+        if member.rank == 0 and text:
+            self._observer.data(text)
 
     def _arrived(self, member: Member, message: wire.Arrived) -> None:
         member.attempt.arrive(member.rank, message)
@@ -705,6 +713,7 @@ class Controller:
             return
         member.outcome = message
         self._hangs.ended(member)
+        self._tell_data(member, message.data)
         if message.error is not None:
             kind = "exit" if message.status == "exited" else "raised"
             self._fail(member, failures.raised(member, message.error, kind))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,7 @@ def process_of(
         seed=spec.seed,
         storage=start.storage,
         sync_timeout=spec.sync_timeout,
+        datasets=spec.datasets,
     )
     return ProcessSpec(
         entry=ENTRY,
@@ -56,6 +58,8 @@ class Start:
     names: Sequence[str] = ()
     #: The run's storage, pickled.
     storage: bytes = b""
+    #: By dataset where the checkpoint left it, if that is of this run.
+    data_positions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def log_path(spec: RunSpec, *parts: str) -> str:
@@ -110,6 +114,13 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) 
         mark=mark_path(spec, attempt.number, placement.rank) if is_here else "",
         stacks=stacks_path(spec, attempt.number, placement.rank) if is_here else "",
         validates=spec.validation is not None,
+        data_cache=spec.data_cache,
+        data_cache_bytes=-1 if spec.data.cache_bytes is None else spec.data.cache_bytes,
+        data_memory_bytes=spec.data.memory_bytes,
+        data_seed=spec.data_seed,
+        data_fingerprints=dict(spec.data_fingerprints),
+        data_positions={name: dict(state) for name, state in start.data_positions.items()},
+        on_data_change=spec.data.on_change,
         metadata=dict(spec.metadata),
         resources=dict(spec.resources),
     )

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from powertrain.config import CheckpointConfig
+from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.storage import Storage
 from powertrain.storage.safety import is_network_file_system
 
@@ -55,6 +55,32 @@ def sweep_staging(storage: Storage) -> list[str]:
 def spool_directory(storage: Storage) -> str:
     """Where files that grow are kept for storage that cannot append: the same at every start of the run here."""
     return os.path.join(_lasting_root(), "spool", _hashed(storage.uri))
+
+
+def data_cache_directory(storage: Storage, config: DataConfig, unique: str) -> str:
+    """Where decoded blocks of data are kept on a node; ``unique`` tells this start from all others."""
+    root = config.cache_dir or os.path.join(_lasting_root(), "data")
+    return os.path.join(root, f"powertrain-{_hashed(storage.uri)}", _hashed(unique))
+
+
+def sweep_data_caches(directory: str) -> None:
+    """Remove what earlier starts of the same run have left beside ``directory`` on this node."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(os.path.dirname(directory)):
+            if entry.path != directory:
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def remove_data_cache(directory: str) -> None:
+    """Remove a directory of :func:`data_cache_directory` and what is empty without it."""
+    if not directory:
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    of_run, root, own = Path(directory).parents[:3]
+    ours = (of_run, root, own) if own.name == f"powertrain-{os.getuid()}" else (of_run,)
+    for parent in ours:
+        with contextlib.suppress(OSError):  # another run is in it
+            parent.rmdir()
 
 
 def _lasting_root() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.config import BackendConfig, CheckpointConfig, ValidationConfig
+from powertrain.config import BackendConfig, CheckpointConfig, DataConfig, ValidationConfig
 from powertrain.engine.base import SlotShape
 from powertrain.run import stopping
 
@@ -60,6 +60,14 @@ class RunSpec:
     sources: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    #: The pickled datasets; b"" where there are none, or each process has its own.
+    datasets: bytes = b""
+    #: By dataset what it was when it was looked at, and what orders shuffled ones.
+    data_fingerprints: Mapping[str, str] = field(default_factory=dict)
+    data_seed: int = 0
+    #: Where decoded blocks are kept on each node, and what else was asked for.
+    data_cache: str = ""
+    data: DataConfig = field(default_factory=DataConfig)
     #: A checkpoint of another run to begin from, as a path; "" for none.
     begin_from: str = ""
     begin_from_filesystem: bytes = b""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from powertrain.config import BackendConfig, TorchConfig
@@ -11,6 +11,7 @@ from powertrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from powertrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from powertrain.data.dataset import Dataset
 
 
 class TorchTrainer(DataParallelTrainer):
@@ -30,7 +31,7 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: BackendConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
-        datasets: dict[str, Any] | None = None,
+        datasets: Mapping[str, Dataset | Callable[[], Dataset]] | None = None,
         dataset_config: DataConfig | None = None,
         metadata: dict[str, Any] | None = None,
         resume_from_checkpoint: Any = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,11 +24,13 @@ from powertrain.storage.boundaries import training_step
 from powertrain.worker import saving
 from powertrain.worker.mark import RowMark
 from powertrain.worker.progress import Boundaries, Gate, progress
+from powertrain.worker.shards import Shards
 from powertrain.worker.values import normalise
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
     from powertrain.checkpoint.saver import CheckpointDirectory, Staging
+    from powertrain.data.shard import DataShard
     from powertrain.storage import Storage
     from powertrain.worker.batch_plan import BatchPlan
     from powertrain.worker.service import Service
@@ -75,6 +78,18 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     stacks: str = ""
     #: True when the trainer was given a validation function.
     validates: bool = False
+    #: Where decoded blocks of data are kept on this node, how many bytes of them (-1: a quarter of what is free), and
+    #: how many bytes of memory this rank may use to read.
+    data_cache: str = ""
+    data_cache_bytes: int = -1
+    data_memory_bytes: int = 2**29
+    #: Orders shuffled data.
+    data_seed: int = 0
+    #: By dataset what it was when the run's driver looked at it: a rank that looks for itself must find the same.
+    data_fingerprints: dict[str, str] = {}
+    #: By dataset the state that ``checkpoint`` keeps, if that is of this run; and what happens if data have changed.
+    data_positions: dict[str, dict[str, Any]] = {}
+    on_data_change: str = "refuse"
     metadata: dict[str, Any] = {}
     resources: dict[str, float] = {}
 
@@ -82,9 +97,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 class Session:
     """One rank's live state."""
 
-    def __init__(self, place: Place, service: Service, gate: Gate) -> None:
+    def __init__(self, place: Place, service: Service, gate: Gate, datasets: bytes = b"") -> None:
+        """``datasets`` is what :class:`~powertrain.worker.shards.Shards` takes."""
         self.place = place
         self.service = service
+        #: Index of this rank's GPU among those visible to it; -1 for none.
+        self.device = -1
         self.row = service.row = place.first_row - 1
         self.syncs = 0
         #: Names that checkpoints of this run have been given.
@@ -94,6 +112,8 @@ class Session:
         self.mark = RowMark(place.mark)
         self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
         self.context = TrainContext(self)
+        self.data = Shards(self, datasets)
+        service.describe_data = self.data.described
 
     def _stands_at(self, hold: int, boundary: int) -> None:
         self.service.say(wire.Reached(hold=hold, boundary=boundary, row=self.row))
@@ -140,6 +160,7 @@ class Session:
         return final_name(row, given or "", self.place.checkpoint_tag)
 
     def close(self) -> None:
+        self.data.close()
         self.mark.close()
 
     def meet(self, kind: str, data: bytes = b"") -> bytes:
@@ -449,10 +470,23 @@ def get_preemption_info() -> PreemptionInfo | None:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The checkpoint to go on from: this run's newest at the start of the attempt, or ``resume_from_checkpoint``."""
+    """The checkpoint to go on from: this run's newest at the start of the attempt, or ``resume_from_checkpoint``.
+
+    From then on the shards of this run's datasets go on where that checkpoint found them.
+    """
     session = current("get_checkpoint")
+    session.data.checkpoint_was_asked_for()
     place = session.place
     return session.checkpoint_at(place.checkpoint, place.checkpoint_filesystem) if place.checkpoint else None
+
+
+def get_dataset_shard(dataset_name: str = "train", state_dict: Mapping[str, Any] | None = None) -> DataShard:
+    """This rank's part of a dataset that the trainer was given, to be iterated once per epoch.
+
+    After a restart it gives what the next iteration would have given, once the loop has asked for its checkpoint.
+    ``state_dict`` puts it where ``shard.state_dict()`` once said it was.
+    """
+    return current("get_dataset_shard").data.shard(dataset_name, state_dict)
 
 
 def barrier() -> None:

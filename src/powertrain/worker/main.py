@@ -50,6 +50,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: The run's pickled storage, for a rank that carries its own shares of checkpoints, and how long it tries.
     storage: bytes = b""
     sync_timeout: float = 1800.0
+    #: The pickled datasets of the run; empty where there are none, or the process has them already.
+    datasets: bytes = b""
 
 
 def run(payload: bytes) -> int:
@@ -103,7 +105,8 @@ class Rank:
         """From hello to dismissal. Never raises for what the user's code does."""
         self._service.on_carry = self._carry
         self._service.say(wire.Hello(pid=os.getpid(), host=os.uname().nodename))
-        session = Session(self._place, self._service, self._gate)
+        session = self._session = Session(self._place, self._service, self._gate, self._spec.datasets)
+        session.device = self._spec.device
         context.open_session(session)
         code = 0
         try:
@@ -182,7 +185,7 @@ class Rank:
             function = self._local_function or _load_function(self._spec.function)
             value = function()
         except StopRun:
-            self._service.post(wire.Outcome(status="stopped"))
+            self._tell(wire.Outcome(status="stopped"))
             return 0
         except SystemExit as error:
             return self._exited(error)
@@ -190,21 +193,27 @@ class Rank:
             self.error = error
             if self._local_function is None:  # its log is the place for it; elsewhere ``fit`` raises it
                 traceback.print_exception(type(error), error, error.__traceback__)
-            self._service.post(wire.Outcome(status="raised", error=failure.describe(error)))
+            self._tell(wire.Outcome(status="raised", error=failure.describe(error)))
             return 1
         finally:
             progress.phase = "end"
-        self._service.post(self._returned(value))
+        self._tell(self._returned(value))
         return 0
+
+    def _tell(self, outcome: wire.Outcome) -> None:
+        """Post how the function ended, with how far it has read its data."""
+        with contextlib.suppress(Exception):  # a shard that broke is why the function raised
+            outcome = msgspec.structs.replace(outcome, data=self._session.data.look())
+        self._service.post(outcome)
 
     def _exited(self, error: SystemExit) -> int:
         """``sys.exit()`` with 0 or nothing is a return; with anything else it is a failure."""
         if error.code is None or error.code == 0:
-            self._service.post(wire.Outcome(status="returned"))
+            self._tell(wire.Outcome(status="returned"))
             return 0
         self.error = error
         code = error.code if isinstance(error.code, int) else 1
-        self._service.post(wire.Outcome(status="exited", error=failure.describe(error)))
+        self._tell(wire.Outcome(status="exited", error=failure.describe(error)))
         return code
 
     def _returned(self, value: Any) -> wire.Outcome:

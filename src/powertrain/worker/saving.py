@@ -103,7 +103,8 @@ def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) 
         progress.phase = phase
     if how.name is not None:
         session.checkpoint_names.add(how.name)
-    return _with(part, checkpoint=how.name or "", validation=how.validation)
+    extras = {**part.extras, **session.data.extras_of(checkpoint)}
+    return _with(part, checkpoint=how.name or "", validation=how.validation, extras=extras)
 
 
 def sealed(session: Session, point: wire.Point) -> wire.Point:

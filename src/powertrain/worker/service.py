@@ -69,6 +69,8 @@ class Service:
         #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
         self.on_carry: Callable[[wire.Carry | wire.Drop], None] = lambda _: None
         self.on_settled: Callable[[wire.Settled | wire.Unstaged], None] = lambda _: None
+        #: Called on this thread: how far data have been read, in words.
+        self.describe_data: Callable[[], str] = lambda: ""
         self._ordered: deque[wire.FromWorker] = deque()
         self._urgent: deque[wire.FromWorker] = deque()
         self._spill = _Spill(spill_directory)
@@ -282,7 +284,14 @@ class Service:
             awaits=progress.awaits,
             where=where,
             debugged=debugged,
+            data=self._data(),
         )
+
+    def _data(self) -> str:
+        try:
+            return self.describe_data()
+        except Exception:  # it changes on another thread, and a beat is not worth more than a look
+            return ""
 
     @staticmethod
     def _look() -> tuple[wire.Where | None, bool]:

@@ -179,6 +179,7 @@ def _save(session: Session, objects: Mapping[str, Any]) -> Checkpoint:
             shutil.rmtree(directory, ignore_errors=True)
             raise
     checkpoint = Checkpoint(directory)
+    session.data.capture(checkpoint)  # it may be reported after more batches
     # One that is never reported goes with its last reference, and its segment becomes free.
     weakref.finalize(checkpoint, _remove_unreported, directory, os.getpid())
     return checkpoint

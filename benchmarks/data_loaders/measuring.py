@@ -1,0 +1,96 @@
+"""What all loader programs share: the request they are started with, timed epochs, rows counted, one JSON file.
+
+A loader program is started as ``python PROGRAM REQUEST``, REQUEST being a :class:`Request` as JSON, and imports all
+it needs before it calls :func:`measure`: imports are nobody's opening.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from schemas import verify
+
+Batch = Mapping[str, Any]
+#: The batches of one epoch, by its number from 0.
+Epoch = Callable[[int], Iterable[Batch]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a loader program is asked to do: read ``directory`` and write a :class:`Loading` to ``output``."""
+
+    schema: str
+    directory: str
+    rows: int
+    batch_size: int
+    epochs: int
+    output: str
+    #: Of this loader only, by name.
+    settings: Mapping[str, Any]
+
+    def as_argument(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_command_line(cls) -> Request:
+        return cls(**json.loads(sys.argv[1]))
+
+    @property
+    def files(self) -> list[str]:
+        return [str(path) for path in sorted(Path(self.directory).glob("*.parquet"))]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What one loader program measured."""
+
+    rows: int
+    opening_seconds: float
+    epoch_seconds: tuple[float, ...]
+    #: Over all epochs: rows that did not come, and rows that came again in the same epoch.
+    lost: int
+    twice: int
+
+    @property
+    def whole(self) -> float:
+        """Rows a second of all epochs, opening included."""
+        return self.rows * len(self.epoch_seconds) / (self.opening_seconds + sum(self.epoch_seconds))
+
+    @property
+    def first(self) -> float:
+        """Rows a second of the first epoch alone, without opening."""
+        return self.rows / self.epoch_seconds[0]
+
+    @property
+    def later(self) -> float:
+        """Rows a second from the second epoch on."""
+        return self.rows * (len(self.epoch_seconds) - 1) / sum(self.epoch_seconds[1:])
+
+
+def measure(request: Request, open_loader: Callable[[], Epoch]) -> None:
+    """Open, go through all epochs, check every epoch's last batch, write the :class:`Loading`."""
+    began = time.perf_counter()
+    epoch = open_loader()
+    opening = time.perf_counter() - began
+    seconds, lost, twice = [], 0, 0
+    for number in range(request.epochs):
+        ids = []
+        batch: Batch = {}
+        began = time.perf_counter()
+        for batch in epoch(number):
+            # A copy: tensors of worker processes hold shared memory for as long as they are kept.
+            ids.append(batch["id"].numpy().copy())
+        seconds.append(time.perf_counter() - began)
+        verify(request.schema, batch)
+        came = np.bincount(np.concatenate(ids), minlength=request.rows)
+        lost += int((came == 0).sum())
+        twice += int(came[came > 1].sum() - (came > 1).sum())
+    loading = Loading(request.rows, opening, tuple(seconds), lost, twice)
+    Path(request.output).write_text(json.dumps(asdict(loading)))

@@ -1,0 +1,76 @@
+"""torch's DataLoader over a table in memory, one row per __getitem__: python over_memory.py REQUEST
+
+Settings: "num_workers".
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from measuring import Epoch, Request, measure
+from PIL import Image
+from schemas import IMAGES
+from torch.utils.data import DataLoader, Dataset
+
+
+class RowsInMemory(Dataset[dict[str, Any]]):
+    """A row is a dict of the columns' values.
+
+    Columns are what default_collate is fastest with and keeps the type of: numbers as numpy arrays, token lists as rows
+    of one tensor, the rest as lists.
+    """
+
+    def __init__(self, request: Request) -> None:
+        table = pq.read_table(request.directory)
+        self._columns: dict[str, Any] = {}
+        for name in table.column_names:
+            column: Any = table[name].combine_chunks()
+            if name in ("image", "text"):
+                self._columns[name] = column.to_pylist()
+            elif name == "tokens":
+                tokens = column.flatten().to_numpy().reshape(len(table), -1)
+                self._columns[name] = torch.from_numpy(tokens.copy())
+            else:
+                self._columns[name] = column.to_numpy()
+
+    def __len__(self) -> int:
+        return len(self._columns["id"])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: column[index] for name, column in self._columns.items()}
+
+
+class ImagesInMemory(RowsInMemory):
+    """Decoded when they are asked for."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = super().__getitem__(index)
+        decoded = np.array(Image.open(io.BytesIO(row["image"])))
+        return {**row, "image": torch.from_numpy(decoded)}
+
+
+def open_loader(request: Request) -> Epoch:
+    rows = ImagesInMemory(request) if request.schema == IMAGES else RowsInMemory(request)
+    workers = request.settings["num_workers"]
+    loader = DataLoader(
+        rows,
+        batch_size=request.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    return lambda number: loader
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    request = Request.from_command_line()
+    measure(request, lambda: open_loader(request))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What all restart programs share: an epoch begun by 4 ranks, gone on with by 3, and ended by 8.
+
+Each rank saves its state when it stops. Where there are more or fewer states than new ranks, a new rank takes the one
+of its own number, or counted round: what a script does that loads the checkpoint file of its rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+WORLD_SIZES = (4, 3, 8)
+#: Each rank's, before it is stopped; the last world goes on to the end of the epoch.
+BATCHES_BEFORE_A_STOP = 40
+BATCH_SIZE = 100
+#: A third is behind at the first stop, more than half at the second; 3, 4 and 8 divide it.
+ROWS = 48_000
+
+Ids = npt.NDArray[np.int64]
+
+
+class Rank(Protocol):
+    """One rank's loader."""
+
+    def take(self, batches: int | None) -> Sequence[Ids]:
+        """The ids of the next so many batches, or of all that are left."""
+
+    def state(self) -> Any:
+        """What a restart is to be given."""
+
+
+#: Opens the loader of a rank in a world of a size, from a state of an earlier world or from the beginning.
+OpenRank = Callable[[int, int, Any], Rank]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where the rows are, and where the :class:`Restarts` go."""
+
+    directory: str
+    output: str
+
+    def as_argument(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_command_line(cls) -> Request:
+        return cls(**json.loads(sys.argv[1]))
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """Rows that never came, and how many came again."""
+
+    lost: int
+    twice: int
+
+
+def state_of(rank: int, states: Sequence[Any]) -> Any:
+    """The saved state that a new rank takes."""
+    return states[rank % len(states)] if states else None
+
+
+def restart(open_rank: OpenRank) -> list[Ids]:
+    """The ids of all batches of all worlds."""
+    seen: list[Ids] = []
+    states: list[Any] = []
+    for world_size in WORLD_SIZES:
+        ranks = [open_rank(rank, world_size, state_of(rank, states)) for rank in range(world_size)]
+        batches = None if world_size == WORLD_SIZES[-1] else BATCHES_BEFORE_A_STOP
+        for rank in ranks:
+            seen += rank.take(batches)
+        states = [rank.state() for rank in ranks]
+    return seen
+
+
+def write_restarts(request: Request, seen: Sequence[Ids]) -> None:
+    """Count what came and write the :class:`Restarts`."""
+    came = np.bincount(np.concatenate(seen), minlength=ROWS)
+    restarts = Restarts(int((came == 0).sum()), int((came - 1).clip(min=0).sum()))
+    Path(request.output).write_text(json.dumps(asdict(restarts)))

@@ -1,0 +1,28 @@
+"""powertrain.data's iter_torch_batches: python with_powertrain.py REQUEST"""
+
+from __future__ import annotations
+
+import torch  # noqa: F401  (imports are nobody's opening)
+from measuring import Epoch, Request, measure
+from schemas import IMAGES
+
+import powertrain.data
+from powertrain.data.dataset import Dataset
+from powertrain.data.operations import DecodeImages
+
+
+def open_loader(request: Request) -> Epoch:
+    rows = powertrain.data.read_parquet(request.directory).random_shuffle(seed=0)
+    if request.schema == IMAGES:
+        rows = Dataset(rows.plan.then(DecodeImages(("image",))))
+    loader = rows.iter_torch_batches(batch_size=request.batch_size)
+    return lambda number: loader
+
+
+def main() -> None:
+    request = Request.from_command_line()
+    measure(request, lambda: open_loader(request))
+
+
+if __name__ == "__main__":
+    main()

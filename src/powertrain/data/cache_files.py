@@ -1,0 +1,401 @@
+"""Decoded blocks as files, shared by the processes of a node within a budget of bytes.
+
+::
+
+    {directory}/
+      total              bytes that all files here have claimed; locked while they change
+      3f…9a-17.arrow     block 17 of one source, whole: an Arrow IPC stream that ends with its end mark
+      3f…9a-18.part      being decoded by the process that holds its lock; its size is what it has claimed
+
+A block is decoded by whoever locks its ``.part`` first; the others wait for that lock. The kernel lets go of the locks
+of a dead process, so the next one takes over. Nothing is flushed to the disk, so the names that the store gives say in
+which boot of the machine they were written: what was there when the power went is never looked at.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+Batches = tuple[pa.RecordBatch, ...]
+
+_WHOLE, _UNFINISHED, _TOTAL = ".arrow", ".part", "total"
+#: An Arrow IPC stream ends with this; a file without it was cut short.
+_END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+#: What a stream has beyond its batches: the schema, generously, and the end mark.
+_BESIDES_BATCHES = 4096
+#: A full cache makes a hundredth of itself free at a time, so that not every new block has to look at all files.
+_FREED_AT_ONCE = 100
+#: How a file says that whoever used it has let go of it: its owner may not write to it any more.
+_IN_USE, _LET_GO = 0o600, 0o400
+#: Seconds between two looks at a lock that another process holds.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.01
+
+
+class NoRoom(Exception):
+    """A block cannot be kept on disk; the message is a clause that says why."""
+
+
+class GivenUp(Exception):
+    """The caller stopped waiting for a block that another process decodes."""
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """One whole block on disk."""
+
+    name: str
+    nbytes: int
+    #: When it was opened or let go of last, in nanoseconds.
+    used: int
+    let_go: bool
+
+    @property
+    def source(self) -> str:
+        return self.name.partition("-")[0]
+
+
+def eviction_order(files: Iterable[KeptFile]) -> list[KeptFile]:
+    """Files in the order in which they are removed when room is needed.
+
+    First those that somebody has let go of. An epoch reads each block once, in a new order: a block that has just been
+    let go of is not needed before the next epoch, while one that has waited since the last epoch is needed in this one.
+    So of one source the latest goes first. (Were it the earliest, a cache that holds half of the data would have only
+    15 % of the blocks when they are needed, instead of 50 %.) Sources that nobody has used for longest go before
+    others. Then, if that is not enough, those that are in use: their users keep what they have mapped.
+    """
+    files = list(files)
+    newest: dict[str, int] = {}
+    for file in files:
+        newest[file.source] = max(file.used, newest.get(file.source, 0))
+    return sorted(files, key=lambda file: _eviction_key(file, newest[file.source]))
+
+
+def _eviction_key(file: KeptFile, source_used: int) -> tuple[bool, int, int, str]:
+    if file.let_go:
+        return False, source_used, -file.used, file.name
+    return True, 0, file.used, file.name
+
+
+def this_boot() -> str:
+    """Another text after each start of the machine, where the system tells; else always the same."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def sweep(directory: str) -> None:
+    """Remove the cache. Blocks that a process has open stay readable for it."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+class CacheDirectory:
+    """The cached blocks of a node. Any number of processes and threads use one directory at once."""
+
+    def __init__(self, directory: str, disk_bytes: int) -> None:
+        """Nothing is made before the first block is. Files together take at most ``disk_bytes``, which counts those
+        that are there: a removed one that is still mapped takes its space until it is not."""
+        self._directory = Path(directory)
+        self.disk_bytes = disk_bytes
+
+    def find_or_begin(self, name: str, rows: int, stopped: Callable[[], bool]) -> Batches | Making:
+        """The block ``name`` of ``rows`` rows, or the right to make it, which no other process has at the same time.
+
+        Waits for a process that makes it; raises :class:`GivenUp` when ``stopped()`` meanwhile. Raises :class:`NoRoom`
+        where the directory cannot be used.
+        """
+        with _no_room_if_refused(self._directory):
+            while True:
+                result = self.find(name, rows) or self._begin(name, rows, stopped)
+                if result is not None:
+                    return result
+
+    def find(self, name: str, rows: int) -> Batches | None:
+        """The batches of a whole block, mapped into memory; None where there is none. A broken one is removed."""
+        path = self._path(name, _WHOLE)
+        try:
+            batches = _mapped(path)
+        except FileNotFoundError:
+            return None
+        except pa.ArrowInvalid:
+            batches = None
+        if batches is None or sum(batch.num_rows for batch in batches) != rows:
+            path.unlink(missing_ok=True)
+            return None
+        self._mark(name, _IN_USE)
+        return batches
+
+    def let_go(self, name: str) -> None:
+        """Say that this process does not need the block any more in this epoch."""
+        self._mark(name, _LET_GO)
+
+    def _mark(self, name: str, mode: int) -> None:
+        path = self._path(name, _WHOLE)
+        with suppress(OSError):  # removed meanwhile; the mark only helps to choose what to remove
+            os.utime(path)
+            os.chmod(path, mode)
+
+    def _path(self, name: str, suffix: str) -> Path:
+        return self._directory / f"{name}{suffix}"
+
+    def _begin(self, name: str, rows: int, stopped: Callable[[], bool]) -> Making | None:
+        """The right to make a block; None where it was or may have been made while its lock was waited for."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path(name, _UNFINISHED)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _wait_for_lock(descriptor, stopped)
+            claimed = os.fstat(descriptor).st_size
+            is_mine = _is_at(path, descriptor)
+            if is_mine and not claimed and not self._path(name, _WHOLE).exists():
+                return Making(self, name, path, descriptor, rows)
+            if is_mine:  # left by a process that died, or made just after another had finished the block
+                self.remove_unfinished(path, claimed)
+        except BaseException:
+            _let_go_of(descriptor)
+            raise
+        _let_go_of(descriptor)
+        return None
+
+    # -- the books: every change of a file's size and of the total is made with the total locked, and the total never
+    # falls behind the files, wherever a process is killed
+
+    def claim(self, descriptor: int, claimed: int, size: int) -> None:
+        """Make an unfinished file ``size`` bytes large, removing others for it. Raises :class:`NoRoom`."""
+        with self._books() as books:
+            extra = size - claimed
+            if books.total + extra > self.disk_bytes and size <= self.disk_bytes:
+                books.write(self._make_room(extra))
+            if books.total + extra > self.disk_bytes:
+                raise NoRoom(
+                    f"a block needs {_megabytes(size)}, {_megabytes(books.total)} are taken, and the cache may have "
+                    f"{_megabytes(self.disk_bytes)}"
+                )
+            disk = os.fstatvfs(descriptor)
+            if disk.f_bavail * disk.f_frsize < extra:
+                raise NoRoom(f"the disk has no {_megabytes(extra)} left for a block")
+            books.write(books.total + extra)
+            os.ftruncate(descriptor, size)
+
+    def finish(self, name: str, descriptor: int, claimed: int, size: int) -> Batches:
+        """Make an unfinished file of ``size`` bytes a whole block, mapped into memory."""
+        path = self._path(name, _UNFINISHED)
+        with self._books() as books:
+            os.ftruncate(descriptor, size)
+            batches = _mapped(path)  # before anybody could remove it again
+            os.rename(path, self._path(name, _WHOLE))
+            books.write(books.total - claimed + size)
+        return batches
+
+    def remove_unfinished(self, path: Path, claimed: int) -> None:
+        """Remove an unfinished file whose lock is held, and its claim."""
+        with self._books() as books:
+            path.unlink(missing_ok=True)
+            books.write(books.total - claimed)
+
+    def _make_room(self, extra: int) -> int:
+        """Remove files until ``extra`` bytes fit. Returns what all that are left take, counted anew."""
+        files, total = self._look()
+        goal = self.disk_bytes - extra - self.disk_bytes // _FREED_AT_ONCE
+        for file in eviction_order(files):
+            if total <= goal:
+                break
+            self._path(file.name, _WHOLE).unlink(missing_ok=True)
+            total -= file.nbytes
+        return total
+
+    def _look(self) -> tuple[list[KeptFile], int]:
+        """All whole blocks, and the bytes of all files. Files of dead processes are removed on the way."""
+        files, total = [], 0
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    facts = entry.stat()
+                    if entry.name.endswith(_WHOLE):
+                        let_go = not facts.st_mode & stat.S_IWUSR
+                        name = entry.name[: -len(_WHOLE)]
+                        files.append(KeptFile(name, facts.st_size, facts.st_mtime_ns, let_go))
+                    elif not entry.name.endswith(_UNFINISHED) or _remove_if_abandoned(entry.path):
+                        continue
+                    total += facts.st_size
+        return files, total
+
+    @contextmanager
+    def _books(self) -> Iterator[_Books]:
+        descriptor = os.open(self._directory / _TOTAL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # held for moments only
+            books = _Books(descriptor)
+            if not books.known:
+                books.write(self._look()[1])
+            yield books
+        finally:
+            _let_go_of(descriptor)
+
+
+class _Books:
+    """The total as it is on disk. Good while the file is locked."""
+
+    def __init__(self, descriptor: int) -> None:
+        text = os.pread(descriptor, 32, 0)
+        self._descriptor = descriptor
+        self.known = len(text) == 20 and text.isdigit()
+        self.total = int(text) if self.known else 0
+
+    def write(self, total: int) -> None:
+        self.total = max(0, total)
+        os.pwrite(self._descriptor, b"%020d" % self.total, 0)
+
+
+class Making:
+    """A block that this process alone may write. Used in a ``with``: what is not finished at its end is removed."""
+
+    def __init__(self, cache: CacheDirectory, name: str, path: Path, descriptor: int, rows: int) -> None:
+        self._cache, self._name, self._path, self._descriptor = cache, name, path, descriptor
+        self._rows = rows
+        self._claimed = 0
+        self._sink: pa.OSFile | None = None
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+        #: Batches that are written.
+        self.batches = 0
+
+    def __enter__(self) -> Making:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Remove what is written, unless it is finished, and let others try."""
+        if self._descriptor < 0:
+            return
+        try:
+            with suppress(OSError):  # of a full disk: what could not be written does not matter any more
+                self._close_stream()
+            with suppress(OSError):  # of a directory that is gone: so is the file
+                self._cache.remove_unfinished(self._path, self._claimed)
+        finally:
+            self._let_go()
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Write a batch. Raises :class:`NoRoom`."""
+        with _no_room_if_refused(self._path.parent):
+            if self._sink is None or self._writer is None:
+                self._sink = pa.OSFile(str(self._path), "wb")
+                # All that it will take, as well as one batch can tell: better no room now than after half of the work.
+                self._claim(_size(batch) * max(1, self._rows) // max(1, batch.num_rows) + _BESIDES_BATCHES)
+                self._writer = pa.ipc.new_stream(self._sink, batch.schema)
+            self._claim(self._sink.tell() + _size(batch) + _BESIDES_BATCHES)
+            self._writer.write_batch(batch)
+        self.batches += 1
+
+    def finish(self) -> Batches:
+        """Make it a whole block, mapped into memory. Raises :class:`NoRoom`. At least one batch is written."""
+        with _no_room_if_refused(self._path.parent):
+            size = self._close_stream()
+            self._claim(size)  # where Arrow wrote more than could be foreseen
+            batches = self._cache.finish(self._name, self._descriptor, self._claimed, size)
+        self._let_go()
+        return batches
+
+    def _claim(self, size: int) -> None:
+        if size > self._claimed:
+            self._cache.claim(self._descriptor, self._claimed, size)
+            self._claimed = size
+
+    def _close_stream(self) -> int:
+        """Returns how many bytes were written."""
+        if self._sink is None or self._writer is None:
+            return 0
+        self._writer.close()
+        size = self._sink.tell()
+        self._sink.close()
+        return size
+
+    def _let_go(self) -> None:
+        _let_go_of(self._descriptor)
+        self._descriptor = -1
+
+
+def _mapped(path: Path) -> Batches:
+    """The batches of a file, none of them read yet. Raises ``ArrowInvalid`` where it is not whole."""
+    mapped = pa.memory_map(str(path))
+    try:
+        size = mapped.size()
+        mapped.seek(max(0, size - len(_END_MARK)))
+        if mapped.read(len(_END_MARK)) != _END_MARK:
+            raise pa.ArrowInvalid(f"{path} does not end as an Arrow stream does.")
+        mapped.seek(0)
+        return tuple(pa.ipc.open_stream(mapped))
+    finally:
+        mapped.close()  # closes the descriptor; the memory stays as long as a batch needs it
+
+
+def _size(batch: pa.RecordBatch) -> int:
+    """Bytes of a batch in a file, with the dictionaries that go before it."""
+    columns: list[Any] = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
+    dictionaries: int = sum(column.dictionary.nbytes + 1024 for column in columns)
+    return pa.ipc.get_record_batch_size(batch) + dictionaries + 1024
+
+
+@contextmanager
+def _no_room_if_refused(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NoRoom(f"{directory} refused: {error}") from error
+
+
+def _wait_for_lock(descriptor: int, stopped: Callable[[], bool]) -> None:
+    """Not by one long call: nothing could end that wait when the holder is stopped but not dead."""
+    pause = _SHORTEST_PAUSE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if stopped():
+                raise GivenUp from None
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _remove_if_abandoned(path: str) -> bool:
+    """Remove an unfinished file of a dead process; False where somebody is at it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        _let_go_of(descriptor)
+
+
+def _let_go_of(descriptor: int) -> None:
+    """Unlock and close. Closing is not enough: a forked child may have the same open file."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """False when the file was renamed or removed while its lock was waited for."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB"

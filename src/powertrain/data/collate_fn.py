@@ -1,0 +1,308 @@
+"""How a batch becomes what the training loop gets: classes to derive from, and two ready-made functions.
+
+``iter_torch_batches(collate_fn=...)`` takes any function of a dict of numpy arrays. Derive from one of the classes
+instead to get another form of batch, and define ``__call__``::
+
+    class Tokenize(ArrowBatchCollateFn):
+        def __call__(self, batch: pa.Table) -> dict[str, torch.Tensor]: ...
+
+For lists of different lengths there are :func:`pad` and :func:`ragged`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from powertrain.data.rows import Column, Rows
+from powertrain.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    import torch
+
+    from powertrain.data.columns import ArrowArray, Named, NumpyArray
+
+__all__ = [
+    "CollateFn",
+    "ArrowBatchCollateFn",
+    "NumpyBatchCollateFn",
+    "PandasBatchCollateFn",
+    "Ragged",
+    "pad",
+    "ragged",
+]
+
+
+class CollateFn(ABC):
+    """What all classes of this module have in common: they are called with a batch."""
+
+    @abstractmethod
+    def __call__(self, batch: Any) -> Any:
+        """What the training loop gets for ``batch``."""
+
+
+class ArrowBatchCollateFn(CollateFn):
+    """Is called with a ``pyarrow.Table``. The cheapest form for text and lists."""
+
+    @abstractmethod
+    def __call__(self, batch: pa.Table) -> Any: ...
+
+
+class NumpyBatchCollateFn(CollateFn):
+    """Is called with a dict of numpy arrays, as a plain function is."""
+
+    @abstractmethod
+    def __call__(self, batch: dict[str, NumpyArray]) -> Any: ...
+
+
+class PandasBatchCollateFn(CollateFn):
+    """Is called with a ``pandas.DataFrame``."""
+
+    @abstractmethod
+    def __call__(self, batch: pd.DataFrame) -> Any: ...
+
+
+class RowsCollateFn(CollateFn):
+    """A ready-made one. It sees rows as they are kept, and so knows which they are; called directly, it takes
+    a dict of arrays or an Arrow table."""
+
+    def __call__(self, batch: Mapping[str, Any] | pa.Table) -> dict[str, Any]:
+        from powertrain.data import formats
+
+        if isinstance(batch, Mapping):
+            length = len(next(iter(batch.values()), ()))
+            return self.collate_rows(formats.from_numpy(batch, np.arange(length)))
+        return self.collate_rows(formats.from_arrow(batch, np.arange(len(batch))))
+
+    @abstractmethod
+    def collate_rows(self, rows: Rows) -> dict[str, Any]:
+        """What the training loop gets for these rows."""
+
+
+class Ragged(NamedTuple):
+    """Lists of different lengths as two tensors: list i is ``values[offsets[i]:offsets[i + 1]]``."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+def pad(
+    value: float | Mapping[str, float] = 0,
+    columns: Collection[str] | None = None,
+    length: int | None = None,
+    side: str = "right",
+) -> RowsCollateFn:
+    """Makes a ``collate_fn`` that fills lists up to one length, and leaves other columns as they are without it.
+
+    Args:
+        value: What to fill with; or by column, ``{"labels": -100}``, and 0 for columns that are not named.
+        columns: Which columns; all whose rows are lists of numbers where None. Lists of lists, and arrays of
+        different shapes, are filled up in every dimension.
+        length: To which length; that of the longest list of the batch where None. A longer list is an error.
+        side: Where to fill, "right" or "left".
+    """
+    if side not in ("right", "left"):
+        raise DataError(
+            f'side={side!r} is unknown to pad(). Lists are filled up on the "right" or on the "left".'
+        )
+    if length is not None and length < 0:
+        raise DataError(f"length={length} was given to pad(). Lists have at least no values: give 0 or more.")
+    return _Pad(_names(columns), value, length, side)
+
+
+def ragged(columns: Collection[str] | None = None) -> RowsCollateFn:
+    """Makes a ``collate_fn`` that gives lists of numbers as :class:`Ragged`, and other columns as they are
+    without it.
+
+    ``columns`` names them; None is for all whose rows are lists of numbers, also where all lists of a batch
+    happen to have
+    one length. Lists of lists need inner lists of one length; where rows have several dimensions, name the columns.
+    """
+    return _Ragged(_names(columns))
+
+
+def _names(columns: Collection[str] | None) -> frozenset[str] | None:
+    if isinstance(columns, str):
+        columns = [columns]
+    return None if columns is None else frozenset(columns)
+
+
+@dataclass(frozen=True)
+class _ListColumns(RowsCollateFn):
+    """Handles columns of lists in its own way, and all others as ``to_torch`` does."""
+
+    columns: frozenset[str] | None
+
+    def collate_rows(self, rows: Rows) -> dict[str, Any]:
+        from powertrain.data.columns import Named, tensor_of
+
+        unknown = sorted((self.columns or frozenset()) - rows.columns.keys())
+        if unknown:
+            there = ", ".join(map(repr, rows.columns)) or "none"
+            raise DataError(
+                f"The collate_fn was given column {unknown[0]!r}, and there are {there}. Name columns that are there."
+            )
+        made: dict[str, Any] = {}
+        for name, column in rows.columns.items():
+            named, floats = Named(name, rows.numbers), name in rows.python_floats
+            if self.is_chosen(name, column):
+                made[name] = self.collated(_without_codes(column, named), named, floats)
+            else:
+                made[name] = tensor_of(column, named, python_floats=floats)
+        return made
+
+    def is_chosen(self, name: str, column: Column) -> bool:
+        return _has_lists(column) if self.columns is None else name in self.columns
+
+    @abstractmethod
+    def collated(self, column: Column, named: Named, python_floats: bool) -> Any:
+        """One column of lists; no row is null."""
+
+
+def _has_lists(column: Column) -> bool:
+    """Whether rows are lists of numbers. A column of two dimensions may be one that happens to have one length."""
+    from powertrain.data.columns import is_list, is_number, leaf_type, plain
+
+    if not isinstance(column, np.ndarray):
+        kind = plain(column).type
+        return is_list(kind) and is_number(leaf_type(kind))
+    if column.dtype == object:
+        return len(column) > 0 and all(isinstance(value, np.ndarray) for value in column)
+    return column.ndim == 2
+
+
+def _without_codes(column: Column, named: Named) -> Column:
+    """The column in plain types. Raises DataError for nulls, and for what is no list of numbers."""
+    from powertrain.data.columns import plain, refuse_nulls
+
+    if not isinstance(column, np.ndarray):
+        column = plain(column)
+        refuse_nulls(column, named)
+    is_wide = isinstance(column, np.ndarray) and column.dtype != object and column.ndim > 1
+    if not (is_wide or _has_lists(column)):
+        what = column.dtype if isinstance(column, np.ndarray) else column.type
+        raise DataError(
+            f"Column {named.name!r} holds {what}, and only lists of numbers can be padded or kept ragged. "
+            "Leave it out of "
+            "the columns given to the collate_fn."
+        )
+    return column
+
+
+@dataclass(frozen=True)
+class _Pad(_ListColumns):
+    value: float | Mapping[str, float] = 0
+    length: int | None = None
+    side: str = field(default="right")
+
+    def collated(self, column: Column, named: Named, python_floats: bool) -> torch.Tensor:
+        from powertrain.data.columns import tensor_of
+
+        value = self.value.get(named.name, 0) if isinstance(self.value, Mapping) else self.value
+        try:
+            if not isinstance(column, np.ndarray):
+                filled = self._filled(column, value, self.length, named)
+            elif column.dtype == object:
+                filled = self._filled_arrays(list(column), value, named)
+            else:
+                filled = self._lengthened(column, value, named)
+        except (OverflowError, ValueError) as problem:
+            if isinstance(problem, DataError):
+                raise
+            raise DataError(
+                f"Column {named.name!r} cannot be padded with {value!r}: {problem}. Choose a value that "
+                "its type can hold."
+            ) from problem
+        made: torch.Tensor = tensor_of(filled, named, python_floats=python_floats)
+        return made
+
+    def _filled(self, array: ArrowArray, value: float, length: int | None, named: Named) -> NumpyArray:
+        """Lists as an array, the ones inside first; ``length`` is that of the outermost."""
+        from powertrain.data.columns import flat_numbers, is_list, list_offsets
+
+        if not is_list(array.type):
+            return flat_numbers(array)
+        inner = self._filled(array.flatten(), value, None, named)
+        lengths = np.diff(list_offsets(array))
+        longest = self._longest(lengths, length, named)
+        made = np.full((len(array), longest, *inner.shape[1:]), value, inner.dtype)
+        places = np.arange(longest)
+        first = (longest - lengths)[:, None] if self.side == "left" else 0
+        made[(places >= first) & (places < first + lengths[:, None])] = inner
+        return made
+
+    def _lengthened(self, column: NumpyArray, value: float, named: Named) -> NumpyArray:
+        """Rows that have one length already."""
+        length = column.shape[1]
+        longest = self._longest(np.full(len(column), length), self.length, named)
+        if longest == length:
+            return column
+        made = np.full((len(column), longest, *column.shape[2:]), value, column.dtype)
+        made[:, slice(longest - length, None) if self.side == "left" else slice(length)] = column
+        return made
+
+    def _filled_arrays(self, arrays: list[NumpyArray], value: float, named: Named) -> NumpyArray:
+        from powertrain.data.columns import ragged_error
+
+        other = next((at for at, array in enumerate(arrays) if array.ndim != arrays[0].ndim), None)
+        if other is not None or arrays[0].ndim == 0:
+            raise ragged_error(named, (0, arrays[0].shape), (other or 0, arrays[other or 0].shape))
+        sizes = np.array([array.shape for array in arrays])
+        largest = sizes.max(axis=0)
+        largest[0] = self._longest(sizes[:, 0], self.length, named)
+        made = np.full((len(arrays), *largest.tolist()), value, np.result_type(*arrays))
+        for array, place in zip(arrays, made, strict=True):
+            if self.side == "left":
+                place[
+                    tuple(slice(place.shape[axis] - size, None) for axis, size in enumerate(array.shape))
+                ] = array
+            else:
+                place[tuple(slice(size) for size in array.shape)] = array
+        return made
+
+    def _longest(self, lengths: NumpyArray, length: int | None, named: Named) -> int:
+        longest = int(lengths.max(initial=0))
+        if length is not None and longest > length:
+            raise DataError(
+                f"Column {named.name!r} has {longest} values in {named.row(int(np.argmax(lengths)))}, and "
+                "pad() was told to fill "
+                f"up to length={length}. Cut longer lists in map() or map_batches(), or give a larger length."
+            )
+        return longest if length is None else length
+
+
+@dataclass(frozen=True)
+class _Ragged(_ListColumns):
+    def collated(self, column: Any, named: Named, python_floats: bool) -> Ragged:
+        import torch
+
+        from powertrain.data.columns import Named, list_offsets, tensor_of
+
+        values: Column
+        if not isinstance(column, np.ndarray):
+            offsets = list_offsets(column).astype(np.int64)
+            offsets, values = offsets - offsets[0], column.flatten()
+        elif column.dtype == object:
+            offsets = np.cumsum([0, *map(len, column)], dtype=np.int64)
+            values = _end_to_end(list(column), named)
+        else:
+            offsets = np.arange(len(column) + 1) * column.shape[1]
+            values = column.reshape(-1, *column.shape[2:])
+        # Each value has the number of the row it is in, so that an error names that.
+        inside = Named(named.name, np.repeat(named.numbers, np.diff(offsets)))
+        return Ragged(tensor_of(values, inside, python_floats=python_floats), torch.from_numpy(offsets))
+
+
+def _end_to_end(arrays: list[NumpyArray], named: Named) -> NumpyArray:
+    from powertrain.data.columns import ragged_error
+
+    other = next((at for at, array in enumerate(arrays) if array.shape[1:] != arrays[0].shape[1:]), None)
+    if other is not None:
+        raise ragged_error(named, (0, arrays[0].shape), (other, arrays[other].shape))
+    return np.concatenate(arrays)

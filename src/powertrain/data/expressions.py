@@ -1,0 +1,96 @@
+"""Conditions on columns, for :meth:`Dataset.filter`: written as Arrow expressions or as text."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from powertrain.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.And: operator.and_,
+    ast.Or: operator.or_,
+}
+
+
+def col(name: str) -> pc.Expression:
+    """A column, to be compared: ``col("label") == 3``."""
+    import pyarrow.compute as pc
+
+    return pc.field(name)
+
+
+def lit(value: Any) -> pc.Expression:
+    """A constant, where a plain value would not do."""
+    import pyarrow.compute as pc
+
+    return pc.scalar(value)
+
+
+def parse(text: str) -> Any:
+    """The expression that ``text`` says in Python's words: ``"label == 3 and name in ['a', 'b']"``.
+
+    Names are columns. There are comparisons, ``in``, ``is None``, ``and``, ``or``, ``not`` and plain arithmetic.
+    Raises :class:`DataError` for anything else.
+    """
+    try:
+        return _expression(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise DataError(
+            f"The filter {text!r} cannot be understood: {error}. Write column names, constants, comparisons, 'in', "
+            "'is None', 'and', 'or' and 'not', or give a pyarrow expression or a function."
+        ) from error
+
+
+def _expression(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return col(node.id)
+    if isinstance(node, ast.Constant):
+        return lit(node.value)
+    if isinstance(node, ast.BoolOp):
+        return _chained(_OPERATORS[type(node.op)], [_expression(value) for value in node.values])
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return ~_expression(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return lit(ast.literal_eval(node))
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_expression(node.left), _expression(node.right))
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        steps = zip(sides[:-1], node.ops, sides[1:], strict=True)
+        return _chained(operator.and_, [_comparison(left, op, right) for left, op, right in steps])
+    raise ValueError(f"{ast.unparse(node)!r} is not allowed in a filter")
+
+
+def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
+    if isinstance(op, (ast.In, ast.NotIn)):
+        among = _expression(left).isin(list(ast.literal_eval(right)))
+        return among if isinstance(op, ast.In) else ~among
+    if isinstance(op, (ast.Is, ast.IsNot)):
+        if not (isinstance(right, ast.Constant) and right.value is None):
+            raise ValueError("'is' can only be followed by None")
+        missing = _expression(left).is_null()
+        return missing if isinstance(op, ast.Is) else ~missing
+    return _OPERATORS[type(op)](_expression(left), _expression(right))
+
+
+def _chained(join: Callable[[Any, Any], Any], values: list[Any]) -> Any:
+    result = values[0]
+    for value in values[1:]:
+        result = join(result, value)
+    return result

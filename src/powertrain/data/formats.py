@@ -1,0 +1,276 @@
+"""Rows in the forms that people work with: numpy, pandas, Arrow, dicts of Python values, tensors; and back.
+
+What each type of column becomes is the table at the head of :mod:`powertrain.data.columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from powertrain.data.columns import (
+    ArrowArray,
+    Named,
+    NumpyArray,
+    arrow_of,
+    as_numpy,
+    numpy_of,
+    object_array,
+    tensor_of,
+    values_of,
+    view,
+)
+from powertrain.data.order import Ints
+from powertrain.data.rows import Column, Rows
+from powertrain.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+# --------------------------------------------------------------------------- from rows
+
+
+def to_numpy(rows: Rows) -> dict[str, NumpyArray]:
+    """One array per column, which may be written to."""
+    return {name: numpy_of(column) for name, column in rows.columns.items()}
+
+
+def to_arrow(rows: Rows) -> pa.Table:
+    """An Arrow table: rows of one dimension as lists, of more as tensors. Raises DataError for Python objects."""
+    return pa.table({name: arrow_of(column, name) for name, column in rows.columns.items()})
+
+
+def to_pandas(rows: Rows) -> pd.DataFrame:
+    """A DataFrame; lists and tensors are arrays, one per cell."""
+    import pandas as pd
+
+    columns = {name: _pandas_values(column) for name, column in rows.columns.items()}
+    return pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
+
+
+def _pandas_values(column: Column) -> Any:
+    if isinstance(column, np.ndarray):
+        return numpy_of(column) if column.ndim == 1 else object_array(values_of(column))
+    if isinstance(column.type, pa.BaseExtensionType):
+        return object_array(values_of(column))
+    if pa.types.is_time(column.type):
+        return numpy_of(column)  # Python's time of day, which pandas would hold, has no nanoseconds
+    return column.to_pandas()
+
+
+def row_dicts(rows: Rows) -> list[dict[str, Any]]:
+    """One dict per row: scalars, text and dicts as Python's own, lists and tensors as arrays, None for null."""
+    names = list(rows.columns)
+    if not names:
+        return [{} for _ in range(len(rows))]
+    return [
+        dict(zip(names, values, strict=True))
+        for values in zip(*(values_of(rows.columns[name]) for name in names), strict=True)
+    ]
+
+
+def to_torch(
+    rows: Rows, dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None
+) -> dict[str, torch.Tensor | list[Any] | dict[str, Any]]:
+    """A tensor per column, which owns its memory and may be written to; text and bytes as lists, structs as dicts.
+
+    ``dtypes`` is one type for all tensors, or a type by column. Raises DataError for what no tensor can hold, naming
+    the column and the row.
+    """
+    by_name = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(rows.columns, dtypes)
+    unknown = [name for name in by_name if name not in rows.columns]
+    if unknown:
+        raise DataError(
+            f"dtypes names the column {unknown[0]!r}, and there are {_listed(rows.columns)}. Name one of these."
+        )
+    tensors = {
+        name: tensor_of(
+            column,
+            Named(name, rows.numbers),
+            dtype=by_name.get(name),
+            python_floats=name in rows.python_floats,
+        )
+        for name, column in rows.columns.items()
+    }
+    for name in by_name if isinstance(dtypes, Mapping) else ():
+        if isinstance(tensors[name], list):
+            raise DataError(
+                f"dtypes asks for column {name!r} as {by_name[name]}, and it holds text or bytes, which "
+                "become a list. Convert "
+                "it to numbers in map() or map_batches() first, or leave it out of dtypes."
+            )
+    return tensors
+
+
+def collate(rows: Rows, collate_fn: Callable[[Any], Any]) -> Any:
+    """What the user's ``collate_fn`` makes of a batch in the form that its class asks for: see
+    :mod:`powertrain.data.collate_fn`. A plain function gets a dict of numpy arrays."""
+    from powertrain.data import collate_fn as classes
+
+    if isinstance(collate_fn, classes.RowsCollateFn):
+        return collate_fn.collate_rows(rows)
+    if isinstance(collate_fn, classes.ArrowBatchCollateFn):
+        return collate_fn(to_arrow(rows))
+    if isinstance(collate_fn, classes.PandasBatchCollateFn):
+        return collate_fn(to_pandas(rows))
+    return collate_fn(to_numpy(rows))
+
+
+# --------------------------------------------------------------------------- to rows
+
+
+def from_numpy(batch: Mapping[str, Any], numbers: Ints) -> Rows:
+    """Rows of a dict of columns: arrays, tensors, Arrow arrays, Series, or lists of one value per row."""
+    columns: dict[str, Column] = {}
+    python_floats = set()
+    for name, values in batch.items():
+        columns[name], were_floats = _column(values, name)
+        if were_floats:
+            python_floats.add(name)
+    return _checked(Rows(columns, numbers, frozenset(python_floats)))
+
+
+def from_pandas(frame: pd.DataFrame, numbers: Ints) -> Rows:
+    """Rows of a DataFrame; its index is left out. None, NA and, in columns of objects, NaN are nulls."""
+    columns = {str(name): _from_series(frame.iloc[:, at]) for at, name in enumerate(frame.columns)}
+    return _checked(Rows(columns, numbers))
+
+
+def from_arrow(table: pa.Table | pa.RecordBatch, numbers: Ints) -> Rows:
+    """Rows of a table; columns that numpy can look at are looked at where they lie."""
+    columns = {name: _from_arrow(table.column(at)) for at, name in enumerate(table.schema.names)}
+    return _checked(Rows(columns, numbers))
+
+
+def from_row_dicts(dicts: Sequence[Mapping[str, Any]], numbers: Ints) -> Rows:
+    """Rows of one dict per row. A key that is missing in some of them is null there."""
+    names = dict.fromkeys(name for row in dicts for name in row)
+    return from_numpy({name: [row.get(name) for row in dicts] for name in names}, numbers)
+
+
+def _checked(rows: Rows) -> Rows:
+    lengths = {name: len(column) for name, column in rows.columns.items()}
+    if any(length != len(rows) for length in lengths.values()):
+        said = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+        raise DataError(
+            f"The columns of a batch of {len(rows)} rows have other lengths: {said}. Every column needs "
+            "one value per row."
+        )
+    return rows
+
+
+def _from_arrow(values: ArrowArray) -> Column:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.chunk(0) if values.num_chunks == 1 else pa.concat_arrays(_one_dictionary(values))
+    return view(values)
+
+
+def _one_dictionary(values: ArrowArray) -> list[ArrowArray]:
+    """The chunks, decoded where each could have a dictionary of its own; an empty one where there is none."""
+    if values.num_chunks == 0:
+        return [pa.array([], type=values.type)]
+    chunks = values.chunks
+    return [chunk.dictionary_decode() for chunk in chunks] if pa.types.is_dictionary(values.type) else chunks
+
+
+def _from_series(series: pd.Series[Any]) -> Column:
+    if isinstance(series.dtype, np.dtype) and series.dtype != object:
+        return _from_array(series.to_numpy(), str(series.name))[0]
+    if series.dtype == object:
+        try:
+            return view(pa.Array.from_pandas(series))
+        except (pa.ArrowException, OverflowError):
+            return _of_values(series.tolist())[0]  # arrays of several dimensions, or objects
+    return _from_arrow(pa.Array.from_pandas(series))
+
+
+# --------------------------------------------------------------------------- one column from what a function returned
+
+
+def _column(values: Any, name: str) -> tuple[Column, bool]:
+    """The column, and whether its values were Python's own floats."""
+    values = as_numpy(values)
+    if isinstance(values, np.ndarray):
+        return _from_array(values, name)
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return _from_arrow(values), False
+    if isinstance(values, (list, tuple)):
+        return _of_values(list(values))
+    if type(values).__module__.startswith("pandas") and hasattr(values, "array"):
+        return _from_series(values), False
+    raise DataError(
+        f"Column {name!r} is {_shown(values)} of type {type(values).__name__}. A column is an array, a "
+        "tensor or a list with "
+        "one value per row."
+    )
+
+
+def _from_array(values: NumpyArray, name: str) -> tuple[Column, bool]:
+    if values.ndim == 0:
+        raise DataError(
+            f"Column {name!r} is the single value {_shown(values)}. A column has one value per row: "
+            "repeat it for each row."
+        )
+    if values.dtype.kind in "biufcMm":
+        return values, False
+    return _of_values(list(values) if values.ndim > 1 else values.tolist())
+
+
+def _of_values(values: list[Any]) -> tuple[Column, bool]:
+    """One value per row, each as Python, numpy or torch has it."""
+    values = [as_numpy(value) for value in values]
+    kinds = set(map(type, values))
+    if kinds and kinds <= {int, float} and float in kinds:
+        return np.array(values, np.float64), True
+    if kinds == {bool}:
+        return np.array(values, np.bool_), False
+    if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
+        return np.array(values, np.int64), False
+    if kinds == {np.ndarray}:
+        return _of_arrays(values), False
+    if kinds and all(issubclass(kind, (np.number, np.bool_, np.datetime64)) for kind in kinds):
+        return np.array(values), False
+    try:
+        array = pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return object_array(values), False
+    return view(array), _holds_double(array.type) and any(_leads_to_float(value) for value in values)
+
+
+def _of_arrays(arrays: list[NumpyArray]) -> Column:
+    numbers = all(array.dtype.kind in "biufcMm" for array in arrays)
+    if numbers and all(array.shape == arrays[0].shape for array in arrays):
+        return np.stack(arrays)
+    if all(array.ndim == 1 for array in arrays):
+        try:
+            return view(pa.array(arrays))
+        except (pa.ArrowException, OverflowError):
+            pass  # types that Arrow does not know, or does not mix
+    return object_array(arrays)
+
+
+def _holds_double(kind: pa.DataType) -> bool:
+    return pa.types.is_float64(kind) or any(
+        _holds_double(kind.field(index).type) for index in range(kind.num_fields)
+    )
+
+
+def _leads_to_float(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_leads_to_float(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_leads_to_float(item) for item in value)
+    return type(value) is float
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, names)) or "none"

@@ -1,0 +1,123 @@
+"""Encoded images to arrays of pixels. Pillow does the work, and lets other threads run while it does."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from powertrain.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: Images that a thread takes at a time: handing them over costs little beside decoding them, and none waits long.
+_TOGETHER = 4
+#: What pixels mean without a palette or a conversion table: kept unless another mode is asked for.
+_PLAIN_MODES = frozenset({"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B"})
+
+
+class BadImage(Exception):
+    """The value at ``index`` of a column is no image that can be decoded."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(index, problem)
+        self.index, self.problem = index, problem
+
+
+def require_pillow() -> None:
+    """Raise :class:`DataError` where images cannot be decoded at all."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            "Images are decoded by Pillow, which is not installed. Install it with: pip install 'powertrain[images]'."
+        ) from error
+
+
+def decode_column(
+    column: Any,
+    size: tuple[int, int] | None,
+    mode: str | None,
+    over: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]],
+) -> npt.NDArray[Any]:
+    """The images of a column: one array (rows, height, width[, channels]) where all have one shape, else an object
+    array of arrays, with None where the column has a null.
+
+    ``column`` holds encoded images: binary values, or structs of "bytes" and "path" as Hugging Face has them. ``over``
+    applies a function to each of many items, in order. Raises :class:`BadImage`.
+    """
+    encoded = list(enumerate(_encoded(column)))
+    groups = [encoded[start : start + _TOGETHER] for start in range(0, len(encoded), _TOGETHER)]
+    decoded = over(lambda group: [_decoded(index, data, size, mode) for index, data in group], groups)
+    return _together(list(itertools.chain.from_iterable(decoded)))
+
+
+def decode(data: bytes, size: tuple[int, int] | None = None, mode: str | None = None) -> npt.NDArray[Any]:
+    """One image as (height, width) or (height, width, channels), uint8 unless the image has more than 8 bits.
+
+    ``size`` is (height, width) to scale it to. ``mode`` is Pillow's; without one, palettes and odd colour spaces
+    become RGB (RGBA where there is transparency), and black-and-white becomes grey.
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        wanted = mode or _usual_mode(image)
+        converted = image if image.mode == wanted else image.convert(wanted)
+        if size is not None and (converted.height, converted.width) != tuple(size):
+            converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        return np.asarray(converted)
+
+
+def _usual_mode(image: Image) -> str:
+    if image.mode in _PLAIN_MODES:
+        return image.mode
+    if image.mode == "1":
+        return "L"
+    return "RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB"
+
+
+def _encoded(column: Any) -> list[bytes | None]:
+    if isinstance(column, pa.StructArray):
+        values: list[Any] = column.to_pylist()  # type: ignore[misc]
+        return [None if value is None else _bytes_of(value) for value in values]
+    return list(column.to_pylist() if isinstance(column, pa.Array) else column)
+
+
+def _bytes_of(value: dict[str, Any]) -> Any:
+    if value.get("bytes") is not None or not value.get("path"):
+        return value.get("bytes")
+    with open(value["path"], "rb") as file:
+        return file.read()
+
+
+def _decoded(
+    index: int, data: bytes | None, size: tuple[int, int] | None, mode: str | None
+) -> npt.NDArray[Any] | None:
+    if data is None:
+        return None
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise BadImage(index, f"it is of type {type(data).__name__}, and an encoded image is bytes")
+    try:
+        return decode(bytes(data), size, mode)
+    except Exception as error:  # Pillow raises whatever the broken file made its decoders do
+        kind = "" if type(error).__name__ == "UnidentifiedImageError" else f"{type(error).__name__}: {error}"
+        problem = kind or "its bytes are of no image format that Pillow knows"
+        raise BadImage(index, f"{problem} ({len(data)} bytes, beginning {bytes(data[:8])!r})") from error
+
+
+def _together(images: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any]:
+    first = images[0] if images else None
+    if first is not None and all(
+        image is not None and image.shape == first.shape and image.dtype == first.dtype for image in images
+    ):
+        return np.stack([image for image in images if image is not None])
+    column = np.empty(len(images), object)
+    for index, image in enumerate(images):
+        column[index] = None if image is None else image.copy()  # Pillow's own are not writable
+    return column

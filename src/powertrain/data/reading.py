@@ -1,0 +1,337 @@
+"""Datasets from files and from what is in memory. Files are not opened before something is asked of the dataset."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from powertrain.data.plan import Part, Plan
+from powertrain.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import csv, json
+
+    from powertrain.data.dataset import Dataset
+    from powertrain.data.sources.base import Source
+    from powertrain.data.sources.files import Paths
+
+_JSON_EXTENSIONS = tuple(
+    f"{name}{compressed}"
+    for name in ("json", "jsonl")
+    for compressed in ("", ".gz", ".br", ".zst", ".lz4", ".bz2")
+)
+
+
+def _dataset(source: Source) -> Dataset:
+    from powertrain.data.dataset import Dataset
+
+    return Dataset(Plan((Part(source),)))
+
+
+# --------------------------------------------------------------------------- files
+
+
+def read_parquet(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    file_extensions: Sequence[str] | None = None,
+    filesystem: Any = None,
+    include_paths: bool = False,
+) -> Dataset:
+    """The rows of Parquet files.
+
+    ``paths`` is a file, a directory, a pattern ("data/**/*.parquet"), an address ("s3://bucket/data") or a list of
+    these. All files must have the columns of the first. Directories named "key=value" add a text column "key".
+
+    ``columns``: only these, in this order. ``filter``: only rows for which this Arrow expression is true, for example
+    ``pyarrow.compute.field("label") == 3``; it may name columns that are not read. ``file_extensions``: endings of the
+    files that count; by default, of those in directories, "parquet". ``filesystem``: a pyarrow or fsspec file system
+    that ``paths`` are paths of. ``include_paths`` adds the column "path".
+    """
+    from powertrain.data.sources.files import file_paths
+    from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
+    from powertrain.data.sources.parquet import ParquetSource
+
+    found = file_paths(paths, file_extensions, usual=["parquet"], filesystem=filesystem)
+    chosen = None if columns is None else _names(columns)
+    if filter is None:
+        return _dataset(ParquetSource(found, chosen, include_paths=include_paths))
+    whole = ParquetSource(found, include_paths=include_paths)
+    kept = FilteredSource(whole, _expression(filter))
+    return _dataset(kept if chosen is None else ProjectedSource(kept, chosen))
+
+
+def _names(columns: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(columns, str):
+        raise DataError(f"columns={columns!r} is one string. Give a list of names: columns=[{columns!r}].")
+    return tuple(columns)
+
+
+def _expression(given: Any) -> pc.Expression:
+    import pyarrow.compute as pc
+
+    if not isinstance(given, pc.Expression):
+        raise DataError(
+            f"filter={given!r} is a {type(given).__name__} and not an Arrow expression. Write it as "
+            "pyarrow.compute.field('column') == value, or give a function to Dataset.filter."
+        )
+    return given
+
+
+def read_csv(
+    paths: Paths,
+    *,
+    file_extensions: Sequence[str] | None = None,
+    filesystem: Any = None,
+    include_paths: bool = False,
+    read_options: csv.ReadOptions | None = None,
+    parse_options: csv.ParseOptions | None = None,
+    convert_options: csv.ConvertOptions | None = None,
+) -> Dataset:
+    """The rows of CSV files, which all have the same columns, named in their first line.
+
+    The three options are those of ``pyarrow.csv``. The files are read through once to count the rows and to find types
+    that fit all of them. See :func:`read_parquet` for the other arguments.
+    """
+    from powertrain.data.sources.files import file_paths
+    from powertrain.data.sources.text import CsvSource
+
+    return _dataset(
+        CsvSource(
+            file_paths(paths, file_extensions, filesystem=filesystem),
+            read_options=read_options,
+            parse_options=parse_options,
+            convert_options=convert_options,
+            include_paths=include_paths,
+        )
+    )
+
+
+def read_json(
+    paths: Paths,
+    *,
+    lines: bool = True,
+    file_extensions: Sequence[str] | None = None,
+    filesystem: Any = None,
+    include_paths: bool = False,
+    parse_options: json.ParseOptions | None = None,
+) -> Dataset:
+    """The rows of files with one JSON object on each line; with ``lines=False``, of files with one list of objects.
+
+    A key that an object lacks is null. ``parse_options`` is that of ``pyarrow.json``. The files are read through once
+    to count the rows and to find types that fit all of them. See :func:`read_parquet` for the other arguments.
+    """
+    from powertrain.data.sources.files import file_paths
+    from powertrain.data.sources.text import JsonSource
+
+    found = file_paths(paths, file_extensions, usual=_JSON_EXTENSIONS, filesystem=filesystem)
+    return _dataset(JsonSource(found, lines=lines, parse_options=parse_options, include_paths=include_paths))
+
+
+def read_images(
+    paths: Paths,
+    *,
+    size: tuple[int, int] | None = None,
+    mode: str | None = None,
+    include_paths: bool = False,
+    file_extensions: Sequence[str] | None = None,
+    filesystem: Any = None,
+) -> Dataset:
+    """Image files, decoded to uint8 arrays of (height, width, channels) in the column "image".
+
+    ``size``: (height, width) to which all are resized. ``mode``: a mode of Pillow's to which all are converted, such as
+    "RGB" or "L". See :func:`read_parquet` for the other arguments.
+    """
+    from powertrain.data.sources.files import file_paths
+    from powertrain.data.sources.images import IMAGE_EXTENSIONS, ImageSource
+
+    if size is not None and (len(size) != 2 or any(not isinstance(each, int) or each < 1 for each in size)):
+        raise DataError(
+            f"size={size!r} is no size of images. Give (height, width) in pixels, such as (224, 224)."
+        )
+    found = file_paths(paths, file_extensions, usual=IMAGE_EXTENSIONS, filesystem=filesystem)
+    return _dataset(ImageSource(found, size=size, mode=mode, include_paths=include_paths))
+
+
+# --------------------------------------------------------------------------- memory
+
+
+def from_items(items: Iterable[Any]) -> Dataset:
+    """Python objects as rows: the keys of dicts are columns (null where an item lacks one); anything else is in "item".
+
+    Python's floats become torch's default dtype in tensors. Arrays and tensors of one shape stay what they are.
+    """
+    from powertrain.data.sources.items import table_of_items
+    from powertrain.data.sources.memory import TableSource
+
+    return _dataset(TableSource(table_of_items(list(items)), "item"))
+
+
+def from_pandas(dfs: pd.DataFrame | Sequence[pd.DataFrame]) -> Dataset:
+    """The rows of a DataFrame, or of several with the same columns. The index is left out."""
+    import pandas as pd
+
+    from powertrain.data.sources.memory import TableSource
+
+    frames = [dfs] if isinstance(dfs, pd.DataFrame) else list(dfs)
+    for frame in frames:
+        if not isinstance(frame, pd.DataFrame):
+            raise DataError(
+                f"from_pandas was given a {type(frame).__name__}. Give a DataFrame or a list of them."
+            )
+    return _dataset(TableSource(_joined([_table_of_frame(frame) for frame in frames], "DataFrames"), "row"))
+
+
+def _table_of_frame(frame: pd.DataFrame) -> pa.Table:
+    import pyarrow as pa
+
+    from powertrain.data.sources.items import table_of_columns
+
+    names = [str(name) for name in frame.columns]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"The DataFrame has several columns {twice[0]!r}. Rename or drop the others.")
+    columns: list[Any] = []
+    for place, name in enumerate(names):
+        series = frame.iloc[:, place]
+        try:
+            columns.append(pa.Array.from_pandas(series))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            # Arrays of several dimensions, tensors and the like, which only items know; or it says what is wrong.
+            columns.append(table_of_columns({name: list(series)}, "row").column(0))
+    return pa.Table.from_arrays(columns, names=names)
+
+
+def from_numpy(ndarrays: np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any]) -> Dataset:
+    """The rows of an array, or of several one after the other, in the column "data"; or a column for each name.
+
+    Arrays of more than one dimension give a tensor for each row.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    from powertrain.data.sources.items import column_of_numpy
+    from powertrain.data.sources.memory import TableSource
+
+    if isinstance(ndarrays, Mapping):
+        columns = {str(name): column_of_numpy(values, str(name)) for name, values in ndarrays.items()}
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"The arrays have different numbers of rows: {lengths}. Give all of them as many."
+            )
+        return _dataset(TableSource(pa.table(columns)))
+    arrays = [ndarrays] if isinstance(ndarrays, np.ndarray) else list(ndarrays)
+    tables = [pa.table({"data": column_of_numpy(array, "data")}) for array in arrays]
+    return _dataset(TableSource(_joined(tables, "arrays")))
+
+
+def from_arrow(tables: Any) -> Dataset:
+    """The rows of an Arrow table or record batch, or of several with the same columns."""
+    import pyarrow as pa
+
+    from powertrain.data.sources.memory import TableSource
+
+    given = list(tables) if isinstance(tables, (list, tuple)) else [tables]
+    found = []
+    for table in given:
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        if isinstance(table, (bytes, pa.Buffer)):
+            table = pa.ipc.open_stream(table).read_all()
+        if not isinstance(table, pa.Table):
+            raise DataError(
+                f"from_arrow was given a {type(table).__name__}. Give a pyarrow.Table or a list of them."
+            )
+        found.append(table)
+    return _dataset(TableSource(_joined(found, "tables")))
+
+
+def _joined(tables: list[pa.Table], what: str) -> pa.Table:
+    """One table of all of them; a column of nulls gets the type that it has elsewhere."""
+    import pyarrow as pa
+
+    from powertrain.data.sources.plain import plain_table
+
+    if not tables:
+        raise DataError(f"No {what} were given. Give at least one.")
+    plain = [plain_table(table) for table in tables]
+    for number, table in enumerate(plain):
+        if set(table.column_names) != set(plain[0].column_names):
+            odd = sorted(set(table.column_names) ^ set(plain[0].column_names))[0]
+            raise DataError(
+                f"The {what} 0 and {number} have different columns: only one of them has {odd!r}. Give all the same."
+            )
+    try:
+        return plain[0] if len(plain) == 1 else pa.concat_tables(plain, promote_options="default")
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(
+            f"The {what} do not fit together: {error}. Give them columns of the same types."
+        ) from error
+
+
+def range(n: int) -> Dataset:
+    """The numbers from 0 to ``n - 1`` in the column "id"."""
+    from powertrain.data.sources.memory import RangeSource
+
+    if not isinstance(n, int) or n < 0:
+        raise DataError(f"There is no range of {n!r} numbers. Give a whole number, 0 or more.")
+    return _dataset(RangeSource(n))
+
+
+# --------------------------------------------------------------------------- other libraries' datasets
+
+
+def from_torch(dataset: Any) -> Dataset:
+    """The items of a map-style torch dataset: the keys of dicts are columns; anything else is in "item".
+
+    Items that are tuples give a struct with the fields "0", "1", and so on. Items are asked for when they are needed,
+    in the worker processes. The order is the same at every number of workers; what the dataset itself draws at
+    random is its own affair.
+    """
+    from powertrain.data.sources.indexed import IndexedSource
+
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"The dataset {type(dataset).__name__} cannot be asked for an item by number and for its length, so its "
+            "rows cannot be put in an order or be resumed. Give a map-style dataset (__getitem__ and __len__), or "
+            "from_items(list(dataset)) where it fits in memory."
+        )
+    return _dataset(IndexedSource(dataset))
+
+
+def from_huggingface(dataset: Any) -> Dataset:
+    """The rows of a Hugging Face ``datasets.Dataset`` in its present order. Images are decoded when they are read.
+
+    A dataset in files is read from these, one in memory from memory. Formats and transforms set on it do not count: use
+    ``map`` here.
+    """
+    from powertrain.data.sources.indexed import HuggingFaceSource, plain_hugging_face
+    from powertrain.data.sources.memory import TableSource
+
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping):
+        splits = ", ".join(repr(name) for name in dataset)
+        raise DataError(
+            f"from_huggingface was given a {kind} of the splits {splits}. Pick one: dataset['train']."
+        )
+    if (
+        not hasattr(dataset, "features")
+        or not hasattr(dataset, "with_format")
+        or not hasattr(dataset, "cache_files")
+    ):
+        raise DataError(
+            f"from_huggingface was given a {kind}. Give a datasets.Dataset; of a streamed one rows have no number, so "
+            "load it without streaming=True."
+        )
+    if dataset.cache_files and len(dataset):
+        return _dataset(HuggingFaceSource(dataset))
+    table = dataset.with_format("arrow")[builtins.slice(None)]
+    return _dataset(TableSource(plain_hugging_face(table, dataset.features)))

@@ -1,0 +1,464 @@
+"""A rank's part of a dataset, as its training loop sees it: epochs, batches, and where it stands."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+
+from powertrain.data.loader import Cut, Loader, Ready, budgets_alone
+from powertrain.data.order import after_epoch, steps_left
+from powertrain.data.plan import Plan
+from powertrain.data.position import Position
+from powertrain.data.prepared import Prepared, prepare_alone
+from powertrain.data.rows import Rows
+from powertrain.errors import DataChangedError, DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    from powertrain.data.pipeline import Pipeline
+
+T = TypeVar("T")
+TAILS = ("partial", "drop", "carry")
+_BATCH_SIZE = 256
+
+
+class _Seat(TypedDict):
+    """Which rank reads, and with what."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    cache_directory: str
+    disk_bytes: int
+    memory_bytes: int
+
+
+class DataShard:
+    """One rank's part of a dataset. ``powertrain.get_dataset_shard(name)`` gives it.
+
+    Each iteration over what :meth:`iter_torch_batches` or :meth:`iter_batches` return is one epoch, in an order of its
+    own where the dataset is shuffled. All ranks make equally many steps. Every row comes exactly once per epoch,
+    however many ranks there are, and also when a run goes on in mid-epoch with another number of them: the position
+    goes into each checkpoint by itself.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        local_world_size: int = 1,
+        cache_directory: str,
+        disk_bytes: int,
+        memory_bytes: int,
+        resume: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        began: Callable[[float], None] = lambda weight: None,
+        on_change: str = "refuse",
+        device: str = "cpu",
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        """``resume`` is asked once, when it first matters where to begin; ``began`` is told the weight of each batch
+        just before it is handed out; ``device`` is what "auto" stands for."""
+        self._device = device
+        self._prepared = prepared
+        self._seat: _Seat = {
+            "rank": rank,
+            "world_size": world_size,
+            "local_world_size": local_world_size,
+            "cache_directory": cache_directory,
+            "disk_bytes": disk_bytes,
+            "memory_bytes": memory_bytes,
+        }
+        self._ranks = world_size if prepared.split else 1
+        self._resume, self._began, self._on_change, self._warn = resume, began, on_change, warn
+        self._loader: Loader | None = None
+        self._scratch: Any = None
+        #: Where the next iteration begins; None until somebody needs to know.
+        self._next: Position | None = None
+        self._live: weakref.ref[EpochIterator[Any]] | None = None
+        #: What the batch handed out last counts for in the gradient: rows times ranks by the rows of all ranks. 0 for a
+        #: row that only keeps a rank without rows in step.
+        self.weight = 1.0
+        self._reached: Position | None = None
+
+    @classmethod
+    def alone(cls, plan: Plan) -> DataShard:
+        """All of a plan's rows, for a process that reads them by itself."""
+        from powertrain.data.scratch import Scratch
+
+        prepared, scratch = prepare_alone(plan), Scratch()
+        shard = cls(prepared, cache_directory=scratch.path, **budgets_alone(prepared, scratch.path))
+        shard._scratch = scratch
+        return shard
+
+    def __repr__(self) -> str:
+        position = self._position()
+        return (
+            f"DataShard({self._prepared.name!r}, rank {self._seat['rank']} of {self._seat['world_size']}, "
+            f"epoch {position.epoch}, position {max(position.position, 0)} of {self._prepared.rows})"
+        )
+
+    # -- batches
+
+    def iter_torch_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = _BATCH_SIZE,
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        device: str | torch.device = "auto",
+        collate_fn: Callable[[Any], Any] | None = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        pin_memory: bool = False,
+        global_batch_size: int | None = None,
+        tail: str | None = None,
+        seed: int | None = None,
+    ) -> Batches[Any]:
+        """Batches of tensors, as a dict from column to tensor (text: a list of str). Iterate it once per epoch.
+
+        ``batch_size`` is the rows of one rank; ``global_batch_size`` instead those of all ranks together, which then
+        stay the same at any number of ranks. ``tail`` says what becomes of rows that do not fill the last step: they
+        come as a smaller one (``"partial"``), are left out (``"drop"``, as ``drop_last=True``) or come with the first
+        step of the next epoch (``"carry"``). ``device="auto"`` is the worker's own device. ``collate_fn`` makes the batch
+        instead: see :mod:`powertrain.data.collate_fn`. ``seed`` orders this shard's epochs in place of the dataset's own seed.
+        ``local_shuffle_buffer_size`` shuffles data that is not shuffled otherwise, within windows of so many rows.
+        """
+        from powertrain.data.torch_batches import TorchConversion
+
+        chosen = self._device if device == "auto" else device
+        conversion = TorchConversion(dtypes, chosen, collate_fn, pin_memory, prefetch_batches)
+        cut = self._cut(
+            batch_size,
+            global_batch_size,
+            tail,
+            drop_last,
+            prefetch_batches,
+            local_shuffle_buffer_size,
+            conversion.make,
+        )
+        return Batches(self, cut, _one_seed(seed, local_shuffle_seed), conversion.hand_out)
+
+    def iter_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = _BATCH_SIZE,
+        batch_format: str | None = "default",
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        global_batch_size: int | None = None,
+        tail: str | None = None,
+        seed: int | None = None,
+    ) -> Batches[Any]:
+        """Batches as a dict of numpy arrays (``"numpy"``), a pandas DataFrame or a pyarrow Table. The rest is as for
+        :meth:`iter_torch_batches`."""
+        cut = self._cut(
+            batch_size,
+            global_batch_size,
+            tail,
+            drop_last,
+            prefetch_batches,
+            local_shuffle_buffer_size,
+            _formatted(batch_format),
+        )
+        return Batches(self, cut, _one_seed(seed, local_shuffle_seed))
+
+    def iter_rows(self, *, prefetch_batches: int = 1) -> Iterator[dict[str, Any]]:
+        """One dict per row, for one epoch."""
+        from powertrain.data.formats import row_dicts
+
+        cut = self._cut(_BATCH_SIZE, None, None, False, prefetch_batches, None, row_dicts)
+        for rows in Batches(self, cut, None):
+            yield from rows
+
+    def schema(self) -> pa.Schema:
+        """Columns and types of the data as it is stored."""
+        return self._prepared.inspected.schema()
+
+    def count(self) -> int:
+        """Rows of one epoch, over all ranks."""
+        return self._prepared.rows
+
+    def _cut(
+        self,
+        batch_size: int | None,
+        global_batch_size: int | None,
+        tail: str | None,
+        drop_last: bool,
+        prefetch: int,
+        window: int | None,
+        convert: Callable[[Rows], T],
+    ) -> Cut[T]:
+        if tail is None:
+            tail = "drop" if drop_last else "partial"
+        elif drop_last and tail != "drop":
+            raise DataError(f"drop_last=True and tail={tail!r} contradict each other. Leave one of them out.")
+        if tail not in TAILS:
+            raise DataError(f"tail={tail!r} is none of {', '.join(map(repr, TAILS))}. Use one of them.")
+        size = global_batch_size if global_batch_size is not None else _times(batch_size, self._ranks)
+        _check_whole("global_batch_size" if global_batch_size is not None else "batch_size", size, 1)
+        _check_whole("prefetch_batches", prefetch, 0)
+        shuffle = None
+        if window is not None:
+            _check_whole("local_shuffle_buffer_size", window, 1)
+            shuffle = window if self._prepared.shuffle == "none" else None
+        return Cut(size, tail, convert, prefetch, shuffle)  # type: ignore[arg-type]
+
+    # -- epochs and positions
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration under way, or of the next one."""
+        return self._position().epoch
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the epochs up to ``total``, from the one that comes next::
+
+        for epoch in shard.epochs(10):
+            for batch in shard.iter_torch_batches(batch_size=32): ...
+        """
+        while (epoch := self._following().epoch) < total:
+            yield epoch
+            if self._live_iterator() is None and self._following().epoch == epoch:
+                self._next = Position.at(
+                    self._following(), epoch + 1, 0
+                )  # nobody read it: go on all the same
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next iteration would give, as plain values: the same on every rank. It is in every checkpoint
+        anyway; to keep it elsewhere, hand it to ``get_dataset_shard(name, state_dict=...)`` later."""
+        return self._position().as_dict()
+
+    def reached(self) -> dict[str, Any]:
+        """How far this shard was read: the position of the batch handed out last, for people to look at."""
+        return (self._position() if self._reached is None else self._reached).as_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position that :meth:`state_dict` has given."""
+        self._abandon()
+        self._next = self._checked(Position.from_dict(state, self._prepared.name))
+        self._rebuild_loader()
+
+    def _position(self) -> Position:
+        live = self._live_iterator()
+        return live.position if live is not None else self._following()
+
+    def _following(self) -> Position:
+        """Where the next iteration begins."""
+        if self._next is None:
+            saved = self._resume()
+            if saved is None:  # not kept: the loop may still ask for its checkpoint before it iterates
+                return Position.beginning(self._prepared)
+            self._next = self._checked(Position.from_dict(saved, self._prepared.name))
+        return self._next
+
+    def _checked(self, position: Position) -> Position:
+        if position.fingerprint == self._prepared.fingerprint:
+            return position
+        if self._on_change == "restart_epoch":
+            at_its_end = position.position >= position.rows
+            return Position.beginning(self._prepared, epoch=position.epoch + at_its_end)
+        raise DataChangedError(changed_message(self._prepared, position))
+
+    def _live_iterator(self) -> EpochIterator[Any] | None:
+        live = self._live() if self._live is not None else None
+        return live if live is not None and not live.over else None
+
+    def _abandon(self) -> None:
+        """An iteration that is not at its end yet is given up, and its epoch with it."""
+        live = self._live_iterator()
+        if live is not None:
+            live.close()
+
+    def _begin(self, cut: Cut[T], seed: int | None, hand_out: Callable[[T], Any]) -> EpochIterator[T]:
+        self._abandon()
+        start = self._following()
+        if seed is not None and seed != start.seed:
+            start = start.with_seed(seed)
+        if start.position == 0:  # an epoch under way goes on as it was begun
+            start = replace(start, shuffle=self._prepared.shuffle if cut.shuffle is None else cut.shuffle)
+        cut = replace(cut, shuffle=start.shuffle)
+        self._next = Position.at(start, start.epoch + 1, 0)
+        loader = self._loader_for(start)
+        iterator = EpochIterator(self, loader, start, cut, hand_out)
+        self._live = weakref.ref(iterator)
+        return iterator
+
+    def _ended(self, iterator: EpochIterator[Any], cut: Cut[Any]) -> None:
+        """An epoch was read to its end."""
+        at = iterator.position
+        carried = after_epoch(self._prepared.rows, at.position, cut.global_batch, cut.tail)
+        self._next = Position.at(at, at.epoch + 1, carried)
+
+    # -- what epochs share
+
+    def _loader_for(self, start: Position) -> Loader:
+        if self._loader is not None and self._loader.seed != start.seed:
+            self._rebuild_loader()
+        if self._loader is None:
+            self._loader = Loader(
+                self._prepared, seed=start.seed, lanes=start.lanes, warn=self._warn, **self._seat
+            )
+        return self._loader
+
+    def _rebuild_loader(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def close(self) -> None:
+        """End threads and processes; let go of all blocks."""
+        self._abandon()
+        self._rebuild_loader()
+        if self._scratch is not None:
+            self._scratch.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_loader", None) is not None:
+            self.close()
+
+
+class Batches(Generic[T]):
+    """What a shard's ``iter_...`` methods return: each iteration over it is one epoch."""
+
+    def __init__(
+        self,
+        shard: DataShard,
+        cut: Cut[T],
+        seed: int | None,
+        hand_out: Callable[[T], Any] = lambda batch: batch,
+    ) -> None:
+        self._shard, self._cut, self._seed, self._hand_out = shard, cut, seed, hand_out
+
+    def __iter__(self) -> EpochIterator[T]:
+        return self._shard._begin(self._cut, self._seed, self._hand_out)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch."""
+        return steps_left(self._shard.count(), 0, self._cut.global_batch, self._cut.tail)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration under way, or of the next one."""
+        return self._shard.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the shard stands: see :meth:`DataShard.state_dict`."""
+        return self._shard.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position that :meth:`state_dict` has given."""
+        self._shard.load_state_dict(state)
+
+
+class EpochIterator(Generic[T]):
+    """The batches of one epoch, from where it begins to its end."""
+
+    def __init__(
+        self,
+        shard: DataShard,
+        loader: Loader,
+        start: Position,
+        cut: Cut[T],
+        hand_out: Callable[[T], Any],
+    ) -> None:
+        self._shard, self._cut, self._hand_out = shard, cut, hand_out
+        #: Of the batch handed out last; never of what is read ahead.
+        self.position = start
+        #: True once it was read to its end, or given up.
+        self.over = False
+        self._waiting: list[Ready[T]] = []
+        self._pipeline: Pipeline[Any, list[Ready[T]]] = loader.epoch(start.epoch, start.position, cut)
+
+    def __iter__(self) -> EpochIterator[T]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.over:
+            raise StopIteration
+        if not self._waiting:
+            try:
+                self._waiting = next(self._pipeline)[::-1]
+            except StopIteration:
+                self.over = True
+                self._shard._ended(self, self._cut)
+                self._pipeline.close()
+                raise
+        ready = self._waiting.pop()
+        batch = self._hand_out(ready.batch)
+        self._shard.weight = ready.weight
+        self._shard._began(ready.weight)
+        self.position = self._shard._reached = Position.at(self.position, self.position.epoch, ready.position)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the shard stands: see :meth:`DataShard.state_dict`."""
+        return self._shard.state_dict()
+
+    def close(self) -> None:
+        """Give the rest of the epoch up."""
+        self.over = True
+        self._waiting = []
+        self._pipeline.close()
+
+
+def changed_message(prepared: Prepared, saved: Position) -> str:
+    """What to tell of data that a saved position does not belong to."""
+    named = f"The dataset {prepared.name!r}" if prepared.name else "The dataset"
+    rows = (
+        f"it had {saved.rows} rows then and has {prepared.rows} now"
+        if saved.rows != prepared.rows
+        else f"it has {prepared.rows} rows as before, but not the same ones"
+    )
+    return (
+        f"{named} is not what it was when the position in it (epoch {saved.epoch}, row {max(saved.position, 0)}) "
+        f"was saved: {rows}. Going on would lose rows or repeat some. Give the data of that time, or start its epoch "
+        'again with DataConfig(on_change="restart_epoch").'
+    )
+
+
+def _formatted(batch_format: str | None) -> Callable[[Rows], Any]:
+    from powertrain.data import formats
+
+    makers = {
+        None: formats.to_arrow,
+        "default": formats.to_numpy,
+        "numpy": formats.to_numpy,
+        "pandas": formats.to_pandas,
+        "pyarrow": formats.to_arrow,
+    }
+    if batch_format not in makers:
+        raise DataError(
+            f"batch_format={batch_format!r} is unknown. Use 'numpy', 'pandas' or 'pyarrow'; tensors come from "
+            "iter_torch_batches."
+        )
+    return makers[batch_format]
+
+
+def _times(batch_size: Any, ranks: int) -> Any:
+    if batch_size is None:
+        raise DataError(
+            "batch_size=None gives batches of whatever size blocks have, which differs from rank to rank. Give the "
+            "rows of one rank as batch_size, or those of all ranks as global_batch_size."
+        )
+    return batch_size * ranks if isinstance(batch_size, int) else batch_size
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise DataError(f"{name}={value!r} must be a whole number of at least {least}.")
+
+
+def _one_seed(seed: int | None, local_shuffle_seed: int | None) -> int | None:
+    chosen = seed if seed is not None else local_shuffle_seed
+    if chosen is not None:
+        _check_whole("seed", chosen, 0)
+    return chosen

@@ -1,0 +1,75 @@
+"""What a source of rows promises: blocks with exact row counts, readable in any order, by any process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Marks a float64 column, or list column, whose values were Python's own floats: a tensor of it gets torch's default
+#: dtype. Kept in the metadata of the Arrow field.
+PYTHON_FLOATS = (b"powertrain.values", b"python")
+#: Marks a binary column that holds encoded images, to be decoded on the way to the user: the value is JSON of
+#: ``{"size": [height, width] or null, "mode": "RGB" or null}``.
+IMAGES = b"powertrain.images"
+
+
+@dataclass(frozen=True)
+class BlockFacts:
+    """What is known of a block before it is read."""
+
+    rows: int
+    #: Bytes of its columns once decoded, as well as can be known beforehand.
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What :meth:`Source.inspect` has found."""
+
+    blocks: tuple[BlockFacts, ...]
+    schema: pa.Schema
+    #: Changes when the data does, and not when it is copied elsewhere: at most 32 characters.
+    fingerprint: str
+
+
+class Source(ABC):
+    """Rows in blocks. Picklable; small when pickled unless it holds rows itself (see :meth:`publish`).
+
+    Nothing is read, listed or opened by the constructor. :meth:`inspect` is called once, in the driver, and raises
+    :class:`~powertrain.errors.DataError` for whatever is wrong with the data; its answer travels with the source, so
+    that :meth:`read` can rely on it in any process.
+    """
+
+    #: True where any row can be had at once at no cost: such data is shuffled row by row.
+    in_memory: bool = False
+    #: True where decoding costs about as much as reading the decoded block from disk, so that caching it does not pay.
+    cheap_to_decode: bool = False
+
+    @abstractmethod
+    def inspect(self) -> SourceFacts:
+        """The blocks, the schema and the fingerprint. Found once, then remembered, also across pickling."""
+
+    @abstractmethod
+    def read(self, block: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of one block, in order, in batches of moderate size; only these columns, in this order.
+
+        Any thread of any process. Holds at most one batch beyond what it has given (a giant block is streamed).
+        """
+
+    @abstractmethod
+    def name_row(self, block: int, row: int) -> str:
+        """Where a row is, for people: "part-3.parquet, row group 2, row 17" or "item 17"."""
+
+    def select(self, columns: Sequence[str]) -> Source | None:
+        """A source of these columns only, or None where it cannot do better than dropping them after reading."""
+        return None
+
+    def publish(self, directory: str) -> Source:
+        """The same rows (same blocks, same fingerprint), to be pickled for other processes of this machine: rows that
+        are in this process's memory are put into a file below ``directory`` first."""
+        return self

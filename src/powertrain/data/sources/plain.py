@@ -1,0 +1,149 @@
+"""Arrow data in the few forms that the rest of this package knows.
+
+Dictionaries are taken apart (each row group has another one, and a file of decoded blocks can hold only one), views and
+run ends become plain arrays, and extension types other than tensors become what they are stored as: which of them are
+known differs from process to process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from powertrain.errors import DataError
+
+_pt = pa.types
+
+
+def plain_type(given: Any) -> Any:
+    """The type that values of type ``given`` get; a tensor's stays."""
+    if isinstance(given, pa.FixedShapeTensorType):
+        return given
+    return _plain_inner(given)
+
+
+def _plain_inner(given: Any) -> Any:
+    if isinstance(given, pa.BaseExtensionType):
+        return _plain_inner(given.storage_type)
+    if _pt.is_dictionary(given) or _pt.is_run_end_encoded(given):
+        return _plain_inner(given.value_type)
+    if _is_view(given, "is_string_view"):
+        return pa.string()
+    if _is_view(given, "is_binary_view"):
+        return pa.binary()
+    if _pt.is_struct(given):
+        return pa.struct([_plain_field(given.field(i)) for i in range(given.num_fields)])
+    if _pt.is_map(given):
+        return pa.map_(_plain_inner(given.key_type), _plain_inner(given.item_type))
+    if _pt.is_fixed_size_list(given):
+        return pa.list_(_plain_field(given.value_field), given.list_size)
+    if _pt.is_large_list(given) or _is_view(given, "is_large_list_view"):
+        return pa.large_list(_plain_field(given.value_field))
+    if _pt.is_list(given) or _is_view(given, "is_list_view"):
+        return pa.list_(_plain_field(given.value_field))
+    return given
+
+
+def _is_view(given: pa.DataType, test: str) -> bool:
+    """Whether a test that older versions of Arrow lack holds."""
+    known: Callable[[pa.DataType], bool] | None = getattr(_pt, test, None)
+    return known is not None and known(given)
+
+
+def _plain_field(given: Any) -> Any:
+    return given.with_type(_plain_inner(given.type))
+
+
+def plain_schema(given: pa.Schema) -> pa.Schema:
+    """The schema of the plain form; the schema's own metadata (pandas', Hugging Face's) is left out."""
+    return pa.schema([field.with_type(plain_type(field.type)) for field in given])
+
+
+def as_type(array: Any, wanted: pa.DataType) -> Any:
+    """``array`` with the type ``wanted``, which is its own, its plain form, or (of nulls) any."""
+    if array.type.equals(wanted):
+        return array
+    if isinstance(array, pa.ExtensionArray) and not isinstance(array.type, pa.FixedShapeTensorType):
+        return as_type(array.storage, wanted)
+    if _pt.is_run_end_encoded(array.type):
+        return as_type(pc.call_function("run_end_decode", [array]), wanted)
+    if isinstance(wanted, pa.FixedShapeTensorType) and not isinstance(array, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(wanted, as_type(array, wanted.storage_type))
+    return array.cast(wanted)
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """``table`` in plain form; columns that are plain already are not copied."""
+    schema = plain_schema(table.schema)
+    if len(set(schema.names)) < len(schema.names):
+        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        raise DataError(
+            f"A table has several columns named {twice[0]!r}, and a row can have only one. Rename or drop the others."
+        )
+    columns = [
+        pa.chunked_array([as_type(chunk, field.type) for chunk in column.chunks], type=field.type)
+        for column, field in zip(table.columns, schema, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+# --------------------------------------------------------------------------- batches
+
+
+def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of all ``batches``, at least one, in one."""
+    if len(batches) == 1:
+        return batches[0]
+    merged = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return merged[0] if merged else batches[0]
+
+
+def moderate(batches: Iterable[pa.RecordBatch], *, most: int, each: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in one batch if they are up to ``most`` bytes together, else in batches of about ``each``.
+
+    Holds at most ``most`` bytes and one batch of those given.
+    """
+    held: list[pa.RecordBatch] = []
+    size, limit = 0, most
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        if size > limit:
+            yield one_batch(held)
+            held, size, limit = [], 0, each
+    if held:
+        yield one_batch(held)
+
+
+def with_rows_only(rows: int) -> pa.RecordBatch:
+    """A batch of so many rows and no column."""
+    nothing: Any = pa.array([{}] * rows, pa.struct([]))
+    return pa.RecordBatch.from_struct_array(nothing)
+
+
+# --------------------------------------------------------------------------- columns by name
+
+
+def checked_columns(columns: Sequence[str], there: Sequence[str], where: str) -> None:
+    """Raises :class:`DataError` for a name that is not ``there``, with those it may have meant."""
+    for name in columns:
+        if name not in there:
+            raise DataError(no_such_column(name, there, where))
+    if len(set(columns)) < len(columns):
+        twice = next(name for name in columns if list(columns).count(name) > 1)
+        raise DataError(f"The column {twice!r} is asked for twice. Name each column once.")
+
+
+def no_such_column(name: object, there: Sequence[str], where: str) -> str:
+    """What to say of a column that ``where`` does not have."""
+    import difflib
+
+    near = difflib.get_close_matches(str(name), there, n=3)
+    meant = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+    shown = ", ".join(repr(each) for each in there[:30]) + (", ..." if len(there) > 30 else "")
+    return f"There is no column {name!r} in {where}.{meant} Its columns are: {shown or 'none'}."

@@ -1,0 +1,44 @@
+"""Columns of another source that can only be named once its schema is known, which is not before it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from powertrain.data.sources.base import Source, SourceFacts
+from powertrain.data.sources.filtered import ProjectedSource
+from powertrain.data.sources.plain import checked_columns
+from powertrain.errors import DataError
+
+
+class WithoutColumnsSource(ProjectedSource):
+    """All columns of ``inner`` but those that are dropped."""
+
+    def __init__(self, inner: Source, dropped: Sequence[str]) -> None:
+        super().__init__(inner, None)
+        self._dropped = tuple(dropped)
+
+    def _look(self) -> SourceFacts:
+        there = self._inner.inspect().schema.names
+        checked_columns(self._dropped, there, "the data")
+        self._columns = tuple(name for name in there if name not in self._dropped)
+        if not self._columns:
+            raise DataError(f"drop_columns({list(self._dropped)}) leaves no column. Keep at least one.")
+        return super()._look()
+
+
+class RelabeledSource(ProjectedSource):
+    """All columns of ``inner`` under new names, given in the order of the columns."""
+
+    def __init__(self, inner: Source, names: Sequence[str]) -> None:
+        super().__init__(inner, None)
+        self._names = tuple(names)
+
+    def _look(self) -> SourceFacts:
+        there = self._inner.inspect().schema.names
+        if len(there) != len(self._names):
+            raise DataError(
+                f"rename_columns() got {len(self._names)} names ({', '.join(self._names)}) for {len(there)} columns "
+                f"({', '.join(there)}). Give one for each, or a dict of those to change."
+            )
+        self._renames = dict(zip(there, self._names, strict=True))
+        return super()._look()

@@ -1,0 +1,77 @@
+"""Rows as tensors on a device: made on the reading threads, handed out on the training thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from powertrain.data.rows import Rows
+from powertrain.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from powertrain.data.device import DeviceFeed
+
+#: Copies that may be under way beside those that wait to be handed out: one in use, one being made.
+_SLOTS_BEYOND = 2
+
+
+class TorchConversion:
+    """What ``iter_torch_batches`` was asked to make of rows."""
+
+    def __init__(
+        self,
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None,
+        device: str | torch.device,
+        collate_fn: Callable[[Any], Any] | None,
+        pin_memory: bool,
+        prefetch: int,
+    ) -> None:
+        import torch
+
+        if collate_fn is not None and dtypes is not None:
+            raise DataError(
+                "collate_fn makes the tensors itself, so dtypes would do nothing. Leave one of them out."
+            )
+        if collate_fn is not None and not callable(collate_fn):
+            raise DataError(
+                f"collate_fn={collate_fn!r} cannot be called. Give a function that takes a batch."
+            )
+        self._dtypes, self._collate, self._pin = dtypes, collate_fn, pin_memory
+        try:
+            self._device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise DataError(f"device={device!r} is no device of torch: {error}.") from error
+        self._feed: DeviceFeed | None = None
+        if self._device.type == "cuda":
+            from powertrain.data.device import DeviceFeed
+
+            # Settled here: threads that read ahead have a current device of their own.
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            self._feed = DeviceFeed(torch.device("cuda", index), prefetch + _SLOTS_BEYOND)
+
+    def make(self, rows: Rows) -> Any:
+        """The batch, on its way to the device. Any thread."""
+        from powertrain.data import formats
+
+        if self._collate is not None:
+            batch = formats.collate(rows, self._collate)
+        else:
+            batch = formats.to_torch(rows, self._dtypes)
+        if self._feed is not None:
+            return self._feed.put(batch)
+        return self._moved(batch)
+
+    def _moved(self, batch: Any) -> Any:
+        from powertrain.data.device import map_tensors
+
+        if self._pin:
+            return map_tensors(batch, lambda tensor: tensor.pin_memory())
+        if self._device.type != "cpu":
+            return map_tensors(batch, lambda tensor: tensor.to(self._device))
+        return batch
+
+    def hand_out(self, made: Any) -> Any:
+        """What :meth:`make` made, ready to be computed with. Training thread."""
+        return made if self._feed is None else self._feed.take(made)

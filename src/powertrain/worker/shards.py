@@ -1,0 +1,268 @@
+"""The data of one rank: its shards of the run's datasets, where each stands, and where it goes on after a restart.
+
+A dataset's place is a small state that is the same on every rank. It goes into each checkpoint by itself, and comes
+back when the next attempt starts from that checkpoint and its loop has asked for it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from powertrain import wire
+from powertrain.errors import ConfigError
+from powertrain.storage import safety
+from powertrain.worker.batch_plan import gradient_weight
+from powertrain.worker.progress import progress
+
+if TYPE_CHECKING:
+    from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.data.prepared import Prepared
+    from powertrain.data.shard import DataShard
+    from powertrain.worker.context import Session
+
+#: Under this name the extras of a checkpoint keep where each dataset stood.
+DATA_EXTRA = "data"
+#: Seconds for which a place that beats tell of may be old.
+_LOOK_EVERY = 0.5
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """How far a dataset was read: ``position`` of the ``rows`` rows of ``epoch`` are behind.
+
+    A negative position counts rows of the epoch before that come with the first step of this one.
+    """
+
+    epoch: int
+    position: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, {max(0, self.position) * 100 // max(1, self.rows)} %"
+
+
+def positions_in(extras: Mapping[str, Any]) -> dict[str, State]:
+    """By dataset the state that a checkpoint's extras keep; empty where it was saved without data."""
+    kept = extras.get(DATA_EXTRA)
+    return {name: dict(state) for name, state in kept.items()} if isinstance(kept, Mapping) else {}
+
+
+def readable(states: Mapping[str, Mapping[str, Any]]) -> dict[str, DataPosition]:
+    """States for people. What a state does not tell is left out, and so is a state that tells nothing."""
+    return {
+        name: DataPosition(state["epoch"], state["position"], state["rows"])
+        for name, state in states.items()
+        if {"epoch", "position", "rows"} <= set(state)
+    }
+
+
+def in_words(states: Mapping[str, Mapping[str, Any]]) -> str:
+    """As beats and the terminal tell it: "train: epoch 3, 45 %; eval: epoch 0, 0 %"."""
+    return "; ".join(f"{name}: {position}" for name, position in readable(states).items())
+
+
+class Shards:
+    """What one attempt of one rank reads. Training thread only, but for :meth:`described`."""
+
+    def __init__(self, session: Session, datasets: bytes = b"") -> None:
+        """``datasets`` is the pickled dict of the run's :class:`~powertrain.data.prepared.Prepared`, if any."""
+        self._session = session
+        self._load: Callable[[], Mapping[str, Prepared]] = lambda: pickle.loads(datasets) if datasets else {}
+        self._shards: dict[str, DataShard] = {}
+        #: How to ask those that stand outside the run's datasets where they are.
+        self._adopted: dict[str, Callable[[], State]] = {}
+        #: Where each stood when it was last looked at. Replaced whole, so that any thread may read it.
+        self._seen: dict[str, State] = {}
+        self._looked = 0.0
+        #: Those that have given out a batch, and those whose saved place was taken up or replaced by the user.
+        self._begun: set[str] = set()
+        self._resumed: set[str] = set()
+        self._asked_for_checkpoint = self._told = False
+        self._captured: WeakKeyDictionary[Checkpoint, dict[str, State]] = WeakKeyDictionary()
+
+    # -- what the training function gets
+
+    def shard(self, name: str, state_dict: Mapping[str, Any] | None = None) -> DataShard:
+        """This rank's part of a dataset, the same object each time; at the place of ``state_dict`` where one is given.
+
+        Raises :class:`ConfigError` for a name that the trainer was not given.
+        """
+        if name not in self._shards:
+            self._shards[name] = self._open(name)
+        shard = self._shards[name]
+        if state_dict is not None:
+            shard.load_state_dict(state_dict)
+            self._resumed.add(name)  # the user has said where to begin
+        return shard
+
+    def adopt(self, name: str, state: Callable[[], State]) -> Callable[[], State | None]:
+        """Keep the place of something else that reads data, under a name of its own, with that of the datasets.
+
+        ``state`` says where it stands, on any thread. Returns what it asks where to begin, just before it does.
+        """
+        if name in self._datasets or self._adopted.get(name, state) != state:
+            raise ConfigError(
+                f"There is something to read data from under the name {name!r} already, and both would be kept in one "
+                "place. Give another: prepare_data_loader(loader, name=...)."
+            )
+        self._adopted[name] = state
+
+        def resume() -> State | None:
+            saved = self._saved(name)
+            if saved is None:
+                self._tell_if_unused(name)
+            return saved
+
+        return resume
+
+    def provide(self, load: Callable[[], Mapping[str, Prepared]]) -> None:
+        """Take the datasets from ``load``, when the first is needed: for a rank that lives where they were made."""
+        self._load = load
+
+    @cached_property
+    def _datasets(self) -> Mapping[str, Prepared]:
+        return self._load()
+
+    def _open(self, name: str) -> DataShard:
+        if name not in self._datasets:
+            raise ConfigError(_no_such_dataset(name, list(self._datasets)))
+        from powertrain.data.shard import DataShard
+
+        place = self._session.place
+        blocks = os.path.join(place.data_cache, "blocks")
+        return DataShard(
+            self._datasets[name],
+            rank=place.rank,
+            world_size=place.world_size,
+            local_world_size=place.local_world_size,
+            cache_directory=blocks,
+            disk_bytes=disk_budget(blocks, place.data_cache_bytes),
+            memory_bytes=place.data_memory_bytes,
+            resume=lambda: self._saved(name),
+            began=lambda weight: self._began(name, weight),
+            on_change=place.on_data_change,
+            device=f"cuda:{self._session.device}" if self._session.device >= 0 else "cpu",
+            warn=self._say,
+        )
+
+    # -- after a restart
+
+    def checkpoint_was_asked_for(self) -> None:
+        """The loop goes on from the attempt's checkpoint, and so do its data."""
+        self._asked_for_checkpoint = True
+
+    def _saved(self, name: str) -> State | None:
+        """The place that the checkpoint kept, if the loop has asked for the checkpoint."""
+        saved = self._session.place.data_positions.get(name)
+        if saved is None or not self._asked_for_checkpoint:
+            return None
+        self._resumed.add(name)
+        return dict(saved)
+
+    def _tell_if_unused(self, name: str) -> None:
+        """Say once that data begin anew although the checkpoint knows where they were."""
+        saved = self._session.place.data_positions.get(name)
+        if saved is None or name in self._resumed or self._told:
+            return
+        self._told = True
+        if self._session.place.rank == 0:
+            self._say(
+                f"The checkpoint that this attempt starts from has a position of the data ({in_words({name: saved})}), "
+                "but the loop has not asked for its checkpoint, so training data starts at epoch 0. Call "
+                "get_checkpoint() or load_state() before you read data."
+            )
+
+    def _began(self, name: str, weight: float) -> None:
+        """A batch is about to be handed out, which counts ``weight`` in the average over ranks."""
+        gradient_weight.set(weight)
+        progress.batch()
+        if name not in self._begun:
+            self._begun.add(name)
+            self._tell_if_unused(name)
+        if progress.moved - self._looked >= _LOOK_EVERY:
+            self._look()
+
+    # -- where everything stands
+
+    def positions(self) -> dict[str, State]:
+        """Where each dataset stands; for those not touched yet, where it stood in the checkpoint that counts."""
+        saved = self._session.place.data_positions if self._asked_for_checkpoint else {}
+        live = {name: shard.state_dict() for name, shard in self._shards.items()}
+        return {**saved, **live, **{name: state() for name, state in self._adopted.items()}}
+
+    def capture(self, checkpoint: Checkpoint) -> None:
+        """Remember where everything stands for a checkpoint that was made now and is reported later."""
+        self._captured[checkpoint] = self.positions()
+
+    def extras_of(self, checkpoint: Any) -> dict[str, Any]:
+        """What the manifest of a checkpoint keeps of the data: as of its making, or of now."""
+        from powertrain.checkpoint.checkpoint import Checkpoint
+
+        captured = self._captured.get(checkpoint) if isinstance(checkpoint, Checkpoint) else None
+        positions = self.positions() if captured is None else captured
+        return {DATA_EXTRA: positions} if positions else {}
+
+    def described(self) -> str:
+        """Where everything that has begun stands, in words, as of a moment ago. Any thread."""
+        adopted = {name: state() for name, state in list(self._adopted.items())}
+        return in_words({**self._seen, **adopted})
+
+    def look(self) -> str:
+        """As :meth:`described`, as of now. Training thread."""
+        self._look()
+        return self.described()
+
+    def _look(self) -> None:
+        self._looked = progress.moved
+        self._seen = {name: shard.reached() for name, shard in self._shards.items() if name in self._begun}
+
+    def close(self) -> None:
+        """End what reads ahead."""
+        with ExitStack() as closing:
+            for shard in self._shards.values():
+                closing.callback(shard.close)
+        self._shards.clear()
+
+    def _say(self, message: str) -> None:
+        """Tell the user: rank 0 at the terminal, the others in their own logs."""
+        if self._session.place.rank == 0:
+            self._session.service.post(wire.Noted(message=message))
+        else:
+            warnings.warn(message, stacklevel=2)
+
+
+def disk_budget(directory: str, wanted: int) -> int:
+    """Bytes that the blocks in ``directory`` may take: ``wanted``, or for -1 a quarter of what is free or theirs."""
+    if wanted >= 0:
+        return wanted
+    used = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            try:
+                used += os.lstat(os.path.join(parent, name)).st_size
+            except OSError:  # another rank has just removed it
+                continue
+    return (safety.free_bytes(directory) + used) // 4
+
+
+def _no_such_dataset(name: str, names: list[str]) -> str:
+    if not names:
+        return (
+            f"get_dataset_shard({name!r}) was called, but the trainer was given no datasets. Give it some: "
+            f"datasets={{{name!r}: powertrain.data.read_parquet(path)}}."
+        )
+    there = ", ".join(map(repr, names))
+    return (
+        f"There is no dataset {name!r} for get_dataset_shard: the trainer was given datasets={{...}} with {there}. Ask "
+        "for one of these, or add it there."
+    )
