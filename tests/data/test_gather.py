@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powertrain.data.formats import to_arrow
+from powertrain.data.formats import row_dicts, to_arrow
 from powertrain.data.gather import BlockView, concat_rows, gather, take_rows
 from powertrain.data.rows import Rows
 from powertrain.data.sources.base import PYTHON_FLOATS
@@ -98,13 +98,26 @@ def _rows_of(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
+def _python(value: Any) -> Any:
+    """The same with lists for arrays."""
+    if isinstance(value, np.ndarray):
+        return [_python(item) for item in value.tolist()]
+    if isinstance(value, dict):
+        return {key: _python(item) for key, item in value.items()}
+    return [_python(item) for item in value] if isinstance(value, list) else value
+
+
 def _assert_own_memory(rows: Rows) -> None:
     for column in rows.columns.values():
         if isinstance(column, np.ndarray):
             assert column.flags.writeable
 
 
-@settings(max_examples=120)
+#: The first Arrow array of a process imports pandas, which Hypothesis would take for a slow strategy.
+_SLOW_START = [HealthCheck.too_slow]
+
+
+@settings(max_examples=120, suppress_health_check=_SLOW_START)
 @given(st.data(), _blocks(), st.booleans())
 def test_gathers_what_picking_row_by_row_gives(
     data: st.DataObject, blocks: list[list[pa.RecordBatch]], grouped: bool
@@ -122,12 +135,13 @@ def test_gathers_what_picking_row_by_row_gives(
     rows = gather([BlockView(block) for block in blocks], which, offsets, numbers)
 
     naive = [_rows_of(blocks[at])[row] for at, row in wanted]
-    assert to_arrow(rows).to_pylist() == naive
+    assert _python(row_dicts(rows)) == naive
     assert rows.numbers.tolist() == numbers.tolist()
     assert list(rows.columns) == blocks[0][0].schema.names
     _assert_own_memory(rows)
 
 
+@settings(suppress_health_check=_SLOW_START)
 @given(st.data(), _blocks())
 def test_taking_and_joining_rows_keeps_each_row(
     data: st.DataObject, blocks: list[list[pa.RecordBatch]]
@@ -139,11 +153,11 @@ def test_taking_and_joining_rows_keeps_each_row(
         parts.append(gather(views, np.full(view.rows, at), offsets, offsets + 100 * at))
     joined = concat_rows(parts)
     naive = [row for block in blocks for row in _rows_of(block)]
-    assert to_arrow(joined).to_pylist() == naive
+    assert _python(row_dicts(joined)) == naive
 
     indices = data.draw(st.lists(st.integers(0, len(naive) - 1), max_size=10) if naive else st.just([]))
     taken = take_rows(joined, np.array(indices, np.int64))
-    assert to_arrow(taken).to_pylist() == [naive[index] for index in indices]
+    assert _python(row_dicts(taken)) == [naive[index] for index in indices]
     assert taken.numbers.tolist() == joined.numbers[indices].tolist()
 
 
@@ -187,6 +201,17 @@ def test_a_column_that_is_stacked_in_one_block_and_ragged_in_another_comes_ragge
         column = _all_rows(three, _one(pa.array(other))).columns["x"]
         assert isinstance(column, pa.Array)
         assert column.to_pylist() == [[1, 2, 3], [4, 5, 6], *other]
+
+
+def test_nested_lists_of_one_shape_in_one_block_are_joined_with_others() -> None:
+    stacked, other = [[[1, 2], [3, 4]]], [[[5], [6, 7]], []]
+    rows = _all_rows(_one(pa.array(stacked)), _one(pa.array(other)), _one(pa.array(stacked)))
+    assert rows.columns["x"].to_pylist() == [*stacked, *other, *stacked]
+
+
+def test_tensors_of_different_shapes_are_joined_as_one_array_per_row() -> None:
+    rows = concat_rows([Rows({"x": np.full(shape, 7)}, np.arange(1)) for shape in ((1, 2, 3), (1, 3, 2))])
+    assert [row.shape for row in rows.columns["x"]] == [(2, 3), (3, 2)]
 
 
 def test_a_column_with_nulls_in_one_block_only_keeps_them() -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import powertrain.data
 from powertrain.data.sources.base import Source
 from powertrain.data.sources.files import file_paths
 from powertrain.data.sources.filtered import FilteredSource, ProjectedSource, SampledSource, columns_of
@@ -190,3 +191,17 @@ def test_a_choice_of_columns_makes_blocks_smaller_where_they_lie_apart(tmp_path:
     pq.write_table(pa.table({"a": range(100), "b": range(100)}), tmp_path / "x.parquet")
     whole = ParquetSource(file_paths(tmp_path, None))
     assert ProjectedSource(whole, ["a"]).inspect().blocks[0].nbytes == whole.inspect().blocks[0].nbytes // 2
+
+
+def test_columns_that_change_places_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """Decoded blocks are cached under a name: what two projections of the same data give must not share one."""
+    pq.write_table(pa.table({"a": [1, 2], "b": [3, 4]}), tmp_path / "rows.parquet")
+    plain = powertrain.data.read_parquet(str(tmp_path))
+    swapped = plain.rename_columns({"a": "b", "b": "a"})
+    keys = {
+        source.cache_key
+        for dataset in (plain, swapped, swapped.filter(expr=pc.field("a") > 0))
+        for source in [dataset.select_columns(["a", "b"]).plan.parts[0].source]
+    }
+    assert len(keys) == 3
+    assert plain.plan.inspected().fingerprint == swapped.plan.inspected().fingerprint

@@ -59,7 +59,7 @@ class _Part:
     def of(cls, source: Source, columns: Sequence[str] | None) -> _Part:
         facts = source.inspect()
         digest = hashlib.blake2b(digest_size=16)
-        what = (_FORM, this_boot(), type(source).__qualname__, facts.fingerprint, columns and list(columns))
+        what = (_FORM, this_boot(), type(source).__qualname__, source.cache_key, columns and list(columns))
         digest.update(repr(what).encode())
         digest.update(facts.schema.serialize())
         return cls(source, columns, facts, digest.hexdigest())

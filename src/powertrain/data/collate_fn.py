@@ -188,9 +188,8 @@ def _without_codes(column: Column, named: Named) -> Column:
     if not (is_wide or _has_lists(column)):
         what = column.dtype if isinstance(column, np.ndarray) else column.type
         raise DataError(
-            f"Column {named.name!r} holds {what}, and only lists of numbers can be padded or kept ragged. "
-            "Leave it out of "
-            "the columns given to the collate_fn."
+            f"Column {named.name!r} holds {what}, and only lists of numbers can be padded or kept ragged. Leave it "
+            "out of the columns given to the collate_fn."
         )
     return column
 
@@ -216,8 +215,8 @@ class _Pad(_ListColumns):
             if isinstance(problem, DataError):
                 raise
             raise DataError(
-                f"Column {named.name!r} cannot be padded with {value!r}: {problem}. Choose a value that "
-                "its type can hold."
+                f"Column {named.name!r} cannot be padded with {value!r}: {problem}. Choose a value that its type "
+                "can hold."
             ) from problem
         made: torch.Tensor = tensor_of(filled, named, python_floats=python_floats)
         return made
@@ -270,9 +269,9 @@ class _Pad(_ListColumns):
         longest = int(lengths.max(initial=0))
         if length is not None and longest > length:
             raise DataError(
-                f"Column {named.name!r} has {longest} values in {named.row(int(np.argmax(lengths)))}, and "
-                "pad() was told to fill "
-                f"up to length={length}. Cut longer lists in map() or map_batches(), or give a larger length."
+                f"Column {named.name!r} has {longest} values in {named.row(int(np.argmax(lengths)))}, and pad() "
+                f"was told to fill up to length={length}. Cut longer lists in map() or map_batches(), or give a "
+                "larger length."
             )
         return longest if length is None else length
 

@@ -289,12 +289,11 @@ def arrow_of(column: Column, name: str = "") -> ArrowArray:
             return pa.array([_listed(value) for value in column])
         if column.ndim == 1:
             return _flat_arrow(column)
-        return _list_array(column) if column.ndim == 2 else _tensor_array(column)
+        return nested_lists(column) if column.ndim == 2 else _tensor_array(column)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as problem:
         raise DataError(
-            f"Column {name!r} cannot be an Arrow column: {problem}. Convert its values to numbers, text, "
-            "lists or arrays "
-            "of one type, or drop it."
+            f"Column {name!r} cannot be an Arrow column: {problem}. Convert its values to numbers, text, lists or "
+            "arrays of one type, or drop it."
         ) from problem
 
 
@@ -317,13 +316,15 @@ def _in_arrow_units(times: NumpyArray) -> NumpyArray:
     return times.astype(f"{times.dtype.kind}8[s]")
 
 
-def _list_array(values: NumpyArray) -> ArrowArray:
-    rows, size = values.shape
-    large = rows * size > LONGEST_LIST_COLUMN
-    offsets = np.arange(rows + 1, dtype=np.int64 if large else np.int32) * size
-    flat = _flat_arrow(values.reshape(-1))
-    kind = pa.LargeListArray if large else pa.ListArray
-    return kind.from_arrays(pa.array(offsets), flat)
+def nested_lists(values: NumpyArray) -> ArrowArray:
+    """Rows of several dimensions as lists of lists, to be put together with such."""
+    inner = _flat_arrow(values.reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        offsets = np.arange(int(np.prod(values.shape[:axis])) + 1) * values.shape[axis]
+        is_large = int(offsets[-1]) > LONGEST_LIST_COLUMN
+        starts: ArrowArray = pa.array(offsets.astype(np.int64 if is_large else np.int32))
+        inner = (pa.LargeListArray if is_large else pa.ListArray).from_arrays(starts, inner)
+    return inner
 
 
 def _tensor_array(values: NumpyArray) -> ArrowArray:
@@ -514,9 +515,9 @@ def _arrow_tensor(array: ArrowArray, named: Named, convert: _Conversion) -> Tens
         return plain(array).to_pylist()
     if not is_number(leaf):
         raise DataError(
-            f"Column {named.name!r} has values of Arrow type {array.type}, which no tensor can hold. "
-            "Choose the parts you "
-            "need in map() or map_batches(), leave the column out with drop_columns(), or pass a collate_fn."
+            f"Column {named.name!r} has values of Arrow type {array.type}, which no tensor can hold. Choose the "
+            "parts you need in map() or map_batches(), leave the column out with drop_columns(), or pass a "
+            "collate_fn."
         )
     found = _uniform(array)
     if found is None:
@@ -550,9 +551,9 @@ def _objects_tensor(column: NumpyArray, named: Named, convert: _Conversion) -> T
         return convert.tensor(np.stack(arrays) if arrays else np.empty(0), named)
     found = sorted({type(value).__name__ for value in values})
     raise DataError(
-        f"Column {named.name!r} holds Python objects ({', '.join(found)}), which no tensor can hold. "
-        "Return numbers, arrays "
-        "or text from map() or map_batches(), leave the column out with drop_columns(), or pass a collate_fn."
+        f"Column {named.name!r} holds Python objects ({', '.join(found)}), which no tensor can hold. Return "
+        "numbers, arrays or text from map() or map_batches(), leave the column out with drop_columns(), or pass a "
+        "collate_fn."
     )
 
 
@@ -586,9 +587,8 @@ class _Conversion:
             made = torch.from_numpy(writable(np.ascontiguousarray(values)))
         except TypeError as problem:
             raise DataError(
-                f"Column {named.name!r} has numpy type {values.dtype}, which no tensor can hold "
-                f"({problem}). Convert it in "
-                "map_batches(), or leave it out with drop_columns()."
+                f"Column {named.name!r} has numpy type {values.dtype}, which no tensor can hold ({problem}). "
+                "Convert it in map_batches(), or leave it out with drop_columns()."
             ) from problem
         return made if wanted is None else made.to(wanted)
 
@@ -599,8 +599,8 @@ def _widened(values: NumpyArray, named: Named) -> NumpyArray:
         row = int(np.argmax(values.reshape(len(values), -1).max(axis=1)))
         raise DataError(
             f"Column {named.name!r} has the value {int(values.max())} in {named.row(row)}, too large for "
-            "torch.int64, which "
-            f"uint64 columns become. Pass dtypes={{{named.name!r}: torch.uint64}} or another type to keep it."
+            f"torch.int64, which uint64 columns become. Pass dtypes={{{named.name!r}: torch.uint64}} or another "
+            "type to keep it."
         )
     return values.astype(wider)
 
@@ -619,9 +619,9 @@ def _since_epoch(values: NumpyArray, named: Named) -> NumpyArray:
     if too_far.any():
         row = int(np.argwhere(too_far)[0][0])
         raise DataError(
-            f"Column {named.name!r} has a time in {named.row(row)} that is too far from 1970 to be "
-            "counted in nanoseconds, as "
-            "tensors of times are. Convert the column to numbers of your own unit in map_batches()."
+            f"Column {named.name!r} has a time in {named.row(row)} that is too far from 1970 to be counted in "
+            "nanoseconds, as tensors of times are. Convert the column to numbers of your own unit in "
+            "map_batches()."
         )
     return counts * factor
 
@@ -653,9 +653,8 @@ def _ends(array: ArrowArray) -> NumpyArray:
 
 def _null_error(named: Named, index: int) -> DataError:
     return DataError(
-        f"Column {named.name!r} is null in {named.row(index)}, and a tensor cannot hold nulls. Fill them "
-        "in map_batches() "
-        f"(pyarrow.compute.fill_null, DataFrame.fillna), leave such rows out with "
+        f"Column {named.name!r} is null in {named.row(index)}, and a tensor cannot hold nulls. Fill them in "
+        "map_batches() (pyarrow.compute.fill_null, DataFrame.fillna), leave such rows out with "
         f"filter(expr=pyarrow.compute.field({named.name.split('.')[0]!r}).is_valid()), or drop the column."
     )
 

@@ -99,9 +99,8 @@ def to_torch(
     for name in by_name if isinstance(dtypes, Mapping) else ():
         if isinstance(tensors[name], list):
             raise DataError(
-                f"dtypes asks for column {name!r} as {by_name[name]}, and it holds text or bytes, which "
-                "become a list. Convert "
-                "it to numbers in map() or map_batches() first, or leave it out of dtypes."
+                f"dtypes asks for column {name!r} as {by_name[name]}, and it holds text or bytes, which become a "
+                "list. Convert it to numbers in map() or map_batches() first, or leave it out of dtypes."
             )
     return tensors
 
@@ -157,8 +156,8 @@ def _checked(rows: Rows) -> Rows:
     if any(length != len(rows) for length in lengths.values()):
         said = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
         raise DataError(
-            f"The columns of a batch of {len(rows)} rows have other lengths: {said}. Every column needs "
-            "one value per row."
+            f"The columns of a batch of {len(rows)} rows have other lengths: {said}. Every column needs one value "
+            "per row."
         )
     return rows
 
@@ -203,17 +202,16 @@ def _column(values: Any, name: str) -> tuple[Column, bool]:
     if type(values).__module__.startswith("pandas") and hasattr(values, "array"):
         return _from_series(values), False
     raise DataError(
-        f"Column {name!r} is {_shown(values)} of type {type(values).__name__}. A column is an array, a "
-        "tensor or a list with "
-        "one value per row."
+        f"Column {name!r} is {_shown(values)} of type {type(values).__name__}. A column is an array, a tensor or a "
+        "list with one value per row."
     )
 
 
 def _from_array(values: NumpyArray, name: str) -> tuple[Column, bool]:
     if values.ndim == 0:
         raise DataError(
-            f"Column {name!r} is the single value {_shown(values)}. A column has one value per row: "
-            "repeat it for each row."
+            f"Column {name!r} is the single value {_shown(values)}. A column has one value per row: repeat it for "
+            "each row."
         )
     if values.dtype.kind in "biufcMm":
         return values, False

@@ -22,6 +22,7 @@ from powertrain.data.columns import (
     arrow_of,
     leaf_type,
     list_offsets,
+    nested_lists,
     object_array,
     plain,
     values_of,
@@ -103,9 +104,8 @@ class BlockView:
         missing = [name for name in self.names if name not in schema.names]
         if missing and batches:
             raise DataError(
-                f"There is no column {missing[0]!r} in a block of the data, which has "
-                f"{', '.join(schema.names)}. Name columns "
-                "that every file has."
+                f"There is no column {missing[0]!r} in a block of the data, which has {', '.join(schema.names)}. "
+                "Name columns that every file has."
             )
         self.pieces = tuple(_Piece.of(batch, self.names) for batch in batches)
         #: The row at which each batch begins, and the number of all rows.
@@ -310,7 +310,9 @@ def concat(parts: Sequence[Column], name: str = "") -> Column:
     if len(arrays) == len(filled) and _can_join(arrays):
         joined: NumpyArray = np.concatenate(arrays)
         return joined
-    return _joined([arrow_of(part, name) for part in filled], name)
+    if len(arrays) == len(filled) and all(array.ndim > 2 for array in arrays):
+        return object_array([row for array in arrays for row in array])  # images of different sizes, say
+    return _joined(filled, name)
 
 
 def _can_join(arrays: Sequence[NumpyArray]) -> bool:
@@ -323,19 +325,22 @@ def _can_join(arrays: Sequence[NumpyArray]) -> bool:
     return len(kinds) == 1 or kinds <= set("iuf")
 
 
-def _joined(arrays: Sequence[ArrowArray], name: str) -> pa.Array[Any]:
+def _joined(parts: Sequence[Column], name: str) -> pa.Array[Any]:
+    arrays = [arrow_of(part, name) for part in parts]
     if all(array.type.equals(arrays[0].type) for array in arrays):
         return pa.concat_arrays(arrays)
-    arrays = [plain(array) for array in arrays]
+    arrays = [
+        nested_lists(part) if isinstance(part, np.ndarray) and part.ndim > 2 else plain(array)
+        for part, array in zip(parts, arrays, strict=True)
+    ]
     try:
         tables = [pa.table({"": array}) for array in arrays]
         return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
     except (pa.ArrowTypeError, pa.ArrowInvalid) as problem:
         kinds = sorted({str(array.type) for array in arrays})
         raise DataError(
-            f"Column {name!r} has values of types that cannot be made one: {', '.join(kinds)}. Convert it "
-            "to one type in "
-            "map_batches(), or leave it out with drop_columns()."
+            f"Column {name!r} has values of types that cannot be made one: {', '.join(kinds)}. Convert it to one "
+            "type in map_batches(), or leave it out with drop_columns()."
         ) from problem
 
 
@@ -355,8 +360,7 @@ def concat_rows(parts: Sequence[Rows]) -> Rows:
         if part.columns.keys() != filled[0].columns.keys():
             raise DataError(
                 f"Rows of one dataset have different columns: {', '.join(names)} in one place, "
-                f"{', '.join(part.columns)} in "
-                "another. A function must return the same columns for every row."
+                f"{', '.join(part.columns)} in another. A function must return the same columns for every row."
             )
     columns = {name: concat([part.columns[name] for part in filled], name) for name in names}
     numbers = np.concatenate([part.numbers for part in filled])

@@ -6,8 +6,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
@@ -17,7 +16,7 @@ from powertrain.data.order import EpochOrder, Ints, Shuffle, part_of, steps_left
 from powertrain.data.pipeline import Pipeline
 from powertrain.data.plan import Part, Plan
 from powertrain.data.prepared import Prepared, prepare_alone
-from powertrain.data.reader import RowReader, name_row
+from powertrain.data.reader import LocatedSlots, RowReader, name_row
 from powertrain.data.rows import Rows
 from powertrain.errors import DataError
 
@@ -29,7 +28,7 @@ T = TypeVar("T")
 #: Narrow rows are gathered this many at a time, over several steps: the calls would cost more than the copying.
 _ROWS_AT_ONCE = 16384
 #: But no more bytes than this at a time.
-_BYTES_AT_ONCE = 4 * 2**20
+_BYTES_AT_ONCE = 2**20
 #: Threads beyond this many do not read ahead faster: they share one interpreter.
 _MOST_THREADS = 4
 #: Blocks are decoded this many pieces of work before their rows are needed.
@@ -79,6 +78,15 @@ class _Step:
 
     def __len__(self) -> int:
         return sum(len(slots) for _, slots in self.slots)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Some steps, and where their rows are."""
+
+    steps: list[_Step]
+    #: Of one epoch each; more than one where rows are carried over.
+    pieces: list[LocatedSlots]
 
 
 class Loader:
@@ -163,10 +171,10 @@ class Loader:
         at_once = self._steps_at_once(cut)
         depth = self._depth(cut, at_once)
         groups = _in_groups(steps, at_once if cut.prefetch else 1)
-        tasks = self._with_blocks_ahead(groups, cut) if cut.prefetch else groups
+        tasks = self._with_blocks_ahead(groups, cut) if cut.prefetch else self._one_by_one(groups, cut)
         return Pipeline(
             tasks,
-            lambda group: self._build(group, cut),
+            lambda work: self._build(work, cut),
             threads=self._threads if cut.prefetch else 0,
             depth=depth,
         )
@@ -225,29 +233,51 @@ class Loader:
         nbytes = self._row_bytes() * at_once * max(1, cut.global_batch // self.world_size)
         return max(1, min(wanted, int(self._memory / 2 / nbytes)))
 
-    def _with_blocks_ahead(self, groups: Iterator[list[_Step]], cut: Cut[T]) -> Iterator[list[_Step]]:
-        """The groups, while the blocks of those that follow are being decoded."""
-        yield from itertools.islice(groups, 1)  # nothing is to come before the first batch
-        waiting: deque[tuple[list[_Step], list[tuple[int, int]]]] = deque()
+    def _one_by_one(self, groups: Iterator[list[_Step]], cut: Cut[T]) -> Iterator[_Work]:
         for group in groups:
-            waiting.append((group, self._blocks(group, cut)))
-            if len(waiting) > _DECODE_AHEAD:
-                self._store.ahead(list(dict.fromkeys(block for _, blocks in waiting for block in blocks)))
-                yield waiting.popleft()[0]
-        yield from (group for group, _ in waiting)
+            yield from self._located([group], cut)
 
-    def _blocks(self, group: list[_Step], cut: Cut[T]) -> list[tuple[int, int]]:
+    def _with_blocks_ahead(self, groups: Iterator[list[_Step]], cut: Cut[T]) -> Iterator[_Work]:
+        """The work of each group, while the blocks of those that follow are being decoded."""
+        yield from self._located(
+            itertools.islice(groups, 1), cut
+        )  # nothing is to come before the first batch
+        works = self._located(itertools.islice(groups, _DECODE_AHEAD), cut)
+        while works:
+            following = self._located(itertools.islice(groups, _DECODE_AHEAD), cut)
+            wanted = [block for work in (*works, *following) for block in self._reader.blocks_of(work.pieces)]
+            self._store.ahead(list(dict.fromkeys(wanted)))
+            yield from works
+            works = following
+
+    def _located(self, groups: Iterable[list[_Step]], cut: Cut[T]) -> list[_Work]:
+        """What is to be read for each group. The rows of all of them are looked up together where that is possible."""
+        chosen = list(groups)
+        pieces = [_joined(group) for group in chosen]
+        epochs = {epoch for found in pieces for epoch, _ in found}
+        if len(epochs) != 1:
+            return [
+                _Work(group, [self._piece(epoch, slots, cut) for epoch, slots in found])
+                for group, found in zip(chosen, pieces, strict=True)
+            ]
+        slots = [found[0][1] for found in pieces]
+        whole = self._piece(epochs.pop(), np.concatenate(slots), cut)
+        ends = np.cumsum([len(part) for part in slots]).tolist()
         return [
-            block
-            for epoch, slots in _joined(group)
-            for block in self._reader.blocks_of(self.order(epoch, cut.shuffle), slots)
+            _Work(group, [whole.between(end - len(part), end)])
+            for group, part, end in zip(chosen, slots, ends, strict=True)
         ]
+
+    def _piece(self, epoch: int, slots: Ints, cut: Cut[T]) -> LocatedSlots:
+        order = self.order(epoch, cut.shuffle)
+        return LocatedSlots(order, slots, order.locate(slots))
 
     # -- batches
 
-    def _build(self, group: list[_Step], cut: Cut[T]) -> list[Ready[T]]:
+    def _build(self, work: _Work, cut: Cut[T]) -> list[Ready[T]]:
         """The batches of some steps."""
-        rows, counts = self._read(group, cut)
+        group = work.steps
+        rows, counts = self._read(work.pieces)
         if counts is not None and cut.in_step:
             self._tell_of_holes()
         if len(group) == 1 and len(rows):
@@ -276,28 +306,26 @@ class Loader:
                 "materialize() once, or filter by an expression, which is counted beforehand."
             )
 
-    def _read(self, group: list[_Step], cut: Cut[T]) -> tuple[Rows, Ints | None]:
+    def _read(self, pieces: list[LocatedSlots]) -> tuple[Rows, Ints | None]:
         from powertrain.data.gather import concat_rows
 
-        pieces = _joined(group)
-        read = [self._reader.read(self.order(epoch, cut.shuffle), slots) for epoch, slots in pieces]
+        read = [self._reader.read(piece) for piece in pieces]
         if len(read) == 1:
             return read[0]
         counts = [
-            np.ones(len(slots), np.int64) if made is None else made
-            for (_, slots), (_, made) in zip(pieces, read, strict=True)
+            np.ones(len(piece.slots), np.int64) if made is None else made
+            for piece, (_, made) in zip(pieces, read, strict=True)
         ]
         return concat_rows([rows for rows, _ in read]), np.concatenate(counts)
 
     def _filler(self, step: _Step, cut: Cut[T]) -> Rows:
         """One row that counts nothing, for a rank of which a filter has left no row in this step."""
         epoch, slots = step.slots[-1]
-        order = self.order(epoch, cut.shuffle)
         for first in range(0, self.rows, _FILLER_SLOTS):
             around = (
                 int(slots[-1]) + 1 + np.arange(first, min(first + _FILLER_SLOTS, self.rows))
             ) % self.rows
-            rows, _ = self._reader.read(order, around)
+            rows, _ = self._reader.read(self._piece(epoch, around, cut))
             if len(rows):
                 return rows.between(0, 1)
         raise DataError(
@@ -347,7 +375,7 @@ def budgets_alone(prepared: Prepared, directory: str) -> Budgets:
         (block.nbytes for part in prepared.inspected.plan.parts for block in part.source.inspect().blocks),
         default=0,
     )
-    in_turn = prepared.shuffle == "none" and largest <= MEMORY_ALONE // 8
+    in_turn = prepared.shuffle == "none" and largest <= MEMORY_ALONE // 32
     return {
         "disk_bytes": 0 if in_turn else default_disk_bytes(directory),
         "memory_bytes": MEMORY_ALONE,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from powertrain.data.order import EpochOrder, Ints
+from powertrain.data.order import EpochOrder, Ints, Located
 from powertrain.data.plan import Inspected
 from powertrain.data.rows import Rows
 
@@ -25,6 +26,20 @@ V = TypeVar("V")
 _WAITING_BYTES = 16 * 2**20
 #: No batch of a batch-wise operation is cut below this many rows for that.
 _FEWEST_ROWS = 16
+
+
+@dataclass(frozen=True)
+class LocatedSlots:
+    """Slots of an epoch, and where their rows are."""
+
+    order: EpochOrder
+    slots: Ints
+    located: Located
+
+    def between(self, low: int, high: int) -> LocatedSlots:
+        """Those from ``low`` to before ``high``."""
+        located = Located(self.located.blocks[low:high], self.located.offsets[low:high])
+        return LocatedSlots(self.order, self.slots[low:high], located)
 
 
 class RowReader:
@@ -45,22 +60,21 @@ class RowReader:
         """Where a row is, for people."""
         return name_row(self._inspected, number)
 
-    def blocks_of(self, order: EpochOrder, slots: Ints) -> list[tuple[int, int]]:
-        """(part, block of its source) that these slots need, in the order in which they need them first."""
-        found, first = np.unique(order.locate(slots).blocks, return_index=True)
-        blocks = self._inspected.blocks
-        return list(
-            dict.fromkeys((blocks[i].part, blocks[i].index) for i in found[np.argsort(first)].tolist())
-        )
+    def blocks_of(self, pieces: Iterable[LocatedSlots]) -> list[tuple[int, int]]:
+        """(part, block of its source) that these need, in the order in which they need them first."""
+        numbers = [number for piece in pieces for number in _first_of_each(piece.located.blocks)]
+        return [(self._inspected.blocks[n].part, self._inspected.blocks[n].index) for n in numbers]
 
     def expect(self, blocks: int, slots: int) -> None:
         """How many blocks are in use at a time, and slots of a lane between two visits: what is kept follows."""
         self._views.most = blocks
         self._chunks.most = slots
 
-    def read(self, order: EpochOrder, slots: Ints) -> tuple[Rows, Ints | None]:
+    def read(self, piece: LocatedSlots) -> tuple[Rows, Ints | None]:
         """The rows of these slots in this order, and how many each has become; None for one each."""
-        located = order.locate(slots)
+        order, slots, located = piece.order, piece.slots, piece.located
+        if len(self._runners) == 1:
+            return self._read_part(0, order, slots, located.blocks, located.offsets)
         parts = self._part_of_block[located.blocks]
         present = np.unique(parts)
         if len(present) == 1:
@@ -140,11 +154,12 @@ class RowReader:
     def _gather(self, blocks: Ints, offsets: Ints) -> Rows:
         from powertrain.data.gather import gather
 
-        used, which = np.unique(blocks, return_inverse=True)
+        # Rows of a block mostly follow each other: runs of them are fewer than rows by far.
+        starts = np.concatenate([[0], np.flatnonzero(blocks[1:] != blocks[:-1]) + 1])
+        used, which_run = np.unique(blocks[starts], return_inverse=True)
+        which = np.repeat(which_run, np.diff(starts, append=len(blocks)))
         views = [self._view(int(block)) for block in used]
-        return gather(
-            views, which.astype(np.int64), offsets + self._starts[blocks], offsets + self._firsts[blocks]
-        )
+        return gather(views, which, offsets + self._starts[blocks], offsets + self._firsts[blocks])
 
     def _view(self, number: int) -> BlockView:
         from powertrain.data.gather import BlockView
@@ -157,7 +172,8 @@ class RowReader:
 
     def forget(self) -> None:
         """Let go of everything that is kept between reads."""
-        self._views.clear()
+        for key in self._views.clear():
+            self._store.release(*key)
         self._chunks.clear()
 
 
@@ -195,15 +211,23 @@ class _Recent(Generic[K, V]):
                     raise
             return slot.value
 
-    def clear(self) -> None:
+    def clear(self) -> list[K]:
+        """Keep nothing; returns the keys of what was kept."""
         with self._lock:
+            keys = list(self._kept)
             self._kept.clear()
+            return keys
 
 
 class _Slot(Generic[V]):
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.value: V | None = None
+
+
+def _first_of_each(blocks: Ints) -> list[int]:
+    """Every block once, in the order of its first row."""
+    return list(dict.fromkeys(blocks[np.flatnonzero(np.diff(blocks, prepend=-1))].tolist()))
 
 
 def _expanded(counts: Ints, picked: Ints) -> Ints:

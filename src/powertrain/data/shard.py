@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from powertrain.data.pipeline import Pipeline
+    from powertrain.data.scratch import Scratch
 
 T = TypeVar("T")
 TAILS = ("partial", "drop", "carry")
@@ -76,8 +77,8 @@ class DataShard:
         }
         self._ranks = world_size if prepared.split else 1
         self._resume, self._began, self._on_change, self._warn = resume, began, on_change, warn
-        self._loader: Loader | None = None
-        self._scratch: Any = None
+        self._open = _Open()
+        weakref.finalize(self, self._open.close)
         #: Where the next iteration begins; None until somebody needs to know.
         self._next: Position | None = None
         self._live: weakref.ref[EpochIterator[Any]] | None = None
@@ -93,7 +94,7 @@ class DataShard:
 
         prepared, scratch = prepare_alone(plan), Scratch()
         shard = cls(prepared, cache_directory=scratch.path, **budgets_alone(prepared, scratch.path))
-        shard._scratch = scratch
+        shard._open.scratch = scratch
         return shard
 
     def __repr__(self) -> str:
@@ -127,7 +128,7 @@ class DataShard:
         stay the same at any number of ranks. ``tail`` says what becomes of rows that do not fill the last step: they
         come as a smaller one (``"partial"``), are left out (``"drop"``, as ``drop_last=True``) or come with the first
         step of the next epoch (``"carry"``). ``device="auto"`` is the worker's own device. ``collate_fn`` makes the batch
-        instead: see :mod:`powertrain.data.collate_fn`. ``seed`` orders this shard's epochs in place of the dataset's own seed.
+        instead: see :mod:`powertrain.data.collate_fn`. ``seed`` orders this shard's epochs in place of the dataset's own.
         ``local_shuffle_buffer_size`` shuffles data that is not shuffled otherwise, within windows of so many rows.
         """
         from powertrain.data.torch_batches import TorchConversion
@@ -210,7 +211,8 @@ class DataShard:
         if window is not None:
             _check_whole("local_shuffle_buffer_size", window, 1)
             shuffle = window if self._prepared.shuffle == "none" else None
-        return Cut(size, tail, convert, prefetch, shuffle)  # type: ignore[arg-type]
+        assert size is not None
+        return Cut(size, tail, convert, prefetch=prefetch, shuffle=shuffle)
 
     # -- epochs and positions
 
@@ -245,7 +247,7 @@ class DataShard:
         """Go on from a position that :meth:`state_dict` has given."""
         self._abandon()
         self._next = self._checked(Position.from_dict(state, self._prepared.name))
-        self._rebuild_loader()
+        self._open.close_loader()
 
     def _position(self) -> Position:
         live = self._live_iterator()
@@ -301,29 +303,36 @@ class DataShard:
     # -- what epochs share
 
     def _loader_for(self, start: Position) -> Loader:
-        if self._loader is not None and self._loader.seed != start.seed:
-            self._rebuild_loader()
-        if self._loader is None:
-            self._loader = Loader(
+        if self._open.loader is not None and self._open.loader.seed != start.seed:
+            self._open.close_loader()
+        if self._open.loader is None:
+            self._open.loader = Loader(
                 self._prepared, seed=start.seed, lanes=start.lanes, warn=self._warn, **self._seat
             )
-        return self._loader
-
-    def _rebuild_loader(self) -> None:
-        if self._loader is not None:
-            self._loader.close()
-            self._loader = None
+        return self._open.loader
 
     def close(self) -> None:
         """End threads and processes; let go of all blocks."""
         self._abandon()
-        self._rebuild_loader()
-        if self._scratch is not None:
-            self._scratch.close()
+        self._open.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_loader", None) is not None:
-            self.close()
+
+class _Open:
+    """What a shard has opened, apart from the shard: it is closed when the shard is dropped."""
+
+    def __init__(self) -> None:
+        self.loader: Loader | None = None
+        self.scratch: Scratch | None = None
+
+    def close_loader(self) -> None:
+        if self.loader is not None:
+            self.loader.close()
+            self.loader = None
+
+    def close(self) -> None:
+        self.close_loader()
+        if self.scratch is not None:
+            self.scratch.close()
 
 
 class Batches(Generic[T]):

@@ -65,6 +65,11 @@ class Source(ABC):
     def name_row(self, block: int, row: int) -> str:
         """Where a row is, for people: "part-3.parquet, row group 2, row 17" or "item 17"."""
 
+    @property
+    def cache_key(self) -> str:
+        """What decoded blocks are known by: as the fingerprint, but different where the same data gives other columns."""
+        return self.inspect().fingerprint
+
     def select(self, columns: Sequence[str]) -> Source | None:
         """A source of these columns only, or None where it cannot do better than dropping them after reading."""
         return None

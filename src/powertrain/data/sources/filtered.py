@@ -52,6 +52,10 @@ class FilteredSource(RememberingSource):
             if len(kept):
                 yield _taken(batch, kept, names)
 
+    @property
+    def cache_key(self) -> str:
+        return f"{self.inspect().fingerprint}/{self._inner.cache_key}"
+
     def name_row(self, block: int, row: int) -> str:
         kept = self._kept(block).nonzero()[0]
         return self._inner.name_row(block, int(kept[row]))
@@ -175,6 +179,10 @@ class SampledSource(RememberingSource):
                 yield _taken(batch, chosen[low:high] - first, batch.schema.names)
             first += batch.num_rows
 
+    @property
+    def cache_key(self) -> str:
+        return f"{self.inspect().fingerprint}/{self._inner.cache_key}"
+
     def name_row(self, block: int, row: int) -> str:
         return self._inner.name_row(block, int(self._chosen(block)[row]))
 
@@ -221,6 +229,11 @@ class ProjectedSource(RememberingSource):
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         for batch in self._inner.read(block, [self._stored[name] for name in wanted.names]):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=wanted) if wanted.names else batch
+
+    @property
+    def cache_key(self) -> str:
+        self.inspect()
+        return f"{self._inner.cache_key}/{self._stored}"
 
     def name_row(self, block: int, row: int) -> str:
         return self._inner.name_row(block, row)

@@ -48,6 +48,10 @@ class PickedSource(RememberingSource):
             if first >= stop:
                 return
 
+    @property
+    def cache_key(self) -> str:
+        return f"{self.inspect().fingerprint}/{self._inner.cache_key}"
+
     def name_row(self, block: int, row: int) -> str:
         wanted = self._blocks[block]
         return self._inner.name_row(wanted.index, wanted.start + row)
