@@ -202,7 +202,7 @@ class Dataset:
     def decode_images(
         self, columns: str | Sequence[str], *, size: tuple[int, int] | None = None, mode: str | None = None
     ) -> Dataset:
-        """Columns of encoded images (JPEG, PNG, …: bytes) become arrays of pixels: ``uint8``, (height, width, channels).
+        """Columns of encoded images (JPEG, PNG, …: bytes) become pixels: ``uint8`` of (height, width, channels).
 
         ``size`` is (height, width) to scale every image to; ``mode`` is Pillow's, such as "RGB". Columns of
         :func:`read_images` and of Hugging Face's ``Image`` features are decoded without being asked.

@@ -239,9 +239,11 @@ class Loader:
 
     def _with_blocks_ahead(self, groups: Iterator[list[_Step]], cut: Cut[T]) -> Iterator[_Work]:
         """The work of each group, while the blocks of those that follow are being decoded."""
-        yield from self._located(
-            itertools.islice(groups, 1), cut
-        )  # nothing is to come before the first batch
+        for work in self._located(itertools.islice(groups, 1), cut):
+            self._store.ahead(
+                self._reader.blocks_of(work.pieces)
+            )  # nothing else comes before the first batch
+            yield work
         works = self._located(itertools.islice(groups, _DECODE_AHEAD), cut)
         while works:
             following = self._located(itertools.islice(groups, _DECODE_AHEAD), cut)

@@ -127,8 +127,8 @@ class DataShard:
         ``batch_size`` is the rows of one rank; ``global_batch_size`` instead those of all ranks together, which then
         stay the same at any number of ranks. ``tail`` says what becomes of rows that do not fill the last step: they
         come as a smaller one (``"partial"``), are left out (``"drop"``, as ``drop_last=True``) or come with the first
-        step of the next epoch (``"carry"``). ``device="auto"`` is the worker's own device. ``collate_fn`` makes the batch
-        instead: see :mod:`powertrain.data.collate_fn`. ``seed`` orders this shard's epochs in place of the dataset's own.
+        step of the next epoch (``"carry"``). ``device="auto"`` is the worker's own device. ``collate_fn`` makes the
+        batch instead: see :mod:`powertrain.data.collate_fn`. ``seed`` orders epochs in place of the dataset's own.
         ``local_shuffle_buffer_size`` shuffles data that is not shuffled otherwise, within windows of so many rows.
         """
         from powertrain.data.torch_batches import TorchConversion

@@ -67,7 +67,7 @@ class Source(ABC):
 
     @property
     def cache_key(self) -> str:
-        """What decoded blocks are known by: as the fingerprint, but different where the same data gives other columns."""
+        """What decoded blocks are known by: the fingerprint, and more where the same data gives other columns."""
         return self.inspect().fingerprint
 
     def select(self, columns: Sequence[str]) -> Source | None:
