@@ -189,7 +189,7 @@ def test_a_run_goes_on_in_mid_epoch_and_reads_every_row_once() -> None:
 @pytest.mark.usefixtures("node")
 def test_the_end_card_says_how_far_data_were_read(capsys: pytest.CaptureFixture[str]) -> None:
     fit()
-    assert "  data        train: epoch 1, 0 %\n" in capsys.readouterr().out
+    assert "  data        train: epoch 0, 100 %\n" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("node")

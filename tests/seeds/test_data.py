@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import powertrain
 import powertrain as train
 import powertrain.data
 from powertrain import Checkpoint, DataConfig, FailureConfig, RunConfig, ScalingConfig
+from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer, get_device, prepare_model
 
 TWO = ScalingConfig(num_workers=2, use_gpu=False, resources_per_worker={"CPU": 0.5})
@@ -69,12 +69,6 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-def put(s3: S3Server, key: str, content: bytes) -> None:
-    request = urllib.request.Request(f"{s3.endpoint}/{BUCKET}/{key}", data=content, method="PUT")
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10):
-        pass
-
-
 def tokenize_function(row: dict[str, Any]) -> dict[str, Any]:
     tokens = [ord(letter) % 50 for letter in row["text"]][:8]
     return {"input_ids": np.array(tokens + [0] * (8 - len(tokens))), "labels": row["label"]}
@@ -95,17 +89,26 @@ def over_epochs(config: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def test_parquet_on_s3_is_tokenized_and_shuffled_anew_for_each_epoch(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name, value in s3.environment.items():
-        monkeypatch.setenv(name, value)
+def test_parquet_on_s3_is_tokenized_and_shuffled_anew_for_each_epoch(s3: S3Server, tmp_path: Path) -> None:
+    storage = open_storage(s3.uri("training-data"))
     for number in range(2):
         labels = list(range(number * 50, number * 50 + 50))
         table = pa.table({"text": [f"text {n}" for n in labels], "label": labels})
         pq.write_table(table, tmp_path / "part.parquet", row_group_size=20)
-        put(s3, f"training-data/part-{number}.parquet", (tmp_path / "part.parquet").read_bytes())
+        storage.put(f"part-{number}.parquet", (tmp_path / "part.parquet").read_bytes())
 
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        frame = fitted_from_s3(s3, tmp_path).metrics_dataframe
+    rows = frame["seen"].tolist()
+    for epoch in range(2):
+        assert sorted(label for seen in rows for label in seen[epoch]) == list(range(100))
+    assert rows[0][0] != rows[0][1]
+    assert frame["held_out"].sum() == 10
+
+
+def fitted_from_s3(s3: S3Server, tmp_path: Path) -> powertrain.Result:
     ds = powertrain.data.read_parquet(f"s3://{BUCKET}/training-data/")
     ds = ds.map(tokenize_function)
     ds = ds.random_shuffle()
@@ -119,13 +122,7 @@ def test_parquet_on_s3_is_tokenized_and_shuffled_anew_for_each_epoch(
         datasets={"train": ds, "eval": ds.limit(10)},
         dataset_config=DataConfig(datasets_to_split="all"),
     )
-    result = trainer.fit()
-    frame = result.metrics_dataframe
-    rows = frame["seen"].tolist()
-    for epoch in range(2):
-        assert sorted(label for seen in rows for label in seen[epoch]) == list(range(100))
-    assert rows[0][0] != rows[0][1]
-    assert frame["held_out"].sum() == 10
+    return trainer.fit()
 
 
 # --------------------------------------------------------------------------- seeds/003: images in a table
