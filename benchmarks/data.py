@@ -111,7 +111,8 @@ def over_memory(workers: int) -> Setting:
 
 OUR_SETTING = Setting(OURS, "", "with_powertrain.py", ("torch", "powertrain", "PIL"))
 LIMIT_SETTING = Setting(LIMIT, "", "limits.py", ("PIL",))
-#: Left out is what was never best: Ray's local shuffle without materialize, Hugging Face by rows without workers.
+#: Left out is what was best for no kind of rows when each was tried once on small files: Ray's local shuffle without
+#: materialize, and Hugging Face by rows without workers.
 PEER_SETTINGS = (
     ray_data("random_shuffle", False),
     ray_data("random_shuffle", True),

@@ -7,14 +7,12 @@ from measuring import Epoch, Request, measure
 from schemas import IMAGES
 
 import powertrain.data
-from powertrain.data.dataset import Dataset
-from powertrain.data.operations import DecodeImages
 
 
 def open_loader(request: Request) -> Epoch:
     rows = powertrain.data.read_parquet(request.directory).random_shuffle(seed=0)
     if request.schema == IMAGES:
-        rows = Dataset(rows.plan.then(DecodeImages(("image",))))
+        rows = rows.decode_images("image")
     loader = rows.iter_torch_batches(batch_size=request.batch_size)
     return lambda number: loader
 

@@ -581,7 +581,7 @@ class _Conversion:
         wanted = self.dtype
         if wanted is None and self.python_floats and values.dtype == np.float64:
             wanted = torch.get_default_dtype()
-        if wanted is None and values.dtype.name in _WIDENED:
+        if wanted is None and values.dtype.kind == "u" and values.dtype.name in _WIDENED:
             values = _widened(values, named)
         try:
             made = torch.from_numpy(writable(np.ascontiguousarray(values)))
