@@ -330,3 +330,20 @@ def test_columns_in_another_order_are_told_apart_although_their_forms_look_alike
     one = BlockView([pa.record_batch({"a": pa.array(["x"]), "b": pa.array([1])})])
     other = BlockView([pa.record_batch({"b": pa.array([None], pa.int64()), "a": pa.array(["y"])})])
     assert to_arrow(_all_rows(one, other)).to_pylist() == [{"a": "x", "b": 1}, {"a": "y", "b": None}]
+
+
+@given(
+    st.lists(st.lists(st.none() | st.text(max_size=5), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.data(),
+)
+def test_text_as_python_strings_is_what_arrow_would_give(
+    blocks: list[list[str | None]], data: st.DataObject
+) -> None:
+    kinds = st.sampled_from([pa.string(), pa.large_string()])
+    arrays = [pa.array(["before", *texts], data.draw(kinds))[1:] for texts in blocks]
+    views = [BlockView([pa.record_batch({"text": array})]) for array in arrays]
+    picks = data.draw(st.lists(st.integers(0, len(blocks) - 1), min_size=1, max_size=20))
+    rows = [data.draw(st.integers(0, len(blocks[block]) - 1)) for block in picks]
+    found = gather(views, np.array(picks), np.array(rows), np.arange(len(picks)), python_text=True)
+    expected = [blocks[block][row] for block, row in zip(picks, rows, strict=True)]
+    assert found.columns["text"].tolist() == expected

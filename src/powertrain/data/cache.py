@@ -29,6 +29,8 @@ _FORM = 1
 _LARGEST_BATCH = 64 * 2**20
 #: Decoding takes this many times the bytes of the result (m): what was read, what comes of it, and its room to grow.
 _DECODING_TAKES = 4
+#: Arrow's allocator keeps what was freed until it is told; it is, whenever so many bytes were decoded.
+_GIVE_BACK_EVERY = 64 * 2**20
 #: Blocks that were decoded ahead and never asked for are let go of beyond this many: a loop may leave an epoch early.
 _MOST_UNOPENED = 256
 
@@ -121,6 +123,8 @@ class BlockStore:
         self._decoding: list[int] = []
         self._waiting: list[Key] = []
         self._closed = False
+        #: Of the decoded bytes, those after which memory was given back last.
+        self._given_back = 0
 
     def open(self, part: int, block: int) -> Batches:
         """The batches of a block, in order. Waits until it is decoded; decodes it on this thread where nobody does."""
@@ -274,7 +278,15 @@ class BlockStore:
                     in_hand, batches = [], self._read(key)
                 return _collected(chain(in_hand, batches))
             finally:
-                pa.default_memory_pool().release_unused()
+                self._give_memory_back()
+
+    def _give_memory_back(self) -> None:
+        """Let the allocator return what decoding has freed. Not after every block: each would fault it in again."""
+        with self._changed:
+            if self.counters.bytes - self._given_back < _GIVE_BACK_EVERY:
+                return
+            self._given_back = self.counters.bytes
+        pa.default_memory_pool().release_unused()
 
     @contextmanager
     def _turn(self, key: Key) -> Iterator[None]:

@@ -538,6 +538,8 @@ def flat_numbers(values: ArrowArray) -> NumpyArray:
 
 def _objects_tensor(column: NumpyArray, named: Named, convert: _Conversion) -> Tensors:
     values = column.tolist()
+    if set(map(type, values)) <= {str, bytes}:
+        return values
     missing = next((index for index, value in enumerate(values) if value is None), None)
     if missing is not None:
         raise _null_error(named, missing)

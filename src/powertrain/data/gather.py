@@ -20,6 +20,7 @@ from powertrain.data.columns import (
     ArrowType,
     NumpyArray,
     arrow_of,
+    is_text,
     leaf_type,
     list_offsets,
     nested_lists,
@@ -129,12 +130,15 @@ class _Runs:
     places: Ints | None
 
 
-def gather(views: Sequence[BlockView], which: Ints, offsets: Ints, numbers: Ints) -> Rows:
+def gather(
+    views: Sequence[BlockView], which: Ints, offsets: Ints, numbers: Ints, *, python_text: bool = False
+) -> Rows:
     """Row i of the result is row ``offsets[i]`` of ``views[which[i]]``, and has the number ``numbers[i]``.
 
     Numpy columns of the result own their memory and may be written to. Fastest where rows of one view follow each
     other. A column that is stacked in one view and ragged, or of another length, in another comes as an Arrow array.
-    Raises DataError where views have different columns, or types of a column that cannot be made one.
+    ``python_text`` gives text as an object array of strings, for who would make these of it next. Raises DataError
+    where views have different columns, or types of a column that cannot be made one.
     """
     if len(which) == 0:
         return _no_rows(views, numbers)
@@ -145,19 +149,36 @@ def gather(views: Sequence[BlockView], which: Ints, offsets: Ints, numbers: Ints
         _refuse_other_columns(runs.pieces)
         forms = dict.fromkeys(forms)  # to be looked at column by column
     columns = {
-        name: _column([piece.columns[name] for piece in runs.pieces], runs, form is not None, name)
+        name: _column(
+            [piece.columns[name] for piece in runs.pieces], runs, form is not None, name, python_text
+        )
         for name, form in forms.items()
     }
     return Rows(columns, numbers, frozenset.intersection(*(piece.python_floats for piece in runs.pieces)))
 
 
-def _column(parts: Sequence[Any], runs: _Runs, of_one_form: bool, name: str) -> Column:
+def _column(parts: Sequence[Any], runs: _Runs, of_one_form: bool, name: str, python_text: bool) -> Column:
     """One column, in the fastest way that its parts allow; ``of_one_form`` where they are known to have one."""
     if of_one_form or _have_one_form(parts):
         return _copied(parts, runs)
     if all(isinstance(part, _Lists) and part.array.type == parts[0].array.type for part in parts):
         return _lists(parts, runs)
+    if python_text and all(isinstance(part, pa.Array) and is_text(part.type) for part in parts):
+        return _strings(parts, runs)
     return _taken([part.array if isinstance(part, _Lists) else part for part in parts], runs, name)
+
+
+def _strings(parts: Sequence[ArrowArray], runs: _Runs) -> NumpyArray:
+    """The text of parts as Python's strings: by way of one Arrow array for all it would be copied twice more."""
+    made = np.empty(len(runs.rows), object)
+    rows: ArrowArray = pa.array(runs.rows)
+    for part, (first, stop) in zip(parts, pairwise(runs.bounds), strict=True):
+        made[first:stop] = _take_arrow(part, rows.slice(first, stop - first)).to_pylist()
+    if runs.places is None:
+        return made
+    placed = np.empty_like(made)
+    placed[runs.places] = made
+    return placed
 
 
 def _no_rows(views: Sequence[BlockView], numbers: Ints) -> Rows:

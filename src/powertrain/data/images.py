@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +51,53 @@ def decode_column(
     ``column`` holds encoded images: binary values, or structs of "bytes" and "path" as Hugging Face has them. ``over``
     applies a function to each of many items, in order. Raises :class:`BadImage`.
     """
-    encoded = list(enumerate(_encoded(column)))
-    groups = [encoded[start : start + _TOGETHER] for start in range(0, len(encoded), _TOGETHER)]
-    decoded = over(lambda group: [_decoded(index, data, size, mode) for index, data in group], groups)
-    return _together(list(itertools.chain.from_iterable(decoded)))
+    encoded = _encoded(column)
+    made = _Pixels(len(encoded))
+
+    def decode_some(indices: range) -> None:
+        for index in indices:
+            made.put(index, _decoded(index, encoded[index], size, mode))
+
+    # The first by itself: its shape is that of all, most likely.
+    over(decode_some, [range(min(1, len(encoded)))])
+    over(
+        decode_some,
+        [range(at, min(at + _TOGETHER, len(encoded))) for at in range(1, len(encoded), _TOGETHER)],
+    )
+    return made.column()
+
+
+class _Pixels:
+    """Images as they are decoded: written straight into one array while all have one shape. Any thread may put."""
+
+    def __init__(self, count: int) -> None:
+        self._stacked: npt.NDArray[Any] | None = None
+        #: By index those that do not fit into the array: of another shape or type, or null.
+        self._others: dict[int, npt.NDArray[Any] | None] = {}
+        self._count = count
+
+    def put(self, index: int, image: npt.NDArray[Any] | None) -> None:
+        if index == 0 and image is not None:
+            self._stacked = np.empty((self._count, *image.shape), image.dtype)
+        stacked = self._stacked
+        if image is not None and stacked is not None and self._fits(image, stacked):
+            stacked[index] = image
+        else:
+            self._others[index] = None if image is None else image.copy()  # Pillow's own are not writable
+
+    @staticmethod
+    def _fits(image: npt.NDArray[Any], stacked: npt.NDArray[Any]) -> bool:
+        return image.shape == stacked.shape[1:] and image.dtype == stacked.dtype
+
+    def column(self) -> npt.NDArray[Any]:
+        """All of them: see :func:`decode_column`."""
+        if self._stacked is not None and not self._others:
+            return self._stacked
+        column = np.empty(self._count, object)
+        for index in range(self._count):
+            stacked = None if self._stacked is None else self._stacked[index].copy()
+            column[index] = self._others.get(index, stacked)
+        return column
 
 
 def decode(data: bytes, size: tuple[int, int] | None = None, mode: str | None = None) -> npt.NDArray[Any]:
@@ -109,15 +151,3 @@ def _decoded(
         kind = "" if type(error).__name__ == "UnidentifiedImageError" else f"{type(error).__name__}: {error}"
         problem = kind or "its bytes are of no image format that Pillow knows"
         raise BadImage(index, f"{problem} ({len(data)} bytes, beginning {bytes(data[:8])!r})") from error
-
-
-def _together(images: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any]:
-    first = images[0] if images else None
-    if first is not None and all(
-        image is not None and image.shape == first.shape and image.dtype == first.dtype for image in images
-    ):
-        return np.stack([image for image in images if image is not None])
-    column = np.empty(len(images), object)
-    for index, image in enumerate(images):
-        column[index] = None if image is None else image.copy()  # Pillow's own are not writable
-    return column

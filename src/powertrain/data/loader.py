@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Narrow rows are gathered this many at a time, over several steps: the calls would cost more than the copying.
 _ROWS_AT_ONCE = 16384
-#: But no more bytes than this at a time.
+#: But no more bytes than this at a time, which are copied once more; text can be cut into batches without a copy.
 _BYTES_AT_ONCE = 2**20
+_TEXT_BYTES_AT_ONCE = 8 * 2**20
+_ARROW_TEXT = ("string", "large_string", "binary", "large_binary")
 #: Threads beyond this many do not read ahead faster: they share one interpreter.
 _MOST_THREADS = 4
 #: Blocks are decoded this many pieces of work before their rows are needed.
@@ -52,6 +54,8 @@ class Cut(Generic[T]):
     #: Whether every step gives a batch, if need be of one row that counts nothing: ranks must stay in step. Where a
     #: process reads alone, steps without rows are left out.
     in_step: bool = True
+    #: Whether ``convert`` makes Python's strings of text: they may be made earlier then.
+    python_text: bool = False
     #: How the epoch is shuffled, where the dataset's own way is not meant.
     shuffle: Shuffle | None = None
 
@@ -175,7 +179,7 @@ class Loader:
         return Pipeline(
             tasks,
             lambda work: self._build(work, cut),
-            threads=self._threads if cut.prefetch else 0,
+            threads=self._building_threads() if cut.prefetch else 0,
             depth=depth,
         )
 
@@ -219,8 +223,20 @@ class Loader:
         if any(runner.does_anything for runner in self._runners):
             return 1
         rows_of_step = max(1, cut.global_batch // self.world_size)
-        rows = max(1, min(_ROWS_AT_ONCE, int(_BYTES_AT_ONCE / self._row_bytes())))
+        nbytes = _TEXT_BYTES_AT_ONCE if self._has_text() else _BYTES_AT_ONCE
+        rows = max(1, min(_ROWS_AT_ONCE, int(nbytes / self._row_bytes())))
         return max(1, rows // rows_of_step)
+
+    def _has_text(self) -> bool:
+        return any(
+            str(field.type) in _ARROW_TEXT
+            for part in self._prepared.inspected.plan.parts
+            for field in part.source.inspect().schema
+        )
+
+    def _building_threads(self) -> int:
+        """Copying rows holds Python's lock too often for a second thread to help; what is done to them may not."""
+        return self._threads if any(runner.does_anything for runner in self._runners) else 1
 
     def _row_bytes(self) -> float:
         facts = [part.source.inspect() for part in self._prepared.inspected.plan.parts]
@@ -279,7 +295,7 @@ class Loader:
     def _build(self, work: _Work, cut: Cut[T]) -> list[Ready[T]]:
         """The batches of some steps."""
         group = work.steps
-        rows, counts = self._read(work.pieces)
+        rows, counts = self._read(work.pieces, cut.python_text)
         if counts is not None and cut.in_step:
             self._tell_of_holes()
         if len(group) == 1 and len(rows):
@@ -308,10 +324,10 @@ class Loader:
                 "materialize() once, or filter by an expression, which is counted beforehand."
             )
 
-    def _read(self, pieces: list[LocatedSlots]) -> tuple[Rows, Ints | None]:
+    def _read(self, pieces: list[LocatedSlots], python_text: bool) -> tuple[Rows, Ints | None]:
         from powertrain.data.gather import concat_rows
 
-        read = [self._reader.read(piece) for piece in pieces]
+        read = [self._reader.read(piece, python_text) for piece in pieces]
         if len(read) == 1:
             return read[0]
         counts = [

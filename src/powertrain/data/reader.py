@@ -70,9 +70,14 @@ class RowReader:
         self._views.most = blocks
         self._chunks.most = slots
 
-    def read(self, piece: LocatedSlots) -> tuple[Rows, Ints | None]:
-        """The rows of these slots in this order, and how many each has become; None for one each."""
+    def read(self, piece: LocatedSlots, python_text: bool = False) -> tuple[Rows, Ints | None]:
+        """The rows of these slots in this order, and how many each has become; None for one each.
+
+        ``python_text`` says that text is wanted as Python's strings; it comes so where nothing is done to the rows.
+        """
         order, slots, located = piece.order, piece.slots, piece.located
+        if python_text and len(self._runners) == 1 and not self._runners[0].does_anything:
+            return self._gather(located.blocks, located.offsets, python_text=True), None
         if len(self._runners) == 1:
             return self._read_part(0, order, slots, located.blocks, located.offsets)
         parts = self._part_of_block[located.blocks]
@@ -151,7 +156,7 @@ class RowReader:
 
         return self._chunks.get((part, order.epoch, int(members[0])), compute)
 
-    def _gather(self, blocks: Ints, offsets: Ints) -> Rows:
+    def _gather(self, blocks: Ints, offsets: Ints, *, python_text: bool = False) -> Rows:
         from powertrain.data.gather import gather
 
         # Rows of a block mostly follow each other: runs of them are fewer than rows by far.
@@ -159,7 +164,8 @@ class RowReader:
         used, which_run = np.unique(blocks[starts], return_inverse=True)
         which = np.repeat(which_run, np.diff(starts, append=len(blocks)))
         views = [self._view(int(block)) for block in used]
-        return gather(views, which, offsets + self._starts[blocks], offsets + self._firsts[blocks])
+        rows, numbers = offsets + self._starts[blocks], offsets + self._firsts[blocks]
+        return gather(views, which, rows, numbers, python_text=python_text)
 
     def _view(self, number: int) -> BlockView:
         from powertrain.data.gather import BlockView

@@ -144,6 +144,7 @@ class DataShard:
             local_shuffle_buffer_size,
             conversion.make,
         )
+        cut = replace(cut, python_text=collate_fn is None)
         return Batches(self, cut, _one_seed(seed, local_shuffle_seed), conversion.hand_out)
 
     def iter_batches(
@@ -170,6 +171,7 @@ class DataShard:
             local_shuffle_buffer_size,
             _formatted(batch_format),
         )
+        cut = replace(cut, python_text=batch_format in ("default", "numpy"))
         return Batches(self, cut, _one_seed(seed, local_shuffle_seed))
 
     def iter_rows(self, *, prefetch_batches: int = 1) -> Iterator[dict[str, Any]]:
