@@ -1,0 +1,190 @@
+"""What is done to rows does not depend on who reads them; every rank stays in step whatever is left out."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import powertrain.data
+from powertrain.data import Dataset
+from powertrain.data.prepared import Prepared
+from powertrain.data.shard import DataShard
+from powertrain.errors import DataError
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Dataset:
+    """200 numbered rows in row groups of 30."""
+    place = tmp_path / "rows"
+    place.mkdir()
+    pq.write_table(pa.table({"id": np.arange(200)}), place / "part.parquet", row_group_size=30)
+    return powertrain.data.read_parquet(str(place))
+
+
+@contextmanager
+def ranks_of(dataset: Dataset, world: int, tmp_path: Path, warn: Any = lambda message: None) -> Any:
+    inspected = dataset.plan.inspected()
+    prepared = Prepared("train", inspected, dataset.plan.seed or 0, True, inspected.fingerprint)
+    shards = [
+        DataShard(
+            prepared,
+            rank=rank,
+            world_size=world,
+            local_world_size=world,
+            cache_directory=str(tmp_path / "cache"),
+            disk_bytes=2**26,
+            memory_bytes=2**26,
+            warn=warn,
+        )
+        for rank in range(world)
+    ]
+    try:
+        yield shards
+    finally:
+        for shard in shards:
+            shard.close()
+
+
+def read(dataset: Dataset, world: int, tmp_path: Path, column: str = "id", batch: int = 24) -> dict[int, Any]:
+    """What came for each row, over all ranks of one epoch."""
+    found: dict[int, Any] = {}
+    with ranks_of(dataset, world, tmp_path) as shards:
+        for shard in shards:
+            for part in shard.iter_batches(global_batch_size=batch):
+                if shard.weight:
+                    found.update(zip(part["id"].tolist(), part[column].tolist(), strict=True))
+    return found
+
+
+def centred(batch: dict[str, Any]) -> dict[str, Any]:
+    """Depends on which rows are together."""
+    return {"id": batch["id"], "value": batch["id"] - batch["id"].mean()}
+
+
+def noisy(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"id": row["id"], "value": float(rng.random())}
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_batches_of_a_function_are_the_same_at_any_world_size(
+    rows: Dataset, tmp_path: Path, shuffled: bool
+) -> None:
+    dataset = rows.map_batches(centred, batch_size=16)
+    dataset = dataset.random_shuffle(seed=3) if shuffled else dataset
+    alone = read(dataset, 1, tmp_path, "value")
+    assert len(alone) == 200
+    for world in (2, 3, 5):
+        assert read(dataset, world, tmp_path, "value", batch=17 * world) == alone
+
+
+def test_random_numbers_of_a_row_are_the_same_at_any_world_size_and_others_in_another_epoch(
+    rows: Dataset, tmp_path: Path
+) -> None:
+    dataset = rows.map(noisy).random_shuffle(seed=3)
+    alone = read(dataset, 1, tmp_path, "value")
+    assert read(dataset, 3, tmp_path, "value") == alone
+    with ranks_of(dataset, 1, tmp_path) as [shard]:
+        loader = shard.iter_batches(batch_size=200)
+        first, second = [
+            dict(zip(b["id"].tolist(), b["value"].tolist(), strict=True)) for _ in range(2) for b in loader
+        ]
+    assert first == alone
+    assert all(first[row] != second[row] for row in first)
+
+
+def test_parts_of_a_union_are_mixed_and_each_has_its_own_operations(rows: Dataset, tmp_path: Path) -> None:
+    other = powertrain.data.from_items([{"id": n} for n in range(200, 260)])
+    both = rows.map(lambda row: {"id": row["id"]}).union(other).random_shuffle(seed=0)
+    for world in (1, 3):
+        assert sorted(read(both, world, tmp_path)) == list(range(260))
+
+
+def keep_tens(row: dict[str, Any]) -> bool:
+    return row["id"] % 10 == 0
+
+
+def test_a_filter_leaves_holes_but_no_rank_behind(rows: Dataset, tmp_path: Path) -> None:
+    said: list[str] = []
+    dataset = rows.filter(keep_tens).random_shuffle(seed=1)
+    with ranks_of(dataset, 4, tmp_path, said.append) as shards:
+        steps, seen = set(), Counter()
+        for shard in shards:
+            made = 0
+            for batch in shard.iter_batches(global_batch_size=8):
+                made += 1
+                assert len(batch["id"]) >= 1
+                if shard.weight:
+                    seen.update(batch["id"].tolist())
+            steps.add(made)
+    assert steps == {25}
+    assert seen == Counter(range(0, 200, 10))
+    assert sum("leaves rows out" in message for message in said) == 4  # once for each rank
+
+
+def test_a_filter_that_keeps_nothing_is_one_error_on_every_rank(rows: Dataset, tmp_path: Path) -> None:
+    dataset = rows.filter(lambda row: False)
+    with ranks_of(dataset, 2, tmp_path) as shards:
+        for shard in shards:
+            with pytest.raises(DataError, match="left no row of the 200"):
+                next(iter(shard.iter_batches(batch_size=8)))
+    assert dataset.count() == 0
+    assert dataset.take(3) == []
+
+
+def test_rows_that_become_several_stay_with_their_step(rows: Dataset, tmp_path: Path) -> None:
+    twice = rows.flat_map(lambda row: [row, row]).random_shuffle(seed=2)
+    with ranks_of(twice, 2, tmp_path) as shards:
+        seen: Counter[int] = Counter()
+        for shard in shards:
+            sizes = []
+            for batch in shard.iter_batches(global_batch_size=20):
+                sizes.append(len(batch["id"]))
+                seen.update(batch["id"].tolist())
+            assert sizes == [20] * 10
+    assert seen == Counter(dict.fromkeys(range(200), 2))
+
+
+def test_encoded_images_are_decoded_where_their_column_says_so_or_who_reads_does(tmp_path: Path) -> None:
+    for number in range(5):
+        Image.fromarray(np.full((6, 4, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+    marked = powertrain.data.read_images(str(tmp_path))
+    [batch] = marked.iter_torch_batches(batch_size=5)
+    assert batch["image"].shape == (5, 6, 4, 3)
+    assert batch["image"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+
+    encoded = io.BytesIO()
+    Image.fromarray(np.full((6, 4, 3), 7, np.uint8)).save(encoded, "png")
+    told = powertrain.data.from_items([{"picture": encoded.getvalue()}] * 3).decode_images(
+        "picture", size=(2, 2), mode="L"
+    )
+    [batch] = told.iter_torch_batches(batch_size=3)
+    assert batch["picture"].shape == (3, 2, 2)
+    assert batch["picture"].unique().tolist() == [7]
+
+
+def test_a_shard_that_is_dropped_takes_its_threads_and_files_with_it(rows: Dataset) -> None:
+    import gc
+    import threading
+
+    loader = rows.random_shuffle(seed=0).iter_torch_batches(batch_size=8)
+    iterator = iter(loader)
+    next(iterator)
+    directory = loader._shard._seat["cache_directory"]
+    assert Path(directory).exists()
+    mine = [t for t in threading.enumerate() if t.name.startswith("powertrain-d")]
+    assert mine
+    del iterator, loader
+    gc.collect()
+    for thread in mine:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert not Path(directory).exists()
