@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import os
@@ -74,13 +75,20 @@ def sources_only_here() -> dict[str, str]:
 @contextmanager
 def by_value_where_needed(*functions: Callable[..., Any]) -> Iterator[None]:
     """Inside, pickling sends the modules of functions along that a worker could not import by their names."""
-    modules = {sys.modules.get(getattr(function, "__module__", None) or "") for function in functions}
+    inside = [_inside_partials(function) for function in functions]
+    modules = {sys.modules.get(getattr(function, "__module__", None) or "") for function in inside}
     with ExitStack() as stack:
         for module in modules:
             if module is not None and module.__name__ != "__main__" and not _importable(module):
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
         yield
+
+
+def _inside_partials(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _importable(module: Any) -> bool:

@@ -306,7 +306,7 @@ class DataParallelTrainer:
         blocks = ""
         if self._datasets:
             blocks = places.data_cache_directory(storage, self._data, runtime.name)
-            places.sweep_data_caches(blocks)
+            stack.callback(os.close, places.own_data_cache(blocks))
         root = local.shared_memory_root()
         if root is None:
             return staging, "", blocks

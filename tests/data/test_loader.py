@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,6 +171,66 @@ def test_encoded_images_are_decoded_where_their_column_says_so_or_who_reads_does
     [batch] = told.iter_torch_batches(batch_size=3)
     assert batch["picture"].shape == (3, 2, 2)
     assert batch["picture"].unique().tolist() == [7]
+
+
+def test_who_reads_alone_gets_full_batches_whatever_was_left_out() -> None:
+    few = powertrain.data.range(100).filter(lambda row: row["id"] % 3 == 0)
+    sizes = [len(batch["id"]) for batch in few.iter_batches(batch_size=10)]
+    assert sizes == [10, 10, 10, 4]
+    assert [len(batch["id"]) for batch in few.iter_torch_batches(batch_size=10, drop_last=True)] == [10] * 3
+    assert list(powertrain.data.range(9).filter(lambda row: False).iter_batches(batch_size=2)) == []
+    assert "34 rows" in few.stats() or few.take_all()
+
+
+def test_a_single_rank_makes_no_step_without_rows(rows: Dataset, tmp_path: Path) -> None:
+    with ranks_of(rows.filter(lambda row: row["id"] >= 190), 1, tmp_path) as [shard]:
+        assert [batch["id"].tolist() for batch in shard.iter_batches(batch_size=10)] == [
+            list(range(190, 200))
+        ]
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_functions_of_a_unions_parts_get_rows_of_their_own_part(window: int | None) -> None:
+    def only(low: int, high: int) -> Any:
+        def check(batch: dict[str, Any]) -> dict[str, Any]:
+            assert ((batch["id"] >= low) & (batch["id"] < high)).all()
+            return {"id": batch["id"]}
+
+        return check
+
+    first = powertrain.data.range(50).map_batches(only(0, 50), batch_size=16)
+    other = powertrain.data.from_items([{"id": n} for n in range(50, 90)]).map_batches(
+        only(50, 90), batch_size=8
+    )
+    both = first.union(other)
+    both = both if window else both.random_shuffle(seed=0)
+    seen = [
+        n for b in both.iter_batches(batch_size=7, local_shuffle_buffer_size=window) for n in b["id"].tolist()
+    ]
+    assert sorted(seen) == list(range(90))
+
+
+def meeting(batch: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Comes to an end only when another process is here at the same time."""
+    mine = Path(directory, str(os.getpid()))
+    mine.touch()
+    deadline = time.monotonic() + 30
+    while len(list(Path(directory).iterdir())) < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError("nobody else came")
+        time.sleep(0.01)
+    return batch
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_batches_of_a_function_are_worked_on_by_all_its_processes_at_once(
+    rows: Dataset, tmp_path: Path, shuffled: bool
+) -> None:
+    meet = tmp_path / "meet"
+    meet.mkdir()
+    dataset = rows.map_batches(meeting, batch_size=20, concurrency=2, fn_kwargs={"directory": str(meet)})
+    dataset = dataset.random_shuffle(seed=0) if shuffled else dataset
+    assert dataset.count() == 200
 
 
 def test_a_shard_that_is_dropped_takes_its_threads_and_files_with_it(rows: Dataset) -> None:

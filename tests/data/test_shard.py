@@ -255,7 +255,8 @@ def test_a_second_iteration_gives_the_first_one_up(tmp_path):
         first = iter(loader)
         next(first)
         second = iter(loader)
-        assert list(first) == []
+        with pytest.raises(DataError, match="Another iteration over the dataset 'train' was begun"):
+            next(first)
         assert shard.epoch == 1
         assert len(list(second)) == 3
 
@@ -279,6 +280,49 @@ def test_a_carried_tail_comes_with_the_next_epoch(tmp_path):
     assert Counter(row for epoch in epochs for batch in epoch for row in batch) == Counter(
         dict.fromkeys(range(25), 4)
     )
+
+
+def test_rows_that_are_carried_into_smaller_steps_are_those_of_their_own_epoch(tmp_path):
+    with shards(numbered([25] * 4), 1, tmp_path) as [shard]:
+        first = [row for batch in shard.iter_batches(batch_size=60, tail="carry") for row in ids(batch)]
+        state = shard.state_dict()
+    assert (state["epoch"], state["position"]) == (1, -40)
+    with shards(numbered([25] * 4), 1, tmp_path, state) as [shard]:
+        second = [row for batch in shard.iter_batches(batch_size=20, tail="carry") for row in ids(batch)]
+    assert sorted(first + second[:40]) == list(range(100))
+    assert sorted(second[40:]) == list(range(100))
+
+
+def test_rows_one_by_one_keep_the_position_of_each(tmp_path):
+    plan = numbered([30])
+    with shards(plan, 2, tmp_path) as ranks:
+        iterators = [rank.iter_rows() for rank in ranks]
+        seen = [next(iterator)["id"] for _ in range(5) for iterator in iterators]
+        state = ranks[0].state_dict()
+    assert state["position"] == 10
+    with shards(plan, 3, tmp_path, state) as ranks:
+        seen += [row["id"] for rank in ranks for row in rank.iter_rows()]
+    assert sorted(seen) == list(range(30))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_is_not_the_end_of_an_epoch(tmp_path, prefetch):
+    plan = numbered([40])
+    with shards(plan, 1, tmp_path) as [shard]:
+        iterator = iter(shard.iter_batches(batch_size=10, prefetch_batches=prefetch))
+        next(iterator)
+        iterator._pipeline._shared.work = _broken
+        if iterator._pipeline._alone is not None:
+            iterator._pipeline._alone = (iterator._pipeline._alone[0], _broken)
+        for _ in range(2):
+            with pytest.raises(OSError, match="no longer"):
+                for _ in iterator:
+                    pass
+        assert shard.epoch == 0
+
+
+def _broken(work):
+    raise OSError("the disk is no longer there")
 
 
 def test_a_global_batch_stays_the_same_at_any_world_size(tmp_path):

@@ -546,7 +546,7 @@ def test_set_epoch_of_the_epoch_under_way_goes_on_with_its_rest(
 
 def test_each_loader_has_a_name_of_its_own(as_rank: Callable[..., Session]) -> None:
     session = as_rank(0, 1)
-    prepare_data_loader(DataLoader(range(4)), name="loader")
+    first = prepare_data_loader(DataLoader(range(4)), name="loader")
     second: Any = prepare_data_loader(DataLoader(range(4)))
     iter(second)
     assert set(session.data.positions()) == {"loader-2"}
@@ -554,6 +554,45 @@ def test_each_loader_has_a_name_of_its_own(as_rank: Callable[..., Session]) -> N
         prepare_data_loader(DataLoader(range(4)), name="loader")
     with pytest.raises(ConfigError, match=r"name=''"):
         prepare_data_loader(DataLoader(range(4)), name="")
+    assert first is not second
+
+
+def test_a_loader_prepared_anew_in_each_epoch_goes_on_with_the_next_one(
+    as_rank: Callable[..., Session],
+) -> None:
+    session = as_rank(0, 1)
+    orders = []
+    for epoch in range(3):
+        loader: Any = prepare_data_loader(DataLoader(range(40), batch_size=40, shuffle=True))
+        assert loader.epoch == epoch
+        [batch] = loader
+        orders.append(tuple(batch.tolist()))
+        other: Any = prepare_data_loader(DataLoader(range(7)))  # an evaluation between, over other data
+        assert len(list(other)) == 7
+        del loader, other
+    assert len(set(orders)) == 3
+    positions = session.data.positions()
+    assert {name: state["epoch"] for name, state in positions.items()} == {"loader": 3, "loader-2": 3}
+
+
+def test_a_batch_that_failed_is_behind_who_goes_on(as_rank: Callable[..., Session]) -> None:
+    class Broken(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> int:
+            if index == 3:
+                raise KeyError(index)
+            return index
+
+    as_rank(0, 1)
+    loader: Any = prepare_data_loader(DataLoader(Broken(), batch_size=2))
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(KeyError):
+        next(iterator)
+    assert next(iterator).tolist() == [4, 5]
+    assert loader.state_dict()["position"] == 6
 
 
 def test_a_custom_sampler_begins_its_epoch_again(on_ranks: Callable[..., list[Any]]) -> None:

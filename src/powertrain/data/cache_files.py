@@ -280,7 +280,9 @@ class Making:
         if self._descriptor < 0:
             return
         try:
-            with suppress(OSError):  # of a full disk: what could not be written does not matter any more
+            with suppress(
+                OSError, pa.ArrowException
+            ):  # a full disk: what was not written does not matter any more
                 self._close_stream()
             with suppress(OSError):  # of a directory that is gone: so is the file
                 self._cache.remove_unfinished(self._path, self._claimed)
@@ -317,9 +319,11 @@ class Making:
         """Returns how many bytes were written."""
         if self._sink is None or self._writer is None:
             return 0
-        self._writer.close()
-        size = self._sink.tell()
-        self._sink.close()
+        sink, writer = self._sink, self._writer
+        self._sink = self._writer = None
+        writer.close()
+        size = sink.tell()
+        sink.close()
         return size
 
     def _let_go(self) -> None:

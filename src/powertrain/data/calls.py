@@ -102,7 +102,7 @@ class Call:
     ) -> None:
         """Raises :class:`FunctionFailed` where ``fn`` is a class and its constructor raises."""
         self._args, self._kwargs = args, dict(kwargs or {})
-        self.file, _ = _defined_at(fn)
+        self.file, _ = defined_at(fn)
         #: Threads share the one instance of a class, which need not be made for that.
         self._one_at_a_time = threading.Lock() if isinstance(fn, type) else None
         if isinstance(fn, type):
@@ -132,7 +132,7 @@ class Call:
         return FunctionFailed(problem, int(numbers[0]), len(numbers), *self._first_line())
 
     def _first_line(self) -> tuple[str, int]:
-        return _defined_at(self._fn)
+        return defined_at(self._fn)
 
     def _keywords(self, setting: Setting, number: int, copy: int) -> dict[str, Any]:
         if setting.own_process:
@@ -143,7 +143,7 @@ class Call:
         return {**self._kwargs, "rng": np.random.Generator(np.random.Philox(key=key))}
 
     def _failed(self, error: BaseException, number: int, rows: int) -> FunctionFailed:
-        file, line = _users_line(error.__traceback__, self.file)
+        file, line = users_line(error.__traceback__, self.file)
         return FunctionFailed(said(error), number, rows, file, line, error)
 
 
@@ -153,7 +153,7 @@ def name_of(fn: Any) -> str:
         fn = fn.func
     name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
     name = name.rpartition("<locals>.")[2]
-    file, line = _defined_at(fn)
+    file, line = defined_at(fn)
     return f"lambda of {os.path.basename(file)}:{line}" if name == "<lambda>" else str(name)
 
 
@@ -196,7 +196,7 @@ def said(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def _defined_at(fn: Any) -> tuple[str, int]:
+def defined_at(fn: Any) -> tuple[str, int]:
     """File and line where a function, method, class or callable object is defined; ("", 0) where nobody knows."""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -208,7 +208,7 @@ def _defined_at(fn: Any) -> tuple[str, int]:
     return (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
 
 
-def _users_line(tb: TracebackType | None, file: str) -> tuple[str, int]:
+def users_line(tb: TracebackType | None, file: str) -> tuple[str, int]:
     """File and line of the innermost frame in ``file``, where the function is; else of the innermost not ours."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(tb)]
     own = [place for place in frames if place[0] == file]

@@ -211,7 +211,7 @@ class _Pad(_ListColumns):
                 filled = self._filled_arrays(list(column), value, named)
             else:
                 filled = self._lengthened(column, value, named)
-        except (OverflowError, ValueError) as problem:
+        except (OverflowError, ValueError, TypeError) as problem:
             if isinstance(problem, DataError):
                 raise
             raise DataError(
@@ -230,7 +230,7 @@ class _Pad(_ListColumns):
         inner = self._filled(array.flatten(), value, None, named)
         lengths = np.diff(list_offsets(array))
         longest = self._longest(lengths, length, named)
-        made = np.full((len(array), longest, *inner.shape[1:]), value, inner.dtype)
+        made = _filled_with(value, (len(array), longest, *inner.shape[1:]), inner.dtype)
         places = np.arange(longest)
         first = (longest - lengths)[:, None] if self.side == "left" else 0
         made[(places >= first) & (places < first + lengths[:, None])] = inner
@@ -242,7 +242,7 @@ class _Pad(_ListColumns):
         longest = self._longest(np.full(len(column), length), self.length, named)
         if longest == length:
             return column
-        made = np.full((len(column), longest, *column.shape[2:]), value, column.dtype)
+        made = _filled_with(value, (len(column), longest, *column.shape[2:]), column.dtype)
         made[:, slice(longest - length, None) if self.side == "left" else slice(length)] = column
         return made
 
@@ -255,7 +255,7 @@ class _Pad(_ListColumns):
         sizes = np.array([array.shape for array in arrays])
         largest = sizes.max(axis=0)
         largest[0] = self._longest(sizes[:, 0], self.length, named)
-        made = np.full((len(arrays), *largest.tolist()), value, np.result_type(*arrays))
+        made = _filled_with(value, (len(arrays), *largest.tolist()), np.result_type(*arrays))
         for array, place in zip(arrays, made, strict=True):
             if self.side == "left":
                 place[
@@ -274,6 +274,19 @@ class _Pad(_ListColumns):
                 "larger length."
             )
         return longest if length is None else length
+
+
+def _filled_with(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NumpyArray:
+    """An array full of ``value``; raises ValueError where its type would make another value of it."""
+    with np.errstate(all="ignore"):
+        held = np.asarray(value).astype(dtype)
+    if dtype.kind == "f":
+        is_kept = bool(np.isfinite(held)) or not np.isfinite(value)
+    else:
+        is_kept = dtype.kind in "mM" or bool(held == value)
+    if not is_kept:
+        raise ValueError(f"{dtype} cannot hold it, and would make it {held}")
+    return np.full(shape, held, dtype)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,16 @@ Arrow                   numpy                          one row, in Python       
 integers, floats, bool  the same type                  int, float, bool           the same type (uint16, 32 and 64
                                                                                   become int32, int64 and int64)
 text, binary            object array of str, bytes     str, bytes                 list of str, bytes
-lists of one length,    stacked: (rows, \\*shape)        array                      stacked
-tensors
-lists of other lengths  object array of arrays         array                      refused: pad or keep them ragged
+lists of one length     stacked: (rows, \\*shape)        list                       stacked
+tensors                 stacked: (rows, \\*shape)        array                      stacked
+lists of other lengths  object array of arrays         list (where rows were      refused: pad or keep them ragged
+                                                       arrays, an array)
 struct                  object array of dicts          dict                       dict of columns
 decimal                 object array of Decimal        Decimal                    float64
-timestamp               datetime64 (UTC)               datetime                   int64, nanoseconds since 1970 UTC
-duration                timedelta64                    timedelta                  int64, nanoseconds
+timestamp               datetime64 (UTC)               datetime; in nanoseconds,  int64, nanoseconds since 1970 UTC
+                                                       pandas.Timestamp
+duration                timedelta64                    timedelta; likewise        int64, nanoseconds
+                                                       pandas.Timedelta
 time of day             timedelta64 since midnight     time                       int64, nanoseconds since midnight
 date                    datetime64[D]                  date                       int64, days since 1970
 dictionary, run-end     as its values                  as its values              as its values
@@ -41,6 +44,7 @@ import pyarrow.compute as pc
 
 from powertrain.data.order import Ints
 from powertrain.data.rows import Column
+from powertrain.data.sources.base import ARRAYS
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -77,6 +81,18 @@ def is_list(kind: ArrowType) -> bool:
 
 def _is_list_view(kind: ArrowType) -> bool:
     return _is(kind, "list_view") or _is(kind, "large_list_view")
+
+
+def is_marked(field: ArrowField, mark: tuple[bytes, bytes]) -> bool:
+    """Whether a field has one of the marks of ``sources.base``."""
+    key, value = mark
+    found: bool = (field.metadata or {}).get(key) == value
+    return found
+
+
+def rows_are_lists(field: ArrowField) -> bool:
+    """Whether a row of the column is Python's list; tensors, and lists that are marked so, have arrays."""
+    return (is_list(field.type) or _is_list_view(field.type)) and not is_marked(field, ARRAYS)
 
 
 def is_text(kind: ArrowType) -> bool:
@@ -279,9 +295,9 @@ def _nulls(array: ArrowArray) -> ArrowArray | None:
 # --------------------------------------------------------------------------- to Arrow
 
 
-def arrow_of(column: Column, name: str = "") -> ArrowArray:
-    """The column as an Arrow array: rows of one dimension as lists, of more as tensors. Raises DataError where
-    Arrow has no type for its values."""
+def arrow_of(column: Column, name: str = "", *, as_lists: bool = False) -> ArrowArray:
+    """The column as an Arrow array: rows of one dimension as lists, of more as tensors unless ``as_lists``. Raises
+    DataError where Arrow has no type for its values."""
     if not isinstance(column, np.ndarray):
         return column
     try:
@@ -289,7 +305,7 @@ def arrow_of(column: Column, name: str = "") -> ArrowArray:
             return pa.array([_listed(value) for value in column])
         if column.ndim == 1:
             return _flat_arrow(column)
-        return nested_lists(column) if column.ndim == 2 else _tensor_array(column)
+        return nested_lists(column) if column.ndim == 2 or as_lists else _tensor_array(column)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as problem:
         raise DataError(
             f"Column {name!r} cannot be an Arrow column: {problem}. Convert its values to numbers, text, lists or "
@@ -415,6 +431,35 @@ def values_of(column: Column) -> list[Any]:
     return values
 
 
+def row_values(column: Column, are_lists: bool) -> list[Any]:
+    """The rows of a column as a row's dict has them: as :func:`values_of`, but with lists for lists, also for those
+    inside of structs."""
+    if are_lists:
+        return lists_of(column)
+    if not isinstance(column, np.ndarray) and pa.types.is_struct(column.type):
+        return _struct_values(plain(column), _field_values)
+    return values_of(column)
+
+
+def _field_values(array: ArrowArray) -> list[Any]:
+    # Lists of fixed size inside of a struct are what arrays become there: see ``sources.items``.
+    return row_values(array, is_list(array.type) and not pa.types.is_fixed_size_list(array.type))
+
+
+def lists_of(column: Column) -> list[Any]:
+    """The rows of a column of lists as Python's lists; None for null."""
+    if isinstance(column, np.ndarray):
+        if column.dtype == object:
+            return [value.tolist() if isinstance(value, np.ndarray) else value for value in column]
+        return list(nested_lists(column).to_pylist() if column.dtype.kind in "Mm" else column.tolist())
+    array = plain(column)
+    values = view(array.flatten()) if is_list(array.type) and not array.null_count else None
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind not in "Mm":
+        flat, offsets = values.tolist(), list_offsets(array)
+        return [flat[start:stop] for start, stop in pairwise((offsets - offsets[0]).tolist())]
+    return list(array.to_pylist())
+
+
 def _numpy_values(column: NumpyArray) -> list[Any]:
     if column.ndim > 1:
         return list(writable(column))
@@ -425,9 +470,11 @@ def _numpy_values(column: NumpyArray) -> list[Any]:
     return values
 
 
-def _struct_values(array: ArrowArray) -> list[Any]:
+def _struct_values(
+    array: ArrowArray, values_of_field: Callable[[ArrowArray], list[Any]] = values_of
+) -> list[Any]:
     names = [array.type.field(index).name for index in range(array.type.num_fields)]
-    fields = [values_of(child) for child in array.flatten()]
+    fields = [values_of_field(child) for child in array.flatten()]
     rows: list[Any] = (
         [dict(zip(names, row, strict=True)) for row in zip(*fields, strict=True)]
         if fields
@@ -473,12 +520,14 @@ class Named:
 
     name: str
     numbers: Ints
+    #: Where it is a field of a struct: the column, and the fields down to it.
+    path: tuple[str, ...] = ()
 
     def row(self, index: int) -> str:
         return f"row {int(self.numbers[index])}"
 
     def field(self, name: str) -> Named:
-        return Named(f"{self.name}.{name}", self.numbers)
+        return Named(f"{self.name}.{name}", self.numbers, (*(self.path or (self.name,)), name))
 
 
 Tensors = Any  #: torch.Tensor | list of str or bytes | dict of these
@@ -560,7 +609,12 @@ def _objects_tensor(column: NumpyArray, named: Named, convert: _Conversion) -> T
 
 
 def as_numpy(value: Any) -> Any:
-    """A torch tensor as numpy, on the CPU; anything else unchanged."""
+    """A torch tensor as numpy, on the CPU; an image of Pillow's as its pixels; anything else unchanged."""
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is not None and isinstance(value, pillow.Image):
+        from powertrain.data.images import pixels_of
+
+        return pixels_of(value)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value
@@ -635,7 +689,7 @@ def refuse_nulls(array: ArrowArray, named: Named) -> None:
     """Raises DataError where a value, also one within a list, is null."""
     row = _null_row(array)
     if row is not None:
-        raise _null_error(named, row)
+        raise _null_error(named, row) if array.null_count else _inner_null_error(named, row, array.type)
 
 
 def _null_row(array: ArrowArray) -> int | None:
@@ -653,11 +707,27 @@ def _ends(array: ArrowArray) -> NumpyArray:
     return ends
 
 
-def _null_error(named: Named, index: int) -> DataError:
+def _inner_null_error(named: Named, index: int, kind: ArrowType) -> DataError:
+    """For a null in a list of type ``kind``: what can be said of columns to Arrow does not reach it."""
+    value = "row" + "".join(f"[{name!r}]" for name in named.path or (named.name,))
+    example = fill = ""
+    if not is_list(kind.value_type):
+        fill = f" ([0 if value is None else value for value in {value}])"
+        example = f": lambda row: None not in {value}"
     return DataError(
-        f"Column {named.name!r} is null in {named.row(index)}, and a tensor cannot hold nulls. Fill them in "
-        "map_batches() (pyarrow.compute.fill_null, DataFrame.fillna), leave such rows out with "
-        f"filter(expr=pyarrow.compute.field({named.name.split('.')[0]!r}).is_valid()), or drop the column."
+        f"Column {named.name!r} has a null in the list of {named.row(index)}, and a tensor cannot hold nulls. Put a "
+        f"value in its place in map(){fill}, leave such rows out by a function given to filter(){example}; or drop "
+        "the column."
+    )
+
+
+def _null_error(named: Named, index: int) -> DataError:
+    path = named.path or (named.name,)
+    names = ", ".join(map(repr, path))
+    fill = "map_batches() (pyarrow.compute.fill_null, DataFrame.fillna)" if len(path) == 1 else "map()"
+    return DataError(
+        f"Column {named.name!r} is null in {named.row(index)}, and a tensor cannot hold nulls. Fill them in {fill}, "
+        f"leave such rows out with filter(expr=pyarrow.compute.field({names}).is_valid()), or drop the column."
     )
 
 
@@ -675,7 +745,14 @@ def _two_lengths(array: ArrowArray) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def ragged_error(named: Named, one: tuple[int, object], other: tuple[int, object]) -> DataError:
-    """For two values of different size: each is the index of its row, and the size."""
+    """For two values of different size: each is the index of its row, and the size, a length or a shape."""
+    if isinstance(one[1], tuple) and len(one[1]) > 1:
+        return DataError(
+            f"Column {named.name!r} has arrays of different shapes: {one[1]} in {named.row(one[0])}, {other[1]} in "
+            f"{named.row(other[0])}. A tensor needs one shape for all. Images are brought to one size by "
+            "size=(height, width) in read_images() or decode_images(); other arrays by map(), by "
+            "collate_fn=powertrain.data.collate_fn.pad(value=0), or by a collate_fn of your own."
+        )
     return DataError(
         f"Column {named.name!r} has values of different lengths: {one[1]} in {named.row(one[0])}, {other[1]} in "
         f"{named.row(other[0])}. A tensor needs one length for all. Pass "

@@ -709,7 +709,8 @@ class Dataset:
     def _alone(self) -> DataShard:
         from powertrain.data.shard import DataShard
 
-        return DataShard.alone(self._plan)
+        self._newest = Execution(repr(self), len(self._inspected().blocks))
+        return DataShard.alone(self._plan, self._newest)
 
 
 # --------------------------------------------------------------------------- arguments

@@ -24,6 +24,12 @@ class Execution:
         #: Seconds of all threads together, by operation.
         self.operations: dict[str, float] = {}
         self._loader: Loader | None = None
+        self.began = time.perf_counter()
+
+    def count(self, rows: int, nbytes: int) -> None:
+        """A batch was given out."""
+        self.rows += rows
+        self.nbytes += nbytes
 
     def observe(self, loader: Loader) -> None:
         """Ask this loader, at the end, what it has done."""
@@ -40,8 +46,7 @@ class Execution:
                 if rows is None:
                     self.is_whole = True
                     return
-                self.rows += len(rows)
-                self.nbytes += sum(int(column.nbytes) for column in rows.columns.values())
+                self.count(len(rows), rows.nbytes)
                 yield rows
         finally:
             self.seconds = time.perf_counter() - start

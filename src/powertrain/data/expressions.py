@@ -12,6 +12,12 @@ from powertrain.errors import DataError
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
+
+def _true_division(left: Any, right: Any) -> Any:
+    """As in Python: of whole numbers too. Arrow's own cuts off what is behind the point."""
+    return left.cast("double") / right.cast("double")
+
+
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -22,7 +28,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: _true_division,
     ast.And: operator.and_,
     ast.Or: operator.or_,
 }

@@ -6,7 +6,7 @@ What each type of column becomes is the table at the head of :mod:`powertrain.da
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +17,18 @@ from powertrain.data.columns import (
     NumpyArray,
     arrow_of,
     as_numpy,
+    is_list,
     numpy_of,
     object_array,
+    row_values,
+    rows_are_lists,
     tensor_of,
     values_of,
     view,
 )
 from powertrain.data.order import Ints
 from powertrain.data.rows import Column, Rows
+from powertrain.data.sources.base import ARRAYS
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,8 +44,16 @@ def to_numpy(rows: Rows) -> dict[str, NumpyArray]:
 
 
 def to_arrow(rows: Rows) -> pa.Table:
-    """An Arrow table: rows of one dimension as lists, of more as tensors. Raises DataError for Python objects."""
-    return pa.table({name: arrow_of(column, name) for name, column in rows.columns.items()})
+    """An Arrow table: lists, and rows of one dimension, as lists; rows of more as tensors. What was an array is marked,
+    so that it is one again afterwards. Raises DataError for Python objects."""
+    fields, arrays = [], []
+    for name, column in rows.columns.items():
+        array = arrow_of(column, name, as_lists=name in rows.lists)
+        holds_many = is_list(array.type) or isinstance(array.type, pa.FixedShapeTensorType)
+        had_arrays = holds_many and name not in rows.lists
+        fields.append(pa.field(name, array.type, metadata=dict([ARRAYS]) if had_arrays else None))
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def to_pandas(rows: Rows) -> pd.DataFrame:
@@ -63,13 +75,15 @@ def _pandas_values(column: Column) -> Any:
 
 
 def row_dicts(rows: Rows) -> list[dict[str, Any]]:
-    """One dict per row: scalars, text and dicts as Python's own, lists and tensors as arrays, None for null."""
+    """One dict per row: scalars, text, lists and dicts as Python's own, tensors as arrays, None for null."""
     names = list(rows.columns)
     if not names:
         return [{} for _ in range(len(rows))]
     return [
         dict(zip(names, values, strict=True))
-        for values in zip(*(values_of(rows.columns[name]) for name in names), strict=True)
+        for values in zip(
+            *(row_values(rows.columns[name], name in rows.lists) for name in names), strict=True
+        )
     ]
 
 
@@ -124,25 +138,32 @@ def collate(rows: Rows, collate_fn: Callable[[Any], Any]) -> Any:
 
 def from_numpy(batch: Mapping[str, Any], numbers: Ints) -> Rows:
     """Rows of a dict of columns: arrays, tensors, Arrow arrays, Series, or lists of one value per row."""
-    columns: dict[str, Column] = {}
-    python_floats = set()
-    for name, values in batch.items():
-        columns[name], were_floats = _column(values, name)
-        if were_floats:
-            python_floats.add(name)
-    return _checked(Rows(columns, numbers, frozenset(python_floats)))
+    return _checked({name: _column(values, name) for name, values in batch.items()}, numbers)
 
 
 def from_pandas(frame: pd.DataFrame, numbers: Ints) -> Rows:
     """Rows of a DataFrame; its index is left out. None, NA and, in columns of objects, NaN are nulls."""
-    columns = {str(name): _from_series(frame.iloc[:, at]) for at, name in enumerate(frame.columns)}
-    return _checked(Rows(columns, numbers))
+    names = list(map(str, frame.columns))
+    _refuse_twice(names, "DataFrame")
+    return _checked({name: _from_series(frame.iloc[:, at]) for at, name in enumerate(names)}, numbers)
 
 
 def from_arrow(table: pa.Table | pa.RecordBatch, numbers: Ints) -> Rows:
     """Rows of a table; columns that numpy can look at are looked at where they lie."""
-    columns = {name: _from_arrow(table.column(at)) for at, name in enumerate(table.schema.names)}
-    return _checked(Rows(columns, numbers))
+    _refuse_twice(table.schema.names, "Arrow table")
+    made = {
+        field.name: _Made(_from_arrow(table.column(at)), lists=rows_are_lists(field))
+        for at, field in enumerate(table.schema)
+    }
+    return _checked(made, numbers)
+
+
+def _refuse_twice(names: Sequence[str], what: str) -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(
+            f"A {what} has several columns named {twice[0]!r}, and a row can have only one. Rename or drop the others."
+        )
 
 
 def from_row_dicts(dicts: Sequence[Mapping[str, Any]], numbers: Ints) -> Rows:
@@ -151,15 +172,30 @@ def from_row_dicts(dicts: Sequence[Mapping[str, Any]], numbers: Ints) -> Rows:
     return from_numpy({name: [row.get(name) for row in dicts] for name in names}, numbers)
 
 
-def _checked(rows: Rows) -> Rows:
-    lengths = {name: len(column) for name, column in rows.columns.items()}
-    if any(length != len(rows) for length in lengths.values()):
+class _Made(NamedTuple):
+    """A column from somebody's values, and what they were."""
+
+    column: Column
+    #: Python's own floats.
+    python_floats: bool = False
+    #: Python's lists, or Arrow's.
+    lists: bool = False
+
+
+def _checked(made: Mapping[str, _Made], numbers: Ints) -> Rows:
+    lengths = {name: len(each.column) for name, each in made.items()}
+    if any(length != len(numbers) for length in lengths.values()):
         said = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
         raise DataError(
-            f"The columns of a batch of {len(rows)} rows have other lengths: {said}. Every column needs one value "
+            f"The columns of a batch of {len(numbers)} rows have other lengths: {said}. Every column needs one value "
             "per row."
         )
-    return rows
+    return Rows(
+        {name: each.column for name, each in made.items()},
+        numbers,
+        python_floats=frozenset(name for name, each in made.items() if each.python_floats),
+        lists=frozenset(name for name, each in made.items() if each.lists),
+    )
 
 
 def _from_arrow(values: ArrowArray) -> Column:
@@ -176,67 +212,84 @@ def _one_dictionary(values: ArrowArray) -> list[ArrowArray]:
     return [chunk.dictionary_decode() for chunk in chunks] if pa.types.is_dictionary(values.type) else chunks
 
 
-def _from_series(series: pd.Series[Any]) -> Column:
+def _from_series(series: pd.Series[Any]) -> _Made:
     if isinstance(series.dtype, np.dtype) and series.dtype != object:
-        return _from_array(series.to_numpy(), str(series.name))[0]
+        return _Made(_from_array(series.to_numpy(), str(series.name)).column)
     if series.dtype == object:
         try:
-            return view(pa.Array.from_pandas(series))
+            return _Made(view(pa.Array.from_pandas(series)), lists=_are_lists(series.tolist()))
         except (pa.ArrowException, OverflowError):
-            return _of_values(series.tolist())[0]  # arrays of several dimensions, or objects
-    return _from_arrow(pa.Array.from_pandas(series))
+            # Arrays of several dimensions, or objects.
+            return _of_values(series.tolist())._replace(python_floats=False)
+    return _Made(_from_arrow(pa.Array.from_pandas(series)))
 
 
 # --------------------------------------------------------------------------- one column from what a function returned
 
 
-def _column(values: Any, name: str) -> tuple[Column, bool]:
-    """The column, and whether its values were Python's own floats."""
+def _column(values: Any, name: str) -> _Made:
     values = as_numpy(values)
     if isinstance(values, np.ndarray):
         return _from_array(values, name)
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return _from_arrow(values), False
+        return _Made(_from_arrow(values), lists=is_list(values.type))
     if isinstance(values, (list, tuple)):
         return _of_values(list(values))
     if type(values).__module__.startswith("pandas") and hasattr(values, "array"):
-        return _from_series(values), False
+        return _from_series(values)
     raise DataError(
         f"Column {name!r} is {_shown(values)} of type {type(values).__name__}. A column is an array, a tensor or a "
         "list with one value per row."
     )
 
 
-def _from_array(values: NumpyArray, name: str) -> tuple[Column, bool]:
+def _from_array(values: NumpyArray, name: str) -> _Made:
     if values.ndim == 0:
         raise DataError(
             f"Column {name!r} is the single value {_shown(values)}. A column has one value per row: repeat it for "
             "each row."
         )
     if values.dtype.kind in "biufcMm":
-        return values, False
+        return _Made(values)
     return _of_values(list(values) if values.ndim > 1 else values.tolist())
 
 
-def _of_values(values: list[Any]) -> tuple[Column, bool]:
-    """One value per row, each as Python, numpy or torch has it."""
+def _of_values(values: list[Any]) -> _Made:
+    """One value per row, each as Python, numpy, torch or Pillow has it."""
     values = [as_numpy(value) for value in values]
     kinds = set(map(type, values))
     if kinds and kinds <= {int, float} and float in kinds:
-        return np.array(values, np.float64), True
+        return _Made(np.array(values, np.float64), python_floats=True)
     if kinds == {bool}:
-        return np.array(values, np.bool_), False
+        return _Made(np.array(values, np.bool_))
     if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
-        return np.array(values, np.int64), False
+        return _Made(np.array(values, np.int64))
     if kinds == {np.ndarray}:
-        return _of_arrays(values), False
+        return _Made(_of_arrays(values))
     if kinds and all(issubclass(kind, (np.number, np.bool_, np.datetime64)) for kind in kinds):
-        return np.array(values), False
+        return _Made(np.array(values))
     try:
-        array = pa.array(values)
+        array: ArrowArray = pa.array(values, type=_nanosecond_type(values))
     except (pa.ArrowException, OverflowError):
-        return object_array(values), False
-    return view(array), _holds_double(array.type) and any(_leads_to_float(value) for value in values)
+        return _Made(object_array(values))
+    floats = holds_double(array.type) and any(_leads_to_float(value) for value in values)
+    return _Made(view(array), python_floats=floats, lists=_are_lists(values))
+
+
+def _are_lists(values: list[Any]) -> bool:
+    return isinstance(next((value for value in values if value is not None), None), (list, tuple))
+
+
+def _nanosecond_type(values: list[Any]) -> pa.DataType | None:
+    """The type of times of pandas', which have nanoseconds: left to itself Arrow cuts them off. None for all else."""
+    example = next((value for value in values if value is not None), None)
+    if not type(example).__module__.startswith("pandas"):
+        return None
+    import pandas as pd
+
+    if isinstance(example, pd.Timestamp):
+        return pa.timestamp("ns", None if example.tz is None else str(example.tz))
+    return pa.duration("ns") if isinstance(example, pd.Timedelta) else None
 
 
 def _of_arrays(arrays: list[NumpyArray]) -> Column:
@@ -251,9 +304,10 @@ def _of_arrays(arrays: list[NumpyArray]) -> Column:
     return object_array(arrays)
 
 
-def _holds_double(kind: pa.DataType) -> bool:
+def holds_double(kind: pa.DataType) -> bool:
+    """Whether values of this type are of float64, or have such inside."""
     return pa.types.is_float64(kind) or any(
-        _holds_double(kind.field(index).type) for index in range(kind.num_fields)
+        holds_double(kind.field(index).type) for index in range(kind.num_fields)
     )
 
 

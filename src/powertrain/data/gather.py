@@ -7,7 +7,7 @@ that is asked for, into memory that belongs to the batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,12 +20,14 @@ from powertrain.data.columns import (
     ArrowType,
     NumpyArray,
     arrow_of,
+    is_marked,
     is_text,
     leaf_type,
     list_offsets,
     nested_lists,
     object_array,
     plain,
+    rows_are_lists,
     values_of,
     view,
     writable,
@@ -66,13 +68,18 @@ class _Piece:
     columns: Mapping[str, Any]
     forms: Mapping[str, _Form | None]
     python_floats: frozenset[str]
+    lists: frozenset[str]
 
     @staticmethod
     def of(batch: pa.RecordBatch, names: Sequence[str]) -> _Piece:
         columns = {name: _where_it_lies(batch.column(name)) for name in names}
-        key, value = PYTHON_FLOATS
-        marked = (name for name in names if (batch.schema.field(name).metadata or {}).get(key) == value)
-        return _Piece(columns, {name: _form(column) for name, column in columns.items()}, frozenset(marked))
+        fields = [batch.schema.field(name) for name in names]
+        return _Piece(
+            columns,
+            {name: _form(column) for name, column in columns.items()},
+            python_floats=frozenset(field.name for field in fields if is_marked(field, PYTHON_FLOATS)),
+            lists=frozenset(field.name for field in fields if rows_are_lists(field)),
+        )
 
 
 def _where_it_lies(array: ArrowArray) -> Any:
@@ -154,7 +161,23 @@ def gather(
         )
         for name, form in forms.items()
     }
-    return Rows(columns, numbers, frozenset.intersection(*(piece.python_floats for piece in runs.pieces)))
+    floats = frozenset.intersection(*(piece.python_floats for piece in runs.pieces))
+    return Rows(columns, numbers, floats, _lists_in_all(runs.pieces))
+
+
+def _lists_in_all(parts: Sequence[_Piece] | Sequence[Rows]) -> frozenset[str]:
+    """The columns that are lists in every part; one that is null throughout a part is what it is in the others."""
+    first = parts[0].lists
+    if all(part.lists == first for part in parts):
+        return first
+    some = frozenset().union(*(part.lists for part in parts))
+    return frozenset(
+        name for name in some if all(name in part.lists or _is_null(part.columns[name]) for part in parts)
+    )
+
+
+def _is_null(column: Any) -> bool:
+    return isinstance(column, pa.Array) and pa.types.is_null(column.type)
 
 
 def _column(parts: Sequence[Any], runs: _Runs, of_one_form: bool, name: str, python_text: bool) -> Column:
@@ -191,7 +214,7 @@ def _no_rows(views: Sequence[BlockView], numbers: Ints) -> Rows:
         name: take(column.array if isinstance(column, _Lists) else column, nothing)
         for name, column in shown.pieces[0].columns.items()
     }
-    return Rows(columns, numbers, shown.pieces[0].python_floats)
+    return Rows(columns, numbers, shown.pieces[0].python_floats, shown.pieces[0].lists)
 
 
 def _refuse_outside(views: Sequence[BlockView], which: Ints, offsets: Ints) -> None:
@@ -368,7 +391,7 @@ def _joined(parts: Sequence[Column], name: str) -> pa.Array[Any]:
 def take_rows(rows: Rows, indices: Ints) -> Rows:
     """The rows ``indices``, in that order, as a copy."""
     columns = {name: take(column, indices) for name, column in rows.columns.items()}
-    return Rows(columns, rows.numbers[indices], rows.python_floats)
+    return replace(rows, columns=columns, numbers=rows.numbers[indices])
 
 
 def concat_rows(parts: Sequence[Rows]) -> Rows:
@@ -385,4 +408,5 @@ def concat_rows(parts: Sequence[Rows]) -> Rows:
             )
     columns = {name: concat([part.columns[name] for part in filled], name) for name in names}
     numbers = np.concatenate([part.numbers for part in filled])
-    return Rows(columns, numbers, frozenset.intersection(*(part.python_floats for part in filled)))
+    floats = frozenset.intersection(*(part.python_floats for part in filled))
+    return Rows(columns, numbers, floats, _lists_in_all(filled))

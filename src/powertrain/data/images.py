@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,40 @@ if TYPE_CHECKING:
 _TOGETHER = 4
 #: What pixels mean without a palette or a conversion table: kept unless another mode is asked for.
 _PLAIN_MODES = frozenset({"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B"})
+
+
+#: Pillow's names of modes.
+MODES = (
+    *("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
+    *("I", "F", "I;16", "I;16L", "I;16B"),
+)
+#: Of those the ones whose pixels have more than 8 bits for each channel.
+_DEEP_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B"})
+
+
+def checked_mode(mode: Any) -> str | None:
+    """``mode`` where it is one of Pillow's; raises :class:`DataError` otherwise."""
+    if mode is not None and mode not in MODES:
+        raise DataError(
+            f"mode={mode!r} is no mode of images. Give one of Pillow's: {', '.join(map(repr, MODES))}. Most images are "
+            "wanted as 'RGB' or, grey, as 'L'."
+        )
+    return None if mode is None else str(mode)
+
+
+def checked_size(size: Any) -> tuple[int, int] | None:
+    """``size`` as two whole numbers; raises :class:`DataError` where it is something else."""
+    if size is None:
+        return None
+    try:
+        height, width = map(operator.index, size)
+    except (TypeError, ValueError):
+        height = width = 0
+    if height < 1 or width < 1:
+        raise DataError(
+            f"size={size!r} is no size of images. Give (height, width) in pixels, such as (224, 224)."
+        )
+    return height, width
 
 
 class BadImage(Exception):
@@ -110,10 +145,32 @@ def decode(data: bytes, size: tuple[int, int] | None = None, mode: str | None = 
 
     with Image.open(io.BytesIO(data)) as image:
         wanted = mode or _usual_mode(image)
-        converted = image if image.mode == wanted else image.convert(wanted)
+        converted = image if image.mode == wanted else _converted(image, wanted)
         if size is not None and (converted.height, converted.width) != tuple(size):
             converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         return np.asarray(converted)
+
+
+def pixels_of(image: Image) -> npt.NDArray[Any]:
+    """An image of Pillow's as :func:`decode` would give it."""
+    wanted = _usual_mode(image)
+    return np.array(image if image.mode == wanted else image.convert(wanted))
+
+
+def _converted(image: Image, mode: str) -> Image:
+    """``image`` in another mode. Pixels of 16 bits are scaled to 8: Pillow would cut off all above 255."""
+    from PIL import Image as pillow
+
+    if image.mode not in _DEEP_MODES or mode in _DEEP_MODES:
+        return image.convert(mode)
+    # Pillow before 11.3 opens PNG files of 16 bits as "I".
+    if not image.mode.startswith("I;16") and image.format != "PNG":
+        raise ValueError(
+            f"its pixels are of mode {image.mode!r}, and how large these can be is not known, so they cannot be made "
+            f"{mode!r}: decode it without a mode, and scale it in map()"
+        )
+    pixels = np.asarray(image)
+    return pillow.fromarray((pixels >> 8).astype(np.uint8)).convert(mode)
 
 
 def _usual_mode(image: Image) -> str:

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 import numpy as np
@@ -69,6 +69,8 @@ class Ready(Generic[T]):
     position: int
     #: What this rank's gradient counts for: its rows times ranks by all rows.
     weight: float
+    rows: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,9 @@ class Loader:
 
     def _building_threads(self) -> int:
         """Copying rows holds Python's lock too often for a second thread to help; what is done to them may not."""
-        return self._threads if any(runner.does_anything for runner in self._runners) else 1
+        if not any(runner.does_anything for runner in self._runners):
+            return 1
+        return max(self._threads, *(runner.processes for runner in self._runners))
 
     def _row_bytes(self) -> float:
         facts = [part.source.inspect() for part in self._prepared.inspected.plan.parts]
@@ -245,7 +249,7 @@ class Loader:
 
     def _depth(self, cut: Cut[T], at_once: int) -> int:
         """How many pieces of work may be under way or waiting, within half of the memory."""
-        wanted = self._threads + -(-cut.prefetch // at_once)
+        wanted = self._building_threads() + -(-cut.prefetch // at_once)
         nbytes = self._row_bytes() * at_once * max(1, cut.global_batch // self.world_size)
         return max(1, min(wanted, int(self._memory / 2 / nbytes)))
 
@@ -299,7 +303,7 @@ class Loader:
         if counts is not None and cut.in_step:
             self._tell_of_holes()
         if len(group) == 1 and len(rows):
-            return [Ready(cut.convert(rows), group[0].position, group[0].weight)]
+            return [self._ready(rows, cut, group[0])]
         ends = np.arange(len(rows) + 1) if counts is None else np.concatenate([[0], np.cumsum(counts)])
         ready, at = [], 0
         for step in group:
@@ -308,11 +312,14 @@ class Loader:
             if low == high and not cut.in_step:
                 continue
             if low == high:
-                ready.append(Ready(cut.convert(self._filler(step, cut)), step.position, 0.0))
+                ready.append(self._ready(self._filler(step, cut), cut, replace(step, weight=0.0)))
             else:
-                part = rows.between(low, high)
-                ready.append(Ready(cut.convert(part), step.position, step.weight))
+                ready.append(self._ready(rows.between(low, high), cut, step))
         return ready
+
+    @staticmethod
+    def _ready(rows: Rows, cut: Cut[T], step: _Step) -> Ready[T]:
+        return Ready(cut.convert(rows), step.position, step.weight, len(rows), rows.nbytes)
 
     def _tell_of_holes(self) -> None:
         """Say once that rows of a step are not as many as the step was cut to have."""
@@ -377,7 +384,7 @@ def stream(
 
 
 #: Memory and disk for a process that reads a dataset by itself.
-MEMORY_ALONE = 512 * 2**20
+MEMORY_ALONE = 256 * 2**20
 
 
 class Budgets(TypedDict):
@@ -413,11 +420,11 @@ def _in_groups(steps: Iterator[_Step], most: int) -> Iterator[list[_Step]]:
     size = 1
     group: list[_Step] = []
     for step in steps:
-        if len(step.slots) > 1:
-            if group:
-                yield group
-            yield [step]
+        if group and (len(step.slots) > 1 or step.slots[0][0] != group[0].slots[0][0]):
+            yield group
             group = []
+        if len(step.slots) > 1:
+            yield [step]
             continue
         group.append(step)
         if len(group) >= size:

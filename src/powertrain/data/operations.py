@@ -343,8 +343,14 @@ class RenameColumns(Operation):
         rows = piece.rows
         names = renamed(list(rows.columns), self.names)
         new_name = dict(zip(rows.columns, names, strict=True))
-        floats = frozenset(new_name[name] for name in rows.python_floats)
-        return Applied(Rows(dict(zip(names, rows.columns.values(), strict=True)), rows.numbers, floats))
+        return Applied(
+            Rows(
+                dict(zip(names, rows.columns.values(), strict=True)),
+                rows.numbers,
+                python_floats=frozenset(new_name[name] for name in rows.python_floats),
+                lists=frozenset(new_name[name] for name in rows.lists),
+            )
+        )
 
 
 def renamed(columns: Sequence[str], names: Mapping[str, str] | Sequence[str]) -> list[str]:
@@ -386,6 +392,12 @@ class DecodeImages(Operation):
     size: tuple[int, int] | None = None
     #: Pillow's: "RGB", "L", …
     mode: str | None = None
+
+    def __post_init__(self) -> None:
+        from powertrain.data.images import checked_mode, checked_size
+
+        checked_mode(self.mode)
+        checked_size(self.size)
 
     @property
     def name(self) -> str:
@@ -452,6 +464,11 @@ class Runner:
             Stage(operation, position, max(1, operation.concurrency // max(1, local_world_size)))
             for position, operation in enumerate(operations)
         ]
+
+    @property
+    def processes(self) -> int:
+        """How many processes of its own work for it at once, at most."""
+        return max((stage.processes for stage in self._stages), default=0)
 
     @property
     def does_anything(self) -> bool:

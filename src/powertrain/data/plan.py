@@ -124,5 +124,9 @@ def union(plans: Iterable[Plan]) -> Plan:
             blocks += [replace(block, part=block.part + first) for block in plan.inspected().blocks]
             first += len(plan.parts)
     return Plan(
-        parts, None if blocks is None else tuple(blocks), any(p.shuffled for p in plans), plans[0].seed
+        parts, None if blocks is None else tuple(blocks), any(p.shuffled for p in plans), _first_seed(plans)
     )
+
+
+def _first_seed(plans: Iterable[Plan]) -> int | None:
+    return next((plan.seed for plan in plans if plan.seed is not None), None)

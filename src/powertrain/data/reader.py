@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -133,15 +134,16 @@ class RowReader:
         """Rows that were computed with their neighbours: each chunk once, then what was asked for of it."""
         from powertrain.data.gather import concat_rows, take_rows
 
-        firsts, inside = order.chunks(slots, size)
+        firsts, _ = order.chunks(slots, size)
         by_chunk = np.argsort(firsts, kind="stable")
         edges = np.flatnonzero(np.diff(firsts[by_chunk])) + 1
+        chosen = np.split(by_chunk, edges)
+        chunks = [self._own(part, order, order.chunk(int(firsts[mine[0]]), size)) for mine in chosen]
         read: list[Rows] = []
         counts = np.ones(len(slots), np.int64)
         exact = True
-        for mine in np.split(by_chunk, edges):
-            applied = self._chunk(part, order, order.chunk(int(firsts[mine[0]]), size))
-            picked = inside[mine]
+        for mine, members, applied in zip(chosen, chunks, self._compute(part, order, chunks), strict=True):
+            picked = np.searchsorted(members, slots[mine])
             if applied.counts is not None:
                 counts[mine], exact = applied.counts[picked], False
                 picked = _expanded(applied.counts, picked)
@@ -149,12 +151,26 @@ class RowReader:
         ordered = np.argsort(np.repeat(by_chunk, counts[by_chunk]), kind="stable")
         return take_rows(concat_rows(read), ordered), None if exact else counts
 
+    def _compute(self, part: int, order: EpochOrder, chunks: list[Ints]) -> Iterable[Applied]:
+        """What has become of each chunk; as many at a time as there are processes to do it."""
+        at_once = min(self._runners[part].processes, len(chunks))
+        if at_once < 2:
+            return (self._chunk(part, order, members) for members in chunks)
+        with ThreadPoolExecutor(at_once, thread_name_prefix="powertrain-chunks") as threads:
+            return list(threads.map(lambda members: self._chunk(part, order, members), chunks))
+
     def _chunk(self, part: int, order: EpochOrder, members: Ints) -> Applied:
         def compute() -> Applied:
             located = order.locate(members)
             return self._runners[part].run(self._gather(located.blocks, located.offsets), order.epoch)
 
         return self._chunks.get((part, order.epoch, int(members[0])), compute)
+
+    def _own(self, part: int, order: EpochOrder, members: Ints) -> Ints:
+        """Those of the slots whose rows belong to a part: rows of another have other columns and another fate."""
+        if len(self._runners) == 1:
+            return members
+        return members[self._part_of_block[order.locate(members).blocks] == part]
 
     def _gather(self, blocks: Ints, offsets: Ints, *, python_text: bool = False) -> Rows:
         from powertrain.data.gather import gather

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -149,13 +150,11 @@ def read_images(
     ``size``: (height, width) to which all are resized. ``mode``: a mode of Pillow's to which all are converted, such as
     "RGB" or "L". See :func:`read_parquet` for the other arguments.
     """
+    from powertrain.data.images import checked_mode, checked_size
     from powertrain.data.sources.files import file_paths
     from powertrain.data.sources.images import IMAGE_EXTENSIONS, ImageSource
 
-    if size is not None and (len(size) != 2 or any(not isinstance(each, int) or each < 1 for each in size)):
-        raise DataError(
-            f"size={size!r} is no size of images. Give (height, width) in pixels, such as (224, 224)."
-        )
+    size, mode = checked_size(size), checked_mode(mode)
     found = file_paths(paths, file_extensions, usual=IMAGE_EXTENSIONS, filesystem=filesystem)
     return _dataset(ImageSource(found, size=size, mode=mode, include_paths=include_paths))
 
@@ -171,6 +170,13 @@ def from_items(items: Iterable[Any]) -> Dataset:
     from powertrain.data.sources.items import table_of_items
     from powertrain.data.sources.memory import TableSource
 
+    if isinstance(items, (str, bytes, Mapping)) or not (
+        hasattr(items, "__iter__") or hasattr(items, "__getitem__")
+    ):
+        raise DataError(
+            f"from_items was given {items!r:.60}, a {type(items).__name__}. Give a list with one item for each row; "
+            "for a dict of columns use from_numpy()."
+        )
     return _dataset(TableSource(table_of_items(list(items)), "item"))
 
 
@@ -192,21 +198,34 @@ def from_pandas(dfs: pd.DataFrame | Sequence[pd.DataFrame]) -> Dataset:
 def _table_of_frame(frame: pd.DataFrame) -> pa.Table:
     import pyarrow as pa
 
-    from powertrain.data.sources.items import table_of_columns
-
     names = [str(name) for name in frame.columns]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise DataError(f"The DataFrame has several columns {twice[0]!r}. Rename or drop the others.")
-    columns: list[Any] = []
-    for place, name in enumerate(names):
-        series = frame.iloc[:, place]
-        try:
-            columns.append(pa.Array.from_pandas(series))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            # Arrays of several dimensions, tensors and the like, which only items know; or it says what is wrong.
-            columns.append(table_of_columns({name: list(series)}, "row").column(0))
-    return pa.Table.from_arrays(columns, names=names)
+    tables = [_table_of_series(frame.iloc[:, place], name) for place, name in enumerate(names)]
+    fields = [table.schema.field(0) for table in tables]
+    return pa.Table.from_arrays([table.column(0) for table in tables], schema=pa.schema(fields))
+
+
+def _table_of_series(series: Any, name: str) -> pa.Table:
+    """One column. None, NA and, in columns of objects, NaN are nulls."""
+    import numpy as np
+    import pyarrow as pa
+
+    from powertrain.data.sources.base import ARRAYS
+    from powertrain.data.sources.items import holds_arrays, table_of_columns
+
+    try:
+        is_numpy = isinstance(series.dtype, np.dtype) and series.dtype != object
+        # As Arrow understands pandas, NaN would be null, also where it is a number among others.
+        array: Any = pa.array(series.to_numpy()) if is_numpy else pa.Array.from_pandas(series)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        # Arrays of several dimensions, tensors and the like, which only items know; or it says what is wrong.
+        return table_of_columns({name: list(series)}, "row")
+    had_arrays = pa.types.is_list(array.type) and holds_arrays(series)
+    return pa.table(
+        [array], pa.schema([pa.field(name, array.type, metadata=dict([ARRAYS]) if had_arrays else None)])
+    )
 
 
 def from_numpy(ndarrays: np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any]) -> Dataset:
@@ -215,22 +234,20 @@ def from_numpy(ndarrays: np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any
     Arrays of more than one dimension give a tensor for each row.
     """
     import numpy as np
-    import pyarrow as pa
 
-    from powertrain.data.sources.items import column_of_numpy
+    from powertrain.data.sources.items import table_of_arrays
     from powertrain.data.sources.memory import TableSource
 
     if isinstance(ndarrays, Mapping):
-        columns = {str(name): column_of_numpy(values, str(name)) for name, values in ndarrays.items()}
-        lengths = {name: len(column) for name, column in columns.items()}
+        columns = {str(name): np.asarray(values) for name, values in ndarrays.items()}
+        lengths = {name: len(values) for name, values in columns.items() if values.ndim}
         if len(set(lengths.values())) > 1:
             raise DataError(
                 f"The arrays have different numbers of rows: {lengths}. Give all of them as many."
             )
-        return _dataset(TableSource(pa.table(columns)))
+        return _dataset(TableSource(table_of_arrays(columns)))
     arrays = [ndarrays] if isinstance(ndarrays, np.ndarray) else list(ndarrays)
-    tables = [pa.table({"data": column_of_numpy(array, "data")}) for array in arrays]
-    return _dataset(TableSource(_joined(tables, "arrays")))
+    return _dataset(TableSource(_joined([table_of_arrays({"data": array}) for array in arrays], "arrays")))
 
 
 def from_arrow(tables: Any) -> Dataset:
@@ -281,9 +298,13 @@ def range(n: int) -> Dataset:
     """The numbers from 0 to ``n - 1`` in the column "id"."""
     from powertrain.data.sources.memory import RangeSource
 
-    if not isinstance(n, int) or n < 0:
+    try:
+        count = operator.index(n)
+    except TypeError:
+        count = -1
+    if count < 0:
         raise DataError(f"There is no range of {n!r} numbers. Give a whole number, 0 or more.")
-    return _dataset(RangeSource(n))
+    return _dataset(RangeSource(count))
 
 
 # --------------------------------------------------------------------------- other libraries' datasets

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from powertrain.data.calls import Call, FunctionFailed
 from powertrain.data.order import Ints
-from powertrain.data.rows import Rows
+from powertrain.data.rows import Column, Rows
 from powertrain.errors import DataError
 
 
@@ -58,9 +59,15 @@ def rows_of_dicts(call: Call, made: list[Mapping[str, Any]], numbers: Ints, befo
     typed = {
         name
         for name, column in before.columns.items()
-        if name not in before.python_floats and isinstance(column, np.ndarray) and column.dtype == np.float64
+        if name not in before.python_floats and _is_float64(column)
     }
-    return Rows(rows.columns, rows.numbers, rows.python_floats - typed)
+    return replace(rows, python_floats=rows.python_floats - typed)
+
+
+def _is_float64(column: Column) -> bool:
+    from powertrain.data.formats import holds_double
+
+    return column.dtype == np.float64 if isinstance(column, np.ndarray) else holds_double(column.type)
 
 
 def _understood(call: Call, convert: Callable[[], Rows], numbers: Ints) -> Rows:
@@ -86,6 +93,12 @@ def length_of_batch(call: Call, batch: Any, numbers: Ints) -> int:
             numbers,
         )
     _check_names(call, batch, numbers)
+    if not batch:
+        raise call.returned(
+            "it returned a dict without columns, of which nobody can say how many rows it has. To leave rows out, "
+            "return columns without values",
+            numbers,
+        )
     lengths: dict[str, int] = {}
     for name, values in batch.items():
         try:
@@ -98,7 +111,7 @@ def length_of_batch(call: Call, batch: Any, numbers: Ints) -> int:
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
         raise call.returned(f"it returned columns of different lengths: {said}", numbers)
-    return next(iter(lengths.values()), 0)
+    return next(iter(lengths.values()))
 
 
 def from_batch(call: Call, batch: Any, made_numbers: Ints, numbers: Ints) -> Rows:

@@ -29,13 +29,25 @@ class Rows:
     numbers: Ints
     #: Columns of float64 whose values were Python's own floats: see ``sources.base.PYTHON_FLOATS``.
     python_floats: frozenset[str] = field(default=frozenset())
+    #: Columns whose rows are lists. A row of any other column of several dimensions, or of Arrow lists, is an array.
+    lists: frozenset[str] = field(default=frozenset())
 
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(int(column.nbytes) for column in self.columns.values())
+
     def with_columns(self, columns: Mapping[str, Column]) -> Rows:
         """The same rows with other columns."""
-        return replace(self, columns=columns, python_floats=self.python_floats & columns.keys())
+        return replace(
+            self,
+            columns=columns,
+            python_floats=self.python_floats & columns.keys(),
+            lists=self.lists & columns.keys(),
+        )
 
     def between(self, low: int, high: int) -> Rows:
         """Rows ``low`` to before ``high``, as a copy."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,12 +21,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from powertrain.data.execution import Execution
     from powertrain.data.pipeline import Pipeline
     from powertrain.data.scratch import Scratch
 
 T = TypeVar("T")
 TAILS = ("partial", "drop", "carry")
 _BATCH_SIZE = 256
+#: Rows of a batch where the user leaves its size to the blocks, which may be huge.
+_MOST_ROWS_OF_A_BLOCK = 2**16
 
 
 class _Seat(TypedDict):
@@ -58,13 +63,13 @@ class DataShard:
         disk_bytes: int,
         memory_bytes: int,
         resume: Callable[[], Mapping[str, Any] | None] = lambda: None,
-        began: Callable[[float], None] = lambda weight: None,
+        began: Callable[[float | None], None] = lambda weight: None,
         on_change: str = "refuse",
         device: str = "cpu",
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         """``resume`` is asked once, when it first matters where to begin; ``began`` is told the weight of each batch
-        just before it is handed out; ``device`` is what "auto" stands for."""
+        just before it is handed out, None where every rank has the same rows; ``device`` is what "auto" stands for."""
         self._device = device
         self._prepared = prepared
         self._seat: _Seat = {
@@ -76,7 +81,10 @@ class DataShard:
             "memory_bytes": memory_bytes,
         }
         self._ranks = world_size if prepared.split else 1
+        self.is_split = prepared.split
         self._resume, self._began, self._on_change, self._warn = resume, began, on_change, warn
+        self._is_alone = self.fills_batches = False
+        self.execution: Execution | None = None
         self._open = _Open()
         weakref.finalize(self, self._open.close)
         #: Where the next iteration begins; None until somebody needs to know.
@@ -88,14 +96,31 @@ class DataShard:
         self._reached: Position | None = None
 
     @classmethod
-    def alone(cls, plan: Plan) -> DataShard:
-        """All of a plan's rows, for a process that reads them by itself."""
+    def alone(cls, plan: Plan, execution: Execution | None = None) -> DataShard:
+        """All of a plan's rows, for a process that reads them by itself; ``execution`` is told what it costs."""
         from powertrain.data.scratch import Scratch
 
         prepared, scratch = prepare_alone(plan), Scratch()
         shard = cls(prepared, cache_directory=scratch.path, **budgets_alone(prepared, scratch.path))
-        shard._open.scratch = scratch
+        shard._open.scratch, shard._is_alone, shard.execution = scratch, True, execution
+        # Nobody has to stay in step with anybody: batches are full, whatever was left out before.
+        shard.fills_batches = not prepared.inspected.is_exact
         return shard
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around the wait for rows."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self.execution is not None:
+                self.execution.waited += time.perf_counter() - began
+                self.execution.seconds = time.perf_counter() - self.execution.began
+
+    def _largest_block(self) -> int:
+        """Rows of a batch where blocks decide."""
+        return min(_MOST_ROWS_OF_A_BLOCK, max(int(self._prepared.inspected.block_rows.max(initial=1)), 1))
 
     def __repr__(self) -> str:
         position = self._position()
@@ -178,9 +203,11 @@ class DataShard:
         """One dict per row, for one epoch."""
         from powertrain.data.formats import row_dicts
 
-        cut = self._cut(_BATCH_SIZE, None, None, False, prefetch_batches, None, row_dicts)
+        # One row of each rank is a step, so that the position is that of the row handed out.
+        cut = self._cut(None, self._ranks, None, False, prefetch_batches, None, row_dicts)
         for rows in Batches(self, cut, None):
-            yield from rows
+            if self.weight:
+                yield from rows
 
     def schema(self) -> pa.Schema:
         """Columns and types of the data as it is stored."""
@@ -206,6 +233,8 @@ class DataShard:
             raise DataError(f"drop_last=True and tail={tail!r} contradict each other. Leave one of them out.")
         if tail not in TAILS:
             raise DataError(f"tail={tail!r} is none of {', '.join(map(repr, TAILS))}. Use one of them.")
+        if batch_size is None and global_batch_size is None and self._is_alone:
+            batch_size = self._largest_block()
         size = global_batch_size if global_batch_size is not None else _times(batch_size, self._ranks)
         _check_whole("global_batch_size" if global_batch_size is not None else "batch_size", size, 1)
         _check_whole("prefetch_batches", prefetch, 0)
@@ -214,7 +243,7 @@ class DataShard:
             _check_whole("local_shuffle_buffer_size", window, 1)
             shuffle = window if self._prepared.shuffle == "none" else None
         assert size is not None
-        return Cut(size, tail, convert, prefetch=prefetch, shuffle=shuffle)
+        return Cut(size, tail, convert, prefetch=prefetch, shuffle=shuffle, in_step=self._ranks > 1)
 
     # -- epochs and positions
 
@@ -276,14 +305,18 @@ class DataShard:
         live = self._live() if self._live is not None else None
         return live if live is not None and not live.over else None
 
-    def _abandon(self) -> None:
-        """An iteration that is not at its end yet is given up, and its epoch with it."""
+    def _abandon(self, reason: str = "") -> None:
+        """An iteration that is not at its end yet is given up, and its epoch with it. Who goes on with it is told
+        ``reason``."""
         live = self._live_iterator()
         if live is not None:
-            live.close()
+            live.give_up(reason)
 
     def _begin(self, cut: Cut[T], seed: int | None, hand_out: Callable[[T], Any]) -> EpochIterator[T]:
-        self._abandon()
+        self._abandon(
+            f"Another iteration over the dataset {self._prepared.name!r} was begun, which has ended this one. Read a "
+            "dataset in one loop at a time; give one that is to be read twice at once under two names."
+        )
         start = self._following()
         if seed is not None and seed != start.seed:
             start = start.with_seed(seed)
@@ -298,6 +331,8 @@ class DataShard:
 
     def _ended(self, iterator: EpochIterator[Any], cut: Cut[Any]) -> None:
         """An epoch was read to its end."""
+        if self.execution is not None:
+            self.execution.is_whole = True
         at = iterator.position
         carried = after_epoch(self._prepared.rows, at.position, cut.global_batch, cut.tail)
         self._next = Position.at(at, at.epoch + 1, carried)
@@ -311,6 +346,8 @@ class DataShard:
             self._open.loader = Loader(
                 self._prepared, seed=start.seed, lanes=start.lanes, warn=self._warn, **self._seat
             )
+            if self.execution is not None:
+                self.execution.observe(self._open.loader)
         return self._open.loader
 
     def close(self) -> None:
@@ -387,28 +424,51 @@ class EpochIterator(Generic[T]):
         #: True once it was read to its end, or given up.
         self.over = False
         self._waiting: list[Ready[T]] = []
-        self._pipeline: Pipeline[Any, list[Ready[T]]] = loader.epoch(start.epoch, start.position, cut)
+        self._error: BaseException | None = None
+        self._pipeline: Pipeline[Any, list[Ready[Any]]]
+        self._groups: Iterator[list[Ready[T]]]
+        if shard.fills_batches:
+            raw: Cut[Any] = replace(cut, python_text=False)
+            raw = replace(raw, convert=_unchanged)
+            self._pipeline = loader.epoch(start.epoch, start.position, raw)
+            self._groups = _filled(self._pipeline, cut)
+        else:
+            self._groups = self._pipeline = loader.epoch(start.epoch, start.position, cut)
 
     def __iter__(self) -> EpochIterator[T]:
         return self
 
     def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error
         if self.over:
             raise StopIteration
         if not self._waiting:
             try:
-                self._waiting = next(self._pipeline)[::-1]
+                self._waiting = self._next_group()
             except StopIteration:
-                self.over = True
-                self._shard._ended(self, self._cut)
+                self._end()
+                raise
+            except BaseException as error:
+                self._error = error  # rows are missing from here on, which is not the end of the epoch
                 self._pipeline.close()
                 raise
         ready = self._waiting.pop()
         batch = self._hand_out(ready.batch)
+        if self._shard.execution is not None:
+            self._shard.execution.count(ready.rows, ready.nbytes)
         self._shard.weight = ready.weight
-        self._shard._began(ready.weight)
+        self._shard._began(ready.weight if self._shard.is_split else None)
         self.position = self._shard._reached = Position.at(self.position, self.position.epoch, ready.position)
         return batch
+
+    def _next_group(self) -> list[Ready[T]]:
+        """The batches that come next, the last one first; never none."""
+        while True:
+            with self._shard.waiting():
+                group = next(self._groups)
+            if group:
+                return group[::-1]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the shard stands: see :meth:`DataShard.state_dict`."""
@@ -416,9 +476,58 @@ class EpochIterator(Generic[T]):
 
     def close(self) -> None:
         """Give the rest of the epoch up."""
+        self.give_up("")
+
+    def give_up(self, reason: str) -> None:
+        """As :meth:`close`; a ``reason`` is raised where somebody goes on with it."""
+        if self.over:
+            return
+        if not steps_left(
+            self._shard.count(), self.position.position, self._cut.global_batch, self._cut.tail
+        ):
+            self._end()  # nothing was left of it
+            return
         self.over = True
+        self._error = DataError(reason) if reason else None
         self._waiting = []
         self._pipeline.close()
+
+    def _end(self) -> None:
+        self.over = True
+        self._shard._ended(self, self._cut)
+        self._pipeline.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pipeline"):  # it was made
+            self.give_up("")
+
+
+def _unchanged(rows: Rows) -> Rows:
+    return rows
+
+
+def _filled(groups: Iterator[list[Ready[Rows]]], cut: Cut[T]) -> Iterator[list[Ready[T]]]:
+    """Batches of the full size again, where rows were left out or added on the way."""
+    from powertrain.data.gather import concat_rows
+
+    size, position = cut.global_batch, 0
+    left: list[Rows] = []
+    for ready in (ready for group in groups for ready in group):
+        left.append(ready.batch)
+        position = ready.position
+        count = sum(map(len, left))
+        if count < size:
+            continue
+        rows = concat_rows(left)
+        starts = range(0, count - size + 1, size)
+        yield [_ready(rows.between(start, start + size), cut, position) for start in starts]
+        left = [rows.between(len(starts) * size, count)]
+    if cut.tail == "partial" and any(map(len, left)):
+        yield [_ready(concat_rows(left), cut, position)]
+
+
+def _ready(rows: Rows, cut: Cut[T], position: int) -> Ready[T]:
+    return Ready(cut.convert(rows), position, 1.0, len(rows), rows.nbytes)
 
 
 def changed_message(prepared: Prepared, saved: Position) -> str:

@@ -85,7 +85,7 @@ class Stage:
     def __init__(self, operation: Operation, position: int, processes: int) -> None:
         self.operation, self.position = operation, position
         self.seconds = 0.0
-        self._processes = processes if operation.concurrency else 0
+        self.processes = processes if operation.concurrency else 0
         self._beginning = threading.Lock()
         self._apply: Apply | None = None
         self._pool: ProcessPool | None = None
@@ -93,8 +93,8 @@ class Stage:
 
     def run(self, rows: Rows, setting: Setting) -> Applied:
         started = time.perf_counter()
-        pieces = _pieces(rows, self.operation.batch_size, self._processes)
-        done = self._in_processes(pieces, setting) if self._processes else self._here(pieces, setting)
+        pieces = _pieces(rows, self.operation.batch_size, self.processes)
+        done = self._in_processes(pieces, setting) if self.processes else self._here(pieces, setting)
         applied = _joined(pieces, done)
         taken = time.perf_counter() - started
         with self._beginning:
@@ -151,7 +151,7 @@ class Stage:
                     pickled = pickle_function(fn, self.operation, "The function of a dataset,")
                 except TrainFunctionError as error:
                     raise DataError(str(error).replace("the workers", "processes of its own", 1)) from error
-                self._pool = ProcessPool(cloudpickle.dumps(_InProcess(pickled)), self._processes)
+                self._pool = ProcessPool(cloudpickle.dumps(_InProcess(pickled)), self.processes)
             return self._pool
 
 

@@ -89,7 +89,7 @@ def _settled(field: Any, source: pa.Schema) -> Any:
 
 def conformed(table: pa.Table, schema: pa.Schema, advice: str) -> pa.Table:
     """The table with the columns and types of ``schema``; raises :class:`DataError` where it has others."""
-    if table.schema == schema:
+    if table.schema.equals(schema, check_metadata=True):
         return table
     if set(table.column_names) != set(schema.names):
         raise DataError(
@@ -119,7 +119,7 @@ def as_type(column: Any, kind: Any) -> Any:
 
 def _cast(array: Any, kind: Any) -> Any:
     if _is_list(kind) and _is_list(array.type):
-        array = _opened(array)
+        array = as_lists(array)
         if isinstance(kind, pa.FixedShapeTensorType):
             return pa.ExtensionArray.from_storage(kind, _flat(array, kind))
     return array.cast(kind)
@@ -153,10 +153,12 @@ def _widened_field(one: Any, other: Any) -> Any:
             f"The column {one.name!r} has the type {one.type} in some rows and {other.type} in others, and there is "
             "no type for both. Convert it to one type with map() or map_batches() first."
         ) from error
-    same_marks = one.metadata == other.metadata or pa.types.is_null(other.type)
     if pa.types.is_null(one.type):
         return other.with_type(kind)
-    return pa.field(one.name, kind, metadata=one.metadata if same_marks else None)
+    if pa.types.is_null(other.type):
+        return one.with_type(kind)
+    marks = dict((one.metadata or {}).items() & (other.metadata or {}).items())
+    return pa.field(one.name, kind, metadata=marks or None)
 
 
 def _widened_type(one: Any, other: Any) -> Any:
@@ -197,7 +199,7 @@ def _open_lists(kind: Any) -> Any:
     return pa.list_(_open_lists(kind.value_type)) if _is_list(kind) else kind
 
 
-def _opened(array: Any) -> Any:
+def as_lists(array: Any) -> Any:
     """The same values as lists of any length."""
     kind = array.type
     if not isinstance(kind, pa.FixedShapeTensorType):

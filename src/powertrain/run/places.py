@@ -63,6 +63,18 @@ def data_cache_directory(storage: Storage, config: DataConfig, unique: str) -> s
     return os.path.join(root, f"powertrain-{_hashed(storage.uri)}", _hashed(unique))
 
 
+def own_data_cache(directory: str) -> int:
+    """Make the directory of :func:`data_cache_directory`, and remove those of processes that are dead.
+
+    Returns a descriptor: as long as this process has it open nobody removes the directory.
+    """
+    from powertrain.data import scratch
+
+    sweep_data_caches(directory)
+    scratch.sweep(Path(directory).parents[1])
+    return scratch.make_owned(directory)
+
+
 def sweep_data_caches(directory: str) -> None:
     """Remove what earlier starts of the same run have left beside ``directory`` on this node."""
     with contextlib.suppress(OSError):

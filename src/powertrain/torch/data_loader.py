@@ -13,6 +13,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import os
 import random
 import reprlib
 import signal
@@ -112,10 +113,15 @@ def prepare_data_loader(
     loader = copy.copy(data_loader)
     loader.__dict__["_iterator"] = None
     sharing = _share_out(loader, add_dist_sampler, wishes, session)
-    sharing.course.keep_with(session.data, _free_name(session, name))
+    kept_as = _free_name(session, name, sharing.course.fingerprint)
+    sharing.course.keep_with(session.data, kept_as)
     if loader.num_workers > 0:
         loader.worker_init_fn = _RankSeeded(session.place.rank, loader.worker_init_fn)
-    return PreparedDataLoader(loader, sharing, _device() if move_to_device else None, auto_transfer)
+        _end_processes_at_exit()
+    prepared = PreparedDataLoader(loader, sharing, _device() if move_to_device else None, auto_transfer)
+    # A loop that prepares its loader anew in each epoch goes on with the next epoch, under the same name.
+    weakref.finalize(prepared, _free, session, kept_as).atexit = False
+    return prepared
 
 
 def _device() -> torch.device:
@@ -157,15 +163,52 @@ def _whole(option: str, value: Any, check: Callable[[Any], Any]) -> int | None:
 
 
 #: Under which names each session's loaders go into its checkpoints.
+#: The process that will end loaders' processes when it ends.
+_ending_processes = 0
 _names: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
-def _free_name(session: Session, wanted: str | None) -> str:
+def _free(session: Session, name: str) -> None:
+    """A prepared loader is gone, and its name with it."""
+    _names.setdefault(session, set()).discard(name)
+    session.data.let_go(name)
+
+
+def _end_processes_at_exit() -> None:
+    """Let this process end although loaders' processes block SIGTERM, by which multiprocessing would end them."""
+    from multiprocessing import util
+
+    global _ending_processes
+    if _ending_processes != os.getpid():
+        util.Finalize(None, _kill_who_blocks_sigterm, exitpriority=100)
+        _ending_processes = os.getpid()
+
+
+def _kill_who_blocks_sigterm() -> None:
+    from multiprocessing import active_children
+
+    for child in active_children():
+        if child.daemon and child.pid is not None and _blocks_sigterm(child.pid):
+            child.kill()
+
+
+def _blocks_sigterm(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            masks = [line.split()[1] for line in status if line.startswith("SigBlk:")]
+    except OSError:
+        return False
+    return bool(masks) and bool(int(masks[0], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _free_name(session: Session, wanted: str | None, fingerprint: str) -> str:
     """``wanted``, or the next of "loader", "loader-2", ...: the same on every rank that prepares in the same order."""
     taken = _names.setdefault(session, set())
     if wanted is None:
         names = itertools.chain(["loader"], (f"loader-{number}" for number in itertools.count(2)))
-        wanted = next(name for name in names if name not in taken)
+        wanted = next(
+            name for name in names if name not in taken and _can_follow(session.data.left(name), fingerprint)
+        )
     elif not isinstance(wanted, str) or not wanted:
         raise ConfigError(
             f"prepare_data_loader(name={reprlib.repr(wanted)}) cannot be used: checkpoints need a name for the "
@@ -178,6 +221,11 @@ def _free_name(session: Session, wanted: str | None) -> str:
         )
     taken.add(wanted)
     return wanted
+
+
+def _can_follow(left: Mapping[str, Any] | None, fingerprint: str) -> bool:
+    """Whether a loader over this data may go on where one stands that is gone."""
+    return left is None or left["fingerprint"] == fingerprint
 
 
 # --------------------------------------------------------------------------- where a loader stands
@@ -213,6 +261,11 @@ class Course:
         self._next = beginning
         #: True when the user has said which epoch is next.
         self._told = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the data."""
+        return self._beginning.fingerprint
 
     def keep_with(self, data: Shards, name: str) -> None:
         """Let checkpoints keep the state of this course from its first use on, and begin where the last one left it.
@@ -860,14 +913,21 @@ class _HandedOut:
         except StopIteration:
             self._end(self._cut.carried(self._lap.at.position) if self._cut is not None else 0)
             raise
+        except Exception:
+            self._pass_step()  # torch has used its rows up: who goes on gets those after them
+            raise
         cut, at = self._cut, self._lap.at
         self._sharing.weight = cut.weight(at.position) if cut is not None else 1.0
         if self._sharing.weighs:
             batch_plan.gradient_weight.set(self._sharing.weight)
         progress.batch()
-        if cut is not None:
-            self._lap.at = Position.at(at, at.epoch, cut.after(at.position))
+        self._pass_step()
         return batch
+
+    def _pass_step(self) -> None:
+        at = self._lap.at
+        if self._cut is not None:
+            self._lap.at = Position.at(at, at.epoch, self._cut.after(at.position))
 
     def close(self) -> None:
         """Give the rest of the epoch up."""

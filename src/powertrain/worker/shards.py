@@ -71,6 +71,33 @@ def in_words(states: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join(f"{name}: {position}" for name, position in readable(states).items())
 
 
+class StepWeights:
+    """Which datasets gave a batch since the last optimizer step, and what it counted for. Pure but for its memory."""
+
+    #: So many steps in a row with one batch of each of two datasets are no coincidence, such as an evaluation between.
+    _IN_A_ROW = 3
+
+    def __init__(self) -> None:
+        self._steps = -1
+        self._given: dict[str, list[float]] = {}
+        self._mixed_in_a_row = 0
+
+    def note(self, name: str, weight: float, steps: int) -> None:
+        """``name`` has given a batch of ``weight`` after ``steps`` optimizer steps."""
+        if steps != self._steps:
+            self._steps, self._given = steps, {}
+        self._given.setdefault(name, []).append(weight)
+        if len(self._given) > 1:
+            one_each = all(len(weights) == 1 for weights in self._given.values())
+            differ = len({weights[0] for weights in self._given.values()}) > 1
+            self._mixed_in_a_row = self._mixed_in_a_row + 1 if one_each and differ else 0
+
+    @property
+    def are_mixed(self) -> bool:
+        """True when two datasets are read side by side and count differently."""
+        return self._mixed_in_a_row >= self._IN_A_ROW
+
+
 class Shards:
     """What one attempt of one rank reads. Training thread only, but for :meth:`described`."""
 
@@ -81,13 +108,16 @@ class Shards:
         self._shards: dict[str, DataShard] = {}
         #: How to ask those that stand outside the run's datasets where they are.
         self._adopted: dict[str, Callable[[], State]] = {}
+        #: Those of them that are gone, and whose place the next one under their name takes.
+        self._left: dict[str, Callable[[], State]] = {}
         #: Where each stood when it was last looked at. Replaced whole, so that any thread may read it.
         self._seen: dict[str, State] = {}
         self._looked = 0.0
         #: Those that have given out a batch, and those whose saved place was taken up or replaced by the user.
         self._begun: set[str] = set()
         self._resumed: set[str] = set()
-        self._asked_for_checkpoint = self._told = False
+        self._asked_for_checkpoint = self._told = self._told_of_weights = False
+        self._weights = StepWeights()
         self._captured: WeakKeyDictionary[Checkpoint, dict[str, State]] = WeakKeyDictionary()
 
     # -- what the training function gets
@@ -110,7 +140,8 @@ class Shards:
 
         ``state`` says where it stands, on any thread. Returns what it asks where to begin, just before it does.
         """
-        if name in self._datasets or self._adopted.get(name, state) != state:
+        left = self._left.pop(name, None)
+        if name in self._datasets or (left is None and self._adopted.get(name, state) != state):
             raise ConfigError(
                 f"There is something to read data from under the name {name!r} already, and both would be kept in one "
                 "place. Give another: prepare_data_loader(loader, name=...)."
@@ -118,12 +149,21 @@ class Shards:
         self._adopted[name] = state
 
         def resume() -> State | None:
-            saved = self._saved(name)
+            saved = self._saved(name) if left is None else left()
             if saved is None:
                 self._tell_if_unused(name)
             return saved
 
         return resume
+
+    def let_go(self, name: str) -> None:
+        """Whoever was adopted under this name is gone. The next one under it goes on where that one stands."""
+        if name in self._adopted:
+            self._left[name] = self._adopted[name]
+
+    def left(self, name: str) -> State | None:
+        """Where the one stands that was let go of under this name, if there is one."""
+        return self._left[name]() if name in self._left else None
 
     def provide(self, load: Callable[[], Mapping[str, Prepared]]) -> None:
         """Take the datasets from ``load``, when the first is needed: for a rank that lives where they were made."""
@@ -182,15 +222,29 @@ class Shards:
                 "get_checkpoint() or load_state() before you read data."
             )
 
-    def _began(self, name: str, weight: float) -> None:
-        """A batch is about to be handed out, which counts ``weight`` in the average over ranks."""
-        gradient_weight.set(weight)
+    def _began(self, name: str, weight: float | None) -> None:
+        """A batch is about to be handed out, which counts ``weight`` in the average over ranks; None where every rank
+        has the same rows."""
+        if weight is not None:
+            self._weights.note(name, weight, progress.steps)
+            gradient_weight.set(weight)
+            if self._weights.are_mixed:
+                self._tell_of_mixed_weights()
         progress.batch()
         if name not in self._begun:
             self._begun.add(name)
             self._tell_if_unused(name)
         if progress.moved - self._looked >= _LOOK_EVERY:
             self._look()
+
+    def _tell_of_mixed_weights(self) -> None:
+        told, self._told_of_weights = self._told_of_weights, True
+        if not told and self._session.place.rank == 0:
+            self._say(
+                "Two datasets are read for each optimizer step, and their last steps have different numbers of rows on "
+                "a rank: the gradient is weighed by the one that is read last. Give both the same global_batch_size "
+                "and tail='drop' or 'carry', or read the one that counts last."
+            )
 
     # -- where everything stands
 

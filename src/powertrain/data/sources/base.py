@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 #: Marks a float64 column, or list column, whose values were Python's own floats: a tensor of it gets torch's default
 #: dtype. Kept in the metadata of the Arrow field.
 PYTHON_FLOATS = (b"powertrain.values", b"python")
+#: Marks a list column whose rows were arrays: a row of it is an array again, where that of other lists is a list.
+ARRAYS = (b"powertrain.rows", b"arrays")
 #: Marks a binary column that holds encoded images, to be decoded on the way to the user: the value is JSON of
 #: ``{"size": [height, width] or null, "mode": "RGB" or null}``.
 IMAGES = b"powertrain.images"

@@ -83,6 +83,10 @@ def file_paths(
 ) -> FilePaths:
     """What the arguments of a ``read_...`` function say. ``usual`` endings hold for directories and patterns, where
     none were given."""
+    if not isinstance(paths, (str, os.PathLike, Iterable)):
+        raise DataError(
+            f"{paths!r} is no path of data. Give a file, a directory, a pattern, an address, or a list of these."
+        )
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:
         raise DataError("No path of data was given: the list of paths is empty. Name a file or a directory.")
@@ -148,7 +152,8 @@ def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
             listed = _listed(path, wanted.filesystem)
         except (OSError, StorageError) as error:
             raise DataError(
-                f"The data at {without_secrets(path)!r} cannot be listed: {error}. Check the path and who may read it."
+                f"The data at {without_secrets(path)!r} cannot be listed: {str(error).rstrip('.')}. Check "
+                "the path and who may read it."
             ) from error
         if listed is None:
             raise DataError(_nothing_at(path, wanted))

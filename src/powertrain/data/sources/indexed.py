@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import secrets
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from powertrain.data.calls import defined_at, said, users_line
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.content_hash import content_hash
 from powertrain.data.sources.images import encoded_images, image_field, is_stored_image
@@ -63,11 +65,29 @@ class IndexedSource(RememberingSource):
     def _table(self, first: int, stop: int) -> pa.Table:
         dataset = self._dataset
         numbers = list(range(first, stop))
-        if hasattr(dataset, "__getitems__"):
+        if not hasattr(dataset, "__getitems__"):
+            return table_of_items([self._item(dataset, number) for number in numbers], "item", first)
+        try:
             items = list(dataset.__getitems__(numbers))
-        else:
-            items = [dataset[number] for number in numbers]
+        except (Exception, SystemExit) as error:
+            raise self._failed("__getitems__", f"Items {first} to {stop - 1}", error) from error
         return table_of_items(items, "item", first)
+
+    def _item(self, dataset: Any, number: int) -> Any:
+        try:
+            return dataset[number]
+        except (Exception, SystemExit) as error:
+            raise self._failed("__getitem__", f"Item {number}", error) from error
+
+    def _failed(self, method: str, items: str, error: BaseException) -> DataError:
+        """For what the user's own code raised: names the items and the line."""
+        file, _ = defined_at(getattr(self._dataset, method, None))
+        file, line = users_line(error.__traceback__, file)
+        source = linecache.getline(file, line).strip() if file else ""
+        place = f" at {file}, line {line}" + (f" ({source})" if source else "") if file else ""
+        return DataError(
+            f"{items} of the dataset {self._kind} could not be had: {method} failed{place}: {said(error)}"
+        )
 
     def _fitted(self, table: pa.Table, field: Any, first: int) -> Any:
         """A column of some items with the type that the first item has settled."""

@@ -1,21 +1,22 @@
 """Python objects as Arrow columns: items, values of items, numpy arrays, tensors.
 
-- Arrays and tensors of one shape and dtype become tensors (``fixed_shape_tensor``); of different shapes, lists.
-- Python's own floats, also in lists, are marked so that a tensor of them gets torch's default dtype.
+- Arrays and tensors of one shape and dtype become tensors (``fixed_shape_tensor``); of different shapes, lists, which
+  are marked so that a row of them is an array again.
+- Python's own floats, also in lists and dictionaries, are marked so that a tensor of them gets torch's default dtype.
 - Dictionaries, named tuples, and tuples whose elements differ in kind become structs (of plain tuples with the
   fields "0", "1", and so on); other tuples are lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from powertrain.data.sources.base import PYTHON_FLOATS
+from powertrain.data.sources.base import ARRAYS, PYTHON_FLOATS
 from powertrain.errors import DataError
 
 _pt = pa.types
@@ -36,6 +37,11 @@ def table_of_items(items: Sequence[Any], unit: str = "item", first: int = 0) -> 
             )
         return table_of_columns({"item": list(items)}, unit, first)
     names = dict.fromkeys(chain.from_iterable(items))
+    if not names:
+        raise DataError(
+            f"All {len(items)} items are dicts without a key, and rows need at least one column. Give them one, "
+            "such as {'id': 0}."
+        )
     for name in names:
         if not isinstance(name, str):
             raise DataError(
@@ -49,10 +55,19 @@ def table_of_columns(columns: Mapping[str, Sequence[Any]], unit: str = "item", f
     fields, arrays = [], []
     for name, values in columns.items():
         array = array_of(values, _Where(name, unit, first))
-        is_python = _is_float64(array.type) and _has_python_floats(values)
-        fields.append(pa.field(name, array.type, metadata=dict([PYTHON_FLOATS]) if is_python else None))
+        is_python = _holds_float64(array.type) and _has_python_floats(values)
+        marks = dict([PYTHON_FLOATS] if is_python else [])
+        if _is_list(array.type) and holds_arrays(values):
+            marks.update([ARRAYS])
+        fields.append(pa.field(name, array.type, metadata=marks or None))
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def holds_arrays(values: Iterable[Any]) -> bool:
+    """Whether the first value there is is an array, a tensor or an image, or a list of such."""
+    example = next((value for value in values if value is not None), None)
+    return _is_array(example) or (isinstance(example, (list, tuple)) and any(map(_is_array, example)))
 
 
 class _Where:
@@ -92,7 +107,7 @@ def array_of(values: Sequence[Any], where: _Where, *, inside: bool = False) -> A
     try:
         return pa.array(values, from_pandas=False)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise DataError(_why_no_type(values, where, error)) from error
+        raise DataError(_too_large(values, where) or _why_no_type(values, where, error)) from error
 
 
 def _is_array(value: Any) -> bool:
@@ -112,6 +127,10 @@ def _as_numpy(value: Any) -> Any:
     """An array for a tensor, an image, an array or a number; None stays."""
     if value is None:
         return None
+    if _is_image(value):
+        from powertrain.data.images import pixels_of
+
+        return pixels_of(value)
     if _is_tensor(value):
         value = value.detach().cpu()
         return value.float().numpy() if "bfloat16" in str(value.dtype) else value.numpy()
@@ -224,8 +243,20 @@ def _why_no_type(values: Sequence[Any], where: _Where, error: Exception) -> str:
     )
 
 
+def _too_large(values: Sequence[Any], where: _Where) -> str | None:
+    """What to say where a whole number does not fit; None where all of them do."""
+    for place, value in enumerate(values):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return (
+                f"The value {value} of {where} in {where.number(place)} does not fit into 64 bits with a sign, which "
+                "whole numbers of a column have (from -2**63 to 2**63 - 1). Give it as numpy.uint64 where all values "
+                "fit there, as a float or as text."
+            )
+    return None
+
+
 def _has_python_floats(values: Sequence[Any]) -> bool:
-    """Whether the first float among the values, or in lists of them, is Python's own and not numpy's."""
+    """Whether the first float among the values, or in lists and dicts of them, is Python's own and not numpy's."""
     return next(
         (type(leaf) is float for leaf in _leaves(values) if isinstance(leaf, (float, np.floating))), False
     )
@@ -235,19 +266,37 @@ def _leaves(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _leaves(value)
+        elif isinstance(value, Mapping):
+            yield from _leaves(value.values())
         elif _is_array(value):
-            return  # an array has a dtype of its own
+            continue  # an array has a dtype of its own
         else:
             yield value
 
 
-def _is_float64(given: pa.DataType) -> bool:
-    while _pt.is_list(given) or _pt.is_large_list(given) or _pt.is_fixed_size_list(given):
-        given = given.value_type
-    return given.equals(pa.float64())
+def _is_list(given: pa.DataType) -> bool:
+    return _pt.is_list(given) or _pt.is_large_list(given) or _pt.is_fixed_size_list(given)
+
+
+def _holds_float64(given: pa.DataType) -> bool:
+    return given.equals(pa.float64()) or any(
+        _holds_float64(given.field(place).type) for place in range(given.num_fields)
+    )
 
 
 # --------------------------------------------------------------------------- numpy arrays
+
+
+def table_of_arrays(columns: Mapping[str, Any]) -> pa.Table:
+    """A column for each array, whose first dimension is the rows."""
+    fields, arrays = [], []
+    for name, values in columns.items():
+        values = np.asarray(values)
+        array = column_of_numpy(values, name)
+        had_arrays = _is_list(array.type) and (values.ndim > 1 or holds_arrays(values))
+        fields.append(pa.field(name, array.type, metadata=dict([ARRAYS]) if had_arrays else None))
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def column_of_numpy(values: Any, name: str) -> Any:
