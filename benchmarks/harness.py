@@ -28,7 +28,20 @@ from typing import Any, Generic, TypeVar
 Measured = TypeVar("Measured")
 
 #: Distributions whose versions decide a figure somewhere; those not installed are left out.
-VERSIONED = ("powertrain", "torch", "ray", "numpy", "pyarrow", "pandas", "pyzmq", "msgspec", "cloudpickle")
+VERSIONED = (
+    "powertrain",
+    "torch",
+    "ray",
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "pyzmq",
+    "msgspec",
+    "cloudpickle",
+    "datasets",
+    "torchdata",
+    "pillow",
+)
 
 
 class MeasurementFailed(Exception):

@@ -7,6 +7,9 @@ from measuring import Epoch, Request, measure
 from schemas import IMAGES
 
 import powertrain.data
+import powertrain.data.operations
+import powertrain.data.shard
+import powertrain.data.sources.parquet
 
 
 def open_loader(request: Request) -> Epoch:

@@ -122,7 +122,7 @@ def test_ragged_rows_of_several_dimensions_keep_the_inner_ones() -> None:
             "Column 'x' cannot be padded with -1",
         ),
         ([[1], None], lambda: pad(), "Column 'x' is null in row 101"),
-        ([[1], [None]], lambda: ragged(), "Column 'x' is null in row 101"),
+        ([[1], [None]], lambda: ragged(), "Column 'x' has a null in the list of row 101"),
         (["a", "b"], lambda: pad(columns=["x"]), "Column 'x' holds string, and only lists of numbers"),
         ([1, 2], lambda: ragged(columns=["x"]), "Column 'x' holds int64, and only lists of numbers"),
         (_images((1,), (1, 2)), lambda: pad(), r"\(1,\) in row 100, \(1, 2\) in row 101"),
@@ -151,3 +151,27 @@ def test_a_class_without_a_call_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="abstract"):
         Nothing()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ([[1], [1, 2]], float("nan")),
+        ([[1], [1, 2]], 0.5),
+        (pa.array([[1], [1, 2]], pa.list_(pa.uint8())), 300),
+        (pa.array([[1], [1, 2]], pa.list_(pa.float16())), 1e9),
+        ([[True], []], 2),
+        ([[1], []], "x"),
+        (_images((1, 2), (2, 1)), -1),
+    ],
+)
+def test_a_value_that_the_type_cannot_hold_is_refused(column: Any, value: Any) -> None:
+    with pytest.raises(DataError, match=f"Column 'x' cannot be padded with {value!r}: "):
+        formats.collate(_rows(x=column), pad(value))
+
+
+def test_values_of_other_types_that_mean_the_same_are_taken() -> None:
+    rows = _rows(x=pa.array([[1], []], pa.list_(pa.uint8())), y=pa.array([[1.5], []]), z=[[True], []])
+    made = formats.collate(rows, pad({"x": 7.0, "y": float("nan"), "z": 1}))
+    assert (made["x"].tolist(), made["z"].tolist()) == ([[1], [7]], [[True], [True]])
+    assert made["y"].isnan().tolist() == [[False], [True]]

@@ -378,11 +378,8 @@ def test_tensors_own_their_memory() -> None:
     [
         (pa.array([1, None]), "x", 101),
         (pa.array(["a", None]), "x", 101),
-        (pa.array([[1], [2], [None]]), "x", 102),
-        (pa.array([[[1]], [], [[2], [None]]]).slice(1), "x", 101),
         (pa.array([[1, 2], None], pa.list_(pa.int32(), 2)), "x", 101),
         (pa.array([{"a": 1}, None]), "x", 101),
-        (pa.array([{"a": 1}, {"a": None}]), "x.a", 101),
         (pa.nulls(1), "x", 100),
         (np.array(["2020-01-01", "NaT"], "M8[s]"), "x", 101),
         (np.array([b"a", None], object), "x", 101),
@@ -391,6 +388,40 @@ def test_tensors_own_their_memory() -> None:
 def test_nulls_are_refused_naming_column_and_row(array: Any, name: str, row: int) -> None:
     with pytest.raises(DataError, match=f"Column '{name}' is null in row {row}, .*fill_null"):
         _tensor(array)
+
+
+@pytest.mark.parametrize(
+    ("array", "problem", "advice"),
+    [
+        (
+            pa.array([{"a": 1}, {"a": None}]),
+            "Column 'x.a' is null in row 101",
+            "filter(expr=pyarrow.compute.field('x', 'a').is_valid())",
+        ),
+        (
+            pa.array([[1], [2], [None]]),
+            "Column 'x' has a null in the list of row 102",
+            "lambda row: None not in row['x']",
+        ),
+        (
+            pa.array([{"a": [1]}, {"a": [None]}]),
+            "Column 'x.a' has a null in the list of row 101",
+            "lambda row: None not in row['x']['a']",
+        ),
+        (
+            pa.array([[[1]], [], [[2], [None]]]).slice(1),
+            "Column 'x' has a null in the list of row 101",
+            "leave such rows out by a function given to filter();",
+        ),
+    ],
+)
+def test_of_nulls_inside_of_structs_and_lists_it_is_said_what_helps_there(
+    array: Any, problem: str, advice: str
+) -> None:
+    with pytest.raises(DataError) as raised:
+        _tensor(array)
+    assert str(raised.value).startswith(problem)
+    assert advice in str(raised.value)
 
 
 def test_lists_of_different_lengths_are_refused_naming_two_rows_and_the_way_out() -> None:
@@ -424,3 +455,12 @@ def test_what_no_tensor_can_hold_is_refused_with_the_reason(array: Any, said: st
 
 def test_objects_that_are_arrays_or_tensors_of_one_shape_are_stacked() -> None:
     assert _tensor(_object([torch.ones(2), torch.zeros(2)])).tolist() == [[1, 1], [0, 0]]
+
+
+def test_of_images_of_different_sizes_it_is_said_what_makes_them_one() -> None:
+    images = np.empty(2, object)
+    images[:] = [np.zeros((2, 3, 3), np.uint8), np.zeros((4, 1, 3), np.uint8)]
+    with pytest.raises(DataError) as raised:
+        _tensor(images)
+    assert "(2, 3, 3) in row 100, (4, 1, 3) in row 101" in str(raised.value)
+    assert "size=(height, width) and mode='RGB' in read_images() or decode_images()" in str(raised.value)

@@ -337,3 +337,26 @@ def test_a_collate_fn_gets_what_its_class_asks_for() -> None:
         np.ndarray,
         [1, 2],
     )
+
+
+@pytest.mark.parametrize(
+    "given", [torch.float16, "float16", "torch.float16", np.float16, np.dtype("float16")]
+)
+def test_types_of_tensors_may_be_named_and_be_those_of_numpy(given: Any) -> None:
+    rows = _of(x=np.array([1, 2]))
+    assert formats.to_torch(rows, given)["x"].dtype == torch.float16  # type: ignore[union-attr]
+    assert formats.to_torch(rows, {"x": given})["x"].dtype == torch.float16  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("given", [5, "nn", str, np.str_, float])
+def test_what_is_no_type_of_tensors_is_refused(given: Any) -> None:
+    with pytest.raises(DataError, match=r"dtypes\['x'\]=.* is no type of tensors"):
+        formats.to_torch(_of(x=[1]), {"x": given})
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    frame = pd.concat([pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [2]})], axis=1)
+    with pytest.raises(DataError, match="A DataFrame has several columns named 'a'"):
+        formats.from_pandas(frame, _numbers(1))
+    with pytest.raises(DataError, match="An Arrow table has several columns named 'a'"):
+        formats.from_arrow(pa.Table.from_arrays([pa.array([1])] * 2, names=["a", "a"]), _numbers(1))

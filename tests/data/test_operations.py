@@ -565,6 +565,7 @@ def test_a_lambda_is_named_by_its_line() -> None:
         (MapRows(lambda row: None), "returned None, and must return a dict of columns: does every way"),
         (MapRows(lambda row: [1]), "returned a value of type list, and must return a dict"),
         (MapRows(lambda row: {5: 1}), "returned 5 as the name of a column"),
+        (MapBatches(lambda batch: {}), "returned a dict without columns"),
         (MapRows(lambda row: {"a": 1} if row["x"] else {"b": 1}), "a dict without 'b' and with 'a'"),
         (FlatMap(lambda row: row), "returned a value of type dict, and must return a list of dicts"),
         (FlatMap(lambda row: 3), "returned a value of type int, and must return a list of dicts"),
@@ -579,7 +580,8 @@ def test_a_lambda_is_named_by_its_line() -> None:
 def test_what_cannot_be_used_is_refused_with_row_function_and_line(operation: Operation, said: str) -> None:
     text = str(failure(numbered(2), operation))
     assert said in text
-    assert f"data.parquet, row {1 if 'without' in said else 0}" in text
+    row = 1 if "without 'b'" in said else 0
+    assert f"data.parquet, row {row}" in text
     assert f"{__file__}, line " in text
 
 
@@ -720,3 +722,17 @@ def test_the_time_of_each_operation_is_known() -> None:
     (slow, slow_seconds), (_, fast_seconds), (last, _) = runner.seconds
     assert (slow, last) == ("map(Adder)", "select_columns('y')")
     assert slow_seconds >= 0.006 > fast_seconds
+
+
+def test_images_of_16_bits_are_scaled_and_of_unknown_range_refused() -> None:
+    deep = Image.fromarray(np.full((1, 1), 700, np.uint16))
+    files = {kind: io.BytesIO() for kind in ("PNG", "TIFF")}
+    for kind, file in files.items():
+        deep.save(file, kind)
+        assert decoded(images(file.getvalue()), None, "L").tolist() == [[[700 >> 8]]]
+        assert decoded(images(file.getvalue()), None, "RGB").tolist() == [[[[700 >> 8] * 3]]]
+        assert decoded(images(file.getvalue())).tolist() == [[[700]]]
+    floats = io.BytesIO()
+    Image.fromarray(np.full((1, 1), 0.5, np.float32)).save(floats, "TIFF")
+    error = failure(images(floats.getvalue()), DecodeImages(("image",), None, "L"))
+    assert "how large these can be is not known" in str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -212,3 +213,40 @@ def test_looking_at_data_starts_no_thread_so_that_the_process_can_still_be_forke
     command = [sys.executable, "-c", _COUNTS_THREADS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_nan_in_a_column_of_floats_is_a_number_and_none_among_objects_a_null() -> None:
+    frame = pd.DataFrame(
+        {"f": [1.0, float("nan")], "s": ["x", None], "t": pd.to_datetime(["2020-01-01", None])}
+    )
+    found = data.from_pandas(frame)
+    other = found.take()[1]
+    assert math.isnan(other["f"])
+    assert (other["s"], other["t"]) == (None, None)
+    [batch] = found.select_columns(["f"]).iter_torch_batches()
+    assert batch["f"].isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: data.read_parquet(None), "None is no path of data"),
+        (lambda: data.read_csv(5), "5 is no path of data"),
+        (lambda: data.from_items(5), "from_items was given 5, a int"),
+        (lambda: data.from_items({"a": [1]}), "for a dict of columns use from_numpy"),
+        (lambda: data.from_items("abc"), "from_items was given 'abc'"),
+        (lambda: data.read_images("x", size=224), r"size=224 is no size of images. Give \(height, width\)"),
+        (lambda: data.read_images("x", size=(0, 2)), "no size of images"),
+        (lambda: data.read_images("x", mode="FOO"), "mode='FOO' is no mode of images.*'RGB'"),
+        (lambda: data.range(1).decode_images("id", mode="FOO"), "mode='FOO' is no mode of images"),
+        (lambda: data.range(2.5), "no range of 2.5 numbers"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused_at_once(make: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        make()
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    assert data.range(np.int64(3)).count() == 3
+    data.read_images("x", size=(np.int64(2), 2))

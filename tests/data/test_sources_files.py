@@ -223,3 +223,14 @@ def test_two_stars_match_what_any_number_of_directories_would(parts: list[str]) 
     assert bool(pattern_regex("**/*.csv").match(name)) == ("x.csv" in parts)
     assert pattern_regex("*").match(name), "all that lies below a match counts"
     assert bool(pattern_regex("[!a]*").match(name)) == (parts[0][0] != "a")
+
+
+def test_what_keeps_data_from_being_listed_is_said_in_whole_sentences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("The bucket is closed.")
+
+    monkeypatch.setattr("powertrain.data.sources.files._listed", refuse)
+    with pytest.raises(DataError, match=r"cannot be listed: The bucket is closed\. Check the path"):
+        find_files(file_paths("s3://bucket/x", None))

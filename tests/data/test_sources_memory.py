@@ -217,7 +217,8 @@ def test_tuples_of_different_things_and_dicts_are_structs() -> None:
         ([{"a": 1}, 2], ["Item 1 is a int", "dicts"]),
         ([{1: 2}], ["key 1", "strings"]),
         ([object()], ["no common type", "object (item 0)"]),
-        ([2**70], ["no common type"]),
+        ([2**70], ["The value 1180591620717411303424 of column 'item' in item 0", "64 bits", "numpy.uint64"]),
+        ([1, 2**63, 2**64], ["The value 9223372036854775808", "item 1"]),
         ([np.ones(2), np.ones(2, np.int8)], ["differ", "float64", "int8"]),
         ([np.ones(2), np.ones((2, 2))], ["dimensions [1, 2]"]),
         ([("a", np.ones(2)), ("b",)], ["item 1", "tuples of 2"]),
@@ -406,3 +407,39 @@ def test_the_fingerprint_of_a_hugging_face_dataset_follows_order_and_content(sav
     ]
     assert len({of(dataset) for dataset in all_of_them}) == 5
     assert of(saved.shuffle(seed=1)) == of(saved.shuffle(seed=1))
+
+
+class Failing:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> int:
+        if number == 2:
+            raise KeyError("bad item")
+        return number
+
+
+class FailingTogether(Failing):
+    def __getitems__(self, numbers: list[int]) -> list[int]:
+        return [self[number] for number in numbers]
+
+
+@pytest.mark.parametrize(("kind", "items"), [(Failing, "Item 2"), (FailingTogether, "Items 0 to 3")])
+def test_an_item_that_cannot_be_had_is_named_with_the_users_line(kind: Any, items: str) -> None:
+    found = IndexedSource(kind(4))
+    with pytest.raises(DataError) as raised:
+        list(found.read(0))
+    message = str(raised.value)
+    assert message.startswith(f"{items} of the dataset ")
+    assert 'raise KeyError("bad item")' in message
+    assert os.path.basename(__file__) in message
+    assert message.endswith("KeyError: 'bad item'")
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_items_without_a_key_are_refused() -> None:
+    with pytest.raises(DataError, match="All 2 items are dicts without a key"):
+        table_of_items([{}, {}])

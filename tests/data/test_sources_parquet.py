@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from tests.s3_server import S3Server
@@ -21,6 +22,7 @@ from tests.s3_server import S3Server
 from powertrain.data.sources import parquet
 from powertrain.data.sources.base import IMAGES, Source
 from powertrain.data.sources.files import file_paths
+from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
 from powertrain.data.sources.parquet import ParquetSource
 from powertrain.errors import DataError
 from powertrain.storage import open_storage
@@ -366,3 +368,48 @@ def _spied(opened: Any, fetched: list[Any]) -> Any:
     ask = opened._object.ranges
     opened._object.ranges = lambda wanted: fetched.append(wanted) or ask(wanted)
     return opened
+
+
+def ray_tensors(values: Any, shape: list[int], name: str = "ray.data.arrow_tensor_v2") -> pa.Table:
+    """What Ray Data writes for tensors, as it is seen where Ray is not loaded."""
+    marks = {"ARROW:extension:name": name, "ARROW:extension:metadata": json.dumps(shape)}
+    array = pa.array(values, pa.large_list(pa.float32()))
+    return pa.table([array], schema=pa.schema([pa.field("x", array.type, metadata=marks)]))
+
+
+@pytest.mark.parametrize("name", ["ray.data.arrow_tensor", "ray.data.arrow_tensor_v2"])
+def test_tensors_that_ray_data_wrote_have_their_shape(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "a.parquet", ray_tensors([[1, 2, 3, 4], [5, 6, 7, 8]], [2, 2], name))
+    found = source(tmp_path)
+    assert found.inspect().schema.field("x").type == pa.fixed_shape_tensor(pa.float32(), [2, 2])
+    [batch] = found.read(0)
+    assert batch.column("x").to_numpy_ndarray().tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+
+
+def test_tensors_of_different_shapes_are_refused_with_both_files(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ray_tensors([[1, 2]], [1, 2]))
+    write(tmp_path / "b.parquet", ray_tensors([[1, 2, 3, 4]], [2, 2]))
+    with pytest.raises(DataError, match=r"column 'x': of shape \(1, 2\).*a\.parquet', \(2, 2\).*b\.parquet"):
+        source(tmp_path).inspect()
+
+
+def test_files_may_differ_in_columns_that_are_not_read(tmp_path: Path) -> None:
+    write(tmp_path / "k=1/a.parquet", {"n": [1], "other": [1]})
+    write(tmp_path / "k=1/b.parquet", {"more": [2], "n": [2], "other": ["x"]})
+    assert everything(source(tmp_path, ["n"])) == [{"n": 1}, {"n": 2}]
+    assert everything(source(tmp_path, ["k", "n"])) == [{"k": "1", "n": 1}, {"k": "1", "n": 2}]
+    assert everything(ProjectedSource(source(tmp_path), ["n"], {"n": "m"})) == [{"m": 1}, {"m": 2}]
+    filtered = FilteredSource(source(tmp_path), pc.field("n") > 1)
+    assert everything(ProjectedSource(filtered, ["k"])) == [{"k": "1"}]
+    for narrowed in (
+        lambda: source(tmp_path, ["n"]).select(["k"]),
+        lambda: FilteredSource(source(tmp_path, ["n"]), pc.field("k") == "1").select(["n"]),
+    ):
+        with pytest.raises(DataError, match=r"no column 'k'|No match for .*k"):
+            narrowed()
+    with pytest.raises(DataError, match=r"no column 'q'.*Its columns are: 'n', 'other', 'k'\."):
+        source(tmp_path, ["q"]).inspect()
+    with pytest.raises(DataError, match=r"different columns: .*b\.parquet' has 'more'"):
+        source(tmp_path).inspect()
+    with pytest.raises(DataError, match="different types in column 'other'"):
+        source(tmp_path, ["other"]).inspect()

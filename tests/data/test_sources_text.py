@@ -307,3 +307,37 @@ def test_bad_json_is_named(tmp_path: Path) -> None:
 def test_a_key_that_is_also_a_partition_is_that_of_the_records(tmp_path: Path) -> None:
     write(tmp_path / "k=9/x.jsonl", '{"k": 1, "n": 2}\n')
     assert everything(json_source(tmp_path)) == [{"k": 1, "n": 2}]
+
+
+@pytest.mark.parametrize("content", ["a,b\n", "a,b", "a,b\r\n", "\ufeffa,b\n"])
+def test_a_csv_file_of_names_alone_has_these_columns(tmp_path: Path, content: str) -> None:
+    found = csv_source(write(tmp_path / "x.csv", content))
+    assert found.inspect().schema == pa.schema([("a", pa.null()), ("b", pa.null())])
+    assert everything(found) == []
+    typed = csv.ConvertOptions(column_types={"b": pa.int8()}, include_columns=["b"])
+    assert csv_source(tmp_path / "x.csv", convert_options=typed).inspect().schema == pa.schema(
+        [("b", pa.int8())]
+    )
+
+
+def test_text_in_another_encoding_is_refused_and_read_when_it_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", "name\nä\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"Column 'name' of the CSV file .*ReadOptions\(encoding='latin-1'\)"):
+        csv_source(path).inspect()
+    assert everything(csv_source(path, read_options=csv.ReadOptions(encoding="latin-1"))) == [{"name": "ä"}]
+    as_bytes = csv.ConvertOptions(column_types={"name": pa.binary()})
+    assert everything(csv_source(path, convert_options=as_bytes)) == [{"name": b"\xe4"}]
+    header = write(tmp_path / "y.csv", "ä\n1\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"beginning of the CSV file .*ReadOptions\(encoding='latin-1'\)"):
+        csv_source(header).inspect()
+    with pytest.raises(DataError, match="cannot be read in the encoding 'utf16'"):
+        csv_source(path, read_options=csv.ReadOptions(encoding="utf16"))
+
+
+@pytest.mark.parametrize("block_bytes", [4, 1000])
+def test_a_quote_that_is_never_closed_is_an_error(tmp_path: Path, block_bytes: int) -> None:
+    path = write(tmp_path / "x.csv", 'a,b\n1,"x"\n2,"y\n3,z\n')
+    with pytest.raises(DataError, match="never closed, in the record that begins b'2,"):
+        csv_source(path, block_bytes=block_bytes).inspect()
+    unquoted = csv.ParseOptions(quote_char=False)
+    assert len(everything(csv_source(path, parse_options=unquoted, block_bytes=block_bytes))) == 3

@@ -306,3 +306,43 @@ def test_a_shuffled_dataset_is_written_in_its_order(tmp_path: Path) -> None:
     dataset.write_parquet(str(tmp_path))
     assert read(tmp_path).column("id").to_pylist() == ids(dataset)
     assert os.listdir(tmp_path)
+
+
+def test_json_has_nested_lists_for_tensors(tmp_path: Path) -> None:
+    tensors = np.arange(8).reshape(2, 2, 2)
+    dataset_of(pa.table({"x": pa.FixedShapeTensorArray.from_numpy_ndarray(tensors)})).write_json(
+        str(tmp_path)
+    )
+    lines = [json.loads(line) for line in written(tmp_path)[0].read_text().splitlines()]
+    assert [line["x"] for line in lines] == tensors.tolist()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [pa.array([[b"x"]]), pa.array([{"a": b"x"}]), pa.array([b"ab"], pa.binary(2)), pa.array([[[b"x"]]])],
+)
+def test_json_refuses_bytes_at_any_depth(values: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="The column 's' holds bytes, and JSON has no form for them"):
+        dataset_of(pa.table({"s": values})).write_json(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_csv_takes_bytes_that_are_text_and_refuses_others(tmp_path: Path) -> None:
+    dataset_of(pa.table({"s": ["ä".encode()], "f": pa.array([b"ab"], pa.binary(2))})).write_csv(
+        str(tmp_path / "a")
+    )
+    assert written(tmp_path / "a")[0].read_text(encoding="utf-8") == '"s","f"\n"ä","ab"\n'
+    with pytest.raises(DataError, match="The column 's' holds bytes that are no text in UTF-8"):
+        dataset_of(pa.table({"s": [b"\xff"]})).write_csv(str(tmp_path / "b"))
+    assert os.listdir(tmp_path / "b") == []
+
+
+@pytest.mark.parametrize("method", ["write_parquet", "write_csv"])
+def test_arguments_that_arrow_does_not_know_are_refused_before_a_row_is_made(
+    method: str, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    watched = numbered(3).map(lambda row: seen.append(row) or row)
+    with pytest.raises(TypeError, match=rf"{method}\(\) was given compresion='gzip'.* those of pyarrow\."):
+        getattr(watched, method)(str(tmp_path), compresion="gzip")
+    assert seen == []

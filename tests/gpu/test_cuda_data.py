@@ -8,15 +8,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import powertrain
+import powertrain.data
+from powertrain import RunConfig, ScalingConfig
 from powertrain.data.device import DeviceFeed, Handle, lay_out
 from powertrain.errors import ConfigError
+from powertrain.torch import TorchTrainer
 
 needs_gpu = pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="this machine has no NVIDIA GPU")
 
@@ -206,3 +212,31 @@ def test_only_gpus_are_fed() -> None:
         DeviceFeed("cpu", slots=2)
     with pytest.raises(ConfigError, match="0 buffers"):
         DeviceFeed("cuda:0", slots=0)
+
+
+@needs_gpu
+def test_batches_of_a_dataset_arrive_on_the_gpu_in_order() -> None:
+    rows = powertrain.data.from_numpy({"id": np.arange(5000), "x": np.arange(5000 * 64).reshape(5000, 64)})
+    for prefetch in (0, 1, 4):
+        seen = []
+        for batch in rows.iter_torch_batches(batch_size=256, device="cuda", prefetch_batches=prefetch):
+            keep_busy(0.001)
+            assert batch["x"].device.type == "cuda"
+            assert torch.equal(batch["x"][:, 0], batch["id"] * 64)
+            seen.append(batch["id"])
+        assert torch.cat(seen).tolist() == list(range(5000))
+
+
+@needs_gpu
+def test_a_worker_finds_batches_on_its_own_gpu(tmp_path: Path) -> None:
+    def look(config: dict[str, Any]) -> list[str]:
+        shard = powertrain.get_dataset_shard("train")
+        return sorted({str(batch["id"].device) for batch in shard.iter_torch_batches(batch_size=8)})
+
+    result = TorchTrainer(
+        look,
+        scaling_config=ScalingConfig(num_workers=1, use_gpu=True),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+        datasets={"train": powertrain.data.range(64)},
+    ).fit()
+    assert result.return_value == ["cuda:0"]

@@ -282,7 +282,7 @@ def test_millions_of_rows_begin_without_a_permutation_of_them_all(
     batch = next(iter(loader)).tolist()
     assert len(set(batch)) == 4
     assert 0 <= min(batch) <= max(batch) < count
-    assert sum(made) < count // 8, "this rank's lanes only"
+    assert sum(made) < count // 4, "this rank's lanes only"
 
 
 # -- where it stands

@@ -749,8 +749,8 @@ def ragged_error(named: Named, one: tuple[int, object], other: tuple[int, object
     if isinstance(one[1], tuple) and len(one[1]) > 1:
         return DataError(
             f"Column {named.name!r} has arrays of different shapes: {one[1]} in {named.row(one[0])}, {other[1]} in "
-            f"{named.row(other[0])}. A tensor needs one shape for all. Images are brought to one size by "
-            "size=(height, width) in read_images() or decode_images(); other arrays by map(), by "
+            f"{named.row(other[0])}. A tensor needs one shape for all. Images are brought to one by "
+            "size=(height, width) and mode='RGB' in read_images() or decode_images(); other arrays by map(), by "
             "collate_fn=powertrain.data.collate_fn.pad(value=0), or by a collate_fn of your own."
         )
     return DataError(

@@ -49,8 +49,7 @@ def to_arrow(rows: Rows) -> pa.Table:
     fields, arrays = [], []
     for name, column in rows.columns.items():
         array = arrow_of(column, name, as_lists=name in rows.lists)
-        holds_many = is_list(array.type) or isinstance(array.type, pa.FixedShapeTensorType)
-        had_arrays = holds_many and name not in rows.lists
+        had_arrays = is_list(array.type) and name not in rows.lists
         fields.append(pa.field(name, array.type, metadata=dict([ARRAYS]) if had_arrays else None))
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
@@ -95,6 +94,7 @@ def to_torch(
     ``dtypes`` is one type for all tensors, or a type by column. Raises DataError for what no tensor can hold, naming
     the column and the row.
     """
+    dtypes = checked_dtypes(dtypes)
     by_name = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(rows.columns, dtypes)
     unknown = [name for name in by_name if name not in rows.columns]
     if unknown:
@@ -117,6 +117,31 @@ def to_torch(
                 "list. Convert it to numbers in map() or map_batches() first, or leave it out of dtypes."
             )
     return tensors
+
+
+def checked_dtypes(dtypes: Any) -> torch.dtype | dict[str, torch.dtype] | None:
+    """``dtypes`` as torch's types, which may be given by name, or as numpy's of the same name. Raises DataError."""
+    if isinstance(dtypes, Mapping):
+        return {name: _torch_dtype(given, f"dtypes[{name!r}]") for name, given in dtypes.items()}
+    return None if dtypes is None else _torch_dtype(dtypes, "dtypes")
+
+
+def _torch_dtype(given: Any, argument: str) -> torch.dtype:
+    import torch
+
+    if isinstance(given, torch.dtype):
+        return given
+    name: Any = given.removeprefix("torch.") if isinstance(given, str) else None
+    if name is None and (
+        isinstance(given, np.dtype) or (isinstance(given, type) and issubclass(given, np.generic))
+    ):
+        name = np.dtype(given).name
+    found = getattr(torch, name, None) if name else None
+    if not isinstance(found, torch.dtype):
+        raise DataError(
+            f"{argument}={given!r} is no type of tensors. Give one of torch's, such as torch.float32, or its name."
+        )
+    return found
 
 
 def collate(rows: Rows, collate_fn: Callable[[Any], Any]) -> Any:
@@ -144,13 +169,13 @@ def from_numpy(batch: Mapping[str, Any], numbers: Ints) -> Rows:
 def from_pandas(frame: pd.DataFrame, numbers: Ints) -> Rows:
     """Rows of a DataFrame; its index is left out. None, NA and, in columns of objects, NaN are nulls."""
     names = list(map(str, frame.columns))
-    _refuse_twice(names, "DataFrame")
+    _refuse_twice(names, "A DataFrame")
     return _checked({name: _from_series(frame.iloc[:, at]) for at, name in enumerate(names)}, numbers)
 
 
 def from_arrow(table: pa.Table | pa.RecordBatch, numbers: Ints) -> Rows:
     """Rows of a table; columns that numpy can look at are looked at where they lie."""
-    _refuse_twice(table.schema.names, "Arrow table")
+    _refuse_twice(table.schema.names, "An Arrow table")
     made = {
         field.name: _Made(_from_arrow(table.column(at)), lists=rows_are_lists(field))
         for at, field in enumerate(table.schema)
@@ -162,7 +187,7 @@ def _refuse_twice(names: Sequence[str], what: str) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise DataError(
-            f"A {what} has several columns named {twice[0]!r}, and a row can have only one. Rename or drop the others."
+            f"{what} has several columns named {twice[0]!r}, and a row can have only one. Rename or drop the others."
         )
 
 
@@ -217,7 +242,8 @@ def _from_series(series: pd.Series[Any]) -> _Made:
         return _Made(_from_array(series.to_numpy(), str(series.name)).column)
     if series.dtype == object:
         try:
-            return _Made(view(pa.Array.from_pandas(series)), lists=_are_lists(series.tolist()))
+            array: ArrowArray = pa.Array.from_pandas(series)
+            return _Made(view(array), lists=_are_lists(series.tolist(), array.type))
         except (pa.ArrowException, OverflowError):
             # Arrays of several dimensions, or objects.
             return _of_values(series.tolist())._replace(python_floats=False)
@@ -273,11 +299,12 @@ def _of_values(values: list[Any]) -> _Made:
     except (pa.ArrowException, OverflowError):
         return _Made(object_array(values))
     floats = holds_double(array.type) and any(_leads_to_float(value) for value in values)
-    return _Made(view(array), python_floats=floats, lists=_are_lists(values))
+    return _Made(view(array), python_floats=floats, lists=_are_lists(values, array.type))
 
 
-def _are_lists(values: list[Any]) -> bool:
-    return isinstance(next((value for value in values if value is not None), None), (list, tuple))
+def _are_lists(values: list[Any], kind: pa.DataType) -> bool:
+    """Whether values that make a column of this type are lists, or something like them, and not arrays."""
+    return is_list(kind) and not any(isinstance(value, np.ndarray) for value in values)
 
 
 def _nanosecond_type(values: list[Any]) -> pa.DataType | None:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _ROWS_AT_ONCE = 16384
 #: But no more bytes than this at a time, which are copied once more; text can be cut into batches without a copy.
 _BYTES_AT_ONCE = 2**20
-_TEXT_BYTES_AT_ONCE = 8 * 2**20
+_TEXT_BYTES_AT_ONCE = 16 * 2**20
 _ARROW_TEXT = ("string", "large_string", "binary", "large_binary")
 #: Threads beyond this many do not read ahead faster: they share one interpreter.
 _MOST_THREADS = 4

@@ -223,9 +223,8 @@ def _table_of_series(series: Any, name: str) -> pa.Table:
         # Arrays of several dimensions, tensors and the like, which only items know; or it says what is wrong.
         return table_of_columns({name: list(series)}, "row")
     had_arrays = pa.types.is_list(array.type) and holds_arrays(series)
-    return pa.table(
-        [array], pa.schema([pa.field(name, array.type, metadata=dict([ARRAYS]) if had_arrays else None)])
-    )
+    field = pa.field(name, array.type, metadata=dict([ARRAYS]) if had_arrays else None)
+    return pa.Table.from_arrays([array], schema=pa.schema([field]))
 
 
 def from_numpy(ndarrays: np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any]) -> Dataset:

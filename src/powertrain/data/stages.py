@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -236,7 +236,7 @@ def _pieces(rows: Rows, batch_size: int | None, processes: int) -> list[Piece]:
 def _cut(rows: Rows, cut: slice) -> Rows:
     """Some rows, without copying them."""
     columns = {name: column[cut] for name, column in rows.columns.items()}
-    return Rows(columns, rows.numbers[cut], rows.python_floats)
+    return replace(rows, columns=columns, numbers=rows.numbers[cut])
 
 
 def _copies(numbers: Ints) -> Ints | None:

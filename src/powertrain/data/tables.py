@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from powertrain.data.plan import Inspected, Plan
-from powertrain.data.sources.base import IMAGES, PYTHON_FLOATS
+from powertrain.data.sources.base import ARRAYS, IMAGES, PYTHON_FLOATS
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ def _settled(field: Any, source: pa.Schema) -> Any:
     stored = source.field(place).type if place >= 0 else None
     if stored is not None and _is_list(stored) and _open_lists(stored) == _open_lists(field.type):
         return field.with_type(stored)
-    return field.with_type(_open_lists(field.type)) if _depth(field.type) == 1 else field
+    if _depth(field.type) != 1:
+        return field
+    opened = _open_lists(field.type)
+    return pa.field(field.name, opened, metadata=_marks(field, opened) or None)
 
 
 def conformed(table: pa.Table, schema: pa.Schema, advice: str) -> pa.Table:
@@ -157,8 +160,16 @@ def _widened_field(one: Any, other: Any) -> Any:
         return other.with_type(kind)
     if pa.types.is_null(other.type):
         return one.with_type(kind)
-    marks = dict((one.metadata or {}).items() & (other.metadata or {}).items())
+    marks = dict(_marks(one, kind).items() & _marks(other, kind).items())
     return pa.field(one.name, kind, metadata=marks or None)
+
+
+def _marks(field: Any, kind: Any) -> dict[bytes, bytes]:
+    """The marks of a field when it gets the type ``kind``: rows of tensors stay arrays where that is of lists."""
+    marks = dict(field.metadata or {})
+    if isinstance(field.type, pa.FixedShapeTensorType) and not isinstance(kind, pa.FixedShapeTensorType):
+        marks.update([ARRAYS])
+    return marks
 
 
 def _widened_type(one: Any, other: Any) -> Any:

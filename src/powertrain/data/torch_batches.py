@@ -17,6 +17,26 @@ if TYPE_CHECKING:
 _SLOTS_BEYOND = 2
 
 
+def _present_device(device: Any) -> torch.device:
+    """The device; raises :class:`DataError` where there is no such one."""
+    import torch
+
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DataError(f"device={device!r} is no device of torch: {error}.") from error
+    if found.type != "cpu":
+        try:
+            torch.empty(0, device=found)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise DataError(
+                f"device={device!r} cannot be used in this process: {reason}. Give a device that is there, or leave it "
+                "out to get tensors on the CPU."
+            ) from error
+    return found
+
+
 class TorchConversion:
     """What ``iter_torch_batches`` was asked to make of rows."""
 
@@ -30,6 +50,8 @@ class TorchConversion:
     ) -> None:
         import torch
 
+        from powertrain.data.formats import checked_dtypes
+
         if collate_fn is not None and dtypes is not None:
             raise DataError(
                 "collate_fn makes the tensors itself, so dtypes would do nothing. Leave one of them out."
@@ -38,11 +60,13 @@ class TorchConversion:
             raise DataError(
                 f"collate_fn={collate_fn!r} cannot be called. Give a function that takes a batch."
             )
-        self._dtypes, self._collate, self._pin = dtypes, collate_fn, pin_memory
-        try:
-            self._device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise DataError(f"device={device!r} is no device of torch: {error}.") from error
+        self._dtypes, self._collate, self._pin = checked_dtypes(dtypes), collate_fn, pin_memory
+        self._device = _present_device(device)
+        if pin_memory and not torch.cuda.is_available():
+            raise DataError(
+                "pin_memory=True needs a CUDA device, whose copies are faster from pinned memory, and this process "
+                "sees none. Leave it out, or give pin_memory=torch.cuda.is_available()."
+            )
         self._feed: DeviceFeed | None = None
         if self._device.type == "cuda":
             from powertrain.data.device import DeviceFeed

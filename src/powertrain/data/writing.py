@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from powertrain.data.plan import Plan
-from powertrain.data.tables import conformed, pieces_by_bytes, settled_schema
+from powertrain.data.tables import as_lists, conformed, pieces_by_bytes, settled_schema
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -214,6 +214,9 @@ def parquet_writer(arguments: dict[str, Any]) -> WriteTable:
     """Writes Parquet with pyarrow's own arguments. Row groups have about :data:`ROW_GROUP_BYTES` unless these say."""
     import pyarrow.parquet as parquet
 
+    nothing = pa.table({"column": pa.nulls(0)})
+    _check_arguments("write_parquet", "pyarrow.parquet.write_table", parquet.write_table, nothing, arguments)
+
     def write(table: pa.Table, path: str) -> None:
         rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(table.nbytes, 1)))
         parquet.write_table(table, path, **{"row_group_size": min(rows, 2**20), **arguments})
@@ -225,6 +228,9 @@ def csv_writer(arguments: dict[str, Any]) -> WriteTable:
     """Writes CSV with a header line, with pyarrow's own arguments."""
     import pyarrow.csv as csv
 
+    nothing = pa.table({"column": pa.nulls(0)})
+    _check_arguments("write_csv", "pyarrow.csv.write_csv", csv.write_csv, nothing, arguments)
+
     def write(table: pa.Table, path: str) -> None:
         for field in table.schema:
             if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
@@ -232,9 +238,56 @@ def csv_writer(arguments: dict[str, Any]) -> WriteTable:
                     f"The column {field.name!r} has the type {field.type}, and CSV has plain values only. Drop it with "
                     "drop_columns(), turn it into text with map(), or use write_parquet() or write_json()."
                 )
-        csv.write_csv(table, path, **arguments)
+        table = _with_text_for_bytes(table)
+        try:
+            csv.write_csv(table, path, **arguments)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise DataError(
+                f"The rows cannot be written as CSV: {str(error).rstrip('.')}. The columns are "
+                f"{', '.join(f'{field.name!r} ({field.type})' for field in table.schema)}. Turn what CSV has no form "
+                "for into numbers or text with map(), or use write_parquet()."
+            ) from error
 
     return write
+
+
+def _check_arguments(
+    method: str, function: str, write: Callable[..., object], nothing: pa.Table, arguments: dict[str, Any]
+) -> None:
+    """Raise ``TypeError`` for arguments that Arrow does not know, before any row is made."""
+    try:
+        write(nothing, pa.BufferOutputStream(), **arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"{method}() was given {', '.join(f'{name}={value!r}' for name, value in arguments.items())}, which cannot "
+            f"be used: {error}. Beside its own arguments it takes those of {function}."
+        ) from error
+    except (pa.ArrowException, ValueError, KeyError):
+        pass  # they may name columns, of which there are none yet
+
+
+def _with_text_for_bytes(table: pa.Table) -> pa.Table:
+    """Bytes as the text that they are; raises :class:`DataError` where they are none."""
+    for place, field in enumerate(table.schema):
+        if _holds_bytes(field.type):
+            try:
+                text = table.column(place).cast(pa.large_binary()).cast(pa.large_string())
+            except pa.ArrowInvalid as error:
+                raise DataError(
+                    f"The column {field.name!r} holds bytes that are no text in UTF-8, and CSV has no other form for "
+                    "them. Drop it with drop_columns(), turn it into text with map(), or use write_parquet()."
+                ) from error
+            table = table.set_column(place, field.name, text)
+    return table
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Whether values are bytes, or have some inside."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_bytes(kind.storage_type)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return not pa.types.is_decimal(kind)
+    return any(_holds_bytes(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def json_writer() -> WriteTable:
@@ -242,18 +295,27 @@ def json_writer() -> WriteTable:
 
     def write(table: pa.Table, path: str) -> None:
         for field in table.schema:
-            if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            if _holds_bytes(field.type):
                 raise DataError(
                     f"The column {field.name!r} holds bytes, and JSON has no form for them. Drop it with "
                     "drop_columns(), turn it into text with map(), or use write_parquet()."
                 )
         with open(path, "w", encoding="utf-8") as file:
-            for batch in table.to_batches(max_chunksize=1024):
+            for batch in _with_lists_for_tensors(table).to_batches(max_chunksize=1024):
                 file.writelines(
                     json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in batch.to_pylist()
                 )
 
     return write
+
+
+def _with_lists_for_tensors(table: pa.Table) -> pa.Table:
+    """Tensors as nested lists: as Python's values they would be flat."""
+    for place, field in enumerate(table.schema):
+        if isinstance(field.type, pa.FixedShapeTensorType):
+            lists = [as_lists(chunk) for chunk in table.column(place).chunks]
+            table = table.set_column(place, field.name, pa.chunked_array(lists or [pa.array([], pa.null())]))
+    return table
 
 
 def _plain(value: Any) -> Any:

@@ -76,6 +76,10 @@ class Source(ABC):
         """A source of these columns only, or None where it cannot do better than dropping them after reading."""
         return None
 
+    def glimpse(self) -> pa.Schema:
+        """The columns as the first rows have them, where that is known sooner than what all of them agree on."""
+        return self.inspect().schema
+
     def publish(self, directory: str) -> Source:
         """The same rows (same blocks, same fingerprint), to be pickled for other processes of this machine: rows that
         are in this process's memory are put into a file below ``directory`` first."""

@@ -60,6 +60,13 @@ class FilteredSource(RememberingSource):
         kept = self._kept(block).nonzero()[0]
         return self._inner.name_row(block, int(kept[row]))
 
+    def select(self, columns: Sequence[str]) -> Source | None:
+        if self._facts is not None:
+            return None  # its rows are counted already
+        needed = columns_of(self._expression, self._inner.glimpse())
+        inner = self._inner.select([*columns, *(name for name in needed if name not in columns)])
+        return None if inner is None else FilteredSource(inner, self._expression)
+
     def _kept(self, block: int) -> Any:
         """Which rows of a block of the inner source are there."""
         masks = [mask_of(self._expression, batch) for batch in self._inner.read(block, self._needed)]
@@ -209,6 +216,9 @@ class ProjectedSource(RememberingSource):
         self._stored: dict[str, str] = {}
 
     def _look(self) -> SourceFacts:
+        if self._columns is not None:
+            # Before anything is looked at, so that files may differ in the columns that nobody asks for.
+            self._inner = self._inner.select(list(self._columns)) or self._inner
         facts = self._inner.inspect()
         columns = facts.schema.names if self._columns is None else self._columns
         checked_columns([*columns], facts.schema.names, "the data")
@@ -221,8 +231,7 @@ class ProjectedSource(RememberingSource):
                 f"After renaming there would be several columns {twice[0]!r}. Choose another name."
             )
         self._stored = dict(zip(names, columns, strict=True))
-        self._inner = self._inner.select(list(columns)) or self._inner
-        return replace(self._inner.inspect(), schema=pa.schema(fields))
+        return replace(facts, schema=pa.schema(fields))
 
     def read(self, block: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         schema = self.inspect().schema

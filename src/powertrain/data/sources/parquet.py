@@ -28,7 +28,13 @@ from powertrain.data.sources.files import (
 )
 from powertrain.data.sources.images import encoded_images, image_field, is_stored_image
 from powertrain.data.sources.object_files import open_object
-from powertrain.data.sources.plain import as_type, checked_columns, moderate, plain_type, with_rows_only
+from powertrain.data.sources.plain import (
+    as_type,
+    checked_columns,
+    moderate,
+    plain_field_type,
+    with_rows_only,
+)
 from powertrain.data.sources.remembering import RememberingSource
 from powertrain.errors import DataError, StorageError
 
@@ -79,9 +85,6 @@ class ParquetSource(RememberingSource):
         found = find_files(self._paths)
         footers = for_each(found, lambda file: read_footer(file, self._paths.filesystem))
         schema = self._common_schema(found, footers)
-        if self._columns is not None:
-            checked_columns(self._columns, schema.names, f"the Parquet file {found[0].shown!r}")
-            schema = pa.schema([schema.field(name) for name in self._columns])
         digest = xxhash.xxh3_128()
         files: list[_ParquetFile] = []
         firsts: list[int] = []
@@ -96,12 +99,29 @@ class ParquetSource(RememberingSource):
         return SourceFacts(tuple(blocks), schema, digest.hexdigest())
 
     def _common_schema(self, files: Sequence[DataFile], footers: Sequence[Footer]) -> pa.Schema:
-        """The first file's columns; a column of nulls gets the type that it has elsewhere."""
-        schema = footers[0].schema
+        """The first file's columns, or those that were chosen: the files may differ in all others. A column of nulls
+        gets the type that it has elsewhere."""
+        if self._columns is not None:
+            self._in_order(with_file_columns(footers[0].schema, files, self._include_paths), files[0])
+        schema = self._chosen(footers[0].schema)
         for file, footer in zip(files, footers, strict=True):
-            if not footer.schema.equals(schema):
-                schema = _agreed(schema, files[0], footer.schema, file)
-        return with_file_columns(schema, files, self._include_paths)
+            theirs = self._chosen(footer.schema)
+            if not theirs.equals(schema):
+                schema = _agreed(schema, files[0], theirs, file)
+        schema = with_file_columns(schema, files, self._include_paths)
+        return schema if self._columns is None else self._in_order(schema, files[0])
+
+    def _in_order(self, schema: pa.Schema, first: DataFile) -> pa.Schema:
+        """The columns that were chosen, as the user has ordered them; raises where one is not in ``schema``."""
+        columns = self._columns or ()
+        checked_columns(columns, schema.names, f"the Parquet file {first.shown!r}")
+        return pa.schema([schema.field(name) for name in columns])
+
+    def _chosen(self, schema: pa.Schema) -> pa.Schema:
+        """What counts of the columns of a file."""
+        if self._columns is None:
+            return schema
+        return pa.schema([field for field in schema if field.name in self._columns])
 
     # -- reading
 
@@ -170,6 +190,8 @@ class ParquetSource(RememberingSource):
         return f"{self._files[number].file.name}, row group {block - self._firsts[number]}, row {row}"
 
     def select(self, columns: Sequence[str]) -> Source:
+        if self._columns is not None:
+            checked_columns(columns, self._columns, "the data")
         chosen = ParquetSource(self._paths, tuple(columns), include_paths=self._include_paths)
         chosen._files, chosen._firsts, chosen._footers = self._files, self._firsts, self._footers
         if self._facts is not None:
@@ -177,6 +199,14 @@ class ParquetSource(RememberingSource):
             schema = pa.schema([self._facts.schema.field(name) for name in columns])
             chosen._facts = replace(self._facts, schema=schema, blocks=self._narrowed(schema))
         return chosen
+
+    def glimpse(self) -> pa.Schema:
+        if self._facts is not None:
+            return self._facts.schema
+        files = find_files(self._paths)
+        footer = read_footer(files[0], self._paths.filesystem)
+        schema = with_file_columns(footer.schema, files, self._include_paths)
+        return schema if self._columns is None else self._in_order(schema, files[0])
 
     def _narrowed(self, schema: pa.Schema) -> tuple[BlockFacts, ...]:
         """The blocks when only some columns count: in proportion, since most footers are not at hand any more."""
@@ -263,7 +293,7 @@ def _plain_file_schema(schema: pa.Schema, file: DataFile) -> pa.Schema:
         if field.name in images and is_stored_image(field.type):
             fields.append(image_field(field.name))
         else:
-            fields.append(pa.field(field.name, plain_type(field.type), metadata=_own_marks(field)))
+            fields.append(pa.field(field.name, plain_field_type(field), metadata=_own_marks(field)))
     return pa.schema(fields)
 
 
@@ -298,12 +328,23 @@ def _agreed(schema: pa.Schema, first: DataFile, other: pa.Schema, file: DataFile
         if pa.types.is_null(field.type):
             field = field.with_type(there.type).with_metadata(there.metadata or {})
         elif not pa.types.is_null(there.type) and not _same_type(there.type, field.type):
-            raise DataError(
-                f"The Parquet files have different types in column {field.name!r}: {field.type} in {first.shown!r}, "
-                f"{there.type} in {file.shown!r}. Write them with one type, or read them apart and cast before union()."
-            )
+            raise _different_types(field, first, there, file)
         fields.append(field)
     return pa.schema(fields)
+
+
+def _different_types(one: Any, first: DataFile, other: Any, file: DataFile) -> DataError:
+    if isinstance(one.type, pa.FixedShapeTensorType) and isinstance(other.type, pa.FixedShapeTensorType):
+        return DataError(
+            f"The Parquet files have different tensors in column {one.name!r}: of shape {tuple(one.type.shape)} and "
+            f"type {one.type.value_type} in {first.shown!r}, {tuple(other.type.shape)} and {other.type.value_type} in "
+            f"{file.shown!r}. Write them with one shape and type, or read them apart and make them alike before "
+            "union()."
+        )
+    return DataError(
+        f"The Parquet files have different types in column {one.name!r}: {one.type} in {first.shown!r}, {other.type} "
+        f"in {file.shown!r}. Write them with one type, or read them apart and cast before union()."
+    )
 
 
 def _same_type(one: pa.DataType, other: pa.DataType) -> bool:

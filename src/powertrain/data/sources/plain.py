@@ -7,6 +7,7 @@ known differs from process to process.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,13 +17,45 @@ import pyarrow.compute as pc
 from powertrain.errors import DataError
 
 _pt = pa.types
+#: How Ray Data calls its types of tensors of one shape, and where Parquet files keep that.
+_RAY_TENSORS = frozenset({"ray.data.arrow_tensor", "ray.data.arrow_tensor_v2"})
+_EXTENSION, _EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 
 
 def plain_type(given: Any) -> Any:
     """The type that values of type ``given`` get; a tensor's stays."""
     if isinstance(given, pa.FixedShapeTensorType):
         return given
+    if isinstance(given, pa.BaseExtensionType) and given.extension_name in _RAY_TENSORS:
+        return _tensor_type(given.storage_type, list(getattr(given, "shape", ())))
     return _plain_inner(given)
+
+
+def plain_field_type(field: Any) -> Any:
+    """The type that a column gets. Tensors that Ray Data has written are known by the metadata of the field, unless Ray
+    is loaded in this process."""
+    marks = field.metadata or {}
+    if (
+        isinstance(field.type, pa.BaseExtensionType)
+        or marks.get(_EXTENSION, b"").decode() not in _RAY_TENSORS
+    ):
+        return plain_type(field.type)
+    try:
+        shape = json.loads(marks[_EXTENSION_METADATA])
+    except (KeyError, ValueError):
+        shape = []
+    return _tensor_type(field.type, shape)
+
+
+def _tensor_type(stored: Any, shape: Any) -> Any:
+    """That of tensors of this shape, stored as lists; the lists' own where no tensor can be made of them."""
+    plain = _plain_inner(stored)
+    is_shape = isinstance(shape, list) and shape and all(isinstance(size, int) and size > 0 for size in shape)
+    if not is_shape or not (_pt.is_list(plain) or _pt.is_large_list(plain)):
+        return plain
+    value = plain.value_type
+    is_number = _pt.is_integer(value) or _pt.is_floating(value) or _pt.is_boolean(value)
+    return pa.fixed_shape_tensor(value, shape) if is_number else plain
 
 
 def _plain_inner(given: Any) -> Any:
@@ -59,7 +92,7 @@ def _plain_field(given: Any) -> Any:
 
 def plain_schema(given: pa.Schema) -> pa.Schema:
     """The schema of the plain form; the schema's own metadata (pandas', Hugging Face's) is left out."""
-    return pa.schema([field.with_type(plain_type(field.type)) for field in given])
+    return pa.schema([field.with_type(plain_field_type(field)) for field in given])
 
 
 def as_type(array: Any, wanted: pa.DataType) -> Any:

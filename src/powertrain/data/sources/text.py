@@ -31,6 +31,9 @@ _HEAD_BYTES = 1 << 20
 #: How Arrow calls the compression of files with these endings.
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4", "br": "brotli"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_OTHER_ENCODING = (
+    "If it is text in another encoding, name it: read_options=pyarrow.csv.ReadOptions(encoding='latin-1')."
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,13 @@ class _TextSource(RememberingSource):
     def _parsed(self, data: bytes, number: int, schema: pa.Schema | None) -> pa.Table:
         """The records in ``data``, a piece of a file: columns and types as in ``schema``, or as they seem to be."""
 
+    def _declared(self) -> pa.Schema:
+        """Columns that there are even where no record has one."""
+        return pa.schema([])
+
+    def _check_end(self, number: int, data: bytes) -> None:
+        """Raises where the last piece of a file, ``data``, ends in the midst of a record."""
+
     # -- looking
 
     def _look(self) -> SourceFacts:
@@ -85,6 +95,7 @@ class _TextSource(RememberingSource):
                 blocks.append(facts)
                 schema = self._widened(schema, found, file)
         self._stretches = tuple(stretches)
+        schema = self._widened(schema, self._declared(), self._files[0])
         plain = pa.schema([(field.name, plain_type(field.type)) for field in schema])
         return SourceFacts(
             tuple(blocks), with_file_columns(plain, self._files, self._include_paths), digest.hexdigest()
@@ -103,7 +114,7 @@ class _TextSource(RememberingSource):
         """The stretches of a file with what is in them; all its bytes go into ``digest``."""
         file = self._files[number]
         place, records, whole = self._start(number, digest), 0, BlockFacts(0, 0)
-        start, schema = place, pa.schema([])
+        start, schema, data = place, pa.schema([]), b""
         for data in self._pieces(number, place, None):
             digest.update(data)
             table = self._parse(data, number, None, records)
@@ -114,6 +125,7 @@ class _TextSource(RememberingSource):
                 whole = BlockFacts(whole.rows + facts.rows, whole.nbytes + facts.nbytes)
                 schema = self._widened(schema, table.schema, file)
             place, records = place + len(data), records + table.num_rows
+        self._check_end(number, data)
         if _is_compressed(file) and place > start:
             yield _Stretch(number, start, None, 0), whole, schema
 
@@ -129,7 +141,8 @@ class _TextSource(RememberingSource):
             start = self._start_of_data(number, head)
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise DataError(
-                f"The beginning of the {self._kind} file {file.shown!r} is not understood: {error}."
+                f"The beginning of the {self._kind} file {file.shown!r} is not understood: {str(error).rstrip('.')}. "
+                f"{_OTHER_ENCODING if isinstance(error, UnicodeDecodeError) else 'Correct the file, or leave it out.'}"
             ) from error
         digest.update(head[:start])
         return start
@@ -248,6 +261,7 @@ class CsvSource(_TextSource):
 
         super().__init__(paths, include_paths=include_paths, block_bytes=block_bytes)
         self._read_options = read_options or csv.ReadOptions()
+        _check_encoding(self._read_options.encoding)
         self._parse_options = _with_newlines_in_values(parse_options or csv.ParseOptions())
         self._convert_options = convert_options or csv.ConvertOptions()
         self._dialect = Dialect(
@@ -287,7 +301,9 @@ class CsvSource(_TextSource):
             autogenerate_column_names=self._read_options.autogenerate_column_names,
             encoding=self._read_options.encoding,
         )
-        found = csv.read_csv(_as_file(record), options, self._parse_options).column_names
+        # Arrow sees no column in a line that does not end.
+        whole = record if record.endswith((b"\n", b"\r")) else record + b"\n"
+        found = csv.read_csv(_as_file(whole), options, self._parse_options).column_names
         twice = [name for name in found if found.count(name) > 1]
         if twice:
             raise DataError(
@@ -312,6 +328,21 @@ class CsvSource(_TextSource):
     def _last_end(self, data: bytes) -> int:
         return self._dialect.last_end(data)
 
+    def _declared(self) -> pa.Schema:
+        given: Any = self._convert_options.column_types or {}
+        names = dict.fromkeys(name for names in self._names for name in names if self._has(name))
+        return pa.schema([(name, given.get(name, pa.null())) for name in names])
+
+    def _check_end(self, number: int, data: bytes) -> None:
+        # With one more line end the last record is whole, unless a quote was opened and not closed.
+        if data and self._dialect.last_end(data + b"\n") <= len(data):
+            end = self._dialect.last_end(data)
+            raise DataError(
+                f"The CSV file {self._files[number].shown!r} has a quote that is opened and never closed, in the "
+                f"record that begins {data[end : end + 40]!r}. Close it; or, where quotes mean nothing in the file, "
+                "give parse_options=pyarrow.csv.ParseOptions(quote_char=False)."
+            )
+
     def _parsed(self, data: bytes, number: int, schema: pa.Schema | None) -> pa.Table:
         from pyarrow import csv
 
@@ -322,7 +353,21 @@ class CsvSource(_TextSource):
             encoding=self._read_options.encoding,
         )
         convert = self._convert_options if schema is None else self._settled(schema)
-        return csv.read_csv(_as_file(data), read, self._parse_options, convert)
+        table = csv.read_csv(_as_file(data), read, self._parse_options, convert)
+        if schema is None and convert.check_utf8:
+            self._refuse_other_encodings(table.schema, number)
+        return table
+
+    def _refuse_other_encodings(self, found: pa.Schema, number: int) -> None:
+        """What is no text becomes bytes, unless somebody says so."""
+        given: Any = self._convert_options.column_types or {}
+        for field in found:
+            if pa.types.is_binary(field.type) and field.name not in given:
+                raise DataError(
+                    f"Column {field.name!r} of the CSV file {self._files[number].shown!r} has bytes that are no text "
+                    f"in UTF-8. {_OTHER_ENCODING} If it is bytes that are wanted, give "
+                    f"convert_options=pyarrow.csv.ConvertOptions(column_types={{{field.name!r}: pyarrow.binary()}})."
+                )
 
     def _settled(self, schema: pa.Schema) -> Any:
         """How to convert when the types are known."""
@@ -346,6 +391,19 @@ class CsvSource(_TextSource):
     def _has(self, name: str) -> bool:
         chosen = self._convert_options.include_columns
         return name in chosen if chosen else any(name in names for names in self._names)
+
+
+def _check_encoding(encoding: str) -> None:
+    """Files are cut where a line ends, so that must look as in ASCII. Raises :class:`DataError`."""
+    try:
+        is_like_ascii = "\n".encode(encoding) == b"\n"
+    except LookupError:
+        is_like_ascii = False
+    if not is_like_ascii:
+        raise DataError(
+            f"CSV files cannot be read in the encoding {encoding!r}: it is unknown, or lines end in other bytes than "
+            "in ASCII. Write the files in UTF-8."
+        )
 
 
 def _with_newlines_in_values(given: Any) -> Any:
