@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -231,6 +233,20 @@ def test_batches_of_a_function_are_worked_on_by_all_its_processes_at_once(
     dataset = rows.map_batches(meeting, batch_size=20, concurrency=2, fn_kwargs={"directory": str(meet)})
     dataset = dataset.random_shuffle(seed=0) if shuffled else dataset
     assert dataset.count() == 200
+
+
+def test_the_first_batch_does_not_load_pandas(rows: Dataset, tmp_path: Path) -> None:
+    """It would take a third of a second on every rank; Arrow loads it for conversions that seem harmless."""
+    table = pa.table({"id": [1, 2], "tokens": [[1, 2], [3, 4]], "ragged": [[1], [2, 3]], "text": ["a", "b"]})
+    pq.write_table(table, tmp_path / "few.parquet")
+    program = f"""
+import sys, powertrain.data
+from powertrain.data.collate_fn import ragged
+rows = powertrain.data.read_parquet({str(tmp_path / "few.parquet")!r}).random_shuffle(seed=0)
+print(len(next(iter(rows.drop_columns("ragged").iter_torch_batches(batch_size=2)))["id"]), "pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
 
 
 def test_a_shard_that_is_dropped_takes_its_threads_and_files_with_it(rows: Dataset) -> None:

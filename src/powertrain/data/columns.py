@@ -209,8 +209,7 @@ def list_offsets(array: ArrowArray) -> NumpyArray:
         return np.arange(first, first + len(array) + 1) * int(array.type.list_size)
     if len(array) == 0:
         return np.zeros(1, np.int64)
-    offsets: NumpyArray = array.offsets.to_numpy()
-    return offsets
+    return _numbers(array.offsets, is_bool=False)
 
 
 def view(array: ArrowArray) -> NumpyArray | ArrowArray:
@@ -225,7 +224,40 @@ def view(array: ArrowArray) -> NumpyArray | ArrowArray:
     if found is None or found.values.null_count or not _viewable(found.values.type):
         return array
     is_bool = pa.types.is_boolean(found.values.type)
-    return found.laid_out(found.values.to_numpy(zero_copy_only=not is_bool))
+    return found.laid_out(_numbers(found.values, is_bool))
+
+
+#: Types of the same layout in both.
+_NUMPY_TYPES: dict[Any, Any] = {
+    getattr(pa, name)(): np.dtype(name)
+    for name in (
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float32",
+        "float64",
+    )
+}
+
+
+def _numbers(values: ArrowArray, is_bool: bool) -> NumpyArray:
+    """Values without nulls as numpy has them, where they lie if that is possible.
+
+    Arrow's own ``to_numpy`` loads pandas when it is first called, which would take a third of a second of the first
+    batch on every rank.
+    """
+    kind = _NUMPY_TYPES.get(values.type)
+    memory = values.buffers()[1] if kind is not None else None
+    if kind is None or memory is None:
+        return values.to_numpy(zero_copy_only=not is_bool)
+    seen = np.frombuffer(memory, kind)[values.offset : values.offset + len(values)]
+    seen.flags.writeable = False
+    return seen
 
 
 def is_number(kind: ArrowType) -> bool:
@@ -531,6 +563,14 @@ class Named:
 
 
 Tensors = Any  #: torch.Tensor | list of str or bytes | dict of these
+
+
+def arrow_ints(values: Ints) -> ArrowArray:
+    """Whole numbers as an Arrow array over the same memory; ``pa.array`` would load pandas."""
+    whole = np.ascontiguousarray(values, np.int64)
+    memory: Any = whole  # its stub does not know that arrays have the buffer protocol
+    found: ArrowArray = pa.Array.from_buffers(pa.int64(), len(whole), [None, pa.py_buffer(memory)])
+    return found
 
 
 def tensor_of(

@@ -19,6 +19,7 @@ from powertrain.data.columns import (
     ArrowArray,
     ArrowType,
     NumpyArray,
+    arrow_ints,
     arrow_of,
     is_marked,
     is_text,
@@ -194,7 +195,7 @@ def _column(parts: Sequence[Any], runs: _Runs, of_one_form: bool, name: str, pyt
 def _strings(parts: Sequence[ArrowArray], runs: _Runs) -> NumpyArray:
     """The text of parts as Python's strings: by way of one Arrow array for all it would be copied twice more."""
     made = np.empty(len(runs.rows), object)
-    rows: ArrowArray = pa.array(runs.rows)
+    rows = arrow_ints(runs.rows)
     for part, (first, stop) in zip(parts, pairwise(runs.bounds), strict=True):
         made[first:stop] = _take_arrow(part, rows.slice(first, stop - first)).to_pylist()
     if runs.places is None:
@@ -294,7 +295,7 @@ def _lists(parts: Sequence[_Lists], runs: _Runs) -> pa.Array[Any]:
     kind = parts[0].array.type
     offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
     values = pa.array(np.concatenate(lists), type=kind.value_type)
-    starts: ArrowArray = pa.array(offsets)
+    starts = arrow_ints(offsets)
     if pa.types.is_large_list(kind) or int(offsets[-1]) > LONGEST_LIST_COLUMN:
         return pa.LargeListArray.from_arrays(starts, values)
     return pa.ListArray.from_arrays(starts.cast(pa.int32()), values, type=kind)
@@ -302,7 +303,7 @@ def _lists(parts: Sequence[_Lists], runs: _Runs) -> pa.Array[Any]:
 
 def _taken(parts: Sequence[Column], runs: _Runs, name: str) -> Column:
     """The rows of parts of which at least one is Arrow's, or which differ in form."""
-    rows: ArrowArray = pa.array(runs.rows)
+    rows = arrow_ints(runs.rows)
     cut = [rows.slice(start, stop - start) for start, stop in pairwise(runs.bounds)]
     taken = [
         part.take(rows.to_numpy(), axis=0) if isinstance(part, np.ndarray) else _take_arrow(part, rows)
@@ -337,7 +338,7 @@ def take(column: Column, indices: Ints) -> Column:
     if isinstance(column, np.ndarray):
         taken: NumpyArray = column.take(indices, axis=0)
         return taken
-    return _take_arrow(column if _can_take(column.type) else plain(column), pa.array(indices))
+    return _take_arrow(column if _can_take(column.type) else plain(column), arrow_ints(indices))
 
 
 def concat(parts: Sequence[Column], name: str = "") -> Column:

@@ -238,7 +238,7 @@ class Loader:
 
     def _building_threads(self) -> int:
         """Copying rows holds Python's lock too often for a second thread to help; what is done to them may not."""
-        if not any(runner.does_anything for runner in self._runners):
+        if all(runner.keeps_threads_busy for runner in self._runners):
             return 1
         return max(self._threads, *(runner.processes for runner in self._runners))
 

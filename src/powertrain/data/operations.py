@@ -471,6 +471,11 @@ class Runner:
         return max((stage.processes for stage in self._stages), default=0)
 
     @property
+    def keeps_threads_busy(self) -> bool:
+        """True where all it does is spread over its threads already: asking from several threads would not help."""
+        return all(isinstance(stage.operation, DecodeImages) for stage in self._stages)
+
+    @property
     def does_anything(self) -> bool:
         """False where rows come out as they go in."""
         return bool(self._stages)
