@@ -550,8 +550,10 @@ def resumable(config: dict[str, Any]) -> dict[str, Any]:
         scheduler.step()
         saved = save_state(model=model, optimizer=optimizer, scheduler=scheduler, epoch=epoch)
         powertrain.report({"epoch": epoch}, checkpoint=saved)
-        if config["dies"] and attempt == 0 and epoch == 2 and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if config["dies"] and attempt == 0 and epoch == 2:
+            powertrain.collective.barrier()  # the other rank has made its report too
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
     weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
     return {"weights": hashlib.sha256(weights).hexdigest(), "start": start, "lr": scheduler.get_last_lr()}
 
