@@ -266,3 +266,22 @@ def test_a_shard_that_is_dropped_takes_its_threads_and_files_with_it(rows: Datas
         thread.join(timeout=10)
         assert not thread.is_alive()
     assert not Path(directory).exists()
+
+
+def test_without_a_cache_on_disk_blocks_leave_memory_within_its_budget(tmp_path: Path) -> None:
+    table = pa.table({"id": np.arange(40), "wide": [np.zeros(2**15)] * 40})  # 256 KiB a row
+    pq.write_table(table, tmp_path / "wide.parquet", row_group_size=2)
+    dataset = powertrain.data.read_parquet(str(tmp_path / "wide.parquet")).random_shuffle(seed=0)
+    inspected = dataset.plan.inspected()
+    prepared = Prepared("train", inspected, 0, True, inspected.fingerprint)
+    shard = DataShard(prepared, cache_directory=str(tmp_path / "none"), disk_bytes=0, memory_bytes=2**21)
+    seen = []
+    for batch in shard.iter_batches(batch_size=4):
+        seen += batch["id"].tolist()
+        loader = shard._open.loader
+        assert loader is not None
+        assert len(loader._reader._views.keys()) <= 8, (
+            "about as many blocks of 512 KiB as 2 MiB have room for"
+        )
+    assert sorted(seen) == list(range(40))
+    shard.close()

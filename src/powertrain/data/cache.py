@@ -169,6 +169,13 @@ class BlockStore:
         if self._cache is not None and self._parts[part].is_cached:
             self._cache.let_go(self._parts[part].file_name(block))
 
+    def gone(self, keys: Sequence[Key]) -> list[Key]:
+        """Those of the blocks that had to leave memory for others since they were opened."""
+        with self._changed:
+            if not self._memory.has_refused:
+                return []
+            return [key for key in keys if key not in self._held]
+
     def close(self) -> None:
         """Let go of all blocks and end the threads, which finish the batch that they are at. Files stay."""
         with self._changed:
@@ -353,6 +360,8 @@ class _Memory:
 
     def __init__(self, most: int) -> None:
         self.most = most
+        #: True once a block had to go.
+        self.has_refused = False
         self._sizes: OrderedDict[Key, int] = OrderedDict()
 
     def size_of(self, key: Key) -> int:
@@ -380,6 +389,7 @@ class _Memory:
                 break
             surplus -= self._sizes[old]
             gone.append(old)
+        self.has_refused |= bool(gone)
         return gone
 
 

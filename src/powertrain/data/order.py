@@ -106,8 +106,8 @@ class EpochOrder:
         at = np.searchsorted(self._line, on_line, side="right") - 1
         return Located(self._blocks[at], self._firsts[at] + on_line - self._line[at])
 
-    def chunks(self, slots: Ints, size: int) -> tuple[Ints, Ints]:
-        """The first slot of the chunk that each slot is in, and the slot's number within its chunk.
+    def chunks(self, slots: Ints, size: int) -> Ints:
+        """The first slot of the chunk that each slot is in.
 
         A chunk is at most ``size`` neighbours of one lane and one block. Chunks part the slots of the epoch, whoever
         asks: what is computed from the rows of a chunk together is the same at any number of ranks.
@@ -117,7 +117,7 @@ class EpochOrder:
         places = lane_starts + slots // self.lanes
         starts, _ = self._stretches(places, lanes)
         inside = (places - starts) % size
-        return (places - inside - lane_starts) * self.lanes + lanes, inside
+        return (places - inside - lane_starts) * self.lanes + lanes
 
     def chunk(self, slot: int, size: int) -> Ints:
         """All slots of the chunk that ``slot`` is in, in order."""

@@ -57,10 +57,6 @@ class RowReader:
         self._views: _Recent[tuple[int, int], BlockView] = _Recent()
         self._chunks: _Recent[tuple[int, int, int], Applied] = _Recent()
 
-    def name_row(self, number: int) -> str:
-        """Where a row is, for people."""
-        return name_row(self._inspected, number)
-
     def blocks_of(self, pieces: Iterable[LocatedSlots]) -> list[tuple[int, int]]:
         """(part, block of its source) that these need, in the order in which they need them first."""
         numbers = [number for piece in pieces for number in _first_of_each(piece.located.blocks)]
@@ -134,7 +130,7 @@ class RowReader:
         """Rows that were computed with their neighbours: each chunk once, then what was asked for of it."""
         from powertrain.data.gather import concat_rows, take_rows
 
-        firsts, _ = order.chunks(slots, size)
+        firsts = order.chunks(slots, size)
         by_chunk = np.argsort(firsts, kind="stable")
         edges = np.flatnonzero(np.diff(firsts[by_chunk])) + 1
         chosen = np.split(by_chunk, edges)
@@ -181,7 +177,10 @@ class RowReader:
         which = np.repeat(which_run, np.diff(starts, append=len(blocks)))
         views = [self._view(int(block)) for block in used]
         rows, numbers = offsets + self._starts[blocks], offsets + self._firsts[blocks]
-        return gather(views, which, rows, numbers, python_text=python_text)
+        gathered = gather(views, which, rows, numbers, python_text=python_text)
+        # A block that had to leave the store's memory must not stay there because it was looked at.
+        self._views.drop(self._store.gone(self._views.keys()))
+        return gathered
 
     def _view(self, number: int) -> BlockView:
         from powertrain.data.gather import BlockView
@@ -232,6 +231,16 @@ class _Recent(Generic[K, V]):
                         self._kept.pop(key, None)
                     raise
             return slot.value
+
+    def keys(self) -> list[K]:
+        with self._lock:
+            return list(self._kept)
+
+    def drop(self, keys: Iterable[K]) -> None:
+        """Keep these no longer."""
+        with self._lock:
+            for key in keys:
+                self._kept.pop(key, None)
 
     def clear(self) -> list[K]:
         """Keep nothing; returns the keys of what was kept."""

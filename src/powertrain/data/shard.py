@@ -253,17 +253,13 @@ class DataShard:
         return self._position().epoch
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the epochs up to ``total``, from the one that comes next::
-
-        for epoch in shard.epochs(10):
-            for batch in shard.iter_torch_batches(batch_size=32): ...
-        """
+        """The numbers of the epochs up to ``total``, from the one that comes next, to be read one after the other:
+        ``for epoch in shard.epochs(10): for batch in shard.iter_torch_batches(batch_size=32): ...``"""
         while (epoch := self._following().epoch) < total:
             yield epoch
             if self._live_iterator() is None and self._following().epoch == epoch:
-                self._next = Position.at(
-                    self._following(), epoch + 1, 0
-                )  # nobody read it: go on all the same
+                # Nobody has read it: go on all the same.
+                self._next = Position.at(self._following(), epoch + 1, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next iteration would give, as plain values: the same on every rank. It is in every checkpoint
