@@ -35,9 +35,9 @@ class Steps:
     def step(self, shard: Any, batch: Any, **more: Any) -> dict[str, Any]:
         """Train on a batch, in effect: all ranks meet, and the one to die does."""
         self.made += 1
+        dist.all_reduce(torch.ones(1))  # from here on every rank has made its report of the step before
         if self.rank == 1 and [self.attempt, self.made] in self.config["kills"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        dist.all_reduce(torch.ones(1))
         time.sleep(self.config.get("pace", 0.0))
         ids = (batch["id"] if isinstance(batch, dict) else batch).tolist() if shard.weight > 0 else []
         line = {"row": current("feeding").row + 1, "ids": ids, **more}
