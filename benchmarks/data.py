@@ -14,8 +14,8 @@ later epochs run in the rounds (with ``--quick`` all settings run in the one rou
 Hugging Face's datasets choose between what their own guides recommend; those settings are described in the loader
 programs. Plain torch has all rows in memory before its first epoch; for text that means strings that are made already.
 
-The limit is what no loader can beat: the copy of the bytes (floats, tokens), Pillow on two threads (images), one str
-made of each row (text; a loader that keeps all strings in memory makes none).
+The limit is what no loader can beat: the copy of the bytes (floats, tokens), Pillow on two threads (images, in an
+epoch that decodes them), one str made of each row (text; a loader that keeps all strings in memory makes none).
 
 Beside the speed stands what a restart in mid-epoch costs, when 4 ranks become 3 and then 8: rows lost, rows twice.
 """
@@ -96,17 +96,18 @@ def hugging_face(loader: str, loader_class: str, workers: int, fetch: str) -> Se
     return Setting(loader, f"{workers} workers, by {fetch}", "with_hugging_face.py", requires, settings)
 
 
-def ray_data(shuffle: str, materialize: bool) -> Setting:
+def ray_data(shuffle: str, materialize: bool, decoded: bool = False) -> Setting:
     """Ray Data with one of its two ways to shuffle."""
-    settings = {"shuffle": shuffle, "materialize": materialize}
-    name = f"{shuffle}{', materialized' if materialize else ''}"
+    settings = {"shuffle": shuffle, "materialize": materialize, "decoded": decoded}
+    name = f"{shuffle}{', materialized' if materialize else ''}{', decoded' if decoded else ''}"
     return Setting(RAY, name, "with_ray_data.py", ("torch", "ray", "PIL"), settings)
 
 
-def over_memory(workers: int) -> Setting:
+def over_memory(workers: int, decoded: bool = False) -> Setting:
     """torch's DataLoader over rows in memory."""
-    settings = {"num_workers": workers}
-    return Setting(MEMORY, f"{workers} workers", "over_memory.py", ("torch", "PIL"), settings)
+    settings = {"num_workers": workers, "decoded": decoded}
+    name = f"{workers} workers{', decoded' if decoded else ''}"
+    return Setting(MEMORY, name, "over_memory.py", ("torch", "PIL"), settings)
 
 
 OUR_SETTING = Setting(OURS, "", "with_powertrain.py", ("torch", "powertrain", "PIL"))
@@ -125,7 +126,19 @@ PEER_SETTINGS = (
     over_memory(0),
     over_memory(2),
 )
+#: For images in addition: pixels kept, which takes longer before the first epoch and makes all epochs fast.
+DECODED_SETTINGS = (
+    ray_data("random_shuffle", True, decoded=True),
+    ray_data("local_shuffle_buffer_size", True, decoded=True),
+    over_memory(0, decoded=True),
+    over_memory(2, decoded=True),
+)
 PEERS = (RAY, HF, HF_STATEFUL, MEMORY)
+
+
+def settings_of_peers(kind: str) -> tuple[Setting, ...]:
+    """All settings of the peers for one kind of rows."""
+    return PEER_SETTINGS + (DECODED_SETTINGS if kind == IMAGES else ())
 
 
 @dataclass(frozen=True)
@@ -198,11 +211,11 @@ def load_in_rounds(
     return interleave(contenders, repetitions, warm_up=False)
 
 
-def chosen_settings(trial: Rounds[Measured]) -> tuple[Setting, ...]:
+def chosen_settings(trial: Rounds[Measured], kind: str) -> tuple[Setting, ...]:
     """Of each peer what was best as a whole and in later epochs; all of a peer of which nothing was measured."""
     chosen: dict[Setting, None] = {}
     for peer in PEERS:
-        settings = [one for one in PEER_SETTINGS if one.loader == peer]
+        settings = [one for one in settings_of_peers(kind) if one.loader == peer]
         best = [best_setting(settings, trial, metric) for metric in ("whole", "later")]
         chosen |= dict.fromkeys(one for one in best if one is not None) or dict.fromkeys(settings)
     return tuple(chosen)
@@ -213,11 +226,11 @@ def compare(schema: Schema, workspace: Path, quick: bool) -> Compared:
     small, large = workspace / "small", workspace / "large"
     write_parquet(schema, schema.quick_rows, small)
     if quick:
-        settings = (OUR_SETTING, *PEER_SETTINGS, LIMIT_SETTING)
+        settings = (OUR_SETTING, *settings_of_peers(schema.name), LIMIT_SETTING)
         rounds = load_in_rounds(settings, schema, schema.quick_rows, small, QUICK_REPETITIONS)
         return Compared(schema, settings, rounds, None)
-    trial = load_in_rounds(PEER_SETTINGS, schema, schema.quick_rows, small, 1)
-    settings = (OUR_SETTING, *chosen_settings(trial), LIMIT_SETTING)
+    trial = load_in_rounds(settings_of_peers(schema.name), schema, schema.quick_rows, small, 1)
+    settings = (OUR_SETTING, *chosen_settings(trial, schema.name), LIMIT_SETTING)
     write_parquet(schema, schema.rows, large)
     rounds = load_in_rounds(settings, schema, schema.rows, large, REPETITIONS)
     return Compared(schema, settings, rounds, trial)

@@ -2,7 +2,8 @@
 
 Settings: "shuffle" is "random_shuffle" (every row may come to every place) or "local_shuffle_buffer_size" (files in
 random order and a buffer of ten batches, the cheaper way of Ray's guide to shuffling); "materialize" keeps the blocks
-in the object store, as its guide to training recommends for data that fits there (images stay encoded in it).
+in the object store, as its guide to training recommends for data that fits there; "decoded" says that images are kept
+there as pixels, not as they are in the files.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ def open_loader(request: Request) -> Epoch:
     """A dataset that is executed anew in each epoch, so that each has another order."""
     in_buffer = request.settings["shuffle"] == "local_shuffle_buffer_size"
     read = ray.data.read_parquet(request.directory, shuffle="files" if in_buffer else None)
+    decoded = request.schema == IMAGES and request.settings.get("decoded", False)
+    if decoded:
+        read = read.map_batches(decode, batch_size=64)
     if request.settings["materialize"]:
         read = read.materialize()
 
@@ -49,7 +53,7 @@ def open_loader(request: Request) -> Epoch:
             dataset = read.randomize_block_order() if request.settings["materialize"] else read
         else:
             dataset = read.random_shuffle(seed=number)
-        if request.schema == IMAGES:
+        if request.schema == IMAGES and not decoded:
             dataset = dataset.map_batches(decode, batch_size=64)
         return dataset.iter_torch_batches(
             batch_size=request.batch_size,

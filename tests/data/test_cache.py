@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.block_reader import CountingSource, Reading, as_arguments, matches, wait_until
 
+from powertrain.data import from_torch, read_parquet
 from powertrain.data.cache import BlockStore, sweep
 from powertrain.data.cache_files import KeptFile, eviction_order
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
@@ -151,6 +152,35 @@ class GivenBatches(Source):
 
     def name_row(self, block: int, row: int) -> str:
         return f"given row {row}"
+
+
+class Counting:
+    """A map-style dataset as torch has them, of the numbers from ``first`` on."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, number: int) -> dict[str, int]:
+        return {"number": self.first + number}
+
+
+def test_two_datasets_of_one_class_and_length_have_files_of_their_own() -> None:
+    both = from_torch(Counting(0)).union(from_torch(Counting(1000))).random_shuffle(seed=1)
+    numbers = [number for batch in both.iter_batches() for number in batch["number"].tolist()]
+    assert sorted(numbers) == [*range(300), *range(1000, 1300)]
+
+
+def test_copies_of_data_have_files_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"n": [1, 2]}), tmp_path / name / "f.parquet")
+    parts = [read_parquet(str(tmp_path / name), include_paths=True) for name in ("a", "b")]
+    both = parts[0].union(parts[1]).random_shuffle(seed=1)
+    paths = {path for batch in both.iter_batches() for path in batch["path"].tolist()}
+    assert paths == {str(tmp_path / name / "f.parquet") for name in ("a", "b")}
 
 
 def test_batches_with_different_dictionaries_come_back_as_they_were(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from collections import Counter
 from contextlib import contextmanager
 
@@ -419,3 +421,15 @@ def test_another_seed_in_mid_epoch_is_refused(tmp_path):
         shard.load_state_dict(state)
         with pytest.raises(DataError, match="rows would be lost"):
             iter(shard.iter_batches(batch_size=2, seed=77))
+
+
+ENDS_IN_MID_EPOCH = """
+from powertrain.data import range as numbers
+iterator = iter(numbers(1000).random_shuffle(seed=1).iter_batches(batch_size=10))
+next(iterator)
+"""
+
+
+def test_a_program_may_end_with_an_iteration_under_way():
+    ended = subprocess.run([sys.executable, "-c", ENDS_IN_MID_EPOCH], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -126,6 +126,15 @@ class BlockStore:
         #: Of the decoded bytes, those after which memory was given back last.
         self._given_back = 0
 
+    @property
+    def directory(self) -> CacheDirectory | None:
+        """Where files are kept; None where they may not be."""
+        return self._cache
+
+    def identity(self, part: int) -> str:
+        """The same for the same rows of a part, in any process that this boot of the machine starts."""
+        return self._parts[part].identity
+
     def open(self, part: int, block: int) -> Batches:
         """The batches of a block, in order. Waits until it is decoded; decodes it on this thread where nobody does."""
         key = (part, block)

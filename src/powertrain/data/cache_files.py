@@ -6,6 +6,7 @@
       total              bytes that all files here have claimed; locked while they change
       3f…9a-17.arrow     block 17 of one source, whole: an Arrow IPC stream that ends with its end mark
       3f…9a-18.part      being decoded by the process that holds its lock; its size is what it has claimed
+      3f…9a-d0….pixels   decoded images of one column, see pixels.py; who uses it holds a shared lock of it
 
 A block is decoded by whoever locks its ``.part`` first; the others wait for that lock. The kernel lets go of the locks
 of a dead process, so the next one takes over. Nothing is flushed to the disk, so the names that the store gives say in
@@ -29,7 +30,7 @@ import pyarrow as pa
 
 Batches = tuple[pa.RecordBatch, ...]
 
-_WHOLE, _UNFINISHED, _TOTAL = ".arrow", ".part", "total"
+_WHOLE, _UNFINISHED, _PIXELS, _TOTAL = ".arrow", ".part", ".pixels", "total"
 #: An Arrow IPC stream ends with this; a file without it was cut short.
 _END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 #: What a stream has beyond its batches: the schema, generously, and the end mark.
@@ -43,7 +44,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.01
 
 
 class NoRoom(Exception):
-    """A block cannot be kept on disk; the message is a clause that says why."""
+    """Something cannot be kept on disk; the message is a clause that says why."""
 
 
 class GivenUp(Exception):
@@ -52,13 +53,14 @@ class GivenUp(Exception):
 
 @dataclass(frozen=True)
 class KeptFile:
-    """One whole block on disk."""
+    """One file that may be removed: a whole block, or pixels that nobody uses."""
 
     name: str
     nbytes: int
     #: When it was opened or let go of last, in nanoseconds.
     used: int
     let_go: bool
+    suffix: str = _WHOLE
 
     @property
     def source(self) -> str:
@@ -187,6 +189,68 @@ class CacheDirectory:
             books.write(books.total + extra)
             os.ftruncate(descriptor, size)
 
+    def open_pixels(self, name: str) -> int | None:
+        """A descriptor to read and write the pixels ``name``, or None where there are none. While it is open, the file
+        is not removed to make room. Raises :class:`NoRoom` where the directory cannot be used."""
+        path = self._path(name, _PIXELS)
+        with _no_room_if_refused(self._directory):
+            if not path.exists():
+                return None
+            with self._books():  # so that nobody removes it before its lock is held
+                return _opened_for_use(path)
+
+    def make_pixels(self, name: str, header: bytes, filled: int, size: int) -> int:
+        """As :meth:`open_pixels`, where need be of a new file of ``size`` bytes: ``header``, zeros up to ``filled``,
+        and a hole. Zeros may be looked at through a mapping; looking into a hole takes disk on some file systems, and
+        is fatal where there is none.
+
+        Raises :class:`NoRoom` unless it fits into half of the budget, together with all pixels that somebody uses, and
+        into what blocks have left of it: no block is removed for pixels.
+        """
+        path, unfinished = self._path(name, _PIXELS), self._path(name, _UNFINISHED)
+        with _no_room_if_refused(self._directory):
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._books() as books:
+                descriptor = _opened_for_use(path)
+                if descriptor is not None:
+                    return descriptor
+                self._check_room_for_pixels(size, books)
+                books.write(books.total + size)
+                descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                try:
+                    _write_all(descriptor, header.ljust(filled, b"\0"))
+                    os.ftruncate(descriptor, size)
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                    os.rename(unfinished, path)
+                except BaseException:
+                    os.close(descriptor)
+                    unfinished.unlink(missing_ok=True)
+                    books.write(books.total - size)
+                    raise
+                return descriptor
+
+    def _check_room_for_pixels(self, size: int, books: _Books) -> None:
+        """Raises :class:`NoRoom` unless ``size`` more fit. Removes pixels that nobody uses, if it takes that."""
+        there = self._look()
+        total, pixels = there.total, there.pixels
+        for file in eviction_order(file for file in there.removable if file.suffix == _PIXELS):
+            if self._fits(total, pixels, size):
+                break
+            self._path(file.name, file.suffix).unlink(missing_ok=True)
+            total, pixels = total - file.nbytes, pixels - file.nbytes
+        books.write(total)
+        if not self._fits(total, pixels, size):
+            raise NoRoom(
+                f"pixels need {_megabytes(size)}, {_megabytes(total)} are taken ({_megabytes(pixels)} by pixels), and "
+                f"the cache may have {_megabytes(self.disk_bytes)}, half of it for pixels"
+            )
+        disk = os.statvfs(self._directory)
+        if disk.f_bavail * disk.f_frsize < size:
+            raise NoRoom(f"the disk has no {_megabytes(size)} left for pixels")
+
+    def _fits(self, total: int, pixels: int, size: int) -> bool:
+        return total + size <= self.disk_bytes and pixels + size <= self.disk_bytes // 2
+
     def finish(self, name: str, descriptor: int, claimed: int, size: int) -> Batches:
         """Make an unfinished file of ``size`` bytes a whole block, mapped into memory."""
         path = self._path(name, _UNFINISHED)
@@ -205,30 +269,36 @@ class CacheDirectory:
 
     def _make_room(self, extra: int) -> int:
         """Remove files until ``extra`` bytes fit. Returns what all that are left take, counted anew."""
-        files, total = self._look()
+        there = self._look()
+        total = there.total
         goal = self.disk_bytes - extra - self.disk_bytes // _FREED_AT_ONCE
-        for file in eviction_order(files):
+        for file in eviction_order(there.removable):
             if total <= goal:
                 break
-            self._path(file.name, _WHOLE).unlink(missing_ok=True)
+            self._path(file.name, file.suffix).unlink(missing_ok=True)
             total -= file.nbytes
         return total
 
-    def _look(self) -> tuple[list[KeptFile], int]:
-        """All whole blocks, and the bytes of all files. Files of dead processes are removed on the way."""
-        files, total = [], 0
+    def _look(self) -> _Contents:
+        """What is there. Files of dead processes are removed on the way."""
+        removable, total, pixels = [], 0, 0
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     facts = entry.stat()
-                    if entry.name.endswith(_WHOLE):
+                    name, suffix = os.path.splitext(entry.name)
+                    if suffix == _WHOLE:
                         let_go = not facts.st_mode & stat.S_IWUSR
-                        name = entry.name[: -len(_WHOLE)]
-                        files.append(KeptFile(name, facts.st_size, facts.st_mtime_ns, let_go))
-                    elif not entry.name.endswith(_UNFINISHED) or _remove_if_abandoned(entry.path):
+                        removable.append(KeptFile(name, facts.st_size, facts.st_mtime_ns, let_go))
+                    elif suffix == _PIXELS:
+                        pixels += facts.st_size
+                        if not _is_used(entry.path):
+                            unused = KeptFile(name, facts.st_size, facts.st_mtime_ns, True, _PIXELS)
+                            removable.append(unused)
+                    elif suffix != _UNFINISHED or _remove_if_abandoned(entry.path):
                         continue
                     total += facts.st_size
-        return files, total
+        return _Contents(removable, total, pixels)
 
     @contextmanager
     def _books(self) -> Iterator[_Books]:
@@ -237,10 +307,20 @@ class CacheDirectory:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # held for moments only
             books = _Books(descriptor)
             if not books.known:
-                books.write(self._look()[1])
+                books.write(self._look().total)
             yield books
         finally:
             _let_go_of(descriptor)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What is in the directory."""
+
+    removable: list[KeptFile]
+    #: Bytes of all files, and of those with pixels.
+    total: int
+    pixels: int
 
 
 class _Books:
@@ -372,6 +452,38 @@ def _wait_for_lock(descriptor: int, stopped: Callable[[], bool]) -> None:
                 raise GivenUp from None
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _opened_for_use(path: Path) -> int | None:
+    """A descriptor that holds a shared lock, which is what :func:`_is_used` looks for; None where there is no file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_used(path: str) -> bool:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        _let_go_of(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view, at = memoryview(data), 0
+    while at < len(data):
+        at += os.pwrite(descriptor, view[at:], at)
 
 
 def _remove_if_abandoned(path: str) -> bool:

@@ -358,13 +358,15 @@ class Dataset:
         in_order = Dataset(dataclasses.replace(whole._plan, shuffled=False))
         return in_order._kept(sizes=list(cutting.sizes(inspected.rows, cuts)))._shuffled_like(whole)
 
-    def materialize(self) -> Dataset:
+    def materialize(self, *, on: str | None = None) -> Dataset:
         """Read and compute all rows once, and keep them in files of this machine that are gone with the dataset.
 
         What functions did is then done for all epochs, their random numbers too; a shuffled dataset is shuffled once,
-        for good. Counts are exact afterwards, so that batches are full and every epoch is exact.
+        for good. Counts are exact afterwards, so that batches are full and every epoch is exact. ``on="ray"`` computes
+        the rows in tasks on all nodes of the Ray cluster that this process is connected to: the same rows, in the same
+        order. Files must then be where every node sees them.
         """
-        return self._kept()
+        return self._kept(on=_checked_place(on))
 
     # -- facts
 
@@ -532,13 +534,14 @@ class Dataset:
         min_rows_per_file: int | None = None,
         max_rows_per_file: int | None = None,
         mode: str = "append",
+        on: str | None = None,
         **arrow_parquet_args: Any,
     ) -> None:
         """Write all rows to Parquet files in the directory (or bucket) ``path``.
 
         The files appear when all of them are whole. Files that are there stay (``mode="append"``), are removed
-        afterwards (``"overwrite"``), or mean that nothing is done (``"ignore"``) or an error (``"error"``). Other
-        arguments are those of ``pyarrow.parquet.write_table``.
+        afterwards (``"overwrite"``), or mean that nothing is done (``"ignore"``) or an error (``"error"``). ``on`` is
+        as for :meth:`materialize`. Other arguments are those of ``pyarrow.parquet.write_table``.
         """
         from powertrain.data.writing import parquet_writer
 
@@ -550,6 +553,7 @@ class Dataset:
             filesystem,
             min_rows_per_file,
             max_rows_per_file,
+            on,
         )
 
     def write_csv(
@@ -559,13 +563,14 @@ class Dataset:
         filesystem: Any = None,
         min_rows_per_file: int | None = None,
         mode: str = "append",
+        on: str | None = None,
         **arrow_csv_args: Any,
     ) -> None:
         """Write all rows to CSV files with a header line. Other arguments are those of ``pyarrow.csv.write_csv``; the
         rest is as for :meth:`write_parquet`."""
         from powertrain.data.writing import csv_writer
 
-        self._write(path, "csv", csv_writer(arrow_csv_args), mode, filesystem, min_rows_per_file, None)
+        self._write(path, "csv", csv_writer(arrow_csv_args), mode, filesystem, min_rows_per_file, None, on)
 
     def write_json(
         self,
@@ -574,12 +579,13 @@ class Dataset:
         filesystem: Any = None,
         min_rows_per_file: int | None = None,
         mode: str = "append",
+        on: str | None = None,
     ) -> None:
         """Write all rows to files of one JSON object per line. Times and decimals become text, NaN becomes null. The
         rest is as for :meth:`write_parquet`."""
         from powertrain.data.writing import json_writer
 
-        self._write(path, "json", json_writer(), mode, filesystem, min_rows_per_file, None)
+        self._write(path, "json", json_writer(), mode, filesystem, min_rows_per_file, None, on)
 
     def _write(
         self,
@@ -590,14 +596,14 @@ class Dataset:
         filesystem: Any,
         fewest: int | None,
         most: int | None,
+        on: str | None,
     ) -> None:
-        from powertrain.data.tables import table_of
         from powertrain.data.writing import write_files
 
-        with closing(self._stream()) as stream:
+        with closing(self._tables(_checked_place(on))) as tables:
             write_files(
                 self._plan,
-                (table_of(rows) for rows in stream),
+                tables,
                 self.schema,
                 path,
                 suffix=suffix,
@@ -693,13 +699,31 @@ class Dataset:
             for rows in stream:
                 yield from row_dicts(rows)
 
-    def _kept(self, limit: int | None = None, sizes: Sequence[int] | None = None) -> Dataset:
+    def _tables(self, on: str | None, few: int | None = None) -> Generator[pa.Table, None, None]:
+        """As :meth:`_stream`, as tables; computed by the tasks of a cluster where ``on`` names one."""
+        from powertrain.data.tables import table_of
+
+        if on is None:
+            with closing(self._stream(few)) as stream:
+                for rows in stream:
+                    yield table_of(rows)
+            return
+        from powertrain.data.cluster_tasks import tables_by_tasks
+
+        self._newest = execution = Execution(repr(self), len(self._inspected().blocks))
+        made: Any = tables_by_tasks(self._plan)  # counted like rows: tables have a length and bytes too
+        with closing(execution.watch(made)) as tables:
+            yield from tables  # type: ignore[misc]
+
+    def _kept(
+        self, limit: int | None = None, sizes: Sequence[int] | None = None, on: str | None = None
+    ) -> Dataset:
         """All rows, or the first ``limit``, in files of this process, in blocks of these sizes if there are any."""
         from powertrain.data.materialized import BLOCK_BYTES, materialize
-        from powertrain.data.tables import first_rows, pieces_by_bytes, pieces_by_rows, table_of
+        from powertrain.data.tables import first_rows, pieces_by_bytes, pieces_by_rows
 
-        with closing(self._stream(limit)) as stream:
-            tables: Iterable[pa.Table] = (table_of(rows) for rows in stream)
+        with closing(self._tables(on, limit)) as stream:
+            tables: Iterable[pa.Table] = stream
             if limit is not None:
                 tables = first_rows(tables, limit)
             pieces = pieces_by_bytes(tables, BLOCK_BYTES) if sizes is None else pieces_by_rows(tables, sizes)
@@ -752,6 +776,12 @@ def _check_test_size(test_size: Any) -> None:
         raise DataError(
             f"test_size={test_size!r} is a fraction and must lie between 0 and 1; 1 and more is an int."
         )
+
+
+def _checked_place(on: Any) -> str | None:
+    if on not in (None, "ray"):
+        raise DataError(f"on={on!r} is unknown. Use on='ray' for tasks of a Ray cluster, or leave it out.")
+    return None if on is None else "ray"
 
 
 def _batch_format(batch_format: str | None) -> str:

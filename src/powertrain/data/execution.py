@@ -21,6 +21,7 @@ class Execution:
         self.seconds = self.waited = 0.0
         self.is_whole = False
         self.decoded = self.hits = self.decoded_bytes = 0
+        self.images_decoded = self.images_found = 0
         #: Seconds of all threads together, by operation.
         self.operations: dict[str, float] = {}
         self._loader: Loader | None = None
@@ -50,23 +51,26 @@ class Execution:
                 yield rows
         finally:
             self.seconds = time.perf_counter() - start
-            self._let_go()
+            self._ask()
+            self._loader = None  # it holds blocks
             stream.close()  # type: ignore[attr-defined]
 
-    def _let_go(self) -> None:
-        """Keep the numbers and not the loader, which holds blocks."""
+    def _ask(self) -> None:
+        """What the loader has done up to now."""
         if self._loader is None:
             return
         counters = self._loader.store.counters
         self.decoded, self.hits = sum(counters.decoded.values()), counters.hits
         self.decoded_bytes = counters.bytes
+        self.images_decoded, self.images_found = self._loader.images_decoded, self._loader.images_found
+        self.operations = {}
         for runner in self._loader.runners:
             for name, seconds in runner.seconds:
                 self.operations[name] = self.operations.get(name, 0.0) + seconds
-        self._loader = None
 
     def text(self) -> str:
-        """What happened, for people."""
+        """What happened up to now, for people."""
+        self._ask()
         so_far = "" if self.is_whole else ", not read to its end"
         lines = [
             f"{self.name}: {self.rows:,} rows, {_size(self.nbytes)} in {self.seconds:.2f} s{so_far}",
@@ -74,6 +78,8 @@ class Execution:
             f"from the cache {self.hits:,}",
             f"  waited for rows: {self.waited:.2f} s",
         ]
+        if self.images_decoded or self.images_found:
+            lines.append(f"  images: decoded {self.images_decoded:,}, from the cache {self.images_found:,}")
         lines += [f"  {name}: {seconds:.2f} s on all threads" for name, seconds in self.operations.items()]
         return "\n".join(lines)
 

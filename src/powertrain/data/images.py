@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from powertrain.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Images that a thread takes at a time: handing them over costs little beside decoding them, and none waits long.
-_TOGETHER = 4
+    from powertrain.data.pixels import KeptRows
+
+#: Images that a thread takes at a time: handing them over costs little beside the work, and none waits long.
+_DECODED_TOGETHER, _COPIED_TOGETHER = 4, 64
 #: What pixels mean without a palette or a conversion table: kept unless another mode is asked for.
 _PLAIN_MODES = frozenset({"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B"})
 
@@ -79,27 +81,38 @@ def decode_column(
     size: tuple[int, int] | None,
     mode: str | None,
     over: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]],
+    kept: KeptRows | None = None,
 ) -> npt.NDArray[Any]:
     """The images of a column: one array (rows, height, width[, channels]) where all have one shape, else an object
     array of arrays, with None where the column has a null.
 
     ``column`` holds encoded images: binary values, or structs of "bytes" and "path" as Hugging Face has them. ``over``
-    applies a function to each of many items, in order. Raises :class:`BadImage`.
+    applies a function to each of many items, in order. What ``kept`` has is not decoded, and it is given what is. The
+    outcome is the same with and without. Raises :class:`BadImage`.
     """
-    encoded = _encoded(column)
-    made = _Pixels(len(encoded))
+    made = _Pixels(len(column))
+    missing: Sequence[int] = range(len(column))
 
-    def decode_some(indices: range) -> None:
+    def decode_some(indices: Sequence[int]) -> None:
         for index in indices:
-            made.put(index, _decoded(index, encoded[index], size, mode))
+            image = _decoded(column, index, size, mode)
+            if kept is not None and image is not None:
+                kept.keep(index, image)
+            made.put(index, image)
 
-    # The first by itself: its shape is that of all, most likely.
-    over(decode_some, [range(min(1, len(encoded)))])
-    over(
-        decode_some,
-        [range(at, min(at + _TOGETHER, len(encoded))) for at in range(1, len(encoded), _TOGETHER)],
-    )
+    if kept is not None and len(kept.there):
+        stacked = made.begin(kept.shape, kept.dtype)
+        over(lambda some: kept.copy(some, stacked), _cut(kept.there, _COPIED_TOGETHER))
+        missing = kept.missing.tolist()
+    else:  # the first by itself: its shape is that of all, most likely
+        over(decode_some, _cut(missing[:1], 1))
+        missing = missing[1:]
+    over(decode_some, _cut(missing, _DECODED_TOGETHER))
     return made.column()
+
+
+def _cut(indices: Any, size: int) -> list[Any]:
+    return [indices[at : at + size] for at in range(0, len(indices), size)]
 
 
 class _Pixels:
@@ -111,9 +124,14 @@ class _Pixels:
         self._others: dict[int, npt.NDArray[Any] | None] = {}
         self._count = count
 
+    def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Images of this shape go into one array, which is returned."""
+        self._stacked = np.empty((self._count, *shape), dtype)
+        return self._stacked
+
     def put(self, index: int, image: npt.NDArray[Any] | None) -> None:
-        if index == 0 and image is not None:
-            self._stacked = np.empty((self._count, *image.shape), image.dtype)
+        if index == 0 and image is not None and self._stacked is None:
+            self.begin(image.shape, image.dtype)
         stacked = self._stacked
         if image is not None and stacked is not None and self._fits(image, stacked):
             stacked[index] = image
@@ -181,23 +199,24 @@ def _usual_mode(image: Image) -> str:
     return "RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB"
 
 
-def _encoded(column: Any) -> list[bytes | None]:
-    if isinstance(column, pa.StructArray):
-        values: list[Any] = column.to_pylist()  # type: ignore[misc]
-        return [None if value is None else _bytes_of(value) for value in values]
-    return list(column.to_pylist() if isinstance(column, pa.Array) else column)
-
-
-def _bytes_of(value: dict[str, Any]) -> Any:
+def _encoded(column: Any, index: int) -> Any:
+    """The bytes of one image, or whatever is there instead."""
+    value = column[index].as_py() if isinstance(column, pa.Array) else column[index]
+    if not isinstance(column, pa.StructArray) or value is None:
+        return value
     if value.get("bytes") is not None or not value.get("path"):
         return value.get("bytes")
-    with open(value["path"], "rb") as file:
-        return file.read()
+    try:
+        with open(value["path"], "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise BadImage(index, f"its file {value['path']!r} cannot be read: {error.strerror}") from error
 
 
 def _decoded(
-    index: int, data: bytes | None, size: tuple[int, int] | None, mode: str | None
+    column: Any, index: int, size: tuple[int, int] | None, mode: str | None
 ) -> npt.NDArray[Any] | None:
+    data = _encoded(column, index)
     if data is None:
         return None
     if not isinstance(data, (bytes, bytearray, memoryview)):

@@ -14,7 +14,7 @@ import numpy as np
 
 from powertrain.data.order import EpochOrder, Ints, Shuffle, part_of, steps_left
 from powertrain.data.pipeline import Pipeline
-from powertrain.data.plan import Part, Plan
+from powertrain.data.plan import Inspected, Part, Plan
 from powertrain.data.prepared import Prepared, prepare_alone
 from powertrain.data.reader import LocatedSlots, RowReader, name_row
 from powertrain.data.rows import Rows
@@ -23,6 +23,7 @@ from powertrain.errors import DataError
 if TYPE_CHECKING:
     from powertrain.data.cache import BlockStore
     from powertrain.data.operations import Runner
+    from powertrain.data.pixels import PixelCache
 
 T = TypeVar("T")
 #: Narrow rows are gathered this many at a time, over several steps: the calls would cost more than the copying.
@@ -111,7 +112,9 @@ class Loader:
         seed: int | None = None,
         lanes: int | None = None,
         warn: Callable[[str], None] = lambda message: None,
+        keep_pixels: bool = True,
     ) -> None:
+        """``keep_pixels`` says that images are kept decoded for later epochs, where there is disk for it."""
         self._prepared = prepared
         self.rank, self.world_size = (rank, world_size) if prepared.split else (0, 1)
         self.rows = prepared.rows
@@ -131,6 +134,10 @@ class Loader:
             threads=self._threads,
             warn=warn,
         )
+        #: Of each part, where its pixels are kept.
+        self._pixels = [
+            _make_pixels(self._store, inspected, number, keep_pixels) for number in range(len(parts))
+        ]
         self._runners = [
             _make_runner(
                 part,
@@ -138,8 +145,9 @@ class Loader:
                 lambda number: name_row(inspected, number),
                 local_world_size,
                 self._threads,
+                pixels,
             )
-            for part in parts
+            for part, pixels in zip(parts, self._pixels, strict=True)
         ]
         self._reader = RowReader(inspected, self._store, self._runners)
         self._orders: dict[tuple[int, Shuffle], EpochOrder] = {}
@@ -153,6 +161,16 @@ class Loader:
     @property
     def runners(self) -> Sequence[Runner]:
         return self._runners
+
+    @property
+    def images_decoded(self) -> int:
+        """How many images this process has decoded, of those that are kept where there is room."""
+        return sum(pixels.counters.decoded for pixels in self._pixels)
+
+    @property
+    def images_found(self) -> int:
+        """How many images were decoded already, by this process or another one of the node."""
+        return sum(pixels.counters.found for pixels in self._pixels)
 
     def order(self, epoch: int, shuffle: Shuffle | None = None) -> EpochOrder:
         """The order of an epoch."""
@@ -190,6 +208,8 @@ class Loader:
             runner.close()
         self._reader.forget()
         self._store.close()
+        for pixels in self._pixels:
+            pixels.close()
 
     # -- which rows
 
@@ -372,7 +392,8 @@ def stream(
     if not prepared.rows:
         return
     with scratch_directory() as directory:
-        loader = Loader(prepared, cache_directory=directory, **budgets_alone(prepared, directory))
+        budgets = budgets_alone(prepared, directory)
+        loader = Loader(prepared, cache_directory=directory, keep_pixels=False, **budgets)
         if observe is not None:
             observe(loader)
         try:
@@ -461,10 +482,23 @@ def _make_store(sources: Sequence[Any], **options: Any) -> BlockStore:
     return BlockStore(sources, [None] * len(sources), **options)
 
 
-def _make_runner(
-    part: Part, seed: int, name: Callable[[int], str], local_world_size: int, threads: int
-) -> Runner:
-    from powertrain.data.operations import Runner, decoding_of
+def _make_pixels(store: BlockStore, inspected: Inspected, part: int, wanted: bool) -> PixelCache:
+    from powertrain.data.pixels import PixelCache
 
-    operations = (*decoding_of(part.source.inspect().schema), *part.operations)
+    directory = store.directory if wanted else None
+    return PixelCache(directory, store.identity(part), inspected.blocks, part)
+
+
+def _make_runner(
+    part: Part,
+    seed: int,
+    name: Callable[[int], str],
+    local_world_size: int,
+    threads: int,
+    pixels: PixelCache,
+) -> Runner:
+    from powertrain.data.operations import Runner, decoding_of, keeping_pixels
+
+    schema = part.source.inspect().schema
+    operations = keeping_pixels((*decoding_of(schema), *part.operations), schema.names, pixels.images)
     return Runner(operations, seed=seed, name_row=name, local_world_size=local_world_size, threads=threads)

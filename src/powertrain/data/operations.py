@@ -11,7 +11,7 @@ import difflib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -36,6 +36,8 @@ from powertrain.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
+
+    from powertrain.data.pixels import KeptColumn, KeptImages
 
 #: Rows of a batch where the user does not say.
 BATCH_SIZE = 1024
@@ -149,6 +151,9 @@ class FilterRows(_WithFunction):
     @property
     def keeps_count(self) -> bool:
         return False
+
+    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
+        return columns
 
     def _applied(self, call: Call, piece: Piece, setting: Setting) -> Applied:
         stays = np.zeros(len(piece.rows), bool)
@@ -264,6 +269,9 @@ class FilterExpression(Operation):
     def keeps_count(self) -> bool:
         return False
 
+    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
+        return columns
+
     def begin(self) -> Apply:
         return self._applied
 
@@ -296,6 +304,9 @@ class SelectColumns(Operation):
     def name(self) -> str:
         return f"select_columns({quoted(self.columns)})"
 
+    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
+        return {name: columns[name] for name in self.columns if name in columns}
+
     def begin(self) -> Apply:
         return self._applied
 
@@ -314,6 +325,9 @@ class DropColumns(Operation):
     @property
     def name(self) -> str:
         return f"drop_columns({quoted(self.columns)})"
+
+    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
+        return _without(columns, self.columns)
 
     def begin(self) -> Apply:
         return self._applied
@@ -335,6 +349,13 @@ class RenameColumns(Operation):
     @property
     def name(self) -> str:
         return "rename_columns"
+
+    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
+        names = self.names
+        if isinstance(names, Mapping):
+            return {names.get(name, name): stored for name, stored in columns.items()}
+        # Where some columns hold something else than what is stored, it is not known which place each has.
+        return dict(zip(names, columns.values(), strict=True)) if len(names) == len(columns) else {}
 
     def begin(self) -> Apply:
         return self._applied
@@ -371,6 +392,10 @@ def renamed(columns: Sequence[str], names: Mapping[str, str] | Sequence[str]) ->
     return new
 
 
+def _without(columns: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    return {name: stored for name, stored in columns.items() if name not in set(names)}
+
+
 def check_columns(operation: str, wanted: Iterable[str], there: Iterable[str]) -> None:
     """Raise :class:`DataError` unless all ``wanted`` columns are there."""
     there = list(there)
@@ -392,6 +417,8 @@ class DecodeImages(Operation):
     size: tuple[int, int] | None = None
     #: Pillow's: "RGB", "L", …
     mode: str | None = None
+    #: By column the pixels that this node has already. Only in a process that reads: it does not travel.
+    kept: Mapping[str, KeptImages] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         from powertrain.data.images import checked_mode, checked_size
@@ -403,6 +430,9 @@ class DecodeImages(Operation):
     def name(self) -> str:
         return f"decoding images of {quoted(self.columns)}"
 
+    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
+        return _without(columns, self.columns)
+
     def begin(self) -> Apply:
         from powertrain.data.images import require_pillow
 
@@ -412,15 +442,16 @@ class DecodeImages(Operation):
     def _applied(self, piece: Piece, setting: Setting) -> Applied:
         from powertrain.data.images import BadImage, decode_column
 
-        columns = dict(piece.rows.columns)
+        columns, numbers = dict(piece.rows.columns), piece.rows.numbers
         check_columns(self.name, self.columns, columns)
         for name in self.columns:
+            kept = self.kept[name].of_rows(numbers) if name in self.kept else None
             try:
-                columns[name] = decode_column(columns[name], self.size, self.mode, setting.over)
+                columns[name] = decode_column(columns[name], self.size, self.mode, setting.over, kept)
             except BadImage as error:
                 raise FunctionFailed(
                     f"the image in column {name!r} cannot be decoded: {error.problem}",
-                    int(piece.rows.numbers[error.index]),
+                    int(numbers[error.index]),
                     1,
                     error=error.__cause__,
                 ) from error
@@ -440,6 +471,29 @@ def decoding_of(schema: pa.Schema) -> list[DecodeImages]:
             size = tuple(wish["size"]) if wish.get("size") else None
             wishes.setdefault((size, wish.get("mode")), []).append(field_.name)
     return [DecodeImages(tuple(columns), size, mode) for (size, mode), columns in wishes.items()]
+
+
+def keeping_pixels(
+    operations: Iterable[Operation], columns: Iterable[str], keep: Callable[[KeptColumn], KeptImages]
+) -> list[Operation]:
+    """The same operations, where images that are in the data as they are stored are decoded once and then ``keep``
+    has them. ``columns`` are those of the source."""
+    from powertrain.data.pixels import KeptColumn
+
+    stored: Mapping[str, str] = {name: name for name in columns}
+    done: list[Operation] = []
+    for operation in operations:
+        if isinstance(operation, DecodeImages):
+            kept = {
+                name: keep(KeptColumn(stored[name], operation.size, operation.mode))
+                for name in operation.columns
+                if name in stored
+            }
+            done.append(replace(operation, kept=kept))
+        else:
+            done.append(operation)
+        stored = operation.stored(stored)
+    return done
 
 
 class Runner:

@@ -45,8 +45,8 @@ class Rows:
         return replace(
             self,
             columns=columns,
-            python_floats=self.python_floats & columns.keys(),
-            lists=self.lists & columns.keys(),
+            python_floats=self.python_floats.intersection(columns),
+            lists=self.lists.intersection(columns),
         )
 
     def between(self, low: int, high: int) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -194,7 +195,7 @@ class DataShard:
             drop_last,
             prefetch_batches,
             local_shuffle_buffer_size,
-            _formatted(batch_format),
+            formatted(batch_format),
         )
         cut = replace(cut, python_text=batch_format in ("default", "numpy"))
         return Batches(self, cut, _one_seed(seed, local_shuffle_seed))
@@ -236,11 +237,11 @@ class DataShard:
         if batch_size is None and global_batch_size is None and self._is_alone:
             batch_size = self._largest_block()
         size = global_batch_size if global_batch_size is not None else _times(batch_size, self._ranks)
-        _check_whole("global_batch_size" if global_batch_size is not None else "batch_size", size, 1)
-        _check_whole("prefetch_batches", prefetch, 0)
+        check_whole("global_batch_size" if global_batch_size is not None else "batch_size", size, 1)
+        check_whole("prefetch_batches", prefetch, 0)
         shuffle = None
         if window is not None:
-            _check_whole("local_shuffle_buffer_size", window, 1)
+            check_whole("local_shuffle_buffer_size", window, 1)
             shuffle = window if self._prepared.shuffle == "none" else None
         assert size is not None
         return Cut(size, tail, convert, prefetch=prefetch, shuffle=shuffle, in_step=self._ranks > 1)
@@ -265,6 +266,10 @@ class DataShard:
         """What the next iteration would give, as plain values: the same on every rank. It is in every checkpoint
         anyway; to keep it elsewhere, hand it to ``get_dataset_shard(name, state_dict=...)`` later."""
         return self._position().as_dict()
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this shard."""
+        return self.state_dict()
 
     def reached(self) -> dict[str, Any]:
         """How far this shard was read: the position of the batch handed out last, for people to look at."""
@@ -493,8 +498,9 @@ class EpochIterator(Generic[T]):
         self._shard._ended(self, self._cut)
         self._pipeline.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_pipeline"):  # it was made
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the program names of modules stand for nothing any more, and threads have ended.
+        if hasattr(self, "_pipeline") and not is_finalizing():
             self.give_up("")
 
 
@@ -541,7 +547,7 @@ def changed_message(prepared: Prepared, saved: Position) -> str:
     )
 
 
-def _formatted(batch_format: str | None) -> Callable[[Rows], Any]:
+def formatted(batch_format: str | None) -> Callable[[Rows], Any]:
     from powertrain.data import formats
 
     makers = {
@@ -568,7 +574,7 @@ def _times(batch_size: Any, ranks: int) -> Any:
     return batch_size * ranks if isinstance(batch_size, int) else batch_size
 
 
-def _check_whole(name: str, value: Any, least: int) -> None:
+def check_whole(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise DataError(f"{name}={value!r} must be a whole number of at least {least}.")
 
@@ -576,5 +582,5 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 def _one_seed(seed: int | None, local_shuffle_seed: int | None) -> int | None:
     chosen = seed if seed is not None else local_shuffle_seed
     if chosen is not None:
-        _check_whole("seed", chosen, 0)
+        check_whole("seed", chosen, 0)
     return chosen

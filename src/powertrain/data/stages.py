@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -70,6 +70,13 @@ class Operation(ABC):
     def concurrency(self) -> int:
         """How many processes of a node do it; 0 where the threads that prefetch do."""
         return 0
+
+    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
+        """Which columns hold after it exactly what the source has stored for the row, by the name that each has there.
+
+        ``columns`` says the same of the columns before it. Where nothing is known, none.
+        """
+        return {}
 
     @abstractmethod
     def begin(self) -> Apply:

@@ -69,7 +69,8 @@ class Source(ABC):
 
     @property
     def cache_key(self) -> str:
-        """What decoded blocks are known by: the fingerprint, and more where the same data gives other columns."""
+        """What is kept of it on a node is known by this: the fingerprint, and all that tells its rows from those of
+        other data there: where it is, which columns it gives."""
         return self.inspect().fingerprint
 
     def select(self, columns: Sequence[str]) -> Source | None:

@@ -49,6 +49,10 @@ class ImageSource(RememberingSource):
         # A cache of what is read would hold the very bytes that are in the files.
         self.cheap_to_decode = paths.is_local
 
+    @property
+    def cache_key(self) -> str:
+        return f"{self.inspect().fingerprint}/{self._paths.paths}"
+
     def _look(self) -> SourceFacts:
         self._files = find_files(self._paths)
         digest = xxhash.xxh3_128()

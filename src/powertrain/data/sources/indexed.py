@@ -39,6 +39,12 @@ class IndexedSource(RememberingSource):
         self._dataset, self._per_block = dataset, items_per_block
         self._kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
         self._length = len(dataset)
+        #: Tells it from other datasets of this class and length, whose items need not be the same.
+        self._token = secrets.token_hex(8)
+
+    @property
+    def cache_key(self) -> str:
+        return f"{self.inspect().fingerprint}/{self._token}"
 
     def _look(self) -> SourceFacts:
         schema = self._table(0, 1).schema if self._length else pa.schema([])
@@ -173,6 +179,11 @@ class HuggingFaceSource(RememberingSource):
         super().__init__()
         self._dataset, self._block_bytes = dataset.with_format("arrow"), block_bytes
         self._rows_per_block = 1
+
+    @property
+    def cache_key(self) -> str:
+        files = [file["filename"] for file in self._dataset.cache_files]
+        return f"{self.inspect().fingerprint}/{files}"
 
     def _look(self) -> SourceFacts:
         dataset, rows = self._dataset, len(self._dataset)

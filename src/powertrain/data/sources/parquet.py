@@ -79,6 +79,10 @@ class ParquetSource(RememberingSource):
         self._firsts: tuple[int, ...] = ()
         self._footers = _Footers(paths.filesystem)
 
+    @property
+    def cache_key(self) -> str:
+        return f"{self.inspect().fingerprint}/{self._paths.paths}"
+
     # -- looking
 
     def _look(self) -> SourceFacts:

@@ -59,6 +59,10 @@ class _TextSource(RememberingSource):
         self._files: tuple[DataFile, ...] = ()
         self._stretches: tuple[_Stretch, ...] = ()
 
+    @property
+    def cache_key(self) -> str:
+        return f"{self.inspect().fingerprint}/{self._paths.paths}"
+
     # -- what each kind has its own way of
 
     @abstractmethod
