@@ -15,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from tests.ray_nodes import RayNodes, processes_of_ray
 from tests.s3_server import Proxy, S3Server
 
 hypothesis.settings.register_profile("here", deadline=None)
@@ -67,6 +68,35 @@ def proxy(s3: S3Server) -> Iterator[Proxy]:
     """A way to the S3 server that can be made to misbehave."""
     with Proxy(s3.port) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[RayNodes]:
+    """A Ray of a head and one node with eight CPUs, for the whole session. Who adds a node takes it away again."""
+    nodes = RayNodes()
+    _clusters.append(nodes.pid)
+    try:
+        nodes.add(num_cpus=8, resources={"custom": 4})
+        yield nodes
+    finally:
+        nodes.close()
+        _clusters.remove(nodes.pid)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(ray_nodes: RayNodes) -> Iterator[RayNodes]:
+    """The same, with this process connected to it."""
+    import ray
+
+    from powertrain.engine.ray import connect
+
+    connect(ray_nodes.address)
+    yield ray_nodes
+    ray.shutdown()
+
+
+#: The processes that hold a Ray cluster of this session.
+_clusters: list[int] = []
 
 
 class _Surroundings:
@@ -151,7 +181,8 @@ def _lasting_pids() -> set[int]:
     local = sys.modules.get("powertrain.engine.local")  # looking must not be what loads it
     servers = set(local.server_pids()) if local else set()
     tracker: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)
-    return servers | ({tracker} if tracker else set())
+    of_ray = {pid for cluster in _clusters for pid in processes_of_ray(cluster)}
+    return servers | of_ray | ({tracker} if tracker else set())
 
 
 def _runtime_files() -> list[Path]:

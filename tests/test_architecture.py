@@ -43,7 +43,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("engine.server", "torch.prepare"): "the warm server loads what every worker would load",
 }
 #: Modules of other people that only some rooms may import.
-RESERVED: dict[str, set[str]] = {"ray": {"engine.ray"}}
+RESERVED: dict[str, set[str]] = {
+    "ray": {"engine.ray", "engine.ray_actors", "engine.ray_feed", "data.cluster_tasks", "data.ray_snapshot"},
+}
 #: Functions that import the module named by their first argument.
 IMPORTERS = {"importlib.import_module", "import_module", "_load"}
 

@@ -146,6 +146,12 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
         ["'local'", "'STRICT_SPREAD'", 'placement_strategy="SPREAD"'],
     ),
     (ScalingConfig, {"engine": "local", "label_selector": {"a": "b"}}, ["{'a': 'b'}", 'engine="ray"']),
+    (ScalingConfig, {"queue_timeout_s": 0}, ["queue_timeout_s=0", "above zero"]),
+    (
+        ScalingConfig,
+        {"num_workers": (1, 2), "placement_strategy": "STRICT_PACK"},
+        ["(1, 2)", "'STRICT_PACK'", 'placement_strategy="PACK"'],
+    ),
     (ScalingConfig, {"engine_options": {"adress": "auto"}}, ["'adress'", "mean 'address'"]),
     (ScalingConfig, {"engine_options": ["address"]}, ["engine_options=['address']", "dict"]),
     (
@@ -227,6 +233,7 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (RunConfig, {"worker_runtime_env": {"working_dir": "."}}, ["'working_dir'", "RunConfig(working_dir"]),
     (RunConfig, {"worker_runtime_env": {"env_vars": {"A": 1}}}, ["'A'", "not a string", "'1'"]),
     (RunConfig, {"worker_runtime_env": {"env_vars": {"A=B": "1"}}}, ["'A=B'", "environment variable"]),
+    (RunConfig, {"port": 70000}, ["port=70000", "65535"]),
     (RunConfig, {"verbose": 4}, ["verbose=4", "from 0 to 3"]),
     (RunConfig, {"stop": {}}, ["stop={}", "empty", "training_iteration"]),
     (RunConfig, {"stop": {"loss": "low"}}, ["'low'", "not a number", "training_iteration"]),
@@ -252,6 +259,7 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (DataConfig, {"memory_bytes": 1}, ["memory_bytes=1", "at least 1048576"]),
     (DataConfig, {"seed": 2**53}, [f"seed={2**53}", "out of range"]),
     (DataConfig, {"on_change": "ignore"}, ["on_change='ignore'", "'refuse', 'restart_epoch'"]),
+    (DataConfig, {"snapshot": 1}, ["snapshot=1", "neither True nor False"]),
     (TorchConfig, {"backend": "ncll"}, ["backend='ncll'", "mean 'nccl'", "cpu:gloo,cuda:nccl"]),
     (TorchConfig, {"backend": "cpu:gloo,cuda:nope"}, ["'nope'", "gloo"]),
     (TorchConfig, {"backend": ":gloo"}, ["':gloo'", "cpu:gloo"]),
@@ -365,7 +373,7 @@ scalings = st.builds(
     use_gpu=st.booleans(),
     resources_per_worker=st.none() | amounts,
     trainer_resources=st.none() | amounts,
-    placement_strategy=st.sampled_from(configs.PLACEMENT_STRATEGIES),
+    placement_strategy=st.sampled_from(("PACK", "SPREAD")),
     label_selector=st.none() | st.dictionaries(st.text(max_size=4), st.text(max_size=4)),
     engine_options=st.none() | st.just({"address": "auto"}),
 )

@@ -102,8 +102,15 @@ def make(**arguments: Any) -> Callable[[], Any]:
 class OfRay:
     """What a dataset of Ray looks like from outside."""
 
+    def streaming_split(self, n: int) -> None: ...
+
+
+class IteratorOfRay:
+    """Something else of Ray's."""
+
 
 OfRay.__module__ = "ray.data.dataset"
+IteratorOfRay.__module__ = "ray.data.iterator"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,11 @@ OfRay.__module__ = "ray.data.dataset"
         ({"datasets": {"train": [1, 2]}}, ["datasets['train'] is a builtins.list", "from_items"]),
         (
             {"datasets": {"train": OfRay()}},
-            ["ray.data.dataset", "Ray engine", "powertrain.data.read_parquet"],
+            ["'train' is Ray's", "engine='ray'", "snapshot=True", "powertrain.data.read_parquet"],
+        ),
+        (
+            {"datasets": {"train": IteratorOfRay()}, "dataset_config": DataConfig(snapshot=True)},
+            ["ray.data.iterator.IteratorOfRay", "not a ray.data.Dataset"],
         ),
         (
             {"datasets": {"train": dict}, "dataset_config": DataConfig(datasets_to_split=["trian"])},
@@ -326,5 +337,6 @@ def test_a_process_that_makes_its_own_datasets_must_find_those_of_rank_zero(tmp_
 
 
 def fingerprints(directory: Path) -> dict[str, str]:
-    prepared = make(datasets={"train": dataset})()._prepare_data(9, str(directory), None)
+    trainer = make(datasets={"train": dataset})()
+    prepared = trainer._prepare_data(9, str(directory), None, open_storage(directory))
     return {name: found.fingerprint for name, found in prepared.items()}

@@ -33,8 +33,8 @@ _ADDRESS = re.compile(rb"[a-z0-9]+://[!-~]+")
 def store(storage: Storage, arguments: dict[str, Any]) -> str:
     """Keep a trainer's arguments in its run; returns "" or why they could not be kept.
 
-    Datasets that have many rows in memory, have a secret in an address or cannot be pickled are left out; their names
-    are kept instead.
+    Datasets that have many rows in memory, have a secret in an address, are Ray's or cannot be pickled are left out;
+    their names are kept instead.
     """
     try:
         data = cloudpickle.dumps({**arguments, **_lasting_datasets(arguments.get("datasets"))})
@@ -76,6 +76,8 @@ def _lasting_datasets(datasets: Mapping[str, Any] | None) -> dict[str, Any]:
     if not datasets:
         return {"datasets": None}
     left_out = {"datasets": None, "needs_datasets": sorted(datasets)}
+    if any(type(dataset).__module__.startswith("ray.") for dataset in datasets.values()):
+        return left_out  # what it refers to is gone with its cluster
     limited = _LimitedFile()
     try:
         cloudpickle.CloudPickler(limited).dump(dict(datasets))

@@ -527,6 +527,9 @@ class ScalingConfig(Config):
     engine_options: Mapping[str, Any] = option(None, _options)
     """Options of the engine, for Ray ``{"address": ..., "runtime_env": ...}``."""
 
+    queue_timeout_s: float | None = option(None, optional(positive))
+    """How long to wait for room before the run fails with what was missing; None waits as long as it takes."""
+
     _moved: ClassVar[Mapping[str, str]] = {
         "bundle_label_selector": "Use label_selector.",
         "num_gpus": 'Use use_gpu=True, with resources_per_worker={"GPU": n} for other than one GPU.',
@@ -573,6 +576,13 @@ class ScalingConfig(Config):
         self._check_gpus()
         self._check_engine_and_size()
         self._check_engine_and_rest()
+        if self.is_elastic and self.placement_strategy.startswith("STRICT_"):
+            soft = self.placement_strategy.removeprefix("STRICT_")
+            raise self._contradiction(
+                ("num_workers", "placement_strategy"),
+                "workers that come and go one by one cannot be placed as one group",
+                f'Use placement_strategy="{soft}", or one number of workers.',
+            )
         if isinstance(self.label_selector, list) and len(self.label_selector) != self.max_workers:
             raise self._contradiction(
                 ("num_workers", "label_selector"),
@@ -1056,6 +1066,10 @@ class RunConfig(Config):
     """True keeps the workers' output off the terminal: it goes to the log files of the run only. A name, or a
     pair for stdout and stderr, does so with files of that name for each rank."""
 
+    port: int | None = option(None, optional(whole(at_least=1, at_most=65535)))
+    """The TCP port on which the run listens for its workers on other machines, for clusters with a firewall between
+    nodes; None takes any that is free. On one machine a Unix socket is used, and no port."""
+
     working_dir: str | os.PathLike[str] | None = option(None, optional(_working_dir))
     """Where each rank works: None for a scratch directory of its own, ``"."`` for the launch directory, or a
     path that all ranks share."""
@@ -1169,6 +1183,11 @@ class DataConfig(Config):
     on_change: Literal["refuse", "restart_epoch"] = option("refuse", one_of("refuse", "restart_epoch"))
     """What happens when a run goes on and a dataset is not what it was: an error before anything starts, or the epoch
     it was in begins again with the data as it is now."""
+
+    snapshot: bool = option(False, flag)
+    """Whether a ``ray.data.Dataset`` is written once, as Parquet, into the run's storage and read from there: every row
+    exactly once per epoch, and exact going on, on any engine. False streams it from Ray while training (engine "ray"
+    only). Datasets of our own are read where they are in any case."""
 
     def is_split(self, dataset: str) -> bool:
         """Whether each rank gets its own part of this dataset."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,8 @@ _OPTIONS_OF_A_CLUSTER = frozenset(
 
 _lock = threading.Lock()
 _initialized = False
+#: True when ``init`` connected this process to a Ray cluster.
+_on_ray = False
 _resources: dict[str, float] = {}
 
 
@@ -48,37 +51,64 @@ def init(
     ignore_reinit_error: bool = False,
     **options: Any,
 ) -> None:
-    """Accepts what ``ray.init`` accepts. Without an address there is nothing to connect to on one machine.
+    """Accepts what ``ray.init`` accepts. With an address, runs and tasks go to that Ray cluster; without one there is
+    nothing to connect to on one machine.
 
     ``resources`` declares custom resources of this machine. Other options describe a cluster to start; there is none
     to start here, so they are accepted and have no part in a local run. A name that ``ray.init`` does not have is
     refused.
     """
-    global _initialized
+    global _initialized, _on_ray
     if unknown := sorted(options.keys() - _OPTIONS_OF_A_CLUSTER):
         raise ConfigError(
             f"init() has no option {', '.join(map(repr, unknown))}. It takes what ray.init takes; check the spelling."
-        )
-    if address not in (None, "local"):
-        raise ConfigError(
-            f"init(address={address!r}) asks for a Ray cluster, which is not supported yet by this version. Leave the "
-            "address out to run on this machine."
         )
     with _lock:
         if _initialized and not ignore_reinit_error:
             raise ConfigError(
                 "init() was called twice. Call shutdown() first, or pass ignore_reinit_error=True."
             )
+        if address not in (None, "local"):
+            connect_to_ray(address, **_given(options))
+            _on_ray = True
         _initialized = True
         _resources.update(resources or {})
 
 
 def shutdown() -> None:
-    """Forget what ``init`` declared."""
-    global _initialized
+    """Forget what ``init`` declared, and leave the cluster that it connected to."""
+    global _initialized, _on_ray
     with _lock:
-        _initialized = False
+        if _on_ray and (ray := sys.modules.get("ray")) is not None:
+            ray.shutdown()
+        _initialized = _on_ray = False
         _resources.clear()
+
+
+def connect_to_ray(address: str | None = None, **options: Any) -> None:
+    """Make this process a driver of a Ray cluster, unless it is one. Raises where that cannot be."""
+    try:
+        from powertrain.engine.ray import connect
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError(
+            "A Ray cluster was asked for, and Ray is not installed here. Install it with: pip install "
+            "'powertrain[ray]'."
+        ) from None
+    connect(address, **options)
+
+
+def is_on_ray() -> bool:
+    """True when this process is a driver of a Ray cluster, or its environment names one."""
+    ray = sys.modules.get("ray")
+    connected = ray is not None and bool(getattr(ray, "is_initialized", bool)())
+    return connected or bool(os.environ.get("RAY_ADDRESS"))
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a connection, as ``ray.init`` takes them beside an address."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def is_initialized() -> bool:

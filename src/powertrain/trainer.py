@@ -119,12 +119,16 @@ class DataParallelTrainer:
         _refuse_what_is_not_here(self.run_config)
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
+        _refuse_unreachable_data(self._datasets, self._data, self._engine_name)
         if self.run_config.storage_filesystem is None:
             refuse_unwritable(self.run_config.storage_root)
-        if self._engine_name == "local":
+        if self._starts_processes:
             functions.pickle_function(train_loop_per_worker, train_loop_config)
         else:
             _refuse_what_needs_own_processes(self.run_config, self._engine_name)
+        if self._engine_name == "ray":
+            self._connect_to_ray()
+            return
         self._check_machine()
         if self._engine_name == "local":
             _warm_up()
@@ -202,13 +206,13 @@ class DataParallelTrainer:
         left: list[str] = []
         runtime, places = self._make_directories(name, storage, left, stack)
         datasets: dict[str, Prepared] = {}
-        engine = self._make_engine(name, [str(runtime), *places], datasets, stack)
+        engine = self._make_engine(name, storage, [str(runtime), *places], datasets, stack)
         if self._begin_from is not None:
             verify_alone(self._begin_from)
         chain = Chain.take_over(storage, lease.number)
         earlier = _Earlier.read(storage)
         record = self._run_record(name, earlier)
-        datasets.update(self._prepare_data(record["data_seed"], places[2], earlier.checkpoint))
+        datasets.update(self._prepare_data(record["data_seed"], places[2], earlier.checkpoint, storage))
         unkept = self._keep_record(storage, record)
         kept = self._with_real_files(storage, stack, terminal)
         tag = tag_for(storage, lease.number)
@@ -218,7 +222,7 @@ class DataParallelTrainer:
         for message in remarks:
             controller.say(message)
         _forward(taken_by, controller, stack)
-        if self._engine_name == "local":  # elsewhere the rank in this process hears the signals
+        if self._starts_processes:  # elsewhere the rank in this process hears the signals
             stack.enter_context(signals.heard(lambda number: controller.notify(_asked_to_end(number))))
         _listen(name, storage, runtime, controller, stack)
         with _interrupts(controller.interrupt, users_code_is_here=hasattr(engine, "serve")):
@@ -242,7 +246,7 @@ class DataParallelTrainer:
         from powertrain import blueprint
 
         storage.put("run.json", json.dumps(record, indent=2).encode())
-        return blueprint.store(storage, self._lasting_arguments()) if self._engine_name == "local" else ""
+        return blueprint.store(storage, self._lasting_arguments()) if self._starts_processes else ""
 
     def _lasting_arguments(self) -> dict[str, Any]:
         """What may be kept in the run: without addresses and variables, which may hold secrets."""
@@ -337,9 +341,16 @@ class DataParallelTrainer:
         return shipped
 
     def _make_engine(
-        self, name: str, swept: list[str], datasets: Mapping[str, Prepared], stack: ExitStack
+        self,
+        name: str,
+        storage: Storage,
+        swept: list[str],
+        datasets: Mapping[str, Prepared],
+        stack: ExitStack,
     ) -> Engine:
         """``swept`` are directories to remove should this process be killed; ``datasets`` are for a rank in it."""
+        if self._engine_name == "ray":
+            return self._make_ray_engine(name, storage, swept)
         if self._engine_name == "local":
             from powertrain.engine.local import LocalEngine
 
@@ -356,6 +367,38 @@ class DataParallelTrainer:
 
         return TorchrunEngine(function, self._user_env())
 
+    def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
+        """An engine on the cluster that this process is connected to."""
+        from powertrain.engine.ray import RayEngine, RayOptions
+        from powertrain.engine.ray_streams import Stream
+
+        runtime, _, _, blocks = directories
+        options = RayOptions(
+            run=name,
+            runtime_dir=runtime,
+            directories=directories[1:],
+            launch_dir=os.getcwd(),
+            copied=[os.path.join(blocks, "rows")] if blocks else [],
+            runtime_env=self.scaling_config.engine_options.get("runtime_env") or {},
+            trainer_resources=self.scaling_config.trainer_resources or {},
+            streams=[
+                Stream(name, given, self._data.is_split(name))
+                for name, given in self._streamed_datasets().items()
+            ],
+        )
+        return RayEngine(options, storage)
+
+    def _connect_to_ray(self) -> None:
+        """Be a driver of the cluster that was named, or of the one that this process is connected to."""
+        from powertrain.tasks import connect_to_ray
+
+        connect_to_ray(self.scaling_config.engine_options.get("address"))
+
+    @property
+    def _starts_processes(self) -> bool:
+        """True where workers are processes that the engine starts, and not the user's own."""
+        return self._engine_name in ("local", "ray")
+
     def _spec(
         self,
         name: str,
@@ -369,7 +412,7 @@ class DataParallelTrainer:
     ) -> RunSpec:
         from powertrain.run.spec import RunSpec
 
-        scaling, run = self.scaling_config, self.run_config
+        scaling, run, streamed = self.scaling_config, self.run_config, self._streamed_datasets()
         minimum, maximum = self._worker_bounds()
         working_dir = ""
         if run.working_dir is not None:
@@ -399,6 +442,8 @@ class DataParallelTrainer:
             segments=places[1],
             checkpoint_tag=tag,
             sync_timeout=run.sync_config.sync_timeout,
+            port=run.port or 0,
+            queue_timeout=scaling.queue_timeout_s,
             filesystem=_pickled(getattr(carried_to, "filesystem", None)),
             logs=_directory_of(storage, "logs"),
             storage=pickle.dumps(carried_to),
@@ -412,6 +457,8 @@ class DataParallelTrainer:
             data_fingerprints={name: found.fingerprint for name, found in datasets.items()},
             data_seed=record["data_seed"],
             data_cache=places[2],
+            data_streams=list(streamed),
+            data_streams_whole=[name for name in streamed if not self._data.is_split(name)],
             data=self._data,
             begin_from=self._begin_from.path if self._begin_from is not None else "",
             begin_from_filesystem=_pickled(getattr(self._begin_from, "given_filesystem", None)),
@@ -429,23 +476,48 @@ class DataParallelTrainer:
 
     def _travelling_function(self) -> bytes:
         """The function as it is now: what it uses may have changed since the trainer was made."""
-        if self._engine_name != "local":
+        if not self._starts_processes:
             return b""  # every process has its own
         return functions.pickle_function(self._function, self._config)
 
     # -- data
 
-    def _prepare_data(self, seed: int, cache: str, checkpoint: Manifest | None) -> dict[str, Prepared]:
-        """The datasets, looked at. Raises :class:`DataError` for what cannot be read, or is not what the run's
-        newest checkpoint was saved with."""
+    def _prepare_data(
+        self, seed: int, cache: str, checkpoint: Manifest | None, storage: Storage
+    ) -> dict[str, Prepared]:
+        """The datasets that ranks read themselves, looked at; those of Ray's as they were written into the run.
+
+        Raises :class:`DataError` for what cannot be read, or is not what the run's newest checkpoint was saved with.
+        """
         if not self._datasets:
             return {}
         from powertrain.data.prepared import prepare
 
-        prepared = prepare(self._datasets, self._data, seed, os.path.join(cache, "rows"))
+        streamed = self._streamed_datasets()
+        self._remarks += [_about_stream(name, self._data.is_split(name)) for name in streamed]
+        read = {
+            name: self._in_storage(name, given, storage) if _is_of_ray(given) else given
+            for name, given in self._datasets.items()
+            if name not in streamed
+        }
+        prepared = prepare(read, self._data, seed, os.path.join(cache, "rows"))
         if checkpoint is not None:
             self._remarks += _about_changed_data(prepared, checkpoint, self._data.on_change)
         return prepared
+
+    def _in_storage(self, name: str, dataset: Any, storage: Storage) -> Dataset:
+        """A dataset of Ray's, as it was written into the run."""
+        from powertrain.data.ray_snapshot import snapshot
+
+        written, remark = snapshot(name, dataset, storage)
+        self._remarks.append(remark)
+        return written
+
+    def _streamed_datasets(self) -> dict[str, Any]:
+        """Those that are Ray's and come from Ray while training, by name."""
+        if self._data.snapshot:
+            return {}
+        return {name: given for name, given in self._datasets.items() if _is_of_ray(given)}
 
     def _prepare_like_rank_zero(self, place: Place) -> dict[str, Prepared]:
         """This process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
@@ -482,7 +554,7 @@ class DataParallelTrainer:
         return with_datasets
 
     def _travelling_datasets(self, datasets: Mapping[str, Prepared]) -> bytes:
-        if self._engine_name != "local" or not datasets:
+        if not self._starts_processes or not datasets:
             return b""
         return _pickled_datasets(datasets)
 
@@ -631,10 +703,7 @@ def pick_engine(scaling: ScalingConfig) -> str:
     from powertrain.engine.torchrun import is_torchrun
 
     if scaling.engine == "ray":
-        raise ConfigError(
-            "ScalingConfig(engine='ray') is not supported yet by this version. Use engine='local' for one machine, or "
-            "start the script with torchrun for several."
-        )
+        _require_ray()
     if scaling.engine == "torchrun" and not is_torchrun():
         raise ConfigError(
             "ScalingConfig(engine='torchrun') needs torchrun, but this process was not started by it. Start the script "
@@ -646,12 +715,33 @@ def pick_engine(scaling: ScalingConfig) -> str:
         return "torchrun"
     if scaling.max_workers == 0:
         return "inline"
+    if _ray_is_chosen(scaling):
+        _require_ray()
+        return "ray"
     if sys.platform != "linux":
         raise ConfigError(
             f"ScalingConfig(num_workers={scaling.num_workers}) needs worker processes, which this version starts on "
             f"Linux only; this is {sys.platform}. Use num_workers=0 to train in this process, or torchrun."
         )
     return "local"
+
+
+def _ray_is_chosen(scaling: ScalingConfig) -> bool:
+    """True when something but the engine's name says that the run is meant for a Ray cluster."""
+    from powertrain.tasks import is_on_ray
+
+    asked = scaling.engine_options.keys() & {"address", "runtime_env"} or scaling.label_selector
+    return bool(asked) or is_on_ray()
+
+
+def _require_ray() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "The run is meant for a Ray cluster, and Ray is not installed here. Install it with: "
+            "pip install 'powertrain[ray]'. To run on this machine, use ScalingConfig(engine='local')."
+        )
 
 
 def _warm_up() -> Any:
@@ -678,7 +768,15 @@ def _shape(scaling: ScalingConfig) -> Any:
         custom=custom,
         explicit=scaling.explicit_resources,
         placement=scaling.placement_strategy,
+        gang=not scaling.is_elastic,
+        labels=_labels(scaling.label_selector),
     )
+
+
+def _labels(selector: Any) -> tuple[Mapping[str, str], ...]:
+    if selector is None:
+        return ()
+    return (selector,) if isinstance(selector, Mapping) else tuple(selector)
 
 
 # --------------------------------------------------------------------------- storage and what is there already
@@ -735,7 +833,7 @@ def _ask_for_datasets(names: list[str], changes: Mapping[str, Any]) -> None:
     if names and "datasets" not in changes:
         raise ConfigError(
             f"The run does not keep its datasets ({', '.join(names)}), because they hold many rows in memory, or a "
-            "secret in an address, or cannot be pickled. Give them again: restore(path, datasets={...})."
+            "secret in an address, or are Ray's, or cannot be pickled. Give them again: restore(path, datasets={...})."
         )
 
 
@@ -809,15 +907,21 @@ def _checked_datasets(datasets: Any) -> dict[str, Dataset | Callable[[], Dataset
     return dict(datasets)
 
 
+def _is_of_ray(dataset: Any) -> bool:
+    """True for a ``ray.data.Dataset``, without importing Ray."""
+    return type(dataset).__module__.partition(".")[0] == "ray" and hasattr(dataset, "streaming_split")
+
+
 def _refuse_what_is_no_dataset(name: str, value: Any) -> None:
     kind = type(value)
     origin = f"{kind.__module__}.{kind.__qualname__}"
     accepted = "a powertrain.data.Dataset, or a function without arguments that returns one"
+    if _is_of_ray(value):
+        return
     if kind.__module__.partition(".")[0] == "ray":
         raise ConfigError(
-            f"datasets[{name!r}] is a {origin}: Ray's own datasets come with the Ray engine, which this version does "
-            f"not have. Give {accepted}: write, for example, powertrain.data.read_parquet(path) in place of "
-            "ray.data.read_parquet(path)."
+            f"datasets[{name!r}] is a {origin}, which is of Ray but not a ray.data.Dataset. Give the dataset that it "
+            f"was made from, or {accepted}: for example powertrain.data.read_parquet(path)."
         )
     if callable(value):
         return
@@ -829,6 +933,39 @@ def _refuse_what_is_no_dataset(name: str, value: Any) -> None:
             "for files, and from_torch, from_huggingface, from_pandas, from_numpy, from_arrow and from_items for what "
             "is in memory."
         )
+
+
+def _refuse_unreachable_data(datasets: Mapping[str, Any], config: DataConfig, engine: str) -> None:
+    """Raise :class:`ConfigError` for datasets of Ray's that workers of this engine cannot be given."""
+    of_ray = [name for name, value in datasets.items() if _is_of_ray(value)]
+    if not of_ray or engine == "ray":
+        return
+    if engine == "torchrun":
+        raise ConfigError(
+            f"The dataset {', '.join(map(repr, of_ray))} is Ray's, and under torchrun every process would compute one "
+            "of its own. Write it to files once, with its write_parquet(path), and give "
+            "powertrain.data.read_parquet(path)."
+        )
+    if not config.snapshot:
+        raise ConfigError(
+            f"The dataset {', '.join(map(repr, of_ray))} is Ray's, and the workers of engine={engine!r} are not on a "
+            "Ray cluster that could stream it to them. Use ScalingConfig(engine='ray'), or "
+            "DataConfig(snapshot=True), which writes it once into the run's storage and works on any engine, or "
+            "powertrain.data.read_parquet(path) in place of ray.data.read_parquet(path)."
+        )
+
+
+def _about_stream(name: str, is_split: bool) -> str:
+    rows = (
+        "every rank gets the same number of rows, so an epoch may leave out up to one row fewer than there are ranks"
+        if is_split
+        else "every rank gets all rows, in an order of its own"
+    )
+    return (
+        f"The Ray dataset {name!r} is streamed from Ray: {rows}, and a restart begins its epoch again. "
+        "DataConfig(snapshot=True) writes it once into the run's storage instead: then every row comes exactly once "
+        "per epoch, and a restart goes on at the row where it was."
+    )
 
 
 def _refuse_unknown_split(config: DataConfig, datasets: Mapping[str, Any]) -> None:
@@ -876,11 +1013,11 @@ def _about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, 
     """What to say of data that are not those of the checkpoint; raises :class:`DataChangedError` to refuse them."""
     from powertrain.data.position import Position
     from powertrain.data.shard import changed_message
-    from powertrain.worker.shards import positions_in
+    from powertrain.worker.shards import is_of_stream, positions_in
 
     remarks = []
     for name, state in positions_in(checkpoint.extras).items():
-        if name not in datasets:
+        if name not in datasets or is_of_stream(state):
             continue
         now, saved = datasets[name], Position.from_dict(state, name)
         if saved.fingerprint == now.fingerprint:

@@ -288,6 +288,63 @@ class Validated(Message, frozen=True, tag="validated"):
     seconds: float = 0.0
 
 
+# --------------------------------------------------------------------------- what a node's agent says
+
+
+class NodeReady(Message, frozen=True, tag="node_ready"):
+    """An agent is there, and what it found on its node."""
+
+    pid: int
+    host: str
+    address: str
+    version: str
+    #: Why nothing can be started there; "" where all is well.
+    problem: str = ""
+
+
+class NodeBeat(Message, frozen=True, tag="node_beat"):
+    """The agent lives."""
+
+
+class ProcessStarted(Message, frozen=True, tag="process_started"):
+    id: str
+    pid: int
+
+
+class ProcessOutput(Message, frozen=True, tag="process_output"):
+    """What a process has written, in order."""
+
+    id: str
+    data: bytes
+
+
+class ProcessEnded(Message, frozen=True, tag="process_ended"):
+    """A process and all that it had started are gone; its output has been sent."""
+
+    id: str
+    pid: int
+    code: int
+    out_of_memory: bool = False
+    #: Why it could not be started, where it never ran.
+    error: str = ""
+    #: True when the agent's own server was killed, and the process with it.
+    lost: bool = False
+    #: Of a rank that was not on the controller's machine: the newest row whose report had returned, and the reports
+    #: with shares that still lie staged on its node.
+    row: int = 0
+    sealed: list[Point] = []
+
+
+class ProcessSeen(Message, frozen=True, tag="process_seen"):
+    """The answer to :class:`LookAt`."""
+
+    ask: int
+    pid: int
+    state: str
+    processes: list[ProcessStack] = []
+    debugged: bool = False
+
+
 FromWorker = Union[
     Hello,
     Point,
@@ -305,11 +362,17 @@ FromWorker = Union[
     StagingFull,
     AskCheckpoints,
     Validated,
+    NodeReady,
+    NodeBeat,
+    ProcessStarted,
+    ProcessOutput,
+    ProcessEnded,
+    ProcessSeen,
 ]
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch of messages of one rank, with where that rank stands."""
+    """A batch of messages of one rank, with where that rank stands; of a node's agent, where ``rank`` is -1."""
 
     rank: int
     attempt: int
@@ -450,6 +513,46 @@ class Reported(Message, frozen=True, tag="reported"):
     checkpoints: list[ReportedCheckpoint]
 
 
+# --------------------------------------------------------------------------- what a node's agent is told
+
+
+class StartProcess(Message, frozen=True, tag="start_process"):
+    """Start a process: see ``engine.base.ProcessSpec``."""
+
+    id: str
+    entry: str
+    payload: bytes
+    env: dict[str, str | None]
+    cwd: str = ""
+    title: str = ""
+    shielded: bool = False
+    stacks: str = ""
+    #: For a rank: where it marks its row, and where its attempt's shares are staged, to be looked at when it is gone.
+    mark: str = ""
+    staging: str = ""
+    attempt: int = 0
+    rank: int = -1
+
+
+class SignalProcess(Message, frozen=True, tag="signal_process"):
+    """SIGKILL reaches all that the process has started."""
+
+    id: str
+    number: int
+
+
+class LookAt(Message, frozen=True, tag="look_at"):
+    """Say what can be seen of a process from outside; with ``stacks`` also what it is doing."""
+
+    ask: int
+    id: str
+    stacks: bool = False
+
+
+class EndNode(Message, frozen=True, tag="end_node"):
+    """End everything on the node, and the agent."""
+
+
 FromController = Union[
     Ack,
     Execute,
@@ -465,6 +568,10 @@ FromController = Union[
     Unstaged,
     Settled,
     Reported,
+    StartProcess,
+    SignalProcess,
+    LookAt,
+    EndNode,
 ]
 
 
@@ -515,7 +622,8 @@ class Received(msgspec.Struct, frozen=True):
 class _Peer:
     """What the hub knows of one worker. The hub's thread only, but for ``acknowledged``."""
 
-    def __init__(self) -> None:
+    def __init__(self, deliver: Callable[[Received], None]) -> None:
+        self.deliver = deliver
         #: Where its connection is; None before it came.
         self.route: bytes | None = None
         #: The last batch that was delivered, and the last that was dealt with.
@@ -539,8 +647,9 @@ class Hub:
         rejected: Callable[[str], None] = lambda _: None,
         *,
         directory: str = "",
+        port: int = 0,
     ) -> None:
-        """Listen on ``address``: "ipc" for a Unix socket in ``directory``, else an IP address (any free port)."""
+        """Listen on ``address``: "ipc" for a Unix socket in ``directory``, else an IP address (0: any free port)."""
         self.keys = KeyPair.new()
         self._deliver, self._rejected = deliver, rejected
         self._context = zmq.Context()
@@ -551,7 +660,7 @@ class Hub:
         self._socket = self._listening_socket()
         self._path = ""
         try:
-            self.endpoint = self._bind(address, directory)
+            self.endpoint = self._bind(address, directory, port)
         except BaseException:
             self._close_sockets()  # a context with open sockets would block whoever collects it
             raise
@@ -565,11 +674,17 @@ class Hub:
         """ZAP's question: may this key in? (The name is the authenticator's.)"""
         return key in self._peers
 
-    def admit(self, public: bytes = b"") -> Door:
-        """A door for one more worker: with keys made here, or for whoever holds the secret half of ``public``."""
+    def admit(self, public: bytes = b"", deliver: Callable[[Received], None] | None = None) -> Door:
+        """A door for one more worker: with keys made here, or for whoever holds the secret half of ``public``.
+
+        What comes through it is given to ``deliver``, by default to the hub's own."""
         keys = KeyPair(public, b"") if public else KeyPair.new()
-        self._peers.setdefault(keys.public, _Peer())
+        self._peers.setdefault(keys.public, _Peer(deliver or self._deliver))
         return Door(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
+
+    def expel(self, public: bytes) -> None:
+        """Nothing that comes with this key counts any more, and nothing is sent to who has it. Any thread."""
+        self._peers.pop(public, None)
 
     def acknowledge(self, received: Received) -> None:
         """The batch has been dealt with: its sender may forget it. Any thread."""
@@ -613,11 +728,9 @@ class Hub:
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         return socket
 
-    def _bind(self, address: str, directory: str) -> str:
+    def _bind(self, address: str, directory: str, port: int) -> str:
         if address != "ipc":
-            host = f"[{address}]" if ":" in address else address
-            port = self._socket.bind_to_random_port(f"tcp://{host}")
-            return f"tcp://{host}:{port}"
+            return self._bind_tcp(f"[{address}]" if ":" in address else address, port)
         path = os.path.join(directory, "wire")
         if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
             raise WireError(
@@ -628,6 +741,20 @@ class Hub:
         os.chmod(path, 0o600)
         self._path = path
         return f"ipc://{path}"
+
+    def _bind_tcp(self, host: str, port: int) -> str:
+        self._socket.setsockopt(zmq.IPV6, int(host.startswith("[")))
+        if not port:
+            port = self._socket.bind_to_random_port(f"tcp://{host}")
+            return f"tcp://{host}:{port}"
+        try:
+            self._socket.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            raise WireError(
+                f"The run cannot listen on {host}:{port} for its workers: {error}. Another run or program may have the "
+                "port: choose another in RunConfig(port=...), or leave it out to take any that is free."
+            ) from error
+        return f"tcp://{host}:{port}"
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -669,7 +796,7 @@ class Hub:
         self._catch_up(peer, route, envelope.heard)
         if envelope.seq == peer.seen + 1:
             peer.seen = envelope.seq
-            self._deliver(Received(sender, envelope))
+            peer.deliver(Received(sender, envelope))
         else:
             # Seen already: the acknowledgement was lost. Too early: it comes again, after those lost before it.
             self._outbox.append((sender, Ack(seq=peer.acknowledged)))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,9 @@ from tests.data.small_source import numbered
 import powertrain
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.data.prepared import Prepared
+from powertrain.data.shard import DataShard
+from powertrain.data.streamed import StreamedShard
+from powertrain.engine.ray_feed import Feed
 from powertrain.errors import ConfigError, OutsideWorkerError
 from powertrain.storage import safety
 from powertrain.worker import context, saving
@@ -282,3 +286,56 @@ def test_a_quarter_of_the_disk_counts_what_the_cache_holds_already(
     assert disk_budget(str(tmp_path), 0) == 0
     assert disk_budget(str(tmp_path), 7) == 7
     assert disk_budget(str(tmp_path / "absent"), -1) == 250
+
+
+# --------------------------------------------------------------------------- datasets of Ray's, which are streamed
+
+
+class Numbers:
+    """What a ``ray.data.DataIterator`` is to a feed."""
+
+    def iter_batches(self, **options: Any) -> Iterator[pa.Table]:
+        yield pa.table({"id": list(range(ROWS))})
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Iterator[str]:
+    path = str(tmp_path / "feed.sock")
+    serving = Feed(Numbers(), path)
+    yield path
+    serving.close()
+
+
+def test_a_dataset_with_a_feed_is_streamed_and_the_others_are_read(ranks: Any, feed: str) -> None:
+    rank = ranks("eval", data_feeds={"train": feed}, world_size=2)
+    assert isinstance(rank.data.shard("train"), StreamedShard)
+    assert isinstance(rank.data.shard("eval"), DataShard)
+    assert rank.read(2) == list(range(8)), "four rows of eight are this rank's"
+    with pytest.raises(ConfigError, match=r"no dataset 'test'.*'eval', 'train'"):
+        rank.data.shard("test")
+
+
+def test_a_checkpoint_keeps_the_epoch_of_a_stream_which_begins_again(ranks: Any, feed: str) -> None:
+    rank = ranks("eval", data_feeds={"train": feed})
+    assert len(list(rank.data.shard("train").iter_batches(batch_size=8))) == 5
+    rank.read(2)
+    kept = rank.data.positions()
+    assert kept["train"] == {"epoch": 1}
+    again = ranks("eval", data_feeds={"train": feed}, data_positions=kept)
+    again.data.checkpoint_was_asked_for()
+    assert again.data.shard("train").epoch == 1
+    assert again.read(1) == list(range(8))
+
+
+def test_a_stream_whose_checkpoint_was_not_asked_for_is_told(ranks: Any, feed: str) -> None:
+    rank = ranks("eval", data_feeds={"train": feed}, data_positions={"train": {"epoch": 3}})
+    rank.read(1)
+    assert "train: epoch 3" in rank.said[0]
+
+
+def test_what_was_streamed_and_is_now_read_begins_its_epoch_again(ranks: Any) -> None:
+    rank = ranks(data_positions={"train": {"epoch": 2}})
+    rank.data.checkpoint_was_asked_for()
+    shard = rank.data.shard("train")
+    assert shard.epoch == 2
+    assert len(rank.read(5)) == ROWS

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from powertrain.cli.k8s import k8s
 from powertrain.cli.ls import ls
 from powertrain.cli.resize import resize
 from powertrain.cli.show import show
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(ls)
 app.command()(show)
 app.command()(resize)
+app.add_typer(k8s, name="k8s")
 
 
 def _print_version(asked: bool) -> None:

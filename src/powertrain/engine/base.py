@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Union
 
-from powertrain.wire import ProcessStack
+from powertrain.wire import Hub, Point, ProcessStack
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class SlotShape:
     explicit: bool = False
     #: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD; means nothing on one machine.
     placement: str = "PACK"
+    #: True when the slots of a request are of use only together: all are granted at once, or none.
+    gang: bool = True
+    #: Which nodes a worker may lie on, by their labels: one selector for all workers, or one for each.
+    labels: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,13 @@ class Slot:
     gpus: tuple[str, ...] = ()
     #: Public half of the wire keys that the slot's process made for itself; b"" where the controller makes them.
     key: bytes = b""
+    #: The node as the engine knows it, where one host may be several nodes; "" where a host is one.
+    node: str = ""
+
+    @property
+    def node_id(self) -> str:
+        """The same for slots of one node, and only for those."""
+        return self.node or self.host
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class ProcessSpec:
     payload: bytes
     #: Variables to set before ``entry`` runs; ``None`` removes one.
     env: Mapping[str, str | None]
-    #: Where stdout and stderr are appended to, on the slot's node; "" for nowhere.
+    #: The file of the controller's machine that stdout and stderr are appended to; "" for none.
     log_path: str = ""
     #: The process's working directory, created if absent; "" keeps the launch directory.
     cwd: str = ""
@@ -81,6 +92,15 @@ class ProcessSpec:
     shielded: bool = False
     #: Where the process will write its stacks when asked by signal; "" for nowhere.
     stacks: str = ""
+    #: Which rank of how many, in which attempt of the run; -1 for a process that is no rank.
+    rank: int = -1
+    world_size: int = 0
+    attempt: int = 0
+    #: Of a rank: the file in which it marks its row, and the directory in which its shares are staged.
+    mark: str = ""
+    staging: str = ""
+    #: Of a rank that an engine feeds with data: by dataset the socket at which it will ask for them.
+    feeds: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,6 +136,14 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """The claim will never be met; ``reason`` is a sentence that says why and what to do."""
+
+    claim: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Started:
     """The process asked for with ``fork`` exists."""
 
@@ -136,6 +164,10 @@ class Exited:
     error: str = ""
     #: True where only its end was seen, and not how: ``code`` means nothing then.
     unseen: bool = False
+    #: Of a rank whose files the controller cannot look at: the newest row whose report had returned, and the reports
+    #: whose shares lie staged on its node.
+    row: int = 0
+    reports: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,7 +194,7 @@ class Capacity:
     count: int
 
 
-EngineEvent = Union[Granted, Waiting, Started, Exited, SlotLost, Drain, Capacity]
+EngineEvent = Union[Granted, Waiting, Refused, Started, Exited, SlotLost, Drain, Capacity]
 EventSink = Callable[[EngineEvent], None]
 #: Called with (slot, bytes) for each piece of output, in order per slot.
 OutputSink = Callable[[Slot, bytes], None]
@@ -218,8 +250,11 @@ class Engine(Protocol):
     #: True where a slot that was taken away can be had again elsewhere.
     replaces: bool
 
+    def connect(self, hub: Hub) -> None:
+        """The controller's wire, over which an engine may talk to its nodes. Called once, before ``start``."""
+
     def start(self, events: EventSink, output: OutputSink) -> None:
-        """Begin to deliver. Called once, before anything else."""
+        """Begin to deliver. Called once, before anything else but ``connect``."""
 
     def wire_address(self) -> str:
         """Where the controller's wire should listen: "ipc" (this machine only) or an IP address of this node."""
@@ -245,6 +280,9 @@ class Engine(Protocol):
     def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
         """Look at the slot's process without disturbing it; with ``stacks`` also at what it is doing, which may take
         a second or two. Any thread."""
+
+    def is_in_doubt(self, since: float) -> bool:
+        """True while some node has not been heard of ``since`` then (monotonic seconds): it may turn out to be lost."""
 
     def release(self, slots: Sequence[Slot]) -> None:
         """End what runs on these slots and give them back."""

@@ -36,6 +36,7 @@ from powertrain.engine.base import (
 from powertrain.engine.server import apply_env
 from powertrain.errors import ConfigError
 from powertrain.trace.stacks import dump_path
+from powertrain.wire import Hub
 from powertrain.worker.context import in_worker
 from powertrain.worker.main import Rank, WorkerSpec
 
@@ -66,6 +67,9 @@ class InlineEngine:
         self._started = False
         #: What the function raised last, for the caller to chain to.
         self.error: BaseException | None = None
+
+    def connect(self, hub: Hub) -> None:
+        """Its rank is in this process, or talks to the controller itself."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         if in_worker() or not _in_use.acquire(blocking=False):
@@ -108,6 +112,9 @@ class InlineEngine:
     def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
         seen = process.inspection(os.getpid(), "rank 0", dump_path(), stacks)
         return replace(seen, state="running")  # whoever asks is this process itself
+
+    def is_in_doubt(self, since: float) -> bool:
+        return False
 
     def release(self, slots: Sequence[Slot]) -> None:
         """There is nothing to give back."""

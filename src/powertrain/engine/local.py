@@ -14,7 +14,6 @@ import ctypes
 import fcntl
 import itertools
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -43,7 +42,9 @@ from powertrain.engine.base import (
     Started,
     Waiting,
 )
+from powertrain.engine.output import OutputReader
 from powertrain.errors import EngineError
+from powertrain.wire import Hub
 
 _numbers = itertools.count(1)
 #: What the warm server has been told to sweep, by who told it: a new server must know it too.
@@ -126,7 +127,7 @@ class _Child:
 class WarmServer:
     """The driver's end of one warm server."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, preloads_torch: bool = True) -> None:
         """Start it; the server warms up while the caller goes on."""
         from powertrain.engine import server as protocol
 
@@ -138,7 +139,8 @@ class WarmServer:
         self._lock = threading.Lock()
         self._children: dict[str, _Child] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pid = _start_clean(theirs) if self.unsafe else _start_forked(theirs)
+        start = _start_clean if self.unsafe else _start_forked
+        self.pid = start(theirs, preloads_torch)
         theirs.close()
         self.alive = True
         for id, paths in _sweeps.items():  # of a server that was killed
@@ -254,7 +256,7 @@ def _import_path() -> list[str]:
     ]
 
 
-def _start_forked(theirs: socket.socket) -> int:
+def _start_forked(theirs: socket.socket, preloads_torch: bool) -> int:
     from powertrain.engine.server import serve
 
     started, driver = time.time(), os.getpid()
@@ -264,7 +266,7 @@ def _start_forked(theirs: socket.socket) -> int:
     pid = os.fork()
     if pid == 0:
         _blank_descriptors(keep={0, 1, 2, theirs.fileno()})
-        serve(theirs, driver, started)
+        serve(theirs, driver, started, preloads_torch)
     return pid
 
 
@@ -283,10 +285,10 @@ def _blank_descriptors(keep: set[int]) -> None:
                 os.dup2(null, number, inheritable=False)
 
 
-def _start_clean(theirs: socket.socket) -> int:
+def _start_clean(theirs: socket.socket, preloads_torch: bool) -> int:
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from powertrain.engine.server import serve_clean; "
-        f"serve_clean({theirs.fileno()}, {os.getpid()}, {time.time()!r})"
+        f"serve_clean({theirs.fileno()}, {os.getpid()}, {time.time()!r}, {preloads_torch})"
     )
     server = subprocess.Popen(
         [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
@@ -459,7 +461,10 @@ class LocalEngine:
         self._changed = threading.Condition()
         self._closed = False
         self._events: EventSink = lambda _: None
-        self._output = _OutputReader()
+        self._output = OutputReader()
+
+    def connect(self, hub: Hub) -> None:
+        """Its server is a child of this process, and needs no wire."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events = events
@@ -540,6 +545,9 @@ class LocalEngine:
         title, dump = self._dumps.get(slot.id, ("", ""))
         return process.inspection(self._pids.get(slot.id, 0), title, dump, stacks)
 
+    def is_in_doubt(self, since: float) -> bool:
+        return False
+
     def release(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             with self._changed:
@@ -607,106 +615,3 @@ class LocalEngine:
             self._events(Exited(slot, pid, code, oom))
         else:
             self._events(SlotLost(slot, "the process that workers are forked from was killed"))
-
-
-class _OutputReader:
-    """Reads the output of every worker on one thread: into the log file, then to the terminal."""
-
-    def __init__(self) -> None:
-        self.deliver: OutputSink = lambda _slot, _data: None
-        self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
-        self._sources: dict[str, _Source] = {}
-        self._wake_read, self._wake_write = os.pipe()
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._thread: threading.Thread | None = None
-        self._closing = False
-
-    def add(self, slot: Slot, descriptor: int, log_path: str) -> None:
-        os.set_blocking(descriptor, False)
-        source = _Source(slot, descriptor, _open_log(log_path))
-        with self._lock:
-            self._sources[slot.id] = source
-            self._selector.register(descriptor, selectors.EVENT_READ, source)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="powertrain-output", daemon=True)
-                self._thread.start()
-        os.write(self._wake_write, b"x")
-
-    def drain(self, slot: Slot) -> None:
-        """Wait until all that a dead process wrote has been read (its pipe has ended by then)."""
-        source = self._sources.get(slot.id)
-        if source is not None:
-            source.done.wait(timeout=5.0)
-
-    def close(self) -> None:
-        """Read all that is left and stop. Again is fine."""
-        if self._closing:
-            return
-        thread = self._thread
-        if thread is not None:
-            for source in list(self._sources.values()):
-                source.done.wait(timeout=5.0)
-        self._closing = True
-        if thread is not None:
-            os.write(self._wake_write, b"x")
-            thread.join()
-        for source in list(self._sources.values()):
-            self._finish(source)
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-
-    def _run(self) -> None:
-        while not self._closing:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    os.read(self._wake_read, 4096)
-                else:
-                    self._read(key.data)
-
-    def _read(self, source: _Source) -> None:
-        try:
-            data = os.read(source.descriptor, 1 << 16)
-        except BlockingIOError:
-            return
-        if not data:
-            self._finish(source)
-            return
-        if source.log >= 0:
-            _write_all(source.log, data)
-        self.deliver(source.slot, data)
-
-    def _finish(self, source: _Source) -> None:
-        with self._lock:
-            if self._sources.pop(source.slot.id, None) is None:
-                return
-            self._selector.unregister(source.descriptor)
-        os.close(source.descriptor)
-        if source.log >= 0:
-            os.close(source.log)
-        source.done.set()
-
-
-@dataclass(eq=False)
-class _Source:
-    slot: Slot
-    descriptor: int
-    log: int
-
-    def __post_init__(self) -> None:
-        self.done = threading.Event()
-
-
-def _open_log(path: str) -> int:
-    if not path:
-        return -1
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Append to a log; a full disk costs the log, never the run."""
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(descriptor, data) :]

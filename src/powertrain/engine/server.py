@@ -102,12 +102,12 @@ decode_report = msgspec.msgpack.Decoder(Report).decode
 _decode_command = msgspec.msgpack.Decoder(Command).decode
 
 
-def serve(control: socket.socket, driver: int, started: float) -> NoReturn:
+def serve(control: socket.socket, driver: int, started: float, preloads_torch: bool = True) -> NoReturn:
     """Be the warm server until the driver is gone. Never returns."""
     code = 1
     try:
         _detach()
-        _preload()
+        _preload(preloads_torch)
         _Server(control, driver).loop(time.time() - started)
         code = 0
     except BaseException:
@@ -116,9 +116,9 @@ def serve(control: socket.socket, driver: int, started: float) -> NoReturn:
         os._exit(code)
 
 
-def serve_clean(descriptor: int, driver: int, started: float) -> NoReturn:
+def serve_clean(descriptor: int, driver: int, started: float, preloads_torch: bool = True) -> NoReturn:
     """Entry of a server that was started as a fresh interpreter."""
-    serve(socket.socket(fileno=descriptor), driver, started)
+    serve(socket.socket(fileno=descriptor), driver, started, preloads_torch)
 
 
 def _detach() -> None:
@@ -133,10 +133,12 @@ def _detach() -> None:
     _set_name("powertrain-warm")
 
 
-def _preload() -> None:
+def _preload(torch_too: bool) -> None:
     """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
     gc.disable()
     importlib.import_module("powertrain.worker.main")
+    if not torch_too:
+        return
     try:
         torch = importlib.import_module("torch")
     except ModuleNotFoundError:

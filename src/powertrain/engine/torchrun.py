@@ -38,7 +38,7 @@ from powertrain.engine.base import (
 )
 from powertrain.engine.inline import environment
 from powertrain.errors import ConfigError, EngineError
-from powertrain.wire import Door, KeyPair
+from powertrain.wire import Door, Hub, KeyPair
 from powertrain.worker.main import Rank, WorkerSpec
 
 #: A rank that has not called ``fit`` by then never will.
@@ -209,6 +209,9 @@ class TorchrunEngine:
         self._problem: EngineError | None = None
         self.error: BaseException | None = None
 
+    def connect(self, hub: Hub) -> None:
+        """Its rank is in this process, or talks to the controller itself."""
+
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events = events
 
@@ -257,6 +260,9 @@ class TorchrunEngine:
             return Inspection(pid=pid, state="unknown")
         title, dump = self._dumps.get(slot.id, ("", ""))
         return process.inspection(pid, title, dump, stacks)
+
+    def is_in_doubt(self, since: float) -> bool:
+        return False
 
     def release(self, slots: Sequence[Slot]) -> None:
         """torchrun keeps its processes."""

@@ -116,6 +116,8 @@ class Attempt:
         self.group: RemoteWorkers | None = None
         self.rows = RowTable(len(placements), first_row)
         self.failures: list[WorkerFailure] = []
+        #: When the first failure came that reads like an echo of another.
+        self.failing_since = 0.0
         self.losses: list[tuple[int, str]] = []
         self.hold: Hold | None = None
         self.arrivals: dict[int, dict[int, wire.Arrived]] = {}

@@ -38,7 +38,7 @@ class _Uploader:
 
 @dataclass(frozen=True)
 class _Order:
-    host: str
+    node: str
     #: The rank that carries for itself; None where the node's uploader does.
     member: Member | None
     carry: wire.Carry
@@ -80,7 +80,7 @@ class Carriers:
         """Have a share of ``member`` carried by whoever does that on its node."""
         node = self._node_of(member)
         alone = node.slot is None and node.here is None
-        mine = _Order(member.placement.slot.host, member if alone else None, order)
+        mine = _Order(member.placement.slot.node_id, member if alone else None, order)
         self._orders[(order.attempt, order.row, order.rank)] = mine
         if node.here is not None:
             node.here.carry(order)
@@ -93,7 +93,7 @@ class Carriers:
         order = self._orders.pop(key, None)
         if order is None:
             return
-        drop, node = wire.Drop(attempt=attempt, row=row, rank=rank, staged=staged), self._nodes[order.host]
+        drop, node = wire.Drop(attempt=attempt, row=row, rank=rank, staged=staged), self._nodes[order.node]
         if node.here is not None:
             node.here.drop(drop)
         else:
@@ -102,27 +102,27 @@ class Carriers:
     def done(self, key: uploader.ShareKey) -> None:
         """A share has been carried or given up."""
         order = self._orders.pop(key, None)
-        if order is not None and order.host in self._nodes:
-            self._nodes[order.host].deaths = 0
+        if order is not None and order.node in self._nodes:
+            self._nodes[order.node].deaths = 0
 
     def uploader_ended(self, slot: base.Slot, give_up: Callable[[wire.Carry], None]) -> bool:
         """False when ``slot`` is no uploader's. Otherwise it is replaced; after too many deaths ``give_up`` is called
         with each share it had."""
-        host = next(
-            (h for h, node in self._nodes.items() if node.slot is not None and node.slot.id == slot.id), None
+        id = next(
+            (n for n, node in self._nodes.items() if node.slot is not None and node.slot.id == slot.id), None
         )
-        if host is None:
+        if id is None:
             return False
-        node = self._nodes.pop(host)
-        orders = [order.carry for order in self._orders.values() if order.host == host]
+        node = self._nodes.pop(id)
+        orders = [order.carry for order in self._orders.values() if order.node == id]
         if node.deaths + 1 >= _TRIES:
-            self._orders = {key: order for key, order in self._orders.items() if order.host != host}
+            self._orders = {key: order for key, order in self._orders.items() if order.node != id}
             for carry in orders:
                 give_up(carry)
         elif orders:
-            self._start(host, node.beside, node.deaths + 1)
+            self._start(id, node.beside, node.deaths + 1)
             for carry in orders:
-                self._hub.send(self._nodes[host].key, carry)
+                self._hub.send(self._nodes[id].key, carry)
         return True
 
     def rank_ended(self, member: Member) -> list[wire.Carry]:
@@ -143,11 +143,11 @@ class Carriers:
 
     def _node_of(self, member: Member) -> _Uploader:
         slot = member.placement.slot
-        if slot.host not in self._nodes:
-            self._start(slot.host, slot, 0)
-        return self._nodes[slot.host]
+        if slot.node_id not in self._nodes:
+            self._start(slot.node_id, slot, 0)
+        return self._nodes[slot.node_id]
 
-    def _start(self, host: str, beside: base.Slot, deaths: int) -> None:
+    def _start(self, id: str, beside: base.Slot, deaths: int) -> None:
         door = self._hub.admit()
         spec = uploader.UploaderSpec(door=door, storage=self._storage, timeout=self._timeout)
         slot = self._engine.attend(
@@ -161,8 +161,8 @@ class Carriers:
                 shielded=True,
             ),
         )
-        node = self._nodes[host] = _Uploader(beside, slot, deaths=deaths)
+        node = self._nodes[id] = _Uploader(beside, slot, deaths=deaths)
         if slot is not None:
             node.key = door.keys.public
-        elif host == socket.gethostname():
+        elif beside.host == socket.gethostname():
             node.here = uploader.Carrier(lambda: pickle.loads(self._storage), self._tell, self._timeout)

@@ -30,7 +30,7 @@ from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.manifest import Manifest, Validation
 from powertrain.checkpoint.saver import remove_share, sealed_reports
 from powertrain.engine import base
-from powertrain.errors import FencedError, PowertrainError, WorkerFailedError
+from powertrain.errors import FencedError, PowertrainError, ResourceError, WorkerFailedError
 from powertrain.run import attempt as phases
 from powertrain.run import events as ev
 from powertrain.run import (
@@ -287,6 +287,7 @@ class Controller:
                 self._spec, self._engine, self._storage, self._send, self._inbox.put, self.say
             )
             closing.callback(self._hangs.close)
+            self._engine.connect(self._hub)
             self._engine.start(self._inbox.put, self._output)
             self._record(self._run_started())
             self._slots.look()
@@ -301,6 +302,7 @@ class Controller:
                 self._inbox.put,
                 lambda problem: self._inbox.put(wire.Noted(message=problem)),
                 directory=self._spec.runtime_dir,
+                port=self._spec.port,
             )
         except BaseException:
             self._engine.close()
@@ -427,6 +429,13 @@ class Controller:
 
     def _slots_overdue(self, _: str) -> None:
         self._slots.overdue()
+
+    def _slots_refused(self, event: base.Refused) -> None:
+        if self._slots.refused(event):
+            raise ResourceError(event.reason)
+
+    def _queued_too_long(self, _: str) -> None:
+        raise ResourceError(self._slots.waited_long_enough())
 
     # ------------------------------------------------------------------ start of an attempt
 
@@ -942,25 +951,30 @@ class Controller:
 
     # ------------------------------------------------------------------ what a dead rank had reported
 
-    def _rank_is_gone(self, member: Member) -> None:
+    def _rank_is_gone(self, member: Member, event: base.Exited | None = None) -> None:
         """Nothing more comes from a rank: what it had reported counts, what it had to carry itself is lost."""
-        self._recover_reports(member)
+        self._recover_reports(member, event)
         self._checkpoints.rank_ended(member.attempt.number, member.rank)
         self._checkpoints.will_never_come(
             self._carriers.rank_ended(member),
             f"rank {member.rank} ended while it carried its share to the storage",
         )
 
-    def _recover_reports(self, member: Member) -> None:
-        """Take into account the reports of a rank that had returned and whose messages did not arrive."""
+    def _recover_reports(self, member: Member, event: base.Exited | None) -> None:
+        """Take into account the reports of a rank that had returned and whose messages did not arrive.
+
+        They lie on the rank's node: on another machine than this the engine has looked, where there was one to ask."""
         attempt, rank = member.attempt, member.rank
         last = attempt.rows.last_row(rank)
         sealed = sealed_reports(launch.staging_root(self._spec), attempt.number, rank)
+        if event is not None:
+            sealed |= {point.row: point for point in event.reports}
         found = [point for row, point in sorted(sealed.items()) if row > max(last, attempt.first_row - 1)]
         if found:
             self._points(member, found)
             member.recovered |= {point.row for point in found}
         marked = marked_row(launch.mark_path(self._spec, attempt.number, rank))
+        marked = max(marked, event.row if event is not None else 0)
         attempt.has_trained |= marked > 0
         self._rows_closed(attempt, attempt.rows.reach(rank, marked))
 
@@ -1396,7 +1410,7 @@ class Controller:
         if attempt is None or member is None or member.exited:
             return
         member.exited = True
-        self._rank_is_gone(member)
+        self._rank_is_gone(member, event)
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has ended")
         expected = attempt.phase in (phases.DISMISSED, phases.CLEARING)
@@ -1463,12 +1477,18 @@ class Controller:
             self._exits_changed(attempt)
         elif failure_policy.cause_is_known(attempt.failures):
             self._end_failed(attempt)
-        else:
-            self._deadlines.setdefault("cause", time.monotonic() + _CAUSE_WITHIN)
+        elif "cause" not in self._deadlines:
+            attempt.failing_since = time.monotonic()
+            self._deadlines["cause"] = attempt.failing_since + _CAUSE_WITHIN
 
     def _cause_overdue(self, _: str) -> None:
-        if self._attempt is not None and self._attempt.failures:
-            self._end_failed(self._attempt)
+        attempt = self._attempt
+        if attempt is None or not attempt.failures:
+            return
+        if self._engine.is_in_doubt(attempt.failing_since):  # who is gone is about to be told as lost
+            self._deadlines["cause"] = time.monotonic() + _CAUSE_WITHIN / 2
+        else:
+            self._end_failed(attempt)
 
     def _end_failed(self, attempt: Attempt) -> None:
         """End a failed attempt. A lone rank that has raised is stuck with nobody, and inline its process lives on:
@@ -1533,6 +1553,8 @@ class Controller:
         assert attempt is not None
         regroup = self._steering.regroup
         self._early_deaths = 0 if attempt.has_trained else self._early_deaths + 1
+        if attempt.losses and not failure_policy.cause_is_known(attempt.failures):
+            attempt.failures.clear()  # they only echo what was lost
         if attempt.failures:
             decision = self._after_failure(attempt)
         elif attempt.losses or (regroup is not None and regroup.cause == "notice"):
@@ -1662,6 +1684,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     wire.Noted: Controller._wire_problem,
     base.Granted: Controller._granted,
     base.Waiting: Controller._slots_waited,
+    base.Refused: Controller._slots_refused,
     base.Started: Controller._started,
     base.Exited: Controller._exited,
     base.SlotLost: Controller._slot_lost,
@@ -1692,6 +1715,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     "validation": Controller._validation_overdue,
     "capacity": Controller._capacity_known,
     "slots": Controller._slots_overdue,
+    "queue": Controller._queued_too_long,
     "resize": Controller._resize_due,
     "together": Controller._not_together,
     "watch": Controller._watch_due,

@@ -62,6 +62,6 @@ def _worker(member: Member) -> Worker:
     return Worker(
         member.rank,
         WorkerMetadata(
-            node_id=slot.host, node_ip=slot.address, hostname=slot.host, pid=member.pid, gpu_ids=slot.gpus
+            node_id=slot.node_id, node_ip=slot.address, hostname=slot.host, pid=member.pid, gpu_ids=slot.gpus
         ),
     )

@@ -42,6 +42,12 @@ def process_of(
         title=f"rank {placement.rank}",
         shielded=True,
         stacks=worker.place.stacks,
+        rank=placement.rank,
+        world_size=attempt.world_size,
+        attempt=attempt.number,
+        mark=worker.place.mark,
+        staging=worker.place.staging,
+        feeds=worker.place.data_feeds,
     )
 
 
@@ -87,8 +93,8 @@ def _scratch(spec: RunSpec, rank: int) -> str:
 
 
 def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) -> Place:
-    # The run's runtime directory is on the controller's machine, and nobody would remove one elsewhere.
-    is_here = placement.slot.local or placement.slot.host == start.host
+    # The run's runtime directory is on the controller's machine; elsewhere only an engine that knows nodes makes one.
+    is_here = placement.slot.local or placement.slot.host == start.host or bool(placement.slot.node)
     return Place(
         rank=placement.rank,
         world_size=attempt.world_size,
@@ -121,6 +127,11 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) 
         data_fingerprints=dict(spec.data_fingerprints),
         data_positions={name: dict(state) for name, state in start.data_positions.items()},
         on_data_change=spec.data.on_change,
+        data_feeds={
+            name: os.path.join(spec.runtime_dir, "feeds", f"{attempt.number}-{placement.rank}-{number}")
+            for number, name in enumerate(spec.data_streams)
+        },
+        data_feeds_whole=list(spec.data_streams_whole),
         metadata=dict(spec.metadata),
         resources=dict(spec.resources),
     )

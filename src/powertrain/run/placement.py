@@ -37,7 +37,7 @@ def arrange(slots: Sequence[Slot]) -> list[Placement]:
     """Ranks grouped by node, in the order in which nodes appear; on a node by GPU, then by slot order."""
     nodes: dict[str, list[Slot]] = {}
     for slot in slots:
-        nodes.setdefault(slot.host, []).append(slot)
+        nodes.setdefault(slot.node_id, []).append(slot)
     placements: list[Placement] = []
     for node_rank, members in enumerate(nodes.values()):
         members.sort(key=lambda slot: [_number(gpu) for gpu in slot.gpus])

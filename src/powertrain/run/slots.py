@@ -33,13 +33,15 @@ class Slots:
         record: Callable[[ev.Event], None],
         ready: Callable[[], None],
     ) -> None:
-        """``ready`` is called when all that were asked for are there. Its deadlines are "capacity" and "slots"."""
+        """``ready`` is called when all that were asked for are there. Deadlines: "capacity", "slots", "queue"."""
         self._spec, self._engine, self._elastic, self._deadlines = spec, engine, elastic, deadlines
         self._state, self._record, self._ready = state, record, ready
         self._claim: base.Claim | None = None
         self._awaits_capacity = False
         self.wanted = 0
         self.held: list[base.Slot] = []
+        #: What the engine said last of what is missing.
+        self.reason = ""
 
     # -- asking
 
@@ -74,10 +76,13 @@ class Slots:
         raise problem or ResourceError("no number of workers was allowed")
 
     def again(self) -> None:
-        """Use those that are held again, or others where some are gone."""
+        """Use those that are held again, and others for those that are gone."""
         if len(self.held) == self.wanted:
             self._say_requested(self.wanted)
             self._ready()
+        elif self._engine.replaces and self.held and not self._elastic.is_elastic:
+            self._say_requested(self.wanted)
+            self._ask_for(self.wanted - len(self.held))
         else:
             self.request()
 
@@ -109,11 +114,27 @@ class Slots:
 
     def _ask_for(self, count: int) -> None:
         self._give_up_claim()
+        if self._spec.queue_timeout is not None:
+            self._deadlines["queue"] = time.monotonic() + self._spec.queue_timeout
         self._claim = self._engine.request(count, self._spec.shape)
+
+    def waited_long_enough(self) -> str:
+        """What to say of slots that did not come within the time that was set."""
+        self._give_up_claim()
+        missing = self.reason or f"{len(self.held)} of {self.wanted} workers were placed"
+        return (
+            f"There was no room for the run within {self._spec.queue_timeout:g} s: {missing}. Wait longer with "
+            "ScalingConfig(queue_timeout_s=...), ask for fewer workers or resources, or free what others hold."
+        )
+
+    def refused(self, event: base.Refused) -> bool:
+        """True when the claim of this run will never be met."""
+        return self._claim is not None and event.claim == self._claim.id
 
     def _give_up_claim(self) -> None:
         """What is still to come of an earlier claim is not wanted any more."""
         self._deadlines.pop("slots", None)
+        self._deadlines.pop("queue", None)
         if self._claim is not None:
             self._engine.withdraw(self._claim)
             self._claim = None
@@ -133,10 +154,12 @@ class Slots:
         self.held += event.slots
         if len(self.held) == self.wanted:
             self._deadlines.pop("slots", None)
+            self._deadlines.pop("queue", None)
             self._ready()
 
     def waited(self, event: base.Waiting) -> None:
         state = self._state()
+        self.reason = event.reason
         if state.state == WAITING:
             self._record(
                 ev.SlotsWaited(

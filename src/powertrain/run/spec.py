@@ -47,6 +47,10 @@ class RunSpec:
     checkpoint_tag: str = ""
     #: Seconds after which storage that keeps refusing is given up.
     sync_timeout: float = 1800.0
+    #: Seconds to wait for slots before the run fails; None for as long as it takes.
+    queue_timeout: float | None = None
+    #: The port that the run listens on for processes of other machines; 0 for any that is free.
+    port: int = 0
     #: The run's storage, pickled, as processes on other nodes know it.
     storage: bytes = b""
     #: The pickled filesystem of the storage, where the user gave one.
@@ -68,6 +72,9 @@ class RunSpec:
     #: Where decoded blocks are kept on each node, and what else was asked for.
     data_cache: str = ""
     data: DataConfig = field(default_factory=DataConfig)
+    #: Datasets that the engine feeds to the ranks, and those of them that every rank gets whole.
+    data_streams: Sequence[str] = ()
+    data_streams_whole: Sequence[str] = ()
     #: A checkpoint of another run to begin from, as a path; "" for none.
     begin_from: str = ""
     begin_from_filesystem: bytes = b""

@@ -386,6 +386,9 @@ class ScriptedEngine:
 
     # -- the protocol
 
+    def connect(self, hub: wire.Hub) -> None:
+        """Its workers are functions."""
+
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events, self._output = events, output
 
@@ -450,6 +453,9 @@ class ScriptedEngine:
         return Inspection(
             process.pid, process.state, process.stacks if stacks else (), debugged=process.debugged
         )
+
+    def is_in_doubt(self, since: float) -> bool:
+        return False
 
     def release(self, slots: Sequence[Slot]) -> None:
         for slot in slots:

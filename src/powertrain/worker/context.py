@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
     from powertrain.checkpoint.saver import CheckpointDirectory, Staging
     from powertrain.data.shard import DataShard
+    from powertrain.data.streamed import StreamedShard
     from powertrain.storage import Storage
     from powertrain.worker.batch_plan import BatchPlan
     from powertrain.worker.service import Service
@@ -90,6 +91,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     #: By dataset the state that ``checkpoint`` keeps, if that is of this run; and what happens if data have changed.
     data_positions: dict[str, dict[str, Any]] = {}
     on_data_change: str = "refuse"
+    #: By dataset of Ray's that is streamed, the socket where this rank gets its rows; and those that are not split.
+    data_feeds: dict[str, str] = {}
+    data_feeds_whole: list[str] = []
     metadata: dict[str, Any] = {}
     resources: dict[str, float] = {}
 
@@ -480,7 +484,9 @@ def get_checkpoint() -> Checkpoint | None:
     return session.checkpoint_at(place.checkpoint, place.checkpoint_filesystem) if place.checkpoint else None
 
 
-def get_dataset_shard(dataset_name: str = "train", state_dict: Mapping[str, Any] | None = None) -> DataShard:
+def get_dataset_shard(
+    dataset_name: str = "train", state_dict: Mapping[str, Any] | None = None
+) -> DataShard | StreamedShard:
     """This rank's part of a dataset that the trainer was given, to be iterated once per epoch.
 
     After a restart it gives what the next iteration would have given, once the loop has asked for its checkpoint.

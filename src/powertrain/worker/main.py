@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.main:run"
+#: Where the files of the launch directory are on a machine that does not have that directory.
+LAUNCH_DIR_VARIABLE = "POWERTRAIN_LAUNCH_DIR"
 #: Put among the commands when the side thread is gone and no command will ever come.
 _BROKEN = wire.Dismissed(summary={"broken": True})
 
@@ -57,6 +59,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 def run(payload: bytes) -> int:
     """Live one rank's life in this process; returns the exit code."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
+    if brought := os.environ.get(LAUNCH_DIR_VARIABLE):
+        place = msgspec.structs.replace(spec.place, launch_dir=brought)
+        spec = msgspec.structs.replace(spec, place=place)
     boundaries.role = f"rank-{spec.place.rank}"
     return Rank(spec).live()
 

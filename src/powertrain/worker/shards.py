@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.data.prepared import Prepared
     from powertrain.data.shard import DataShard
+    from powertrain.data.streamed import StreamedShard
     from powertrain.worker.context import Session
 
 #: Under this name the extras of a checkpoint keep where each dataset stood.
@@ -71,6 +72,15 @@ def in_words(states: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join(f"{name}: {position}" for name, position in readable(states).items())
 
 
+def is_of_stream(state: Mapping[str, Any]) -> bool:
+    """True where a state is that of data that were streamed: it knows the epoch and no place in it."""
+    return set(state) == {"epoch"}
+
+
+def _shown(name: str, state: Mapping[str, Any]) -> str:
+    return f"{name}: epoch {state['epoch']}" if is_of_stream(state) else in_words({name: state})
+
+
 class StepWeights:
     """Which datasets gave a batch since the last optimizer step, and what it counted for. Pure but for its memory."""
 
@@ -105,7 +115,7 @@ class Shards:
         """``datasets`` is the pickled dict of the run's :class:`~powertrain.data.prepared.Prepared`, if any."""
         self._session = session
         self._load: Callable[[], Mapping[str, Prepared]] = lambda: pickle.loads(datasets) if datasets else {}
-        self._shards: dict[str, DataShard] = {}
+        self._shards: dict[str, DataShard | StreamedShard] = {}
         #: How to ask those that stand outside the run's datasets where they are.
         self._adopted: dict[str, Callable[[], State]] = {}
         #: Those of them that are gone, and whose place the next one under their name takes.
@@ -122,7 +132,7 @@ class Shards:
 
     # -- what the training function gets
 
-    def shard(self, name: str, state_dict: Mapping[str, Any] | None = None) -> DataShard:
+    def shard(self, name: str, state_dict: Mapping[str, Any] | None = None) -> DataShard | StreamedShard:
         """This rank's part of a dataset, the same object each time; at the place of ``state_dict`` where one is given.
 
         Raises :class:`ConfigError` for a name that the trainer was not given.
@@ -141,7 +151,7 @@ class Shards:
         ``state`` says where it stands, on any thread. Returns what it asks where to begin, just before it does.
         """
         left = self._left.pop(name, None)
-        if name in self._datasets or (left is None and self._adopted.get(name, state) != state):
+        if self._is_dataset(name) or (left is None and self._adopted.get(name, state) != state):
             raise ConfigError(
                 f"There is something to read data from under the name {name!r} already, and both would be kept in one "
                 "place. Give another: prepare_data_loader(loader, name=...)."
@@ -173,12 +183,17 @@ class Shards:
     def _datasets(self) -> Mapping[str, Prepared]:
         return self._load()
 
-    def _open(self, name: str) -> DataShard:
+    def _is_dataset(self, name: str) -> bool:
+        return name in self._session.place.data_feeds or name in self._datasets
+
+    def _open(self, name: str) -> DataShard | StreamedShard:
+        place = self._session.place
+        if name in place.data_feeds:
+            return self._open_stream(name)
         if name not in self._datasets:
-            raise ConfigError(_no_such_dataset(name, list(self._datasets)))
+            raise ConfigError(_no_such_dataset(name, [*self._datasets, *place.data_feeds]))
         from powertrain.data.shard import DataShard
 
-        place = self._session.place
         blocks = os.path.join(place.data_cache, "blocks")
         return DataShard(
             self._datasets[name],
@@ -188,12 +203,30 @@ class Shards:
             cache_directory=blocks,
             disk_bytes=disk_budget(blocks, place.data_cache_bytes),
             memory_bytes=place.data_memory_bytes,
-            resume=lambda: self._saved(name),
+            resume=lambda: self._saved_position(name),
             began=lambda weight: self._began(name, weight),
             on_change=place.on_data_change,
-            device=f"cuda:{self._session.device}" if self._session.device >= 0 else "cpu",
+            device=self._device,
             warn=self._say,
         )
+
+    def _open_stream(self, name: str) -> StreamedShard:
+        from powertrain.data.streamed import StreamedShard
+
+        place = self._session.place
+        return StreamedShard(
+            name,
+            place.data_feeds[name],
+            is_split=name not in place.data_feeds_whole,
+            world_size=place.world_size,
+            resume=lambda: self._saved(name),
+            began=lambda weight: self._began(name, weight),
+            device=self._device,
+        )
+
+    @property
+    def _device(self) -> str:
+        return f"cuda:{self._session.device}" if self._session.device >= 0 else "cpu"
 
     # -- after a restart
 
@@ -209,6 +242,15 @@ class Shards:
         self._resumed.add(name)
         return dict(saved)
 
+    def _saved_position(self, name: str) -> State | None:
+        """As :meth:`_saved`. Of data that were streamed then only the epoch is known, which begins again."""
+        from powertrain.data.position import Position
+
+        saved = self._saved(name)
+        if saved is None or not is_of_stream(saved):
+            return saved
+        return Position.beginning(self._datasets[name], epoch=saved["epoch"]).as_dict()
+
     def _tell_if_unused(self, name: str) -> None:
         """Say once that data begin anew although the checkpoint knows where they were."""
         saved = self._session.place.data_positions.get(name)
@@ -217,7 +259,7 @@ class Shards:
         self._told = True
         if self._session.place.rank == 0:
             self._say(
-                f"The checkpoint that this attempt starts from has a position of the data ({in_words({name: saved})}), "
+                f"The checkpoint that this attempt starts from has a position of the data ({_shown(name, saved)}), "
                 "but the loop has not asked for its checkpoint, so training data starts at epoch 0. Call "
                 "get_checkpoint() or load_state() before you read data."
             )
@@ -251,7 +293,7 @@ class Shards:
     def positions(self) -> dict[str, State]:
         """Where each dataset stands; for those not touched yet, where it stood in the checkpoint that counts."""
         saved = self._session.place.data_positions if self._asked_for_checkpoint else {}
-        live = {name: shard.state_dict() for name, shard in self._shards.items()}
+        live = {name: shard.kept() for name, shard in self._shards.items()}
         return {**saved, **live, **{name: state() for name, state in self._adopted.items()}}
 
     def capture(self, checkpoint: Checkpoint) -> None:

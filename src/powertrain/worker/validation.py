@@ -18,6 +18,7 @@ from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import ReportError
 from powertrain.storage import boundaries
 from powertrain.worker import failure
+from powertrain.worker.main import LAUNCH_DIR_VARIABLE
 from powertrain.worker.values import normalise, resolve
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
@@ -88,8 +89,9 @@ def _metrics_of(returned: Any) -> dict[str, Any]:
 def _prepare(spec: ValidationSpec) -> None:
     """The launch directory on the path, sources for tracebacks, as many threads as were asked for."""
     failure.remember_sources(spec.sources)
-    if spec.launch_dir and spec.launch_dir not in sys.path:
-        sys.path.insert(0, spec.launch_dir)
+    launch_dir = os.environ.get(LAUNCH_DIR_VARIABLE) or spec.launch_dir
+    if launch_dir and launch_dir not in sys.path:
+        sys.path.insert(0, launch_dir)
     torch = sys.modules.get("torch")
     if torch is not None:  # loaded before this process was forked, so it has not read the variable
         with contextlib.suppress(ValueError):

@@ -1,0 +1,360 @@
+"""What a run has on a node that is not its driver's: one agent, which starts processes there and tells how they fare.
+
+The agent talks to the driver over the run's own wire, so a network that is cut for a while loses nothing. It starts one
+warm server, which all processes are forked from, and beats once a second. When the driver has been silent for so long
+that it must have given the node up, the agent ends everything: nobody works on for a run that goes on elsewhere.
+
+Whatever ends the agent's process ends the rest: the server hangs on the agent, and what it forked on the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import pickle
+import secrets
+import shutil
+import signal
+import socket
+import threading
+import time
+import zipfile
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from powertrain import wire
+from powertrain.checkpoint.saver import sealed_reports
+from powertrain.engine import process
+from powertrain.engine.base import ProcessSpec, Slot
+from powertrain.engine.local import WarmServer
+from powertrain.engine.output import OutputReader
+from powertrain.errors import EngineError, PowertrainError
+from powertrain.storage import Storage
+from powertrain.version import __version__
+from powertrain.worker.main import LAUNCH_DIR_VARIABLE
+from powertrain.worker.mark import marked_row
+
+#: Seconds of silence after which an agent takes its driver for gone. The driver gives a silent node up earlier.
+FENCED_AFTER = 20.0
+_BEAT_EVERY = 1.0
+#: Messages in one batch, and bytes of output that may wait to be sent: beyond it whoever prints waits.
+_BATCH, _OUTPUT_LIMIT = 256, 16 * 2**20
+#: Seconds for the processes to be gone and the last words to be heard.
+_END_WITHIN = 8.0
+#: Where a node finds the files of the launch directory that came with the run, below its runtime directory.
+_LAUNCH = "launch"
+#: The file by which nodes know the driver's own runtime directory.
+_TOKEN = "driver"
+#: Seconds for which a node tries to reach the storage.
+_PROOF_WITHIN = 20.0
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an agent is told at its start. Travels in the arguments of an actor only: it holds keys."""
+
+    door: wire.Door
+    version: str
+    #: What the driver has written into its runtime directory: who finds it there shares the driver's file system.
+    token: str
+    #: The run's directory for sockets and scratch, and others to make: all the same on every node.
+    runtime_dir: str
+    directories: list[str] = []
+    #: The address under which other nodes reach this one.
+    address: str = ""
+    #: The run's storage, pickled, and its name for people; b"" where nothing is to be proved.
+    storage: bytes = b""
+    storage_name: str = ""
+    #: What the driver has put into the storage as ``probe/{proof}``, and the name for the answer beside it.
+    proof: str = ""
+    answer: str = ""
+    #: False for processes that need no torch.
+    preloads_torch: bool = True
+
+
+class NodeAgent:
+    """Lives in a process of its own on its node. ``run`` returns when all is over."""
+
+    def __init__(self, spec: NodeSpec, parcels: Callable[[], Mapping[str, bytes]] = dict) -> None:
+        """``parcels`` fetches archives of directories, by where they are to be unpacked; "" is the launch directory.
+        It is not called where the driver's own directories are there."""
+        self._spec = spec
+        self._is_drivers_machine = read_token(spec.runtime_dir) == spec.token
+        self._owned: list[Path] = []
+        self._locks: list[int] = []
+        self._launch_dir = ""
+        self._processes: dict[str, wire.StartProcess] = {}
+        self._pids: dict[str, int] = {}
+        self._outbox: deque[wire.FromWorker] = deque()
+        self._room = threading.Condition()
+        self._waiting_output = 0
+        self._server: WarmServer | None = None
+        self._is_going = self._is_over = False
+        self._output = OutputReader()
+        self._output.deliver = self._printed
+        self._link = wire.Link(spec.door, -1, 0)
+        problem = self._make_ready(parcels)
+        self._say(
+            wire.NodeReady(
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                address=spec.address,
+                version=__version__,
+                problem=problem,
+            )
+        )
+
+    # -- the agent's thread
+
+    def run(self) -> None:
+        """Do what the driver says, until it says to end or is gone."""
+        last_beat = 0.0
+        self._is_going = True  # unless it is told to end, what ends with it is lost
+        try:
+            while True:
+                commands, _ = self._link.poll(0.0 if self._outbox and self._link.room else _BEAT_EVERY / 4)
+                for command in commands:
+                    if isinstance(command, wire.EndNode):
+                        self._is_going = False
+                        return
+                    self._do(command)
+                if self._link.silence > FENCED_AFTER:
+                    return
+                now = time.monotonic()
+                if now - last_beat >= _BEAT_EVERY and self._link.room > 0:
+                    last_beat = now
+                    self._outbox.append(wire.NodeBeat())
+                self._send()
+        finally:
+            self._is_over = True
+            self._end()
+
+    def _send(self) -> None:
+        while self._outbox and self._link.room > 0:
+            batch = [self._outbox.popleft() for _ in range(min(_BATCH, len(self._outbox)))]
+            self._link.send(batch, 0, 0)
+            printed = sum(len(m.data) for m in batch if isinstance(m, wire.ProcessOutput))
+            if printed:
+                with self._room:
+                    self._waiting_output -= printed
+                    self._room.notify_all()
+
+    def _say(self, message: wire.FromWorker) -> None:
+        """Any thread."""
+        self._outbox.append(message)
+        self._link.wake()
+
+    def _printed(self, slot: Slot, data: bytes) -> None:
+        """On the reader's thread: when too much waits to be sent, so does whoever prints."""
+        with self._room:
+            self._room.wait_for(lambda: self._waiting_output < _OUTPUT_LIMIT)
+            self._waiting_output += len(data)
+        self._say(wire.ProcessOutput(id=slot.id, data=data))
+
+    # -- commands
+
+    def _do(self, command: wire.FromController) -> None:
+        if isinstance(command, wire.StartProcess):
+            self._start(command)
+        elif isinstance(command, wire.SignalProcess):
+            if command.id in self._processes and self._server is not None:
+                self._server.kill(command.id, command.number)
+        elif isinstance(command, wire.LookAt):
+            # It may take seconds, and beats must not wait for it.
+            threading.Thread(
+                target=self._look_at, args=(command,), name="powertrain-look", daemon=True
+            ).start()
+
+    def _start(self, command: wire.StartProcess) -> None:
+        id = command.id
+        self._processes[id] = command
+        if self._server is None or not self._server.alive:
+            self._server = self._start_server()
+        read, write = os.pipe()
+        self._output.add(_slot(id), read, "")
+        spec = ProcessSpec(
+            entry=command.entry,
+            payload=command.payload,
+            env={**self._own_env(), **command.env},
+            cwd=command.cwd,
+            title=command.title,
+            shielded=command.shielded,
+        )
+        try:
+            self._server.fork(
+                id,
+                spec,
+                write,
+                started=lambda pid: self._started(id, pid),
+                ended=lambda pid, code, oom: self._ended(id, pid, code, oom),
+            )
+        except EngineError:
+            self._ended(id, 0, -signal.SIGKILL, False)
+
+    def _own_env(self) -> dict[str, str | None]:
+        return {LAUNCH_DIR_VARIABLE: self._launch_dir} if self._launch_dir else {}
+
+    def _started(self, id: str, pid: int) -> None:
+        self._pids[id] = pid
+        self._say(wire.ProcessStarted(id=id, pid=pid))
+
+    def _ended(self, id: str, pid: int, code: int, oom: bool) -> None:
+        """On the server's thread: its output first, then what it had reported, then its end."""
+        self._output.drain(_slot(id))
+        command = self._processes.pop(id)
+        self._pids.pop(id, None)
+        row, sealed = 0, []
+        if command.rank >= 0 and not self._is_drivers_machine:
+            row = marked_row(command.mark) if command.mark else 0
+            found = sealed_reports(command.staging, command.attempt, command.rank) if command.staging else {}
+            sealed = [point for _, point in sorted(found.items())]
+        lost = self._server is None or not self._server.alive or (self._is_over and self._is_going)
+        self._say(
+            wire.ProcessEnded(id=id, pid=pid, code=code, out_of_memory=oom, lost=lost, row=row, sealed=sealed)
+        )
+
+    def _look_at(self, command: wire.LookAt) -> None:
+        told = self._processes.get(command.id)
+        title, dump = (told.title, told.stacks) if told is not None else ("", "")
+        seen = process.inspection(self._pids.get(command.id, 0), title, dump, command.stacks)
+        self._say(
+            wire.ProcessSeen(
+                ask=command.ask,
+                pid=seen.pid,
+                state=seen.state,
+                processes=list(seen.processes),
+                debugged=seen.debugged,
+            )
+        )
+
+    # -- beginning and end
+
+    def _make_ready(self, parcels: Callable[[], Mapping[str, bytes]]) -> str:
+        """Make the run's directories and prove that the storage is the driver's; returns what is wrong, or ""."""
+        if self._spec.version != __version__:
+            return f"it has Powertrain {__version__}, and the driver {self._spec.version}: install the same everywhere"
+        try:
+            if not self._is_drivers_machine:
+                for path in (self._spec.runtime_dir, *self._spec.directories):
+                    self._own(Path(path))
+                self._unpack(parcels())
+            problem = prove_storage(self._spec)
+            if not problem:
+                self._server = self._start_server()
+            return problem
+        except OSError as error:
+            return f"the run's directories cannot be made there: {error}"
+
+    def _own(self, path: Path) -> None:
+        """Make a directory of the run here. A lock says that it is in use: what nobody holds is swept by other runs."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        self._locks.append(descriptor)
+        self._owned.append(path)
+
+    def _unpack(self, parcels: Mapping[str, bytes]) -> None:
+        for place, archive in parcels.items():
+            target = Path(place) if place else Path(self._spec.runtime_dir, _LAUNCH)
+            target.mkdir(parents=True, exist_ok=True)
+            with zipfile.ZipFile(io.BytesIO(archive)) as content:
+                content.extractall(target)
+            if not place:
+                self._launch_dir = str(target)
+
+    def _start_server(self) -> WarmServer:
+        server = WarmServer(preloads_torch=self._spec.preloads_torch)
+        server.sweep_if_orphaned(self._spec.runtime_dir, [str(path) for path in self._owned])
+        return server
+
+    def _end(self) -> None:
+        """End all processes and tell of it, as far as there is somebody to tell."""
+        with self._room:
+            self._waiting_output = -(2**62)  # nobody who prints waits for us any more
+            self._room.notify_all()
+        for id in list(self._processes):
+            if self._server is not None:
+                self._server.kill(id, signal.SIGKILL)
+        deadline = time.monotonic() + _END_WITHIN
+        while (self._processes or self._outbox or not self._link.settled) and time.monotonic() < deadline:
+            if self._link.silence > FENCED_AFTER and not self._processes:
+                break
+            self._link.poll(0.05)
+            self._send()
+        if self._server is not None:
+            # It has nothing left to end, and may be in the middle of its imports.
+            process.kill_scope(self._server.pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._server.pid, 0)
+        self._link.close()
+        for path in self._owned:
+            shutil.rmtree(path, ignore_errors=True)
+        for descriptor in self._locks:
+            os.close(descriptor)
+
+
+def _slot(id: str) -> Slot:
+    return Slot(id=id, host="", address="")
+
+
+def write_token(runtime_dir: str) -> str:
+    """Mark a run's runtime directory as the driver's own, and return the mark."""
+    token = secrets.token_hex(16)
+    Path(runtime_dir, _TOKEN).write_text(token)
+    return token
+
+
+def read_token(runtime_dir: str) -> str:
+    """The mark of a runtime directory; "" where it is not there."""
+    try:
+        return Path(runtime_dir, _TOKEN).read_text()
+    except OSError:
+        return ""
+
+
+def pack(directory: str) -> bytes:
+    """An archive of what modules of ``directory`` may need: its files, but for hidden ones, environments and caches."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for folder, folders, files in os.walk(directory):
+            folders[:] = sorted(name for name in folders if _is_shipped(os.path.join(folder, name)))
+            for name in sorted(files):
+                path = os.path.join(folder, name)
+                if not name.startswith(".") and os.path.isfile(path):
+                    archive.write(path, os.path.relpath(path, directory))
+    return content.getvalue()
+
+
+def _is_shipped(folder: str) -> bool:
+    name = os.path.basename(folder)
+    return not (
+        name.startswith(".") or name == "__pycache__" or os.path.exists(os.path.join(folder, "pyvenv.cfg"))
+    )
+
+
+def prove_storage(spec: NodeSpec) -> str:
+    """Read what the driver has put into the storage, and answer beside it; returns what is wrong, or ""."""
+    if not spec.storage:
+        return ""
+    try:
+        storage: Storage = pickle.loads(spec.storage).within(_PROOF_WITHIN)
+        found = storage.get(proof_key(spec.proof))
+        storage.put(proof_key(spec.answer), spec.answer.encode())
+    except FileNotFoundError:
+        return f"it does not see what the driver has just written to the storage {spec.storage_name}"
+    except (OSError, PowertrainError) as error:
+        return f"it cannot use the storage {spec.storage_name}: {error}"
+    if found != spec.proof.encode():
+        return (
+            f"what it finds in the storage {spec.storage_name} is not what the driver has just written there"
+        )
+    return ""
+
+
+def proof_key(name: str) -> str:
+    """Where nodes prove to each other that they see the same storage."""
+    return f"probe/{name}"

@@ -1,0 +1,57 @@
+"""The Ray engine keeps the contract, on a real cluster of several raylets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.ray_nodes import RayNodes
+
+from powertrain.engine.base import Engine, Slot, SlotShape
+from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
+from powertrain.testing.engine_contract import ProcessContract, Stage
+
+pytest.importorskip("ray")
+ONE_CUSTOM = SlotShape(cpus=0.0, custom={"custom": 4.0}, explicit=True)
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    directory = make_runtime_directory("contract")
+    yield directory
+    remove_runtime_directory(directory)
+
+
+class TestRayEngine(ProcessContract):
+    @pytest.fixture
+    def engine(self, ray_cluster: RayNodes, runtime: Path) -> Iterator[Engine]:
+        from powertrain.engine.ray import RayEngine, RayOptions
+
+        self.cluster = ray_cluster
+        options = RayOptions(run="contract", runtime_dir=str(runtime), preloads_torch=False)
+        self.other = RayEngine(options)
+        self.other.start(lambda _: None, lambda *_: None)
+        engine = RayEngine(options)
+        yield engine
+        engine.close()
+        self.other.close()
+
+    def impossible_request(self) -> tuple[int, SlotShape]:
+        return 100, SlotShape(placement="STRICT_PACK")
+
+    def request_that_waits(self, stage: Stage) -> Callable[[], None]:
+        slots = stage.slots(1, ONE_CUSTOM)
+        stage.engine.request(1, ONE_CUSTOM)
+        return lambda: stage.engine.release(slots)
+
+    def changing_capacity(self, stage: Stage) -> tuple[SlotShape, Callable[[], None]]:
+        def change() -> None:
+            self.other.request(1, ONE_CUSTOM)
+
+        return ONE_CUSTOM, change
+
+    def lose(self, engine: Engine, slot: Slot) -> None:
+        import ray
+
+        ray.kill(engine._slots[slot.id].actor)  # type: ignore[attr-defined]
