@@ -2,6 +2,7 @@
 
 The benchmark makes itself the reaper of its descendants (Linux), so a process that outlives the program
 becomes a child of the benchmark, whatever it did to its session, title or environment, and is found.
+Only what several programs use on purpose, a cluster, is exempt (:func:`outlasting_programs`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from harness import MeasurementFailed
 
 #: The moment the program was started on time.monotonic()'s clock, which all processes of a machine share.
 STARTED = "BENCHMARK_STARTED"
+#: The file into which a program writes what it left where only the program can look: one thing a line.
+LEFT = "BENCHMARK_LEFT"
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.05
@@ -29,6 +32,8 @@ _POLL_SECONDS = 0.05
 _TORCH_CACHE = "torchinductor_"
 #: Directories of the runtime directory that are made once per user; what lies in them is judged.
 _SHARED_ROOMS = ("powertrain",)
+#: Each finds processes that are no program's own.
+_outlasting: list[Callable[[], set[int]]] = []
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,24 @@ class Ended:
     output: str
     left_processes: tuple[str, ...]
     left_files: tuple[str, ...]
+    #: What the program itself wrote into the file called :data:`LEFT`.
+    left_elsewhere: tuple[str, ...] = ()
 
     @property
     def left_behind(self) -> tuple[str, ...]:
-        """Processes, temporary files, sockets and shared memory that outlived the program."""
-        return self.left_processes + self.left_files
+        """Processes, temporary files, sockets, shared memory and what else outlived the program."""
+        return self.left_processes + self.left_files + self.left_elsewhere
+
+
+@contextmanager
+def outlasting_programs(find: Callable[[], set[int]]) -> Iterator[None]:
+    """While this holds, processes that ``find`` finds are neither awaited nor killed when a program has ended."""
+    adopt_orphans()
+    _outlasting.append(find)
+    try:
+        yield
+    finally:
+        _outlasting.remove(find)
 
 
 def run_to_end(
@@ -61,7 +79,7 @@ def run_to_end(
     ``watch`` is called with the program's pid twice a second. Raises MeasurementFailed on a timeout or an
     exit code other than 0.
     """
-    _adopt_orphans()
+    adopt_orphans()
     environment = _environment(workspace)
     shared_before = _shared_memory()
     log = workspace / "output.log"
@@ -93,16 +111,19 @@ def run_to_end(
         )
     left_files = _files_below(workspace / "tmp") + _files_below(workspace / "run")
     left_files += tuple(f"/dev/shm/{name}" for name in sorted(_shared_memory() - shared_before))
-    return Ended(program.returncode, text, left_processes, left_files)
+    left_elsewhere = tuple(Path(environment[LEFT]).read_text().splitlines())
+    return Ended(program.returncode, text, left_processes, left_files, left_elsewhere)
 
 
 def _environment(workspace: Path) -> dict[str, str]:
     """This process's environment with every place for temporary things inside the workspace."""
     for name in ("tmp", "run"):
         (workspace / name).mkdir(mode=0o700)
+    (workspace / "left").touch()
     own: Mapping[str, str] = {
         "TMPDIR": str(workspace / "tmp"),
         "XDG_RUNTIME_DIR": str(workspace / "run"),
+        LEFT: str(workspace / "left"),
         # Without a network the question whether statistics may be sent only costs Ray time.
         "RAY_USAGE_STATS_ENABLED": "0",
     }
@@ -126,7 +147,7 @@ def _wait(program: subprocess.Popen[bytes], timeout: float, watch: Callable[[int
                 watch(program.pid)
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """Makes this process the parent of every descendant whose own parent ends."""
     if sys.platform != "linux":
         raise MeasurementFailed(
@@ -152,14 +173,16 @@ def _end_descendants(grace: float) -> tuple[str, ...]:
 
 
 def _living_descendants() -> list[psutil.Process]:
-    """All descendants that have not ended; those that have are reaped if they are ours to reap."""
+    """All descendants that have not ended and are to end; those that have are reaped if they are ours to reap."""
+    descendants = psutil.Process().children(recursive=True)
+    outlasting = {pid for find in _outlasting for pid in find()}  # found later: it knows all of the above
     living = []
-    for process in psutil.Process().children(recursive=True):
+    for process in descendants:
         with suppress(psutil.Error):
             if process.status() == psutil.STATUS_ZOMBIE:
                 with suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)
-            else:
+            elif process.pid not in outlasting:
                 living.append(process)
     return living
 

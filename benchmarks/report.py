@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -39,6 +40,7 @@ from harness import (
 )
 
 SCRIPTS = Path(__file__).resolve().parent / "report_scripts"
+OUR_SCRIPT, RAY_SCRIPT = "with_powertrain.py", "with_ray_train.py"
 REPETITIONS, QUICK_REPETITIONS = 3, 1
 TIMEOUT_SECONDS = 180.0
 RANKS = 2
@@ -130,30 +132,32 @@ class MemoryWatch:
 
 
 def run_script(
-    script: str, count: int, gap: float, watch: MemoryWatch | None
+    script: str, count: int, gap: float, *, watch: MemoryWatch | None = None, through: Sequence[str] = ()
 ) -> tuple[Reporting, dict[str, Any]]:
-    """Runs one of ``report_scripts/``; returns its ranks' samples with what its driver wrote (ours only)."""
+    """Runs one of ``report_scripts/``, by way of the program ``through`` if one is given; returns its ranks' samples
+    with what its driver wrote (ours only)."""
+    is_ours = script == OUR_SCRIPT
     with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
         workspace = Path(directory)
         samples = workspace / "samples"
         samples.mkdir()
         settings = json.dumps({"count": count, "gap_seconds": gap})
         ended = run_to_end(
-            (sys.executable, str(SCRIPTS / script), str(samples), settings),
+            (sys.executable, *through, str(SCRIPTS / script), str(samples), settings),
             workspace=workspace,
             timeout=TIMEOUT_SECONDS,
-            grace=5.0 if watch else 20.0,
+            grace=5.0 if is_ours else 20.0,
             watch=watch.sample if watch else None,
         )
         ranks = [json.loads(file.read_text()) for file in sorted(samples.glob("rank-*.json"))]
-        driver = json.loads((samples / "driver.json").read_text()) if watch else {}
+        driver = json.loads((samples / "driver.json").read_text()) if is_ours else {}
     if not ranks:
         raise MeasurementFailed("No rank wrote its samples.")
     reporting = Reporting(
         nanoseconds=tuple(tuple(rank["nanoseconds"]) for rank in ranks),
         began=min(rank["began"] for rank in ranks),
         ended=max(rank["ended"] for rank in ranks),
-        left_behind=ended.left_behind if watch else ended.left_processes,
+        left_behind=ended.left_behind if is_ours else ended.left_processes,
     )
     return reporting, driver | {"pids": [rank["pid"] for rank in ranks]}
 
@@ -168,7 +172,7 @@ def measure_ours(seconds: float) -> Reporting:
     pace = REPORTS_A_SECOND_AT_LEAST * PACE_ABOVE_CLAIM / RANKS
     count = round(pace * seconds)
     watch = MemoryWatch()
-    reporting, driver = run_script("with_powertrain.py", count, 1 / pace, watch)
+    reporting, driver = run_script(OUR_SCRIPT, count, 1 / pace, watch=watch)
     if len(reporting.nanoseconds) != RANKS:
         raise MeasurementFailed(f"{len(reporting.nanoseconds)} of {RANKS} ranks wrote their samples.")
     settled = reporting.began + settling(seconds)
@@ -190,13 +194,13 @@ def measure_ours(seconds: float) -> Reporting:
 
 def measure_ray() -> Reporting:
     """Ray Train's report(), a handful, as fast as it returns."""
-    return run_script("with_ray_train.py", RAY_REPORTS, 0.0, None)[0]
+    return run_script(RAY_SCRIPT, RAY_REPORTS, 0.0)[0]
 
 
 def measure_limit(seconds: float) -> Reporting:
     """A queue append at the pace of one of our ranks."""
     pace = REPORTS_A_SECOND_AT_LEAST * PACE_ABOVE_CLAIM / RANKS
-    return run_script("queue_append.py", round(pace * seconds), 1 / pace, None)[0]
+    return run_script("queue_append.py", round(pace * seconds), 1 / pace)[0]
 
 
 def rows_of(rounds: Rounds[Reporting]) -> list[Row]:

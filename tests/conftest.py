@@ -26,6 +26,8 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 _PATIENCE = 5.0
 #: Set by the tools around a test, not by the test.
 _FOREIGN_VARIABLES = {"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"}
+#: Ray sets these for itself, when it is imported and when a process connects.
+_RAY_VARIABLES = {"RAY_CLIENT_MODE", "PYTHONBREAKPOINT"}
 #: torch sets these for itself when it is imported or first used.
 _TORCH_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 
@@ -134,7 +136,7 @@ class _Surroundings:
 
     def _variables(self) -> list[str]:
         left = []
-        ours = _FOREIGN_VARIABLES | _TORCH_VARIABLES
+        ours = _FOREIGN_VARIABLES | _TORCH_VARIABLES | _RAY_VARIABLES
         for name in sorted((self.environ.keys() | os.environ.keys()) - ours):
             was, now = self.environ.get(name), os.environ.get(name)
             if was != now:

@@ -6,6 +6,7 @@ as a machine goes away: the raylet is killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ from typing import Any
 import psutil
 
 _ROOT = Path(__file__).parents[1]
+#: In the environment of every process that comes from a cluster.
+_MARKER = "POWERTRAIN_RAY_NODES"
 #: Ray's own processes, by what is in their command lines. All others below a raylet are a run's.
 _OF_RAY = (
     *("ray::IDLE", "ray::_", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "default_worker.py"),
@@ -35,7 +38,12 @@ class RayNodes:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_DISABLE_IMPORT_WARNING": "1"},
+            env={
+                **os.environ,
+                "RAY_AUTH_MODE": "disabled",
+                "RAY_DISABLE_IMPORT_WARNING": "1",
+                _MARKER: self._temporary.name,
+            },
         )
         self.address: str = self._answer()
         self.nodes: list[str] = []
@@ -59,6 +67,16 @@ class RayNodes:
         """The node leaves as one that is shut down."""
         self._ask("remove", node)
         self.nodes.remove(node)
+
+    def processes_of_runs(self) -> set[int]:
+        """Those on its nodes that are not Ray's own; also those that are not below it, having lost their parent."""
+        marker = f"{_MARKER}={self._temporary.name}".encode()
+        found = {process.pid for process in psutil.Process(self.pid).children(recursive=True)}
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.isdigit() and marker in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                    found.add(int(entry))
+        return {pid for pid in found - {self.pid} if not _is_of_ray(pid)}
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -88,14 +106,16 @@ def processes_of_ray(pid: int) -> set[int]:
         below = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return found
-    for process in below:
-        try:
-            line = " ".join(process.cmdline())
-        except psutil.NoSuchProcess:
-            continue
-        if not line or any(part in line for part in _OF_RAY):
-            found.add(process.pid)
-    return found
+    return found | {process.pid for process in below if _is_of_ray(process.pid)}
+
+
+def _is_of_ray(pid: int) -> bool:
+    """True also for what is gone."""
+    try:
+        line = " ".join(psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return True
+    return not line or any(part in line for part in _OF_RAY)
 
 
 def _serve(directory: str) -> None:

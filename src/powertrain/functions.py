@@ -60,6 +60,13 @@ def pickle_function(
         ) from error
 
 
+def script_directory() -> str:
+    """Where the script lies whose process this is, unless that is where it was started; "" where there is no script."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    directory = os.path.dirname(os.path.abspath(script)) if script else ""
+    return directory if directory in sys.path and directory != os.getcwd() else ""
+
+
 def sources_only_here() -> dict[str, str]:
     """Text of every "file" that only this process has, by name: a notebook's cells, what was typed at a prompt.
 

@@ -369,7 +369,8 @@ class DataParallelTrainer:
 
     def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
         """An engine on the cluster that this process is connected to."""
-        from powertrain.engine.ray import RayEngine, RayOptions
+        from powertrain.engine.node import LAUNCH, SCRIPT
+        from powertrain.engine.ray import RayEngine, RayOptions, uploaded
         from powertrain.engine.ray_streams import Stream
 
         runtime, _, _, blocks = directories
@@ -377,10 +378,13 @@ class DataParallelTrainer:
             run=name,
             runtime_dir=runtime,
             directories=directories[1:],
-            launch_dir=os.getcwd(),
+            modules={LAUNCH: os.getcwd(), SCRIPT: functions.script_directory()},
+            import_path=[os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
             copied=[os.path.join(blocks, "rows")] if blocks else [],
-            runtime_env=self.scaling_config.engine_options.get("runtime_env") or {},
+            runtime_env=uploaded(self.scaling_config.engine_options.get("runtime_env") or {}),
             trainer_resources=self.scaling_config.trainer_resources or {},
+            # A plain backend and a driver without torch: nothing says that a worker will need it.
+            preloads_torch=type(self._backend) is not BackendConfig or "torch" in sys.modules,
             streams=[
                 Stream(name, given, self._data.is_split(name))
                 for name, given in self._streamed_datasets().items()

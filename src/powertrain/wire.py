@@ -14,6 +14,7 @@ over a new connection until an envelope says that they were heard.
 from __future__ import annotations
 
 import os
+import socket as sockets
 import threading
 import time
 from collections import deque
@@ -29,6 +30,8 @@ from powertrain.errors import WireError
 
 #: Bytes in the path of a Unix socket, the ending NUL left out.
 _SOCKET_PATH_LIMIT = 107
+#: Seconds for a connection to be made, when it is only looked whether that can be.
+_CONNECT_WITHIN = 3.0
 
 
 # --------------------------------------------------------------------------- what a worker says
@@ -300,6 +303,8 @@ class NodeReady(Message, frozen=True, tag="node_ready"):
     version: str
     #: Why nothing can be started there; "" where all is well.
     problem: str = ""
+    #: True where the run's files are not there: it says this again when they have been brought.
+    wants_files: bool = False
 
 
 class NodeBeat(Message, frozen=True, tag="node_beat"):
@@ -840,9 +845,12 @@ class Link:
     WINDOW = 8
     #: Seconds without an acknowledgement after which everything unacknowledged is sent again.
     RESEND_AFTER = 5.0
+    #: Seconds without any answer at all after which it is looked into whether the hub can be reached.
+    REACH_WITHIN = 30.0
 
     def __init__(self, door: Door, rank: int, attempt: int) -> None:
         self._rank, self._attempt = rank, attempt
+        self.endpoint = door.endpoint
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.curve_serverkey = door.hub_key
@@ -862,7 +870,10 @@ class Link:
         self._seq = 0
         self._unacked: deque[tuple[int, bytes]] = deque()
         self._commands = 0
-        self._heard = time.monotonic()
+        self._heard = self._tried = time.monotonic()
+        self._resent = 0.0
+        #: True once the hub has answered anything.
+        self.reached = False
 
     @property
     def room(self) -> int:
@@ -878,6 +889,16 @@ class Link:
     def silence(self) -> float:
         """Seconds for which what was sent has been without an answer; 0 when all is answered."""
         return time.monotonic() - self._heard if self._unacked else 0.0
+
+    def why_unreachable(self) -> str:
+        """Why the hub has never answered, once it had time to; "" while all may be well.
+
+        A hub that takes the connection is there: its process may only have been stopped for a while."""
+        now = time.monotonic()
+        if self.reached or now - self._tried < self.REACH_WITHIN:
+            return ""
+        self._tried = now
+        return _why_closed(self.endpoint)
 
     def watch(self, fileno: int) -> None:
         """Also return from ``poll`` when this descriptor becomes readable."""
@@ -943,7 +964,7 @@ class Link:
             except zmq.Again:
                 return commands
             order = _decode_order(frame)
-            self._heard = time.monotonic()
+            self._heard, self.reached = time.monotonic(), True
             if isinstance(order.command, Ack):
                 while self._unacked and self._unacked[0][0] <= order.command.seq:
                     self._unacked.popleft()
@@ -954,10 +975,27 @@ class Link:
                 commands.append(order.command)
 
     def _resend_if_silent(self) -> None:
-        if self._unacked and time.monotonic() - self._heard > self.RESEND_AFTER:
-            self._heard = time.monotonic()
+        now = time.monotonic()
+        if self._unacked and now - max(self._heard, self._resent) > self.RESEND_AFTER:
+            self._resent = now
             for _, frame in self._unacked:
                 self._socket.send(frame)
+
+
+def _why_closed(endpoint: str) -> str:
+    """Why no connection can be made to an endpoint; "" where one can."""
+    kind, _, place = endpoint.partition("://")
+    try:
+        if kind == "ipc":
+            with sockets.socket(sockets.AF_UNIX) as plain:
+                plain.settimeout(_CONNECT_WITHIN)
+                plain.connect(place)
+        else:
+            host, _, port = place.rpartition(":")
+            sockets.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return ""
 
 
 class _Wakeup:

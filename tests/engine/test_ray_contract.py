@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.ray_nodes import RayNodes
 
-from powertrain.engine.base import Engine, Slot, SlotShape
+from powertrain.engine.base import Engine, Slot, SlotLost, SlotShape
 from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
 from powertrain.testing.engine_contract import ProcessContract, Stage
 
@@ -52,6 +52,15 @@ class TestRayEngine(ProcessContract):
         return ONE_CUSTOM, change
 
     def lose(self, engine: Engine, slot: Slot) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        remove_placement_group(engine._slots[slot.id].group.group)  # type: ignore[attr-defined]
+
+    def test_a_slot_of_an_elastic_run_is_lost_with_the_actor_that_holds_its_resources(
+        self, stage: Stage
+    ) -> None:
         import ray
 
-        ray.kill(engine._slots[slot.id].actor)  # type: ignore[attr-defined]
+        (slot,) = stage.slots(1, SlotShape(gang=False))
+        ray.kill(stage.engine._slots[slot.id].actor)  # type: ignore[attr-defined]
+        assert "held its resources" in stage.wait_for(SlotLost, slot).reason

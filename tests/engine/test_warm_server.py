@@ -272,7 +272,7 @@ def test_a_server_started_clean_gives_no_warning() -> None:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned, ours, theirs:
         warnings.simplefilter("always")
         patch.setattr(sys, "executable", shutil.which("true"))
-        pid = local._start_clean(theirs)
+        pid = local._start_clean(theirs, preloads_torch=False)
         gc.collect()
     os.waitpid(pid, 0)
     assert not [str(warning.message) for warning in warned if issubclass(warning.category, ResourceWarning)]

@@ -2,6 +2,9 @@
 
 A driver process gets its own storage, temporary directory and runtime directory, and a variable in its environment
 by which every process that comes from it can be found. After each story nothing of it may be left.
+
+A story plays on the engines that its mark names (:mod:`tests.stories.engines`), "local" where it has none. On Ray what
+it starts comes from the cluster and not from the driver, and is looked for there: processes, actors, placement groups.
 """
 
 from __future__ import annotations
@@ -21,19 +24,90 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tests.ray_nodes import RayNodes
 
 _DRIVERS = Path(__file__).parent / "drivers"
 sys.path.insert(0, str(_DRIVERS))  # the drivers' modules serve the tests as well
 
 import story as stage  # noqa: E402
 
-#: How long a story's processes and files may take to go.
-_GONE_WITHIN = 5.0
+#: How long a story's processes and files may take to go: a cluster hears of a driver's end by way of its head.
+_GONE_WITHIN = {"local": 5.0, "ray": 10.0}
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 #: What is the trainer's own among the options of a fit; all others are the run's.
 _TRAINER_OPTIONS = (
     "train_loop_config", "backend_config", "resume_from_checkpoint", "metadata", "datasets", "dataset_config",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> str:
+    """The engine that the story plays on. For Ray this process is connected to the session's cluster."""
+    name: str = getattr(request, "param", "local")
+    if name == "ray":
+        pytest.importorskip("ray")
+        request.getfixturevalue("ray_cluster")
+    return name
+
+
+@pytest.fixture(autouse=True)
+def cluster(request: pytest.FixtureRequest, engine: str) -> Iterator[Cluster | None]:
+    """The cluster, for a story on Ray: whatever the story was, nothing of it may be left there."""
+    if engine != "ray":
+        yield None
+        return
+    here = Cluster(request.getfixturevalue("ray_cluster"))
+    yield here
+    _assert_gone(here.left, _GONE_WITHIN["ray"])
+
+
+class Cluster:
+    """The session's Ray, as a story found it."""
+
+    def __init__(self, nodes: RayNodes) -> None:
+        self._nodes = nodes
+        self._before = {*self._processes(), *self._actors(), *self._groups()}
+
+    @property
+    def address(self) -> str:
+        return self._nodes.address
+
+    def left(self) -> list[str]:
+        """A line for each thing that was not there before the story."""
+        found = {**self._processes(), **self._actors(), **self._groups()}
+        return [line for id, line in found.items() if id not in self._before]
+
+    def _processes(self) -> dict[str, str]:
+        """Those on its nodes that are not Ray's own."""
+        return {
+            str(pid): f"process {pid} on a node: {_command(pid)}" for pid in self._nodes.processes_of_runs()
+        }
+
+    def _actors(self) -> dict[str, str]:
+        import ray
+
+        table: dict[str, Any] = ray._private.state.actors()
+        return {
+            id: f"actor {found['ActorClassName']} ({found['State']})"
+            for id, found in table.items()
+            if found["State"] != "DEAD"
+        }
+
+    def _groups(self) -> dict[str, str]:
+        from ray.util import placement_group_table
+
+        return {
+            id: f"placement group {found['name']} ({found['state']})"
+            for id, found in placement_group_table().items()
+            if found["state"] != "REMOVED"
+        }
+
+
+def _assert_gone(look: Callable[[], list[str]], within: float) -> None:
+    deadline = time.monotonic() + within
+    while (left := look()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left, f"{within:g} s after the end there is still:\n" + "\n".join(left)
 
 
 @pytest.fixture
@@ -45,12 +119,12 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 class Fits:
-    """Fits in this very process."""
+    """Fits in this very process, on the story's engine unless another is named."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, engine: str) -> None:
+        self.directory, self.engine = directory, engine
 
-    def trainer(self, loop: Callable[..., Any], engine: str = "local", **options: Any) -> Any:
+    def trainer(self, loop: Callable[..., Any], engine: str = "", **options: Any) -> Any:
         """A trainer of ``loop``; options of the trainer by their names, all others are the run's."""
         from powertrain import DataParallelTrainer
 
@@ -58,16 +132,14 @@ class Fits:
         workers = options.pop("workers", 2)
         own = {name: options.pop(name) for name in _TRAINER_OPTIONS if name in options}
         name = options.pop("name", loop.__name__)
-        # The warm server is older than the test: its workers do not have this test's variables.
-        environment = {"env_vars": {"STORY_DIRECTORY": str(self.directory)}}
         return kind(
             loop,
-            scaling_config=stage.scaling(engine, workers),
-            run_config=stage.run_config(name, worker_runtime_env=environment, **options),
+            scaling_config=stage.scaling(engine or self.engine, workers),
+            run_config=stage.run_config(name, **options),
             **own,
         )
 
-    def outcome(self, loop: Callable[..., Any], engine: str = "local", **options: Any) -> dict[str, Any]:
+    def outcome(self, loop: Callable[..., Any], engine: str = "", **options: Any) -> dict[str, Any]:
         return stage.outcome_of(self.trainer(loop, engine, **options).fit)
 
     def facts(self, name: str) -> list[Any]:
@@ -76,8 +148,8 @@ class Fits:
 
 
 @pytest.fixture
-def fits(directory: Path) -> Fits:
-    return Fits(directory)
+def fits(directory: Path, engine: str) -> Fits:
+    return Fits(directory, engine)
 
 
 class Driver:
@@ -141,7 +213,8 @@ class Driver:
 class Stories:
     """Starts drivers in a directory of their own and sees what they leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str, cluster: Cluster | None) -> None:
+        self.engine, self._cluster = engine, cluster
         # Not pytest's own: a socket's path must fit into 107 bytes.
         self.root = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
         self.storage, self.temporary, self.runtime = (self.root / n for n in ("storage", "tmp", "run"))
@@ -152,9 +225,11 @@ class Stories:
         self._drivers: list[Driver] = []
 
     def start(
-        self, scenario: str, engine: str = "local", options: tuple[str, ...] = (), terminal: int | None = None
+        self, scenario: str, engine: str = "", options: tuple[str, ...] = (), terminal: int | None = None
     ) -> Driver:
-        """Start a driver of its own session; ``terminal`` becomes its controlling terminal."""
+        """Start a driver of its own session on the story's engine, unless another is named; ``terminal`` becomes its
+        controlling terminal."""
+        engine = engine or self.engine
         output = self.root / f"output-{len(self._drivers)}"
         # torchrun's own log directory is kept by torchrun, and no matter of ours.
         launcher = [*_TORCHRUN, f"--log-dir={self.root}/torchrun", *options]
@@ -178,10 +253,7 @@ class Stories:
         return journal_of(self.storage / name)
 
     def assert_nothing_left(self) -> None:
-        deadline = time.monotonic() + _GONE_WITHIN
-        while (left := self._left()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not left, f"{_GONE_WITHIN:g} s after the end there is still:\n" + "\n".join(left)
+        _assert_gone(self._left, _GONE_WITHIN["ray" if self._cluster else "local"])
 
     def abort(self) -> None:
         """Have every process say where it is, and end."""
@@ -189,7 +261,7 @@ class Stories:
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)
-        deadline = time.monotonic() + _GONE_WITHIN
+        deadline = time.monotonic() + _GONE_WITHIN["local"]
         while self._processes() and time.monotonic() < deadline:
             time.sleep(0.02)
 
@@ -207,6 +279,7 @@ class Stories:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "POWERTRAIN_"))}
         return {
             **inherited,
+            **({"RAY_ADDRESS": self._cluster.address} if self._cluster else {}),
             marker: value,
             "STORY_DIRECTORY": str(self.root),
             "STORY_ENGINE": engine,
@@ -226,7 +299,7 @@ class Stories:
         processes = [f"process {pid}: {_command(pid)}" for pid in self._processes()]
         new = _shared_memory() - self._shared_memory
         shared = [f"shared memory {path}" for path in sorted(new) if not _used_by_others(path)]
-        return [*processes, *files, *shared]
+        return [*processes, *files, *shared, *(self._cluster.left() if self._cluster else [])]
 
     def _processes(self) -> list[int]:
         found = []
@@ -289,9 +362,9 @@ def journal_of(run: Path) -> list[Any]:
 
 
 @pytest.fixture
-def stories() -> Iterator[Stories]:
+def stories(engine: str, cluster: Cluster | None) -> Iterator[Stories]:
     """Drivers of their own; whatever the story was, nothing may be left."""
-    here = Stories()
+    here = Stories(engine, cluster)
     try:
         yield here
         here.assert_nothing_left()
@@ -303,7 +376,7 @@ def stories() -> Iterator[Stories]:
 def _no_new_shared_memory() -> Iterator[None]:
     before = _shared_memory()
     yield
-    deadline = time.monotonic() + _GONE_WITHIN
+    deadline = time.monotonic() + _GONE_WITHIN["local"]
     while left := [path for path in _shared_memory() - before if not _used_by_others(path)]:
         assert time.monotonic() < deadline, f"shared memory is left: {left}"
         time.sleep(0.05)

@@ -1,4 +1,9 @@
-"""Whole runs and their checkpoints: every way to report one, a full disk, a dead uploader, a run made again."""
+"""Whole runs and their checkpoints: every way to report one, a full disk, a dead uploader, a run made again.
+
+On the cluster play those in which staged files must get from a node to storage: every way to report, a killed uploader,
+a rank killed right after its report. Disks that are mounted for a story, file systems of the user's own and trainers
+made again are this machine's and the driver's alone.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stories.engines import ON_ALL, ON_BOTH, ON_ONE_MACHINE, on_cases
 
 import powertrain
 from powertrain import (
@@ -31,7 +37,7 @@ from powertrain.run import events as ev
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
 
-ENGINES = pytest.mark.parametrize("engine", ["local", "inline"])
+ONE_WORKER_HERE = ScalingConfig(num_workers=1, engine="local")
 
 
 def of_kind(facts: list[Any], kind: type[Any]) -> list[Any]:
@@ -98,7 +104,7 @@ def save_in_every_way(config: dict[str, Any]) -> None:
         powertrain.report({"way": "named"}, checkpoint=write(directory, "named"), checkpoint_dir_name="last")
 
 
-@ENGINES
+@ON_ALL
 def test_every_way_to_report_a_checkpoint_ends_in_a_commit(fits: Any, engine: str) -> None:
     outcome = fits.outcome(
         save_in_every_way, engine, train_loop_config={"lasting": str(fits.directory / "lasting")}
@@ -110,7 +116,7 @@ def test_every_way_to_report_a_checkpoint_ends_in_a_commit(fits: Any, engine: st
     assert [metrics["way"] for _, metrics in result.best_checkpoints] == ways
     for checkpoint, metrics in result.best_checkpoints:
         assert content(checkpoint)["rank-0"] == metrics["way"]
-        if engine == "local" and metrics["way"] != "function":
+        if engine != "inline" and metrics["way"] != "function":
             assert content(checkpoint)["rank-1"] == metrics["way"]
     assert os.path.basename(result.best_checkpoints[-1][0].path) == "last"
     storage = open_storage(outcome["path"])
@@ -161,7 +167,7 @@ def ask_for_checkpoints() -> None:
         powertrain.collective.barrier()  # or retention may delete what another rank still reads
 
 
-@ENGINES
+@ON_ONE_MACHINE
 def test_a_rank_can_ask_which_checkpoints_are_kept(fits: Any, engine: str) -> None:
     outcome = fits.outcome(ask_for_checkpoints, engine, checkpoint_config=CheckpointConfig(num_to_keep=2))
 
@@ -198,7 +204,7 @@ def test_on_a_full_disk_training_goes_on_and_what_was_not_saved_is_told(small_di
     result = powertrain.DataParallelTrainer(
         save_sizes,
         train_loop_config={"sizes": [1, 20, 1, 1]},
-        scaling_config=ScalingConfig(num_workers=1),
+        scaling_config=ONE_WORKER_HERE,
         run_config=RunConfig(
             name="full",
             storage_path=str(small_disk),
@@ -252,6 +258,7 @@ def end_the_uploader() -> None:
     raise AssertionError("there is no uploader")
 
 
+@ON_BOTH
 def test_an_uploader_that_is_killed_is_replaced_and_nothing_is_lost(fits: Any) -> None:
     outcome = fits.outcome(kill_the_uploader_then_save, workers=1)
 
@@ -285,7 +292,7 @@ def die_once_after_a_report(config: dict[str, Any]) -> None:
     time.sleep(60)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@on_cases(("engine", "victim"), [("local", 0), ("local", 1), ("ray", 0), ("ray", 1)])
 def test_what_was_reported_on_all_ranks_is_committed_although_a_rank_is_killed(
     fits: Any, victim: int
 ) -> None:
@@ -317,7 +324,7 @@ def test_a_trainer_can_be_made_again_from_its_run(tmp_path: Path) -> None:
     trainer = TorchTrainer(
         count_up,
         train_loop_config={"steps": 2},
-        scaling_config=ScalingConfig(num_workers=1),
+        scaling_config=ONE_WORKER_HERE,
         run_config=RunConfig(name="again", storage_path=str(tmp_path)),
     )
     assert trainer.fit().metrics == {"number": 2}
@@ -335,7 +342,7 @@ def test_a_run_that_somebody_else_wrote_is_not_trusted_but_can_be_gone_on_with(
     TorchTrainer(
         count_up,
         train_loop_config={"steps": 1},
-        scaling_config=ScalingConfig(num_workers=1),
+        scaling_config=ONE_WORKER_HERE,
         run_config=RunConfig(name="foreign", storage_path=str(tmp_path)),
     ).fit()
     (tmp_path / "foreign" / "trainer.pickle").write_bytes(b"cos\nabort\n(tR.")
@@ -348,7 +355,7 @@ def test_a_run_that_somebody_else_wrote_is_not_trusted_but_can_be_gone_on_with(
         tmp_path / "foreign",
         train_loop_per_worker=count_up,
         train_loop_config={"steps": 1},
-        scaling_config=ScalingConfig(num_workers=1),
+        scaling_config=ONE_WORKER_HERE,
     )
     assert trainer.fit().metrics == {"number": 2}
 
@@ -397,7 +404,7 @@ def test_a_run_on_a_file_system_of_the_users_own_goes_on_and_says_what_it_lacks(
         return TorchTrainer(
             count_up,
             train_loop_config={"steps": 2},
-            scaling_config=ScalingConfig(num_workers=1),
+            scaling_config=ONE_WORKER_HERE,
             run_config=RunConfig(name="own", storage_path="runs", storage_filesystem=own),
         ).fit()
 
@@ -505,7 +512,7 @@ def test_what_piled_up_is_all_committed_although_the_disk_holds_only_a_part_of_i
     powertrain.DataParallelTrainer(
         pile_up_while_the_disk_is_full,
         train_loop_config={"disk": str(small_disk)},
-        scaling_config=ScalingConfig(num_workers=1),
+        scaling_config=ONE_WORKER_HERE,
         run_config=RunConfig(
             name="piled",
             storage_path=str(small_disk),

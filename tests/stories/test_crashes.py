@@ -1,6 +1,10 @@
 """Runs that are killed while they save, and disks that lose what was not flushed: no committed checkpoint is lost.
 
 This is the short form of ``benchmarks/crash_matrix.py``, which does the same at every step and at many moments.
+
+It plays on this machine, whose every step towards storage it puts down. The processes that save are the same on a
+cluster; that killing them there loses no commit is told in ``test_checkpoints.py`` (ranks, uploader) and
+``test_drivers.py`` (drivers).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Runs that read datasets: every row exactly once per epoch, through deaths, resumes and other numbers of workers."""
+"""Runs that read datasets: every row exactly once per epoch, through deaths, resumes and other numbers of workers.
+
+On the cluster play those in which a run goes on with another number of workers, by hand and by resize, and one of the
+usual loops. The order itself is a pure function, and errors are found by the driver or the loader: told on one machine.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from typing import Any
 import feeding
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import story
+from tests.stories.engines import ON_BOTH, on_cases
 from typer.testing import CliRunner
 
 import powertrain.data
@@ -76,6 +80,7 @@ def fit(fits: Any, loop: Any, config: dict[str, Any], *, workers: Any, **options
     return story.outcome_of(trainer.fit)
 
 
+@ON_BOTH
 def test_three_workers_one_killed_then_two_then_four_see_each_row_once_per_epoch(fits: Any) -> None:
     """The run is killed in the middle of both epochs, and goes on each time with another number of workers."""
     config = {"epochs": 2, "batch": 10, "every": 2, "kills": [[0, 6], [1, 9]]}
@@ -96,7 +101,10 @@ IDIOMS = {
 }
 
 
-@pytest.mark.parametrize("loop", IDIOMS, ids=lambda loop: loop.__name__)
+@on_cases(
+    ("engine", "loop"),
+    [*(("local", loop) for loop in IDIOMS), ("ray", feeding.keeps_the_position_by_hand)],
+)
 def test_each_way_to_write_the_loop_sees_each_row_once_per_epoch(fits: Any, loop: Any) -> None:
     config = {"epochs": 2, "batch": 9, "every": 2, "kills": IDIOMS[loop]}
     outcome = fit(
@@ -138,6 +146,7 @@ def test_an_epoch_that_is_broken_off_is_followed_by_the_next(fits: Any) -> None:
     assert all(len(rows) == 40 and set(rows.values()) == {1} for rows in found.values())
 
 
+@ON_BOTH
 def test_a_run_that_is_resized_in_mid_epoch_sees_each_row_once(fits: Any) -> None:
     config = {"epochs": 2, "batch": 4, "every": 0, "kills": [[2, 7]], "pace": 0.03}
 

@@ -1,4 +1,8 @@
-"""Stories in which the driver itself is the victim, or must be fresh: each is a process of its own."""
+"""Stories in which the driver itself is the victim, or must be fresh: each is a process of its own.
+
+Those in which it ends, or what its workers are forked from, play on the cluster too: there all of it is on nodes that
+outlive the driver. Terminals, and what a driver did before that makes forking unsafe, are matters of the local server.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,16 @@ from typing import Any
 import loops
 import pytest
 import story as stage
+from tests.stories.engines import ON_ALL, ON_BOTH, ranks
 
 from powertrain import DataParallelTrainer
 from powertrain.errors import RunInUseError
 from powertrain.result import Result
 from powertrain.run import events as ev
 
-ENGINES = pytest.mark.parametrize("engine", ["local", "inline"])
-RANKS = {"local": (0, 1), "inline": (0,)}
-
 
 def trains(engine: str) -> list[str]:
-    return [f"rank {rank} trains" for rank in RANKS[engine]]
+    return [f"rank {rank} trains" for rank in ranks(engine)]
 
 
 def ended(stories: Any, name: str) -> ev.Ended:
@@ -37,7 +39,7 @@ def ended(stories: Any, name: str) -> ev.Ended:
 # --------------------------------------------------------------------------- Ctrl-C
 
 
-@ENGINES
+@ON_ALL
 def test_ctrl_c_lets_the_loop_save_and_the_run_can_be_resumed(stories: Any, engine: str) -> None:
     driver = stories.start("save_when_asked", engine)
     driver.await_told(*trains(engine))
@@ -52,7 +54,7 @@ def test_ctrl_c_lets_the_loop_save_and_the_run_can_be_resumed(stories: Any, engi
     assert result.metrics["saved"] is True
     assert result.checkpoint is not None
     saved = {path.name: path.read_text() for path in Path(result.checkpoint.path).glob("rank-*")}
-    assert saved == {f"rank-{rank}": str(result.metrics["epoch"]) for rank in RANKS[engine]}
+    assert saved == {f"rank-{rank}": str(result.metrics["epoch"]) for rank in ranks(engine)}
     stories.assert_nothing_left()
 
     again = stories.start("save_when_asked", engine).outcome()
@@ -60,7 +62,7 @@ def test_ctrl_c_lets_the_loop_save_and_the_run_can_be_resumed(stories: Any, engi
     assert again["metrics"] == {"resumed": result.metrics["epoch"] + 1}
 
 
-@ENGINES
+@ON_ALL
 def test_a_second_ctrl_c_ends_a_loop_that_never_comes_to_a_boundary(stories: Any, engine: str) -> None:
     driver = stories.start("never_at_a_boundary", engine)
     driver.await_told(*trains(engine))
@@ -76,13 +78,16 @@ def test_a_second_ctrl_c_ends_a_loop_that_never_comes_to_a_boundary(stories: Any
 # --------------------------------------------------------------------------- the driver is killed
 
 
-@ENGINES
+@ON_ALL
 def test_a_killed_driver_leaves_nothing_and_its_run_goes_on_by_name(
-    stories: Any, engine: str, monkeypatch: pytest.MonkeyPatch
+    stories: Any, engine: str, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = stories.start("never_at_a_boundary", engine)
     driver.await_told(*trains(engine))
-    second_start_is_refused(stories, driver.process.pid, monkeypatch)
+    second_start_is_refused(stories, engine, driver.process.pid, monkeypatch)
+    if cluster is not None:
+        there = [line.split()[0] for line in cluster.left()]
+        assert {"process", "actor", "placement"} <= set(there), "what must be gone later is seen now"
     driver.kill()
     stories.assert_nothing_left()
 
@@ -90,18 +95,18 @@ def test_a_killed_driver_leaves_nothing_and_its_run_goes_on_by_name(
     assert again["raised"] == ""
     assert again["metrics"] == {"resumed": 1}
     assert again["points"] == [
-        [rank, attempt, row] for attempt, row in ((0, 1), (1, 2)) for rank in RANKS[engine]
+        [rank, attempt, row] for attempt, row in ((0, 1), (1, 2)) for rank in ranks(engine)
     ]
 
 
-def second_start_is_refused(stories: Any, holder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def second_start_is_refused(stories: Any, engine: str, holder: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the run lives, another start of it names who holds it, and starts no worker."""
     facts = starts_of(stories.facts("killed"))
     with monkeypatch.context() as patch:
         patch.setenv("STORY_DIRECTORY", str(stories.root))
         trainer = DataParallelTrainer(
             loops.never_at_a_boundary,
-            scaling_config=stage.scaling("local"),
+            scaling_config=stage.scaling("local" if engine == "inline" else engine),
             run_config=stage.run_config("killed"),
         )
         with pytest.raises(RunInUseError) as refusal:
@@ -127,9 +132,10 @@ def test_a_closed_terminal_ends_the_driver_and_all_its_processes(stories: Any) -
     stories.assert_nothing_left()
 
 
-def test_a_killed_server_takes_its_workers_along_and_the_run_begins_again(stories: Any) -> None:
+@ON_BOTH
+def test_a_killed_server_takes_its_workers_along_and_the_run_begins_again(stories: Any, engine: str) -> None:
     driver = stories.start("never_at_a_boundary")
-    driver.await_told(*trains("local"))
+    driver.await_told(*trains(engine))
     worker = int((stories.root / "rank 0 trains").read_text())
     server = int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1])
     os.kill(server, signal.SIGKILL)
@@ -143,6 +149,7 @@ def test_a_killed_server_takes_its_workers_along_and_the_run_begins_again(storie
 # --------------------------------------------------------------------------- how the driver ends
 
 
+@ON_BOTH
 def test_an_uncaught_failure_is_the_scripts_exit_code_and_last_words(stories: Any) -> None:
     driver = stories.start("raise_beside_a_collective")
     assert driver.ended() == 1

@@ -1,4 +1,8 @@
-"""Runs whose number of workers changes: the same samples in each step, the same losses, nothing redone."""
+"""Runs whose number of workers changes: the same samples in each step, the same losses, nothing redone.
+
+Resizes that are asked for play on the cluster too. How runs share this machine, and what is left of a run whose warm
+server was killed, are the ledger's and the local server's; nodes that come and go are told in ``test_ray_nodes.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any
 import elastic
 import pytest
 import story
+from tests.stories.engines import ON_BOTH, on_cases
 from typer.testing import CliRunner
 
 from powertrain import FailureConfig, ScalingConfig
@@ -36,8 +41,14 @@ def resize_when(steps_and_sizes: list[tuple[int, int]], storage: Path, name: str
     return thread
 
 
-@pytest.mark.parametrize(
-    ("saves", "micro"), [("registered", None), ("by hand", None), ("by hand", 1)], ids=str
+@on_cases(
+    ("engine", "saves", "micro"),
+    [
+        ("local", "registered", None),
+        ("local", "by hand", None),
+        ("local", "by hand", 1),
+        ("ray", "registered", None),
+    ],
 )
 def test_four_two_three_workers_with_kills_between_train_as_one_process_does(
     fits: Any, saves: str, micro: int | None
@@ -68,6 +79,7 @@ def test_four_two_three_workers_with_kills_between_train_as_one_process_does(
     assert losses == pytest.approx(elastic.losses_of_one_process(STEPS), rel=1e-9)
 
 
+@ON_BOTH
 def test_a_resize_redoes_nothing(fits: Any) -> None:
     config = {"steps": 60, "every": 10, "pace": 0.01, "saves": "by hand", "kills": {}}
     trainer = fits.trainer(
@@ -96,7 +108,7 @@ def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.Monk
     from powertrain.run import scaling_policy
 
     monkeypatch.setattr(scaling_policy, "SETTLE", 0.2)
-    tasks.init(resources={"seat": 3})
+    tasks.init("local", resources={"seat": 3})
     try:
         need = {"CPU": 0, "seat": 1}
         first = fits.trainer(
@@ -105,10 +117,10 @@ def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.Monk
             name="first",
             train_loop_config={"saves": "no", "steps": 150},
         )
-        first.scaling_config = ScalingConfig(num_workers=2, resources_per_worker=need)
+        first.scaling_config = ScalingConfig(num_workers=2, resources_per_worker=need, engine="local")
         config = {"steps": 400, "every": 5, "pace": 0.01, "saves": "registered", "kills": {}}
         second = fits.trainer(elastic.linear_regression, kind=TorchTrainer, train_loop_config=config)
-        second.scaling_config = ScalingConfig(num_workers=(1, 3), resources_per_worker=need)
+        second.scaling_config = ScalingConfig(num_workers=(1, 3), resources_per_worker=need, engine="local")
         thread = threading.Thread(target=first.fit)
         thread.start()
         story.await_told("steps-1")
@@ -125,12 +137,13 @@ def test_a_run_that_loses_the_warm_server_does_not_wait_for_what_it_held_itself(
     from powertrain import tasks
     from powertrain.engine.local import server_pids
 
-    tasks.init(resources={"seat": 2})
+    tasks.init("local", resources={"seat": 2})
     try:
         trainer = fits.trainer(
             elastic.until_told, kind=TorchTrainer, train_loop_config={"saves": "no", "steps": 100}
         )
-        trainer.scaling_config = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0, "seat": 1})
+        need = {"CPU": 0, "seat": 1}
+        trainer.scaling_config = ScalingConfig(num_workers=2, resources_per_worker=need, engine="local")
 
         def kill_server() -> None:
             story.await_told("steps-1")

@@ -1,4 +1,9 @@
-"""Runs that end well: what they leave, how they are stopped early, how ranks meet, what callbacks hear."""
+"""Runs that end well: what they leave, how they are stopped early, how ranks meet, what callbacks hear.
+
+On the cluster play those in which something comes from other processes: output, values, hooks, stops, Ctrl-C while
+slots are being placed, two runs at once. What only the controller and the run's directory decide is told on one
+machine.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from typing import Any
 
 import loops
 import pytest
+from tests.stories.engines import ON_ALL, ON_BOTH, ON_ONE_MACHINE, ranks
 
 from powertrain import Checkpoint, UserCallback
 from powertrain.backend import Backend, BackendConfig
@@ -19,18 +25,12 @@ from powertrain.result import Result
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
 
-ENGINES = pytest.mark.parametrize("engine", ["local", "inline"])
 
-
-def world_size(engine: str) -> int:
-    return 2 if engine == "local" else 1
-
-
-@ENGINES
+@ON_ALL
 def test_a_good_run_leaves_metrics_checkpoint_value_and_path(fits: Any, engine: str) -> None:
     outcome = fits.outcome(loops.improve, engine, kind=TorchTrainer, train_loop_config={"lr": 0.01})
 
-    size = world_size(engine)
+    size = len(ranks(engine))
     assert outcome["raised"] == ""
     assert outcome["state"] == "finished"
     assert outcome["metrics"] == {"epoch": 2, "rank_plus_epoch": 2}
@@ -39,8 +39,11 @@ def test_a_good_run_leaves_metrics_checkpoint_value_and_path(fits: Any, engine: 
     assert outcome["points"] == [[rank, 0, row] for row in (1, 2, 3) for rank in range(size)]
     files = {path.name: path.read_text() for path in Path(outcome["checkpoint"]).glob("rank-*")}
     assert files == {f"rank-{rank}": "2" for rank in range(size)}
+    record = json.loads(Path(outcome["path"], "run.json").read_text())
+    assert (record["name"], record["engine"]) == ("improve", engine)
 
 
+@ON_BOTH
 def test_each_rank_has_its_own_log(fits: Any, capfd: pytest.CaptureFixture[str]) -> None:
     outcome = fits.outcome(loops.improve, kind=TorchTrainer)
 
@@ -51,6 +54,7 @@ def test_each_rank_has_its_own_log(fits: Any, capfd: pytest.CaptureFixture[str])
     assert "[rank 1] hello from rank 1" in shown.out + shown.err
 
 
+@ON_BOTH
 def test_log_to_file_keeps_workers_off_the_terminal(fits: Any, capfd: pytest.CaptureFixture[str]) -> None:
     outcome = fits.outcome(loops.describe_place, log_to_file=True)
 
@@ -67,8 +71,6 @@ def test_the_run_directory_tells_the_same_story_later(fits: Any) -> None:
     assert later.metrics == {"step": 3}
     assert list(later.metrics_dataframe["step"]) == [1, 1, 2, 2, 3, 3]
     assert later.filesystem.get_file_info(outcome["path"]).is_file is False
-    record = json.loads(Path(outcome["path"], "run.json").read_text())
-    assert (record["name"], record["engine"]) == ("count_to_three", "local")
 
 
 def test_a_run_without_a_name_gets_one(fits: Any) -> None:
@@ -91,14 +93,12 @@ def test_nan_and_other_odd_values_survive(fits: Any) -> None:
 # --------------------------------------------------------------------------- stopping early
 
 
-@ENGINES
+@ON_ALL
 def test_stop_as_a_dict_ends_at_the_first_row_that_reaches_it(fits: Any, engine: str) -> None:
     outcome = fits.outcome(loops.report_until_stopped, engine, stop={"step": 5})
 
     assert (outcome["raised"], outcome["state"]) == ("", "finished")
-    last = {
-        rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in range(world_size(engine))
-    }
+    last = {rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in ranks(engine)}
     assert set(last.values()) <= {5, 6, 7}, "a boundary just ahead, the same for all"
     assert len(set(last.values())) == 1
     assert any(
@@ -112,19 +112,17 @@ def test_stop_by_training_iteration_needs_no_metric(fits: Any) -> None:
     assert outcome["metrics"]["step"] <= 5
 
 
-@ENGINES
+@ON_ALL
 def test_ranks_that_meet_in_every_step_stop_at_the_same_one(fits: Any, engine: str) -> None:
     outcome = fits.outcome(loops.reduce_until_stopped, engine, kind=TorchTrainer, stop={"step": 20})
 
     assert (outcome["raised"], outcome["state"]) == ("", "finished")
-    last = {
-        rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in range(world_size(engine))
-    }
+    last = {rank: max(row for r, _, row in outcome["points"] if r == rank) for rank in ranks(engine)}
     assert len(set(last.values())) == 1
     assert outcome["seconds"] < 10
 
 
-@ENGINES
+@ON_ONE_MACHINE
 def test_stop_as_a_function_sees_name_and_metrics(fits: Any, engine: str) -> None:
     seen: list[tuple[str, int]] = []
 
@@ -152,7 +150,7 @@ class CtrlC(UserCallback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@ENGINES
+@ON_ALL
 def test_ctrl_c_ends_a_loop_at_its_next_report(fits: Any, engine: str) -> None:
     outcome = fits.outcome(
         loops.reduce_until_stopped, engine, kind=TorchTrainer, name="cut", callbacks=[CtrlC("row 3")]
@@ -163,11 +161,11 @@ def test_ctrl_c_ends_a_loop_at_its_next_report(fits: Any, engine: str) -> None:
     result = Result.from_path(fits.directory / "storage" / "cut")
     assert result.state == "stopped"
     last = result.metrics_dataframe.groupby("rank")["training_iteration"].max()
-    assert len(last) == world_size(engine)
+    assert len(last) == len(ranks(engine))
     assert last.nunique() == 1
 
 
-@ENGINES
+@ON_ALL
 def test_ctrl_c_while_workers_start_ends_the_run_at_once(fits: Any, engine: str) -> None:
     outcome = fits.outcome(loops.count_to_three, engine, callbacks=[CtrlC("start")])
 
@@ -178,14 +176,13 @@ def test_ctrl_c_while_workers_start_ends_the_run_at_once(fits: Any, engine: str)
 # --------------------------------------------------------------------------- ranks meet
 
 
-@ENGINES
+@ON_ALL
 def test_ranks_meet_at_barrier_broadcast_and_row(fits: Any, engine: str) -> None:
     outcome = fits.outcome(loops.meet_the_others, engine)
 
     assert outcome["return_value"] == {"received": {"from": 0, "at": [1, 2]}, "rows_met": True}
-    ranks = range(world_size(engine))
-    solo = [[rank, 0, 0] for rank in ranks]
-    assert outcome["points"] == solo + [[rank, 0, row] for row in (1, 2) for rank in ranks]
+    solo = [[rank, 0, 0] for rank in ranks(engine)]
+    assert outcome["points"] == solo + [[rank, 0, row] for row in (1, 2) for rank in ranks(engine)]
     assert outcome["metrics"] == {"step": 2}, "a solo report is not the row's"
 
 
@@ -227,14 +224,13 @@ class Clumsy(UserCallback):
         raise RuntimeError("clumsy")
 
 
-@ENGINES
+@ON_ALL
 def test_callbacks_hear_of_rows_checkpoints_and_facts(fits: Any, engine: str) -> None:
     listener = Listener()
     outcome = fits.outcome(loops.improve, engine, kind=TorchTrainer, callbacks=[Clumsy(), listener])
 
-    ranks = range(world_size(engine))
     assert listener.rows == [
-        ("improve", [{"epoch": epoch, "rank_plus_epoch": rank + epoch} for rank in ranks])
+        ("improve", [{"epoch": epoch, "rank_plus_epoch": rank + epoch} for rank in ranks(engine)])
         for epoch in range(3)
     ]
     assert listener.checkpoints[-1].path == outcome["checkpoint"]
@@ -281,6 +277,7 @@ class HookConfig(BackendConfig):
 HOOKS: list[Any] = []
 
 
+@ON_BOTH
 def test_a_backend_of_the_users_own_reaches_every_worker(fits: Any) -> None:
     HOOKS.clear()
     outcome = fits.outcome(loops.describe_place, backend_config=HookConfig())
@@ -309,6 +306,7 @@ def test_a_failing_hook_names_the_rank_it_failed_in(fits: Any) -> None:
     assert "invalid literal for int()" in outcome["message"]
 
 
+@ON_BOTH
 def test_each_rank_works_in_a_scratch_directory_of_its_own(fits: Any) -> None:
     place = fits.outcome(loops.describe_place)["return_value"]
     assert place["launch_dir"] == os.getcwd()
@@ -330,6 +328,7 @@ def test_two_fits_one_after_another_are_two_runs(fits: Any) -> None:
     assert [Path(outcome["path"]).name for outcome in outcomes] == ["first", "second"]
 
 
+@ON_BOTH
 def test_two_fits_at_once_in_threads_do_not_mix(fits: Any) -> None:
     outcomes: dict[str, Any] = {}
 

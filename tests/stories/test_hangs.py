@@ -2,6 +2,10 @@
 
 The floor of the watchdog is a second here instead of five, so that a story takes seconds; ``benchmarks/hangs.py``
 measures the real one.
+
+Who hangs is decided from beats and stacks, which on the cluster come by way of a node's agent: three kinds play there,
+one seen by the ranks that wait, one by its own stack, one in a process that cannot answer. What only looks like a hang
+is the watchdog's judgement alone, and told on one machine.
 """
 
 from __future__ import annotations
@@ -17,11 +21,14 @@ from typing import Any
 import hanging
 import psutil
 import pytest
+from tests.stories.engines import ON_BOTH, on_cases
 
 from powertrain import FailureConfig
+from powertrain.engine.local import server_pids
 from powertrain.run import events as ev
 from powertrain.run import watchdog
 from powertrain.torch import TorchTrainer
+from powertrain.trace import stacks
 from powertrain.trace.stacks import py_spy
 
 KINDS = {
@@ -54,7 +61,12 @@ def notices(fits: Any, name: str) -> list[ev.HangNoticed]:
     return [fact for fact in fits.facts(name) if isinstance(fact, ev.HangNoticed)]
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+ON_THE_CLUSTER = ("missed_all_reduce", "sleep", "stopped")
+
+
+@on_cases(
+    ("engine", "kind"), [*(("local", kind) for kind in KINDS), *(("ray", kind) for kind in ON_THE_CLUSTER)]
+)
 def test_a_hang_is_noticed_with_the_right_rank_and_line_and_acted_on(fits: Any, kind: str) -> None:
     limits = FailureConfig(hang_timeout_s=6.0, on_hang="fail")
     outcome = fits.outcome(
@@ -74,6 +86,7 @@ def test_a_hang_is_noticed_with_the_right_rank_and_line_and_acted_on(fits: Any, 
     assert [failure["kind"] for failure in outcome["failures"]][:1] == ["hung"]
 
 
+@ON_BOTH
 def test_a_hang_is_restarted_from_the_newest_commit_where_that_is_allowed(fits: Any) -> None:
     limits = FailureConfig(hang_timeout_s=2.0, max_failures=1)
     outcome = fits.outcome(hang_once, kind=TorchTrainer, failure_config=limits)
@@ -112,7 +125,9 @@ def test_what_only_takes_long_is_not_acted_on_and_nobody_else_is_blamed(
     assert len(over) == len(notices(fits, kind)), "what was noticed was withdrawn"
 
 
-def test_inline_a_pause_is_told_and_never_acted_on(fits: Any) -> None:
+def test_inline_a_pause_is_told_and_never_acted_on(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The session's cluster is below this process, and a look at all of it would outlast the pause.
+    monkeypatch.setattr(stacks, "_CHILDREN_WITHIN", 0.2)
     limits = FailureConfig(hang_timeout_s=1.5)
     outcome = fits.outcome(
         hanging.pause_alone, "inline", train_loop_config={"seconds": 3.0}, failure_config=limits
@@ -138,14 +153,18 @@ def test_a_stop_of_everything_is_nobodys_hang(fits: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(watchdog, "FLOOR", 3.0)
     trainer = fits.trainer(hanging.steady, kind=TorchTrainer, train_loop_config={"seconds": 8.0})
 
+    def ours() -> list[psutil.Process]:
+        """The server and what it has forked; a cluster that other stories play on is not of this one."""
+        servers = [psutil.Process(pid) for pid in server_pids()]
+        return [*servers, *(child for server in servers for child in server.children(recursive=True))]
+
     def stop_all() -> None:
-        while not any("rank" in p.name() for p in psutil.Process().children(recursive=True)):
+        while not any("rank" in process.name() for process in ours()):
             time.sleep(0.05)
         time.sleep(2.0)
+        everyone = [os.getpid(), *(process.pid for process in ours())]
         helper = os.fork()  # this process is stopped as well: somebody else must wake it
         if helper == 0:
-            everyone = [os.getppid(), *(p.pid for p in psutil.Process(os.getppid()).children(recursive=True))]
-            everyone = [pid for pid in everyone if pid != os.getpid()]
             for pid in everyone:
                 os.kill(pid, signal.SIGSTOP)
             time.sleep(4.0)

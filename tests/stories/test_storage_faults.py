@@ -2,6 +2,9 @@
 
 The storage is a real S3 server behind a proxy that can be told to misbehave. The run is in this process; its loop saves
 when it is told to, so that every fault comes at a known place of the story.
+
+The first plays on the cluster too, where other processes carry the files and every node has to prove that it sees the
+bucket. The others look into the staging area or at what the controller makes of a fault: told on one machine.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.s3_server import Proxy, S3Server
+from tests.stories.engines import ON_BOTH
 
 import powertrain
 from powertrain import (
@@ -93,14 +97,22 @@ class Listener(UserCallback):
 class Story:
     """One run on a thread, and what is told of it."""
 
-    def __init__(self, directory: Path, uri: str, last: int, workers: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        uri: str,
+        last: int,
+        workers: int = 1,
+        engine: str = "local",
+        **options: Any,
+    ) -> None:
         self._marks = directory / "marks"
         self._marks.mkdir()
         self.uri, self._listener = uri, Listener()
         self._trainer = DataParallelTrainer(
             save_when_told,
             train_loop_config={"marks": str(self._marks), "last": last},
-            scaling_config=ScalingConfig(num_workers=workers),
+            scaling_config=ScalingConfig(num_workers=workers, engine=engine),
             run_config=RunConfig(name="run", storage_path=uri, callbacks=[self._listener], **options),
         )
         self._outcome: list[Any] = []
@@ -177,11 +189,17 @@ def first_is_committed(story: Story) -> None:
 # --------------------------------------------------------------------------- storage is away for a while
 
 
+@ON_BOTH
 def test_storage_that_refuses_delays_commits_and_nothing_else(
-    s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server,
+    proxy: Proxy,
+    spool: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
 ) -> None:
     monkeypatch.setattr(controller, "_LAG_AFTER", 1.0)
-    with Story(tmp_path, proxy.uri("refuses"), last=5) as story:
+    with Story(tmp_path, proxy.uri(f"refuses-{engine}"), last=5, engine=engine) as story:
         first_is_committed(story)
         proxy.refuse()
         story.go(2, 3, 4, 5)
@@ -198,8 +216,9 @@ def test_storage_that_refuses_delays_commits_and_nothing_else(
     assert "refused" in lagged.reason
     assert story.rows(ev.Committed) == [1, 2, 3, 4, 5]
     assert not story.facts(ev.CheckpointFailed)
-    assert verified_rows(storage_of(s3, "refuses")) == [1, 2, 3, 4, 5]
-    kept = [fact.row for fact in journal.read(storage_of(s3, "refuses")) if isinstance(fact, ev.Committed)]
+    storage = storage_of(s3, f"refuses-{engine}")
+    assert verified_rows(storage) == [1, 2, 3, 4, 5]
+    kept = [fact.row for fact in journal.read(storage) if isinstance(fact, ev.Committed)]
     assert kept == [1, 2, 3, 4, 5]
     assert not [path for path in spool.rglob("*") if path.is_file()]
 

@@ -1,4 +1,8 @@
-"""``powertrain.remote`` and ``powertrain.get``: one function in one process."""
+"""``powertrain.remote`` and ``powertrain.get``: one function in one process.
+
+What a task gives, how it fails and how it is waited for is the same on a cluster, where tasks are Ray's own; what only
+those have is told in ``tests/test_tasks_on_ray.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ast
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,24 @@ from powertrain.engine import resources
 from powertrain.errors import ConfigError, ResourceError, TaskError
 
 
+@pytest.fixture(params=["here", "on the cluster"])
+def place(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where tasks run. This process is connected for one story only: the others are this machine's."""
+    if request.param == "here":
+        yield "here"
+        return
+    pytest.importorskip("ray")
+    nodes = request.getfixturevalue("ray_nodes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONBREAKPOINT", "")  # Ray changes it, and leaves it changed
+        powertrain.init(address=nodes.address)
+        try:
+            yield "on the cluster"
+        finally:
+            powertrain.shutdown()
+
+
+@pytest.mark.usefixtures("place")
 def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value() -> None:
     @powertrain.remote
     def add(a: int, b: int = 1) -> tuple[int, int]:
@@ -27,6 +50,7 @@ def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value() -> None:
     assert len({first[1], second[1], os.getpid()}) == 3
 
 
+@pytest.mark.usefixtures("place")
 def test_an_error_in_a_task_is_told_with_its_traceback() -> None:
     @powertrain.remote
     def divide(a: int) -> float:
@@ -55,7 +79,7 @@ def test_a_gpu_asked_for_on_a_machine_without_one_is_refused(monkeypatch: pytest
         task.remote()
 
 
-def test_a_task_that_takes_too_long_is_a_timeout(tmp_path: Any) -> None:
+def test_a_task_that_takes_too_long_is_a_timeout(tmp_path: Any, place: str) -> None:
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
 
@@ -65,7 +89,7 @@ def test_a_task_that_takes_too_long_is_a_timeout(tmp_path: Any) -> None:
             return file.read()
 
     task = wait_for.remote(str(fifo))
-    with pytest.raises(TimeoutError, match="wait_for"):
+    with pytest.raises(TimeoutError, match="wait_for" if place == "here" else "on the Ray cluster"):
         powertrain.get(task, timeout=0.1)
     fifo.write_text("gone on")
     assert powertrain.get(task) == "gone on"

@@ -1,4 +1,4 @@
-"""The stories under torchrun, which starts, ends and restarts the processes itself."""
+"""The stories under torchrun, which starts, ends and restarts the processes itself: no engine of ours places any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets under torchrun: each process makes its own, all read one order, and a second start goes on in it."""
+"""Datasets under torchrun only: each process makes its own, all read one order, and a second start goes on in it."""
 
 from __future__ import annotations
 

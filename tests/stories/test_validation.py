@@ -1,4 +1,9 @@
-"""Validations beside the training: their metrics join their checkpoints, and nothing they do hurts the run."""
+"""Validations beside the training: their metrics join their checkpoints, and nothing they do hurts the run.
+
+On the cluster play those in which the process of a validation does something: its value, its death, its time, a slot of
+its own, the end of the driver. GPUs are pretended on this machine only, and what a machine can never give a cluster
+may.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from typing import Any
 
 import pytest
 import validating
+from tests.stories.engines import ON_ALL, ON_ONE_MACHINE
 
 from powertrain import CheckpointConfig, DataParallelTrainer, ValidationConfig, ValidationTaskConfig
 from powertrain.checkpoint import commit
@@ -17,8 +23,6 @@ from powertrain.engine import resources
 from powertrain.result import Result
 from powertrain.run import events as ev
 from powertrain.storage import open_storage
-
-ENGINES = pytest.mark.parametrize("engine", ["local", "inline"])
 
 
 def fit(
@@ -55,7 +59,7 @@ def is_alive(pid: str) -> bool:
         return False
 
 
-@ENGINES
+@ON_ALL
 def test_the_metrics_of_a_validation_join_its_checkpoint(fits: Any, engine: str) -> None:
     config = ValidationConfig(
         fn=validating.score, task_config=ValidationTaskConfig(fn_kwargs={"best": 2}, timeout_s=60)
@@ -82,7 +86,7 @@ def test_the_metrics_of_a_validation_join_its_checkpoint(fits: Any, engine: str)
         assert log.read_text() == f"validating epoch {epoch}\n"
 
 
-@ENGINES
+@ON_ONE_MACHINE
 def test_a_validation_that_raises_fails_alone(fits: Any, engine: str) -> None:
     outcome = fit(fits, engine, ValidationConfig(fn=validating.refuse_the_first))
 
@@ -94,7 +98,7 @@ def test_a_validation_that_raises_fails_alone(fits: Any, engine: str) -> None:
     assert "in refuse_the_first: raise ValueError" in reason
 
 
-@ENGINES
+@ON_ALL
 def test_a_validation_whose_process_dies_fails_alone(fits: Any, engine: str) -> None:
     outcome = fit(fits, engine, ValidationConfig(fn=validating.die_at_the_first))
 
@@ -117,7 +121,7 @@ def test_what_is_no_dict_of_metrics_is_a_failure_that_says_so(fits: Any, functio
     assert words in ended(fits)[0].reason
 
 
-@ENGINES
+@ON_ALL
 def test_a_validation_that_takes_too_long_is_ended_with_all_it_started(
     fits: Any, engine: str, directory: Path
 ) -> None:
@@ -141,7 +145,7 @@ def test_retention_waits_for_validations_and_then_goes_by_their_metrics(fits: An
     )
 
 
-@ENGINES
+@ON_ONE_MACHINE
 def test_workers_can_wait_for_validations(fits: Any, engine: str) -> None:
     outcome = fit(fits, engine, ValidationConfig(fn=validating.score), {"consistency": "VALIDATED"})
 
@@ -169,7 +173,7 @@ def test_a_validation_that_nobody_can_make_is_refused_at_the_report(fits: Any) -
     assert "validation_config=ValidationConfig(fn=...)" in outcome["failures"][0]["message"]
 
 
-@ENGINES
+@ON_ONE_MACHINE
 def test_a_machine_that_cannot_give_what_a_validation_needs_fails_the_validation_only(
     fits: Any, engine: str
 ) -> None:
@@ -181,7 +185,7 @@ def test_a_machine_that_cannot_give_what_a_validation_needs_fails_the_validation
     assert "4096 CPU" in ended(fits)[0].reason
 
 
-@ENGINES
+@ON_ALL
 def test_a_validation_may_reserve_a_slot_of_its_own(fits: Any, engine: str) -> None:
     config = ValidationConfig(fn=validating.score, ray_remote_kwargs={"num_cpus": 1})
     outcome = fit(fits, engine, config)
@@ -189,7 +193,7 @@ def test_a_validation_may_reserve_a_slot_of_its_own(fits: Any, engine: str) -> N
     assert statuses(outcome) == ["VALIDATED"] * 3
 
 
-@ENGINES
+@ON_ONE_MACHINE
 def test_a_validation_sees_the_gpus_that_it_asked_for_and_no_others(
     fits: Any, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +204,7 @@ def test_a_validation_sees_the_gpus_that_it_asked_for_and_no_others(
     assert [fact.metrics for fact in ended(fits)] == [{"gpus": "0", "rank": None}] * 2, statuses(outcome)
 
 
-@ENGINES
+@ON_ONE_MACHINE
 def test_a_validation_that_asked_for_no_gpu_sees_none(
     fits: Any, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +226,7 @@ def test_a_function_that_cannot_travel_is_refused_before_the_training(fits: Any)
     assert "the captured variable 'lock'" in outcome["message"]
 
 
-@ENGINES
+@ON_ALL
 def test_a_killed_driver_leaves_no_validation_and_the_next_start_makes_it_again(
     stories: Any, engine: str
 ) -> None:

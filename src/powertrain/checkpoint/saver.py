@@ -203,6 +203,14 @@ def share_directory(root: str, attempt: int, rank: int) -> str:
     return os.path.join(root, f"attempt-{attempt}", f"rank-{rank:05d}")
 
 
+def remove_earlier_shares(root: str, attempt: int) -> None:
+    """Remove what attempts before this one have left: a new one begins when all that can be committed is."""
+    for directory in Path(root).glob("attempt-*"):
+        number = directory.name.partition("-")[2]
+        if number.isdigit() and int(number) < attempt:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
 def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, wire.Point]:
     """The reports of a rank whose shares are whole and still staged, by row."""
     found: dict[int, wire.Point] = {}

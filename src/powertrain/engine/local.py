@@ -127,8 +127,12 @@ class _Child:
 class WarmServer:
     """The driver's end of one warm server."""
 
-    def __init__(self, *, preloads_torch: bool = True) -> None:
-        """Start it; the server warms up while the caller goes on."""
+    def __init__(self, *, preloads_torch: bool = True, apart: bool = False) -> None:
+        """Start it; the server warms up while the caller goes on.
+
+        ``apart`` makes it no child of this process, for one whose children others end together with it: the server must
+        outlive this process to end what its workers have started.
+        """
         from powertrain.engine import server as protocol
 
         self._protocol = protocol
@@ -139,7 +143,7 @@ class WarmServer:
         self._lock = threading.Lock()
         self._children: dict[str, _Child] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        start = _start_clean if self.unsafe else _start_forked
+        start = _start_apart if apart else _start_clean if self.unsafe else _start_forked
         self.pid = start(theirs, preloads_torch)
         theirs.close()
         self.alive = True
@@ -286,15 +290,32 @@ def _blank_descriptors(keep: set[int]) -> None:
 
 
 def _start_clean(theirs: socket.socket, preloads_torch: bool) -> int:
+    server = subprocess.Popen(
+        _clean_command(theirs, preloads_torch), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+    )
+    server.returncode = 0  # it is waited for by its pid: the object has no say in it, and must not complain
+    return server.pid
+
+
+def _start_apart(theirs: socket.socket, preloads_torch: bool) -> int:
+    """By way of a shell that is gone at once: then it is nobody's child but the system's."""
+    shell = subprocess.run(
+        ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *_clean_command(theirs, preloads_torch)],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return int(shell.stdout)
+
+
+def _clean_command(theirs: socket.socket, preloads_torch: bool) -> list[str]:
+    """What a fresh interpreter is told to become the server."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from powertrain.engine.server import serve_clean; "
         f"serve_clean({theirs.fileno()}, {os.getpid()}, {time.time()!r}, {preloads_torch})"
     )
-    server = subprocess.Popen(
-        [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-    )
-    server.returncode = 0  # it is waited for by its pid: the object has no say in it, and must not complain
-    return server.pid
+    return [sys.executable, "-c", code]
 
 
 _server: WarmServer | None = None

@@ -2,7 +2,7 @@
 
 The agent talks to the driver over the run's own wire, so a network that is cut for a while loses nothing. It starts one
 warm server, which all processes are forked from, and beats once a second. When the driver has been silent for so long
-that it must have given the node up, the agent ends everything: nobody works on for a run that goes on elsewhere.
+that it will give the node up, the agent ends everything: nobody works on for a run that goes on elsewhere.
 
 Whatever ends the agent's process ends the rest: the server hangs on the agent, and what it forked on the server.
 """
@@ -12,23 +12,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import itertools
 import os
 import pickle
 import secrets
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 import zipfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from powertrain import wire
-from powertrain.checkpoint.saver import sealed_reports
+from powertrain.checkpoint.saver import remove_earlier_shares, sealed_reports
 from powertrain.engine import process
 from powertrain.engine.base import ProcessSpec, Slot
 from powertrain.engine.local import WarmServer
@@ -39,15 +41,19 @@ from powertrain.version import __version__
 from powertrain.worker.main import LAUNCH_DIR_VARIABLE
 from powertrain.worker.mark import marked_row
 
-#: Seconds of silence after which an agent takes its driver for gone. The driver gives a silent node up earlier.
-FENCED_AFTER = 20.0
+#: Seconds of silence after which an agent ends everything. Before the driver gives the node up (``ray.LOST_AFTER``), so
+#: that what the run starts elsewhere never meets it; but a cut of 4 s heals, whose end TCP may notice 3 s late.
+FENCED_AFTER = 12.0
 _BEAT_EVERY = 1.0
 #: Messages in one batch, and bytes of output that may wait to be sent: beyond it whoever prints waits.
 _BATCH, _OUTPUT_LIMIT = 256, 16 * 2**20
 #: Seconds for the processes to be gone and the last words to be heard.
 _END_WITHIN = 8.0
-#: Where a node finds the files of the launch directory that came with the run, below its runtime directory.
-_LAUNCH = "launch"
+#: Where a node has the files that came with the run below its runtime directory: those of the launch directory, and of
+#: the script's own.
+LAUNCH, SCRIPT = "launch", "script"
+#: What of a launch directory is shipped: files up to this size, so many, and so much of them together.
+_LARGEST_FILE, _MOST_FILES, _MOST_BYTES = 32 * 2**20, 5000, 200 * 2**20
 #: The file by which nodes know the driver's own runtime directory.
 _TOKEN = "driver"
 #: Seconds for which a node tries to reach the storage.
@@ -74,14 +80,14 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     answer: str = ""
     #: False for processes that need no torch.
     preloads_torch: bool = True
+    #: Where the driver finds modules. Workers look there too, after all else, as far as the node has it.
+    import_path: list[str] = []
 
 
 class NodeAgent:
     """Lives in a process of its own on its node. ``run`` returns when all is over."""
 
-    def __init__(self, spec: NodeSpec, parcels: Callable[[], Mapping[str, bytes]] = dict) -> None:
-        """``parcels`` fetches archives of directories, by where they are to be unpacked; "" is the launch directory.
-        It is not called where the driver's own directories are there."""
+    def __init__(self, spec: NodeSpec) -> None:
         self._spec = spec
         self._is_drivers_machine = read_token(spec.runtime_dir) == spec.token
         self._owned: list[Path] = []
@@ -97,21 +103,33 @@ class NodeAgent:
         self._output = OutputReader()
         self._output.deliver = self._printed
         self._link = wire.Link(spec.door, -1, 0)
-        problem = self._make_ready(parcels)
+        self._greet(self._make_ready(), wants_files=not self._is_drivers_machine)
+
+    def bring(self, parcels: Mapping[str, bytes]) -> None:
+        """Unpack archives of directories, by where they are to be: a path, :data:`LAUNCH` or :data:`SCRIPT`."""
+        problem = ""
+        try:
+            self._unpack(parcels)
+        except (OSError, zipfile.BadZipFile) as error:
+            problem = f"the run's files cannot be unpacked there: {error}"
+        self._greet(problem, wants_files=False)
+
+    def _greet(self, problem: str, *, wants_files: bool) -> None:
         self._say(
             wire.NodeReady(
                 pid=os.getpid(),
                 host=socket.gethostname(),
-                address=spec.address,
+                address=self._spec.address,
                 version=__version__,
                 problem=problem,
+                wants_files=wants_files,
             )
         )
 
     # -- the agent's thread
 
-    def run(self) -> None:
-        """Do what the driver says, until it says to end or is gone."""
+    def run(self) -> str:
+        """Do what the driver says, until it says to end or is gone. Returns why it was never heard of, or ""."""
         last_beat = 0.0
         self._is_going = True  # unless it is told to end, what ends with it is lost
         try:
@@ -120,10 +138,12 @@ class NodeAgent:
                 for command in commands:
                     if isinstance(command, wire.EndNode):
                         self._is_going = False
-                        return
+                        return ""
                     self._do(command)
-                if self._link.silence > FENCED_AFTER:
-                    return
+                if self._link.reached and self._link.silence > FENCED_AFTER:
+                    return ""
+                if why := self._link.why_unreachable():
+                    return f"it cannot reach the run at {self._link.endpoint}: {why}"
                 now = time.monotonic()
                 if now - last_beat >= _BEAT_EVERY and self._link.room > 0:
                     last_beat = now
@@ -172,6 +192,8 @@ class NodeAgent:
     def _start(self, command: wire.StartProcess) -> None:
         id = command.id
         self._processes[id] = command
+        if command.rank >= 0 and not self._is_drivers_machine and command.staging:
+            remove_earlier_shares(command.staging, command.attempt)  # the controller cannot reach them
         if self._server is None or not self._server.alive:
             self._server = self._start_server()
         read, write = os.pipe()
@@ -233,21 +255,24 @@ class NodeAgent:
 
     # -- beginning and end
 
-    def _make_ready(self, parcels: Callable[[], Mapping[str, bytes]]) -> str:
+    def _make_ready(self) -> str:
         """Make the run's directories and prove that the storage is the driver's; returns what is wrong, or ""."""
         if self._spec.version != __version__:
             return f"it has Powertrain {__version__}, and the driver {self._spec.version}: install the same everywhere"
+        sys.path += [
+            entry for entry in self._spec.import_path if entry not in sys.path and os.path.exists(entry)
+        ]
         try:
             if not self._is_drivers_machine:
                 for path in (self._spec.runtime_dir, *self._spec.directories):
                     self._own(Path(path))
-                self._unpack(parcels())
-            problem = prove_storage(self._spec)
-            if not problem:
-                self._server = self._start_server()
-            return problem
         except OSError as error:
-            return f"the run's directories cannot be made there: {error}"
+            return (
+                f"the run's directories cannot be made there: {error}. They are below XDG_RUNTIME_DIR and TMPDIR of "
+                "the script: set these to paths that every node has, such as /tmp"
+            )
+        self._server = self._start_server()  # from here on the directories go when this process does
+        return prove_storage(self._spec)
 
     def _own(self, path: Path) -> None:
         """Make a directory of the run here. A lock says that it is in use: what nobody holds is swept by other runs."""
@@ -259,15 +284,18 @@ class NodeAgent:
 
     def _unpack(self, parcels: Mapping[str, bytes]) -> None:
         for place, archive in parcels.items():
-            target = Path(place) if place else Path(self._spec.runtime_dir, _LAUNCH)
+            target = Path(self._spec.runtime_dir, place)  # or the place itself, where it is a whole path
             target.mkdir(parents=True, exist_ok=True)
             with zipfile.ZipFile(io.BytesIO(archive)) as content:
                 content.extractall(target)
-            if not place:
+            if place in (LAUNCH, SCRIPT):
+                sys.path.insert(0, str(target))  # what is forked from here on finds modules there
+            if place == LAUNCH:
                 self._launch_dir = str(target)
 
     def _start_server(self) -> WarmServer:
-        server = WarmServer(preloads_torch=self._spec.preloads_torch)
+        # A Ray process that ends kills its children, and with them all that could end their children's.
+        server = WarmServer(preloads_torch=self._spec.preloads_torch, apart=True)
         server.sweep_if_orphaned(self._spec.runtime_dir, [str(path) for path in self._owned])
         return server
 
@@ -281,7 +309,8 @@ class NodeAgent:
                 self._server.kill(id, signal.SIGKILL)
         deadline = time.monotonic() + _END_WITHIN
         while (self._processes or self._outbox or not self._link.settled) and time.monotonic() < deadline:
-            if self._link.silence > FENCED_AFTER and not self._processes:
+            nobody_listens = not self._link.reached or self._link.silence > FENCED_AFTER
+            if nobody_listens and not self._processes:
                 break
             self._link.poll(0.05)
             self._send()
@@ -317,16 +346,39 @@ def read_token(runtime_dir: str) -> str:
 
 
 def pack(directory: str) -> bytes:
-    """An archive of what modules of ``directory`` may need: its files, but for hidden ones, environments and caches."""
+    """An archive of all that is in ``directory``."""
+    return _archive(directory, [str(path) for path in sorted(Path(directory).rglob("*")) if path.is_file()])
+
+
+def pack_modules(directory: str) -> bytes:
+    """An archive of what modules of ``directory`` may need: its files, but for hidden ones, environments and caches.
+
+    A launch directory may hold anything. Large files are left out; of a directory with too many or too much only the
+    modules that lie in it directly come along.
+    """
+    files = list(itertools.islice(_shipped_files(directory), _MOST_FILES + 1))
+    if len(files) > _MOST_FILES or sum(map(os.path.getsize, files)) > _MOST_BYTES:
+        files = [str(path) for path in sorted(Path(directory).glob("*.py"))]
+    return _archive(directory, files)
+
+
+def _archive(directory: str, files: Sequence[str]) -> bytes:
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for folder, folders, files in os.walk(directory):
-            folders[:] = sorted(name for name in folders if _is_shipped(os.path.join(folder, name)))
-            for name in sorted(files):
-                path = os.path.join(folder, name)
-                if not name.startswith(".") and os.path.isfile(path):
-                    archive.write(path, os.path.relpath(path, directory))
+    with zipfile.ZipFile(
+        content, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
+    ) as archive:
+        for path in files:
+            archive.write(path, os.path.relpath(path, directory))
     return content.getvalue()
+
+
+def _shipped_files(directory: str) -> Iterator[str]:
+    for folder, folders, files in os.walk(directory):
+        folders[:] = sorted(name for name in folders if _is_shipped(os.path.join(folder, name)))
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            if not name.startswith(".") and os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_FILE:
+                yield path
 
 
 def _is_shipped(folder: str) -> bool:

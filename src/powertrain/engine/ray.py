@@ -1,10 +1,11 @@
 """A Ray cluster: Ray finds the room, and everything else is ours.
 
-For each worker an actor holds what the worker needs. A run of a fixed size has them in one placement group, so that it
-gets all or nothing; an elastic run takes each as it comes. On each node that has a slot an agent
-(:mod:`powertrain.engine.node`) starts the processes; what is said between it and this process goes over the run's own
-wire, never through Ray. So a network that is cut for seconds loses nothing, and one that stays cut is a silence on
-both sides: this side gives the node up first, and the other ends what it started.
+A run of a fixed size has one placement group with a bundle for each worker, so that it gets all or nothing; an elastic
+run has an actor for each, which holds what the worker needs, and takes them as they come. Bundles get such an actor
+too where it has something to tell (the GPUs that Ray chose) or to do (feeding the worker). On each node that has a
+slot an agent (:mod:`powertrain.engine.node`) starts the processes; what is said between it and this process goes over
+the run's own wire, never through Ray. So a network that is cut for seconds loses nothing, and one that stays cut is a
+silence on both sides: the node ends what it has started, and then this side gives it up.
 
 All of Ray is asked on one thread. It wakes when Ray has an answer, and once a second to look at the cluster, for which
 Ray has no event.
@@ -19,6 +20,7 @@ import pickle
 import queue
 import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -59,15 +61,14 @@ from powertrain.engine.base import (
 from powertrain.engine.output import append, open_log
 from powertrain.engine.ray_actors import AgentActor, SlotActor, Whereabouts, own_address
 from powertrain.engine.ray_streams import FedProcess, Stream, Streams
-from powertrain.errors import EngineError, ResourceError
+from powertrain.errors import ConfigError, EngineError, ResourceError
 from powertrain.storage import Storage
 from powertrain.version import __version__
 
 _logger = logging.getLogger("powertrain")
 _numbers = itertools.count(1)
-#: Seconds of silence after which a node is given up. Shorter than ``node.FENCED_AFTER`` would be too late for nobody,
-#: but a cut of a few seconds must pass unnoticed.
-LOST_AFTER = 10.0
+#: Seconds of silence after which a node is given up: by then it has ended what it had started for the run.
+LOST_AFTER = node.FENCED_AFTER + 3.0
 _LOOK_EVERY = 1.0
 #: Seconds for a look at a process of another node, and for all nodes to end.
 _LOOK_WITHIN, _END_WITHIN = 6.0, 10.0
@@ -75,8 +76,17 @@ _LOOK_WITHIN, _END_WITHIN = 6.0, 10.0
 _FORGIVEN = 60.0
 #: Seconds in which an actor that has room is there.
 _STARTS_WITHIN = 5.0
+#: How often an actor is started that ends before it is there.
+_TRIES = 5
 #: The claim under which processes beside the slots are kept.
 _ATTENDANTS = "attendants"
+#: What to do about a node that is not like the others.
+_SAME_STORAGE = (
+    "Every node must see the same storage and have the same version of Powertrain: set RunConfig(storage_path=...) to "
+    "a shared file system or an object store such as s3://bucket/path."
+)
+#: What Ray says of actors that ended, with their nodes or by themselves.
+_GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +97,10 @@ class RayOptions:
     #: The run's directories, the same on every node; the first of them is the driver's runtime directory.
     runtime_dir: str
     directories: Sequence[str] = ()
-    #: The directory whose modules workers may import; "" where nothing is shipped.
-    launch_dir: str = ""
+    #: Directories whose modules workers may import, by what nodes call them: ``node.LAUNCH``, ``node.SCRIPT``.
+    modules: Mapping[str, str] = field(default_factory=dict)
+    #: Where the driver finds modules.
+    import_path: Sequence[str] = ()
     #: Directories of the driver that every node needs a copy of.
     copied: Sequence[str] = ()
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
@@ -117,6 +129,29 @@ def connect(address: str | None = None, **options: Any) -> None:
             f"This process cannot connect to {where}: {error} Check the address ('auto' finds a cluster on this "
             "machine), or start a cluster with 'ray start --head'."
         ) from error
+
+
+def uploaded(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``runtime_env`` as an actor may have it: what names directories of this machine names copies in the cluster.
+
+    Ray does that by itself for a whole job only. Raises :class:`ConfigError` for what Ray would not take.
+    """
+    from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
+    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+
+    env = dict(runtime_env)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            for upload in (upload_py_modules_if_needed, upload_working_dir_if_needed):
+                env = upload(env, include_gitignore=True, scratch_dir=scratch, logger=_logger)
+        env.pop("excludes", None)  # it was for the upload
+        ray.runtime_env.RuntimeEnv(**env)
+    except (ValueError, TypeError, OSError, ray.exceptions.RuntimeEnvSetupError) as error:
+        raise ConfigError(
+            f"ScalingConfig(engine_options={{'runtime_env': ...}}) cannot be used: {str(error).rstrip('. ')}. Ray's "
+            "documentation says what a runtime_env may hold."
+        ) from error
+    return env
 
 
 def nodes() -> list[cluster.Node]:
@@ -158,6 +193,9 @@ class _Node:
     key: bytes
     heard: float
     host: str = ""
+    address: str = ""
+    #: True once it has been heard of, and once processes can be started on it.
+    greeted: bool = False
     ready: bool = False
     problem: str = ""
     #: Once True nothing that it says counts any more.
@@ -167,12 +205,16 @@ class _Node:
 
 @dataclass(eq=False)
 class _Holder:
-    """What holds the resources of one slot: an actor, in a bundle of a group or by itself."""
+    """What holds the resources of one slot: a bundle of a group, an actor, or an actor in a bundle."""
 
     claim: str
+    #: Which worker of the claim it is for, and which bundle of the group.
+    number: int
     index: int
+    #: None where the bundle is enough.
     actor: Any
     group: _Group | None
+    tries: int = 1
     where: Whereabouts | None = None
     slot: Slot | None = None
     #: True once its slot is given back or lost.
@@ -229,6 +271,8 @@ class RayEngine:
         self._looks: dict[int, wire.ProcessSeen | None] = {}
         self._watched: SlotShape | None = None
         self._told_capacity = -1
+        #: The cluster at the last look. The engine's thread only.
+        self._seen: Sequence[cluster.Node] = ()
         self._told_waiting: dict[str, str] = {}
         self._drained: set[str] = set()
         #: When nodes were given up.
@@ -237,6 +281,9 @@ class RayEngine:
         self._parcels: dict[str, Any] | None = None
         self._trainer_holder: Any = None
         self._trouble = ""
+        #: What is done at the next look at the cluster, and how often it has failed. The engine's thread only.
+        self._later: list[Callable[[], None]] = []
+        self._failures: Counter[Callable[[], None]] = Counter()
         self._streams = Streams(options.streams)
         self._closed = False
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -360,8 +407,8 @@ class RayEngine:
             self._closed = True
             self._events = lambda _: None
             self._changed.notify_all()
-            # One that is not ready has started nothing: its actor is ended below.
-            open_nodes = [f for f in self._nodes.values() if f.ready and not (f.lost or f.over)]
+            # One that has not been heard of has started nothing: its actor is ended below.
+            open_nodes = [f for f in self._nodes.values() if f.greeted and not (f.lost or f.over)]
         for found in open_nodes:
             self._send(found, wire.EndNode())
         with self._changed:
@@ -379,7 +426,6 @@ class RayEngine:
 
     def _run(self) -> None:
         look_at = time.monotonic() + _LOOK_EVERY
-        failed: list[Callable[[], None]] = []
         while True:
             try:
                 task = self._todo.get(timeout=max(0.0, look_at - time.monotonic()))
@@ -387,19 +433,35 @@ class RayEngine:
                     return
                 tasks = [task]
             except queue.Empty:
-                tasks, failed = [*failed, self._look_at_cluster], []
+                tasks, self._later = [*self._later, self._look_at_cluster], []
                 look_at = time.monotonic() + _LOOK_EVERY
             for task in tasks:
                 try:
                     task()
                 except Exception as error:  # of Ray: the cluster may be going away
-                    failed += [task] if task != self._look_at_cluster else []
-                    self._tell_trouble(f"{type(error).__name__}: {error}")
+                    self._failed(task, error)
 
-    def _tell_trouble(self, problem: str) -> None:
+    def _failed(self, task: Callable[[], None], error: Exception) -> None:
+        """Ray did not do it: it is tried again for a while, since a cluster may be busy, and then given up."""
+        problem = f"{type(error).__name__}: {error}"
         if problem != self._trouble:
             self._trouble = problem
             _logger.warning("Ray could not do what it was asked (%s). It is asked again.", problem)
+        if task == self._look_at_cluster or self._closed:
+            return
+        self._failures[task] += 1
+        if self._failures[task] < _TRIES:
+            self._later.append(task)
+            return
+        self._refuse(f"Ray could not do what the run needs: {problem}")
+
+    def _refuse(self, reason: str) -> None:
+        """Tell that what is still waited for will never come."""
+        with self._changed:
+            granted = {id: sum(h.slot is not None for h in holders) for id, holders in self._holders.items()}
+            waiting = [claim.id for claim in self._claims.values() if granted[claim.id] < claim.count]
+        for id in waiting:
+            self._events(Refused(id, reason))
 
     def _then(self, reference: Any, act: Callable[[Any, BaseException | None], None]) -> None:
         """Call ``act`` on the engine's thread with what ``reference`` stands for, or with why there is nothing."""
@@ -428,10 +490,10 @@ class RayEngine:
         rest = range(len(reused), claim.count)
         if not rest:
             return
+        self._reserve_for_trainer()
         if claim.shape.gang and needs:
             self._place_together(claim, rest)
         else:
-            self._reserve_for_trainer()
             for number in rest:
                 self._hold(claim, number, None, -1)
 
@@ -439,10 +501,6 @@ class RayEngine:
         shape = claim.shape
         bundles = [cluster.demand(shape) for _ in numbers]
         selectors = [cluster.selector(shape, number) for number in numbers]
-        trainer = {name: amount for name, amount in self._options.trainer_resources.items() if amount}
-        if trainer and self._trainer_holder is None:
-            self._trainer_holder = "in a group"
-            bundles, selectors = [*bundles, trainer], [*selectors, {}]
         group = _Group(
             placement_group(
                 bundles,
@@ -457,11 +515,25 @@ class RayEngine:
 
         def ready(_: Any, error: BaseException | None) -> None:
             if error is None and group in self._groups and not self._closed:
-                self._start_agents(placement_group_table(group.group)["bundles_to_node_id"].values())
+                nodes_of_bundles = placement_group_table(group.group)["bundles_to_node_id"]
+                self._start_agents(nodes_of_bundles.values())
                 for index, number in enumerate(numbers):
-                    self._hold(claim, number, group, index)
+                    self._take_bundle(claim, number, group, index, nodes_of_bundles[index])
+                self._grant_who_is_ready()
 
         self._then(group.group.ready(), ready)
+
+    def _take_bundle(self, claim: RayClaim, number: int, group: _Group, index: int, node_id: str) -> None:
+        """Have one worker's resources in a bundle that Ray has placed: without an actor where nothing would be asked of
+        it, since its process would start just when the node has most to do."""
+        found = self._nodes.get(node_id)
+        if claim.shape.gpus or self._streams or found is None:
+            self._hold(claim, number, group, index)
+            return
+        group.used.add(index)
+        where = Whereabouts(node_id, found.address, found.host, gpus=())
+        with self._changed:
+            self._holders[claim.id].append(_Holder(claim.id, number, index, None, group, where=where))
 
     def _reserve_for_trainer(self) -> None:
         amounts = {name: amount for name, amount in self._options.trainer_resources.items() if amount}
@@ -473,14 +545,14 @@ class RayEngine:
         return ray.remote(SlotActor).options(
             num_cpus=needs.get("CPU", 0),
             num_gpus=needs.get("GPU", 0),
-            memory=needs.get("memory"),
+            memory=int(needs["memory"]) if needs.get("memory") else None,
             resources=custom,
             runtime_env=dict(self._options.runtime_env) or None,
             max_concurrency=100,
             **options,
         )
 
-    def _hold(self, claim: RayClaim, number: int, group: _Group | None, index: int) -> None:
+    def _hold(self, claim: RayClaim, number: int, group: _Group | None, index: int, tries: int = 1) -> None:
         """Start the actor that holds one worker's resources."""
         options: dict[str, Any] = {}
         if group is not None:
@@ -493,7 +565,7 @@ class RayEngine:
         elif claim.shape.placement == "SPREAD":
             options["scheduling_strategy"] = "SPREAD"
         actor = self._actor(cluster.demand(claim.shape), **options).remote()
-        holder = _Holder(claim.id, index, actor, group)
+        holder = _Holder(claim.id, number, index, actor, group, tries)
         with self._changed:
             self._holders[claim.id].append(holder)
         self._then(actor.where.remote(), lambda where, error: self._found(holder, where, error))
@@ -511,14 +583,21 @@ class RayEngine:
         self._grant_who_is_ready()
 
     def _try_again(self, holder: _Holder, error: BaseException | None) -> None:
-        """Its node went away before the actor was there, or it could not be started at all."""
+        """Its node went away before the actor was there; or it cannot be started at all, and the claim never met."""
         claim = self._claims[holder.claim]
-        self._forget(holder)
-        if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
-            self._events(Waiting(claim.id, 0, f"the runtime_env cannot be set up: {error}"))
+        with self._changed:
+            holder.gone = True
+            self._holders[claim.id].remove(holder)
+        _kill(holder.actor)
+        if claim.id in self._withdrawn:
             return
-        if claim.id not in self._withdrawn:
-            self._hold(claim, 0, holder.group, holder.index)
+        if holder.tries >= _TRIES or isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+            self._events(
+                Refused(claim.id, f"Ray cannot start what a worker's resources are held by: {error}")
+            )
+            return
+        again = partial(self._hold, claim, holder.number, holder.group, holder.index, holder.tries + 1)
+        self._later.append(again)
 
     def _start_agents(self, ids: Any) -> None:
         for id in dict.fromkeys(ids):
@@ -544,17 +623,26 @@ class RayEngine:
             proof=self._proof,
             answer=f"{self._proof}-{id}",
             preloads_torch=self._options.preloads_torch,
+            import_path=list(self._options.import_path),
         )
         kind: Any = ray.remote(AgentActor)
         agent = kind.options(
             num_cpus=0,
             runtime_env=dict(self._options.runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
-        ).remote(msgspec.msgpack.encode(spec), self._shipped())
-        started = _Node(id, agent, door.keys.public, time.monotonic(), host=facts["NodeManagerHostname"])
+            max_concurrency=2,
+        ).remote(msgspec.msgpack.encode(spec))
+        started = _Node(
+            id,
+            agent,
+            door.keys.public,
+            time.monotonic(),
+            host=facts["NodeManagerHostname"],
+            address=facts["NodeManagerAddress"],
+        )
         with self._changed:
             self._nodes[id] = started
-        self._then(agent.run.remote(), lambda _, error: self._agent_ended(started, error))
+        self._then(agent.run.remote(), partial(self._agent_ended, started))
 
     def _pickled_storage(self) -> bytes:
         """The storage for a node to prove that it sees it; what it has to find there is written first."""
@@ -566,12 +654,13 @@ class RayEngine:
         return pickle.dumps(self._storage)
 
     def _shipped(self) -> dict[str, Any]:
-        """References to what every node gets that is not the driver's machine."""
+        """References to what a node gets that does not share the driver's files."""
         if self._parcels is None:
-            places = {path: path for path in self._options.copied if os.path.isdir(path)}
-            if self._options.launch_dir and "working_dir" not in self._options.runtime_env:
-                places[""] = self._options.launch_dir
-            self._parcels = {place: ray.put(node.pack(path)) for place, path in places.items()}
+            copied = [path for path in self._options.copied if os.path.isdir(path)]
+            self._parcels = {path: ray.put(node.pack(path)) for path in copied}
+            for place, path in self._options.modules.items():
+                if path and "working_dir" not in self._options.runtime_env:
+                    self._parcels[place] = ray.put(node.pack_modules(path))
         return self._parcels
 
     def _grant_who_is_ready(self) -> None:
@@ -641,7 +730,7 @@ class RayEngine:
         if holder is not None:
             self._todo.put(lambda: self._forget(holder))
 
-    def _forget(self, holder: _Holder, *, lost: bool = False) -> None:
+    def _forget(self, holder: _Holder) -> None:
         """Its resources are free again; those of a bundle when the whole group is."""
         with self._changed:
             if holder.gone:
@@ -669,7 +758,7 @@ class RayEngine:
             pending = [holder for holder in self._holders.get(claim, []) if holder.slot is None]
         for holder in pending:
             self._forget(holder)
-        for group in [g for g in self._groups if not g.used and not g.vacant]:
+        for group in [g for g in self._groups if g.claim == claim and not g.used and not g.vacant]:
             self._remove(group)
 
     def _holder_ended(self, holder: _Holder, error: BaseException | None) -> None:
@@ -699,15 +788,26 @@ class RayEngine:
             if id is not None and not process.node.lost:
                 self._send(process.node, wire.SignalProcess(id=id, number=int(signal.SIGKILL)))
         if holder is not None:
-            self._forget(holder, lost=True)
+            self._forget(holder)
         if holder is not None or process is not None:
             self._events(SlotLost(slot, reason))
 
-    def _agent_ended(self, ended: _Node, error: BaseException | None) -> None:
+    def _agent_ended(self, ended: _Node, unreachable: str | None, error: BaseException | None) -> None:
+        """``unreachable`` is why the agent has never come through to this process, where that is why it ended."""
         with self._changed:
             ended.over = True
             self._changed.notify_all()
-        if not self._closed and not ended.lost:
+        if self._closed or ended.lost:
+            return
+        if unreachable:
+            advice = (
+                "A firewall may be in between: open the port that RunConfig(port=...) names, from every node to the "
+                "one on which the script runs."
+            )
+            self._refuse_node(ended, unreachable, advice)
+        elif isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
+            self._refuse_node(ended, f"what starts workers there failed: {error}", "")
+        else:
             self._lose_node(ended, f"the node {ended.host} is gone: what the run had there has ended")
 
     def _lose_node(self, lost: _Node, reason: str) -> None:
@@ -729,6 +829,8 @@ class RayEngine:
             ]
         assert self._hub is not None
         self._hub.expel(lost.key)
+        # Before the losses: a run that goes on with fewer workers must not think that there is room for more.
+        self._tell_capacity(self._seen)
         for slot in [*held, *beside]:
             self._lose_slot(slot, f"{reason} ({lost.host})" if lost.host not in reason else reason)
         _kill(lost.agent)
@@ -768,13 +870,16 @@ class RayEngine:
                     self._looks[message.ask] = message
                 self._changed.notify_all()
         elif isinstance(message, wire.NodeReady):
+            found.greeted = True
             self._todo.put(lambda: self._node_ready(found, message))
 
     def _node_ready(self, found: _Node, message: wire.NodeReady) -> None:
+        if message.wants_files and not message.problem:
+            self._then(found.agent.bring.remote(self._shipped()), partial(self._brought, found))
+            return
         problem = message.problem or self._missing_answer(found)
         if problem:
-            found.problem = problem
-            self._refuse_node(found)
+            self._refuse_node(found, problem, _SAME_STORAGE)
             return
         found.ready = True
         self._grant_who_is_ready()
@@ -791,15 +896,17 @@ class RayEngine:
             return f"the driver cannot read the storage {self._storage.uri}: {error}"
         return ""
 
-    def _refuse_node(self, found: _Node) -> None:
-        """Nothing may run on a node that has another storage: say so, and end before anything was trained."""
-        reason = (
-            f"The node {found.host} cannot take part in the run: {found.problem}. Every node must see the same storage "
-            "and have the same version of Powertrain: set RunConfig(storage_path=...) to a shared file system or an "
-            "object store such as s3://bucket/path."
-        )
-        for claim in list(self._claims.values()):
-            self._events(Refused(claim.id, reason))
+    def _brought(self, found: _Node, _: None, error: BaseException | None) -> None:
+        """The run's files are on their way into a node's directories, or not: one that is gone is told as lost."""
+        if error is not None and not (self._closed or found.lost or isinstance(error, _GONE)):
+            self._refuse_node(found, f"the run's files cannot be brought to it: {error}", "")
+
+    def _refuse_node(self, found: _Node, problem: str, advice: str) -> None:
+        """Nothing may run on a node that has another storage, say: tell so, and end before anything was trained."""
+        found.problem = problem
+        what = problem.rstrip(".")
+        self._lost_at[found.id] = float("inf")  # it is no room for us
+        self._refuse(f"The node {found.host} cannot take part in the run: {what}. {advice}".rstrip())
 
     def _printed(self, message: wire.ProcessOutput) -> None:
         process = self._processes.get(message.id)
@@ -856,11 +963,22 @@ class RayEngine:
         for found in list(self._nodes.values()):
             if not found.lost and not found.over and found.ready and now - found.heard > LOST_AFTER:
                 self._lose_node(found, f"nothing was heard of {found.host} for {LOST_AFTER:g} s")
-        seen = nodes()
+        self._look_at_groups()
+        seen = self._seen = nodes()
         for claim in list(self._claims.values()):
             self._tell_waiting(claim, seen)
         self._tell_capacity(seen)
         self._tell_drains()
+
+    def _look_at_groups(self) -> None:
+        """A group that somebody else has removed holds nothing any more."""
+        for group in list(self._groups):
+            if placement_group_table(group.group).get("state", "REMOVED") != "REMOVED":
+                continue
+            with self._changed:
+                slots = [h.slot for h in self._slots.values() if h.group is group and h.slot is not None]
+            for slot in slots:
+                self._lose_slot(slot, f"the placement group of its resources on {slot.host} was removed")
 
     def _tell_waiting(self, claim: RayClaim, seen: Sequence[cluster.Node]) -> None:
         with self._changed:
@@ -896,8 +1014,12 @@ class RayEngine:
             shape = self._watched
             if shape is None:
                 return
+            lost = {found.id for found in self._nodes.values() if found.lost}
             held = Counter(
-                h.where.node for hs in self._holders.values() for h in hs if h.where and not h.gone
+                h.where.node
+                for hs in self._holders.values()
+                for h in hs
+                if h.where and not h.gone and h.where.node not in lost
             )
         count = cluster.capacity(seen, shape, held)
         if count != self._told_capacity:
@@ -918,6 +1040,8 @@ class RayEngine:
 
     def _leave_cluster(self) -> None:
         """Give back what is left: only actors and groups, since no process of ours lives any more."""
+        if not ray.is_initialized():  # the user has left the cluster, and all of it is gone with that
+            return
         with self._changed:
             holders = [holder for holders in self._holders.values() for holder in holders]
             agents = [found.agent for found in self._nodes.values()]
@@ -927,7 +1051,7 @@ class RayEngine:
             self._by_slot.clear()
         for actor in [*(holder.actor for holder in holders), *agents]:
             _kill(actor)
-        if self._trainer_holder is not None and not isinstance(self._trainer_holder, str):
+        if self._trainer_holder is not None:
             _kill(self._trainer_holder)
         for group in self._groups:
             remove_placement_group(group.group)
@@ -961,6 +1085,8 @@ def _close_log(process: _Process) -> None:
 
 
 def _kill(actor: Any) -> None:
+    if actor is None:
+        return
     try:
         ray.kill(actor)
     except Exception:  # it is gone already, or Ray is

@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 import ray
 
-from powertrain.engine.node import NodeAgent, NodeSpec
-
 
 @dataclass(frozen=True)
 class Whereabouts:
@@ -70,14 +68,19 @@ class SlotActor:
 class AgentActor:
     """The node's agent, in a process that the node's raylet started and ends."""
 
-    def __init__(self, spec: bytes, parcels: Mapping[str, Any]) -> None:
-        """``spec`` is an encoded :class:`NodeSpec`; ``parcels`` are references to archives, by where they go."""
-        decoded = msgspec.msgpack.decode(spec, type=NodeSpec)
-        os.chdir("/")  # its directory may be one that goes with the job
-        self._agent = NodeAgent(
-            decoded, lambda: {place: ray.get(archive) for place, archive in parcels.items()}
-        )
+    def __init__(self, spec: bytes) -> None:
+        """``spec`` is an encoded :class:`NodeSpec`."""
+        from powertrain.engine.node import NodeAgent, NodeSpec  # not for those that only hold resources
 
-    def run(self) -> None:
-        """Returns when everything on the node is over."""
-        self._agent.run()
+        os.chdir("/")  # its directory may be one that goes with the job
+        # Ray's debugger is for its own processes, and workers are none.
+        os.environ.pop("PYTHONBREAKPOINT", None)
+        self._agent = NodeAgent(msgspec.msgpack.decode(spec, type=NodeSpec))
+
+    def run(self) -> str:
+        """Returns when everything on the node is over: with why the run was never reached, or ""."""
+        return self._agent.run()
+
+    def bring(self, parcels: Mapping[str, Any]) -> None:
+        """Unpack archives, given as references, each where it is to be."""
+        self._agent.bring({place: ray.get(archive) for place, archive in parcels.items()})

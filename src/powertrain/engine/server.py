@@ -185,7 +185,10 @@ class _Server:
 
     def _command(self) -> bool:
         """Handle one command; False when the driver has closed its end."""
-        data, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_LIMIT, 4)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_LIMIT, 4)
+        except ConnectionResetError:  # it is gone, and had not read all that it was told
+            return False
         if not data:
             return False
         command = _decode_command(data)
@@ -258,7 +261,26 @@ class _Server:
         with contextlib.suppress(OSError):
             os.killpg(leader, signal.SIGKILL)
 
+    def _hear_last_sweeps(self) -> None:
+        """What a driver had said that died while this was warming up. Nothing is forked for it any more."""
+        self._control.setblocking(False)
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_LIMIT, 4)
+            except ConnectionResetError:
+                continue  # said once; what was sent before comes after it
+            except OSError:
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not data:
+                return
+            command = _decode_command(data)
+            if isinstance(command, Sweep):
+                self._sweeps[command.id] = command.paths
+
     def _end(self) -> None:
+        self._hear_last_sweeps()
         for pid in list(self._workers):
             process.kill_scope(pid)
         process.kill_all(processes.descendants(os.getpid()))

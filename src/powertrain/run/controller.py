@@ -431,8 +431,12 @@ class Controller:
         self._slots.overdue()
 
     def _slots_refused(self, event: base.Refused) -> None:
-        if self._slots.refused(event):
+        if not self._slots.refused(event):
+            return
+        if not self._elastic.is_elastic or len(self._slots.held) < self._spec.min_workers:
             raise ResourceError(event.reason)
+        self._warn(event.reason)
+        self._slots.overdue()
 
     def _queued_too_long(self, _: str) -> None:
         raise ResourceError(self._slots.waited_long_enough())
@@ -1419,7 +1423,7 @@ class Controller:
         elif event.code < 0 and member.placement.slot.id in self._noticed_slots:
             self._lost(member, f"rank {member.rank} was ended after it had been asked to end")
         else:
-            self._fail(member, failures.died(member, event))
+            self._fail(member, failures.died(member, event, self._hub.endpoint))
 
     def _attendant_ended(self, event: base.Exited | base.SlotLost) -> bool:
         """True when it was a process beside the ranks; an uploader is replaced."""

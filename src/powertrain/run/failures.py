@@ -11,11 +11,15 @@ from powertrain.engine import base
 from powertrain.run.attempt import Attempt, Member
 from powertrain.run.events import WorkerFailure
 from powertrain.run.hang_report import Verdict
+from powertrain.worker.main import UNREACHABLE
 
 
-def died(member: Member, event: base.Exited) -> WorkerFailure:
-    """The process ended without a word."""
+def died(member: Member, event: base.Exited, endpoint: str = "") -> WorkerFailure:
+    """The process ended without a word. ``endpoint`` is where it was to find the run."""
     kind, words = base.describe_exit(event)
+    if event.code == UNREACHABLE and not member.greeted:
+        host = member.placement.slot.host
+        kind, words = "start", f"on {host} cannot reach the run at {endpoint}; its log says why"
     return _failure(member, kind, f"rank {member.rank} {words}", message=event.error)
 
 

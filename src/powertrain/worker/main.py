@@ -18,6 +18,7 @@ import cloudpickle
 import msgspec
 
 from powertrain import wire
+from powertrain.errors import EngineError
 from powertrain.storage import boundaries
 from powertrain.trace import stacks
 from powertrain.worker import context, failure
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.main:run"
+#: The exit code of a rank that cannot reach its run, and so cannot say why it ends.
+UNREACHABLE = 113
 #: Where the files of the launch directory are on a machine that does not have that directory.
 LAUNCH_DIR_VARIABLE = "POWERTRAIN_LAUNCH_DIR"
 #: Put among the commands when the side thread is gone and no command will ever come.
@@ -95,6 +98,7 @@ class Rank:
             self._gate,
             progress,
             failed=self._service_failed,
+            unreachable=lambda: self._service_failed(UNREACHABLE),
             watch=watch,
             orphaned=orphaned,
             signals=self._signals,
@@ -154,10 +158,10 @@ class Rank:
         else:
             self._carrier.drop(order)
 
-    def _service_failed(self) -> None:
-        """The side thread broke: end at once, so that the engine tells the controller what this rank cannot."""
+    def _service_failed(self, code: int = 1) -> None:
+        """The side thread has ended: end at once, so that the engine tells the controller what this rank cannot."""
         if self._local_function is None:
-            os._exit(1)
+            os._exit(code)
         self._service.commands.put(_BROKEN)  # the process is the user's own: only the rank ends
 
     def _prepare(self) -> None:
@@ -170,9 +174,7 @@ class Rank:
             _seed_everything(self._spec.seed, self._place.rank, self._place.attempt)
             _limit_threads()
         if self._spec.device >= 0:
-            import torch
-
-            torch.cuda.set_device(self._spec.device)
+            _choose_gpu(self._spec.device)
 
     def _execute(self, command: wire.Execute) -> None:
         try:
@@ -234,6 +236,24 @@ class Rank:
                 )
             )
             return wire.Outcome(status="returned")
+
+
+def _choose_gpu(device: int) -> None:
+    """Make a GPU the current one; raises :class:`EngineError` where torch cannot use it."""
+    import torch
+
+    try:
+        torch.cuda.set_device(device)
+    except (
+        AttributeError,
+        RuntimeError,
+        AssertionError,
+    ) as error:  # a build without CUDA has not even the function
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        raise EngineError(
+            f"This rank was given the GPU {visible!r} of {os.uname().nodename}, and torch {torch.__version__} cannot "
+            f"use it there: {error}. Install a build of torch for that machine's GPUs, or train with use_gpu=False."
+        ) from error
 
 
 def _end_at_once() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import tempfile
 import threading
 import time
@@ -53,15 +54,18 @@ class Service:
         *,
         spill_directory: str | None = None,
         failed: Callable[[], None] = lambda: None,
+        unreachable: Callable[[], None] = lambda: None,
         watch: int = -1,
         orphaned: Callable[[], None] = lambda: None,
         signals: NoticedSignals | None = None,
     ) -> None:
-        """``failed`` is called, on this thread, should it break: the rank is deaf and dumb then, and must end.
+        """``failed`` is called, on this thread, should it break: the rank is deaf and dumb then, and must end. So it is
+        where the run has never answered and cannot be reached: then ``unreachable`` is called.
         ``watch`` is a descriptor whose readiness means the run is gone; then ``orphaned`` is called. The run is told
         of ``signals`` that ask this process to end."""
         self._gate, self._progress = gate, progress
         self._watch, self._orphaned, self._broken = watch, orphaned, failed
+        self._unreachable = unreachable
         self._signals, self._notices, self._noticed_at = signals, 0, 0.0
         self._dismissed_at = float("inf")
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
@@ -176,6 +180,10 @@ class Service:
                 if self._is_left_alone():
                     self._orphaned()
                     return
+                if why := self._link.why_unreachable():
+                    self._tell_unreachable(why)
+                    self._unreachable()
+                    return
                 for command in commands:
                     self._handle(command)
                 now = time.monotonic()
@@ -213,6 +221,15 @@ class Service:
         if not self._notices or self._watch < 0:
             return False
         return self._link.silence > _SILENT_RUN or time.monotonic() - self._dismissed_at > _LEFT_ALONE
+
+    def _tell_unreachable(self, why: str) -> None:
+        """In the rank's log: the run itself cannot be told."""
+        print(
+            f"Rank {self._rank} cannot reach the run at {self._link.endpoint}: {why}. A firewall may be in between: "
+            "open the port that RunConfig(port=...) names, from every node to the one on which the script runs.",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _failed(self, error: BaseException) -> None:
         """A fault of ours; without this thread nobody would ever learn of it."""

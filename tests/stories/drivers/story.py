@@ -50,11 +50,22 @@ def await_told(*names: str) -> None:
 
 def scaling(engine: str, workers: int | tuple[int, int] = 2) -> ScalingConfig:
     """Two workers; under torchrun as many as it started, inline this very process."""
-    return ScalingConfig(num_workers={"local": workers, "inline": 0, "torchrun": 0}[engine])
+    if engine in ("inline", "torchrun"):
+        return ScalingConfig(num_workers=0)
+    return ScalingConfig(num_workers=workers, engine=engine)
 
 
 def run_config(name: str | None, **options: Any) -> RunConfig:
-    return RunConfig(name=name, storage_path=str(directory() / "storage"), **options)
+    """A run of the story. Its workers get the story's directory, and the variables in ``worker_runtime_env``: what they
+    are forked from may be older than the story, or on a node of a cluster."""
+    given = options.pop("worker_runtime_env", {})
+    variables = {"STORY_DIRECTORY": str(directory()), **given.get("env_vars", {})}
+    return RunConfig(
+        name=name,
+        storage_path=str(directory() / "storage"),
+        worker_runtime_env={**given, "env_vars": variables},
+        **options,
+    )
 
 
 def outcome_of(fit: Callable[[], Result]) -> dict[str, Any]:

@@ -1,0 +1,411 @@
+"""Nodes of a Ray cluster that come and go under a run, and where workers come to lie on them.
+
+The nodes are raylets of their own on this machine. Two of them are this file's: they alone have the resource "pair".
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import clustered
+import pytest
+import story
+import zmq
+from tests.ray_nodes import RayNodes
+from tests.stories.engines import on
+from tests.stories.going import all_of, going, places, sizes
+
+import powertrain.data
+from powertrain import CheckpointConfig, FailureConfig, ScalingConfig, wire
+from powertrain.engine.base import SlotShape
+from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
+from powertrain.run import events as ev
+from powertrain.run import scaling_policy
+from powertrain.testing.engine_contract import Stage
+from powertrain.torch import TorchTrainer
+
+pytest.importorskip("ray")
+pytestmark = on("ray")
+NEED = {"CPU": 1, "pair": 1}
+#: Seconds within which a run goes on after it has lost a node.
+GOES_ON_WITHIN = 15.0
+
+
+class Pair:
+    """Two nodes for two workers each, in the zones "a" and "b"."""
+
+    def __init__(self, cluster: RayNodes) -> None:
+        self.cluster = cluster
+        self.nodes: dict[str, str] = {}
+        self.complete()
+
+    def complete(self) -> None:
+        """Have both nodes, new ones for those that are gone."""
+        for zone in "ab":
+            if zone not in self.nodes:
+                self.nodes[zone] = self.cluster.add(num_cpus=2, resources={"pair": 2}, labels={"zone": zone})
+
+    def kill(self, zone: str) -> None:
+        self.cluster.kill(self.nodes.pop(zone))
+
+
+@pytest.fixture(scope="module")
+def both(ray_cluster: RayNodes) -> Iterator[Pair]:
+    made = Pair(ray_cluster)
+    yield made
+    for zone in list(made.nodes):
+        made.kill(zone)
+
+
+@pytest.fixture
+def pair(both: Pair) -> Pair:
+    both.complete()
+    return both
+
+
+def trainer_of(fits: Any, loop: Callable[..., Any], workers: Any, **options: Any) -> Any:
+    """A trainer whose workers lie on the pair, however the test says."""
+    scaling = options.pop("scaling", {})
+    trainer = fits.trainer(loop, workers=workers, **options)
+    trainer.scaling_config = ScalingConfig(
+        num_workers=workers, engine="ray", **{"resources_per_worker": NEED, **scaling}
+    )
+    return trainer
+
+
+# --------------------------------------------------------------------------- nodes that go
+
+
+def test_an_elastic_run_goes_on_with_the_node_that_is_left_and_grows_when_one_joins(
+    fits: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling_policy, "SETTLE", 0.5)
+    rows = 400
+    given = powertrain.data.from_items([{"id": number} for number in range(rows)]).random_shuffle()
+    trainer = trainer_of(
+        fits,
+        clustered.reads_until_told,
+        (2, 4),
+        kind=TorchTrainer,
+        name="fed",
+        train_loop_config={"epochs": 2, "batch": 4, "kills": []},
+        datasets={"train": given},
+        failure_config=FailureConfig(max_failures=0),
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=5),
+    )
+    with going(trainer) as run:
+        story.await_told("step-7")
+        killed = time.time()
+        pair.kill("b")
+        assert run.fact(fits, "fed", ev.TrainingStarted, attempt=1).time - killed < GOES_ON_WITHIN
+        pair.complete()
+        run.fact(fits, "fed", ev.TrainingStarted, attempt=2)
+    assert run.outcome["raised"] == "", run.outcome
+    assert sizes(fits, "fed") == [4, 2, 4]
+    [lost] = all_of(fits, "fed", ev.Lost)
+    assert set(lost.ranks) in ({0, 1}, {2, 3}), "those of one node"
+    assert not all_of(fits, "fed", ev.Failed), "a loss is no failure"
+    once = Counter(range(rows))
+    assert read_by_epoch(fits) == {0: once, 1: once}
+
+
+def read_by_epoch(fits: Any) -> dict[int, Counter[int]]:
+    """How often each row was read in each epoch, up to the report from which the next attempt went on."""
+    firsts = {fact.attempt: fact.first_row for fact in all_of(fits, "fed", ev.AttemptStarted)}
+    found: dict[int, Counter[int]] = {}
+    for path in fits.directory.glob("fed-*.jsonl"):
+        undone = firsts.get(int(path.stem.split("-")[1]) + 1, 10**9)
+        for line in map(json.loads, path.read_text().splitlines()):
+            if line["row"] < undone:
+                found.setdefault(line["epoch"], Counter()).update(line["ids"])
+    return found
+
+
+def test_a_run_of_fixed_size_says_what_is_missing_and_goes_on_with_the_slots_that_are_left(
+    fits: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powertrain.engine import ray as engine
+
+    monkeypatch.setattr(engine, "_STARTS_WITHIN", 1.0)
+    trainer = trainer_of(
+        fits,
+        clustered.reports_until_told,
+        4,
+        name="fixed",
+        train_loop_config={"pace": 0.2},
+        failure_config=FailureConfig(max_failures=0),
+    )
+    with going(trainer) as run:
+        story.await_told(*(f"steps-0-{rank}" for rank in range(4)))
+        before = places(fits.directory, 0, 4)
+        pair.kill("b")
+        waited = run.fact(fits, "fixed", ev.SlotsWaited, attempt=1)
+        pair.complete()
+        run.fact(fits, "fixed", ev.TrainingStarted, attempt=1)
+        after = places(fits.directory, 1, 4)
+    assert run.outcome["raised"] == "", run.outcome
+    assert sizes(fits, "fixed") == [4, 4]
+    assert not all_of(fits, "fixed", ev.Failed)
+    assert waited.granted == 2
+    assert waited.reason.startswith(
+        "waiting for room: none of 2 workers with 1 CPU and 1 pair each fits now; "
+    )
+    for attempt in (before, after):
+        assert [(p["node_rank"], p["local_rank"]) for p in attempt] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert [p["local_world_size"] for p in attempt] == [2] * 4
+    kept = {p["server"] for p in before} & {p["server"] for p in after}
+    assert len(kept) == 1, "on the node that is left, workers are forked from what was there"
+    first_row = all_of(fits, "fixed", ev.AttemptStarted)[1].first_row
+    assert first_row > 1, "it went on from a checkpoint"
+
+
+def test_a_node_that_is_drained_is_left_in_time_and_nothing_is_redone(fits: Any, pair: Pair) -> None:
+    trainer = trainer_of(
+        fits,
+        clustered.counts_until_told,
+        (1, 2),
+        name="drained",
+        train_loop_config={"pace": 0.1},
+        scaling={"resources_per_worker": {"CPU": 1, "pair": 2}},  # one on each node
+    )
+    deadline = time.time() + 60.0
+    with going(trainer) as run:
+        story.await_told("steps-0-0", "steps-0-1")
+        drain(pair, "b", deadline)
+        notified = run.fact(fits, "drained", ev.Notified)
+        smaller = run.fact(fits, "drained", ev.AttemptStarted, attempt=1)
+        run.fact(fits, "drained", ev.TrainingStarted, attempt=1)
+    pair.kill("b")
+    assert run.outcome["raised"] == "", run.outcome
+    assert "will be taken away: Ray is draining its node" in notified.reason
+    assert notified.deadline == pytest.approx(deadline, abs=1.0)
+    assert smaller.world_size == 1
+    assert smaller.time < deadline
+    saved = [fact.row for fact in all_of(fits, "drained", ev.Committed) if fact.attempt == 0]
+    assert smaller.first_row == saved[-1] + 1
+    done = [row for rank, _, row in run.outcome["points"] if rank == 0]
+    assert sorted(done) == list(range(1, len(done) + 1)), "no row was made twice"
+
+
+def drain(pair: Pair, zone: str, deadline: float) -> None:
+    """Announce that a node will be taken away, as a cluster's autoscaler does."""
+    import ray
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    client = ray._raylet.GcsClient(address=pair.cluster.address)
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, why_not = client.drain_node(pair.nodes[zone], reason, "spot", int(deadline * 1000))
+    assert accepted, why_not
+
+
+# --------------------------------------------------------------------------- where workers lie
+
+
+@pytest.fixture
+def start(ray_cluster: RayNodes) -> Iterator[Callable[..., Stage]]:
+    """Engines of this test, each with all that it has said."""
+    from powertrain.engine.ray import RayEngine, RayOptions
+
+    runtime = make_runtime_directory("placed")
+    made: list[Stage] = []
+
+    def one(**options: Any) -> Stage:
+        made.append(
+            Stage(
+                RayEngine(RayOptions(run="placed", runtime_dir=str(runtime), preloads_torch=False, **options))
+            )
+        )
+        return made[-1]
+
+    yield one
+    for stage in made:
+        stage.engine.close()
+    remove_runtime_directory(runtime)
+
+
+def shape(**options: Any) -> SlotShape:
+    return SlotShape(cpus=1.0, custom={"pair": 1.0}, explicit=True, **options)
+
+
+def nodes_of(stage: Stage, count: int, **options: Any) -> set[str]:
+    """The nodes on which so many workers come to lie."""
+    slots = stage.slots(count, shape(**options))
+    stage.engine.release(slots)
+    return {slot.node for slot in slots}
+
+
+def test_workers_that_come_together_lie_as_strategy_and_labels_say(
+    start: Callable[..., Stage], pair: Pair
+) -> None:
+    stage, a, b = start(), pair.nodes["a"], pair.nodes["b"]
+    assert nodes_of(stage, 2, placement="SPREAD") == {a, b}
+    assert nodes_of(stage, 2, placement="STRICT_SPREAD") == {a, b}
+    assert len(nodes_of(stage, 2, placement="PACK")) == 1
+    assert nodes_of(stage, 2, labels=({"zone": "b"},)) == {b}
+    assert nodes_of(stage, 2, labels=({"zone": "!b"},), placement="STRICT_PACK") == {a}
+    assert nodes_of(stage, 2, labels=({"zone": "in(a)"}, {"zone": "b"})) == {a, b}
+
+
+def test_workers_that_come_one_by_one_lie_as_strategy_and_labels_say(
+    start: Callable[..., Stage], pair: Pair
+) -> None:
+    stage, a, b = start(), pair.nodes["a"], pair.nodes["b"]
+    assert nodes_of(stage, 2, gang=False, placement="SPREAD") == {a, b}
+    assert nodes_of(stage, 2, gang=False, labels=({"zone": "b"},)) == {b}
+    assert nodes_of(stage, 2, gang=False, labels=({"zone": "a"}, {"zone": "b"})) == {a, b}
+
+
+def free_pairs() -> float:
+    from powertrain.engine.ray import nodes
+
+    return sum(found.free.get("pair", 0.0) for found in nodes())
+
+
+def await_free_pairs(amount: float) -> None:
+    deadline = time.monotonic() + story.PATIENCE
+    while free_pairs() != amount:
+        assert time.monotonic() < deadline, f"{free_pairs()} are free, and not {amount}"
+        time.sleep(0.05)
+
+
+def test_what_the_trainer_asks_for_itself_is_held_beside_the_workers_and_given_back(
+    start: Callable[..., Stage], pair: Pair
+) -> None:
+    await_free_pairs(4)
+    stage = start(trainer_resources={"pair": 2})
+    stage.slots(1, shape())
+    await_free_pairs(1)
+    stage.engine.close()
+    await_free_pairs(4)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "reason"),
+    [
+        ("STRICT_PACK", 3, "no node is large enough, even empty"),
+        ("STRICT_SPREAD", 3, "only 2 nodes of the cluster could hold one, even empty"),
+    ],
+)
+def test_a_strict_strategy_that_can_never_be_met_is_refused_at_once(
+    fits: Any, pair: Pair, strategy: str, workers: int, reason: str
+) -> None:
+    trainer = trainer_of(
+        fits,
+        clustered.counts_until_told,
+        workers,
+        name="strict",
+        train_loop_config={"pace": 0.1},
+        scaling={"placement_strategy": strategy},
+    )
+    outcome = story.outcome_of(trainer.fit)
+    assert outcome["raised"] == "ResourceError"
+    assert reason in outcome["message"]
+    assert outcome["seconds"] < 5.0
+    assert not sizes(fits, "strict")
+
+
+def test_a_request_that_must_wait_says_what_is_missing_until_its_time_is_over(fits: Any, pair: Pair) -> None:
+    trainer = trainer_of(
+        fits,
+        clustered.counts_until_told,
+        1,
+        name="waits",
+        train_loop_config={"pace": 0.1},
+        scaling={"resources_per_worker": {"pair": 3}, "queue_timeout_s": 3.0},
+    )
+    outcome = story.outcome_of(trainer.fit)
+    waited = all_of(fits, "waits", ev.SlotsWaited)[0]
+    assert "1 worker with 3 pair does not fit now" in waited.reason
+    assert outcome["raised"] == "ResourceError"
+    assert outcome["message"].startswith("There was no room for the run within 3 s: ")
+    assert waited.reason in outcome["message"]
+    assert outcome["seconds"] >= 3.0
+
+
+# --------------------------------------------------------------------------- runs beside each other
+
+
+def test_a_port_that_is_taken_is_one_clear_error_before_anything_is_started(fits: Any) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        trainer = fits.trainer(
+            clustered.counts_until_told, name="taken", port=port, train_loop_config={"pace": 0.1}
+        )
+        outcome = story.outcome_of(trainer.fit)
+    assert outcome["raised"] == "WireError"
+    assert f":{port} for its workers: Address already in use" in outcome["message"]
+    assert "RunConfig(port=...)" in outcome["message"]
+    assert not sizes(fits, "taken")
+
+
+class OpenHub(wire.Hub):
+    """A run's hub that remembers whom it let in, and who got as far as having a message looked at."""
+
+    made: list[OpenHub] = []
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.admitted: set[bytes] = set()
+        self.senders: set[bytes] = set()
+        super().__init__(*arguments, **options)
+        self.made.append(self)
+
+    def admit(self, *arguments: Any, **options: Any) -> wire.Door:
+        door = super().admit(*arguments, **options)
+        self.admitted.add(door.keys.public)
+        return door
+
+    def _receive(self, route: bytes, frame: Any) -> None:
+        self.senders.add(str(frame.get("User-Id")).encode())
+        super()._receive(route, frame)
+
+
+def test_two_runs_share_a_cluster_and_neither_hears_what_is_not_its_own(
+    fits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "Hub", OpenHub)
+    monkeypatch.setattr(OpenHub, "made", [])
+    config = {"pace": 0.1}
+    trainers = [
+        fits.trainer(clustered.counts_until_told, workers=1, name=name, train_loop_config=config)
+        for name in ("one", "other")
+    ]
+    with going(trainers[0]) as one, going(trainers[1]) as other:
+        one.fact(fits, "one", ev.TrainingStarted)
+        other.fact(fits, "other", ev.TrainingStarted)
+        first, second = OpenHub.made
+        intrude(first, second)
+    for run in (one, other):
+        assert run.outcome["raised"] == "", run.outcome
+        assert run.outcome["metrics"]["step"] >= 1
+    for hub in (first, second):
+        assert hub.senders, "its own were heard"
+        assert hub.senders <= hub.admitted, "nobody else came so far as to have a message looked at"
+
+
+def intrude(first: OpenHub, second: OpenHub) -> None:
+    """Try to talk to a run without keys, with keys of one's own, and with those that another run gave out."""
+    message = [wire.Noted(message="let me in")]
+    strange = wire.Door(endpoint=first.endpoint, hub_key=first.keys.public, keys=wire.KeyPair.new())
+    of_another = wire.Door(endpoint=first.endpoint, hub_key=first.keys.public, keys=second.admit().keys)
+    wrong_hub = wire.Door(endpoint=first.endpoint, hub_key=second.keys.public, keys=wire.KeyPair.new())
+    for door in (strange, of_another, wrong_hub):
+        link = wire.Link(door, 0, 0)
+        link.send(message, 0, 0)
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            assert link.poll(0.05) == ([], set())
+        assert not link.settled
+        link.close()
+    context = zmq.Context()
+    plain = context.socket(zmq.DEALER)
+    plain.linger = 0
+    plain.connect(first.endpoint)
+    plain.send(b"let me in")
+    assert plain.poll(500) == 0
+    plain.close()
+    context.term()
