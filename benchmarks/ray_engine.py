@@ -54,6 +54,9 @@ CPUS = 4
 #: The claims as the issue gives them: ours takes at most this share of Ray Train's time.
 LAUNCH_AT_MOST, RESTART_AT_MOST, REPORT_AT_MOST = 0.6, 0.1, 0.001
 
+#: Late enough for a checkpoint: Ray Train's controller may hear of that of step 20 only with the report of step 40.
+KILLED_AFTER_STEP = 50
+
 #: Our reports of each rank, and the seconds between two: a step is never much shorter.
 REPORTS, GAP_SECONDS = 2_000, 0.001
 
@@ -149,12 +152,14 @@ def compare_launch(address: str) -> Comparison:
 
 
 def compare_restart(address: str) -> Comparison:
-    """As ``recovery.py``: a step of 20 ms, a checkpoint every 20 steps, the kill after the 30th."""
+    """As ``recovery.py``: steps of 20 ms, a checkpoint every 20."""
 
     def restarts(side: Side) -> Contender[recovery.Recovery]:
         command = (sys.executable, *side.through(address), str(conducted.SCRIPTS / side.script))
         launcher = conducted.Launcher(side.name, side.requires, command, ours=side.is_ours)
-        return Contender(side.name, side.requires, partial(recovery.recover_once, launcher))
+        return Contender(
+            side.name, side.requires, partial(recovery.recover_once, launcher, KILLED_AFTER_STEP)
+        )
 
     forks = conducted.BARE_FORKS
     limit = Contender(forks.name, forks.requires, partial(recovery.recover_once, forks))

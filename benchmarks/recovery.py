@@ -67,9 +67,10 @@ class Recovery:
         return self.seconds - self.set_up
 
 
-def recover_once(launcher: Launcher) -> Recovery:
-    """Start, kill rank 1, wait for the first new step of both, end."""
-    conducted = conduct(launcher, _begin_anew if launcher is BARE_FORKS else _kill_and_wait, TIMEOUT_SECONDS)
+def recover_once(launcher: Launcher, killed_after: int = KILLED_AFTER_STEP) -> Recovery:
+    """Start, kill rank 1 after that step, wait for the first new step of both, end."""
+    kill_and_wait = partial(_kill_and_wait, killed_after=killed_after)
+    conducted = conduct(launcher, _begin_anew if launcher is BARE_FORKS else kill_and_wait, TIMEOUT_SECONDS)
     moment = conducted.found
     new = [first_step_of_new_process(conducted.diaries[rank], moment) for rank in RANKS]
     came_back = [one for one in new if one is not None]
@@ -83,13 +84,13 @@ def recover_once(launcher: Launcher) -> Recovery:
     )
 
 
-def _kill_and_wait(conductor: Conductor) -> float:
+def _kill_and_wait(conductor: Conductor, killed_after: int) -> float:
     """Kill the victim after its step; returns when. The run ends once both ranks train again."""
 
     def has_come_far_enough() -> bool | None:
-        return any(entry.step >= KILLED_AFTER_STEP for entry in conductor.steps(VICTIM)) or None
+        return any(entry.step >= killed_after for entry in conductor.steps(VICTIM)) or None
 
-    conductor.await_(f"step {KILLED_AFTER_STEP} of rank {VICTIM}", has_come_far_enough)
+    conductor.await_(f"step {killed_after} of rank {VICTIM}", has_come_far_enough)
     moment = conductor.kill(VICTIM)
     for rank in RANKS:
         conductor.await_(

@@ -37,7 +37,7 @@ PATIENCE = 20.0
 M = TypeVar("M")
 #: Archives come in on standard input when the test sends them, as they come through Ray otherwise.
 _AGENT = """
-import pickle, sys, threading
+import os, pickle, sys, threading
 import msgspec
 from powertrain import wire
 from powertrain.engine import node
@@ -55,6 +55,7 @@ def bring_what_comes():
 agent = node.NodeAgent(msgspec.msgpack.decode(take(), type=node.NodeSpec))
 threading.Thread(target=bring_what_comes, daemon=True).start()
 print("RETURNED", agent.run(), flush=True)
+os._exit(0)  # an interpreter does not end well while a thread reads its input
 """
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import cloudpickle
 import hypothesis
+import psutil
 import pytest
 from hypothesis import strategies as st
 
@@ -101,6 +102,21 @@ def test_closing_the_server_ends_what_it_forked(server: WarmServer, stage: Stage
     pids = json.loads(stage.wait_for_output(slot, b"waiting").splitlines()[0])
     server.close()
     wait_until_gone([server.pid, stage.wait_for(Started, slot).pid, *pids], [])
+
+
+def test_a_server_apart_is_no_child_of_this_process_and_ends_what_it_forked_all_the_same() -> None:
+    server = WarmServer(preloads_torch=False, apart=True)
+    engine = LocalEngine(server)
+    stage = Stage(engine)
+    try:
+        assert server.pid not in {child.pid for child in psutil.Process().children(recursive=True)}
+        (slot,) = stage.slots()
+        stage.engine.fork(slot, program("leave_children", "wait"))
+        pids = json.loads(stage.wait_for_output(slot, b"waiting").splitlines()[0])
+    finally:
+        server.close()
+    wait_until_gone([server.pid, stage.wait_for(Started, slot).pid, *pids], [])
+    engine.close()
 
 
 DRIVER = """

@@ -288,6 +288,23 @@ def test_a_slot_that_can_never_be_had_fails_the_validation_only(run: Run) -> Non
     assert "this machine has no GPU" in run.watcher.all_of(ev.ValidationEnded)[0].reason
 
 
+def test_a_slot_that_the_engine_takes_back_its_word_on_fails_the_validation_only(run: Run) -> None:
+    """As a cluster does that finds out late that it cannot give what it had room for."""
+
+    def answer(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+        if claim.shape.gpus:
+            engine._events(base.Refused(claim.id, "the node with the GPU sees another storage"))
+        else:
+            engine.grant(claim, claim.count)
+
+    config = ValidationConfig(fn=anything, ray_remote_kwargs={"num_gpus": 1})
+    outcome = run.go(ScriptedEngine(three_saves, on_request=answer), workers=1, validation=config)
+
+    assert outcome.state == "finished"
+    assert statuses(run) == ["VALIDATION_FAILED"] * 3
+    assert "sees another storage" in run.watcher.all_of(ev.ValidationEnded)[0].reason
+
+
 def ranks_are_gone(engine: ScriptedEngine) -> None:
     """Wait until the end of every rank is in the controller's inbox."""
     with engine._changed:

@@ -3,9 +3,9 @@
 The floor of the watchdog is a second here instead of five, so that a story takes seconds; ``benchmarks/hangs.py``
 measures the real one.
 
-Who hangs is decided from beats and stacks, which on the cluster come by way of a node's agent: three kinds play there,
-one seen by the ranks that wait, one by its own stack, one in a process that cannot answer. What only looks like a hang
-is the watchdog's judgement alone, and told on one machine.
+Who hangs is decided from beats and stacks, which on the cluster come by way of a node's agent: two kinds play there,
+one that the stacks of all ranks tell, and one in a process that cannot answer. What only looks like a hang is the
+watchdog's judgement alone, and told on one machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def notices(fits: Any, name: str) -> list[ev.HangNoticed]:
     return [fact for fact in fits.facts(name) if isinstance(fact, ev.HangNoticed)]
 
 
-ON_THE_CLUSTER = ("missed_all_reduce", "sleep", "stopped")
+ON_THE_CLUSTER = ("missed_all_reduce", "stopped")
 
 
 @on_cases(

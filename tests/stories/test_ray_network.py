@@ -8,6 +8,8 @@ launch directory; so it is another machine as far as a run can tell.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -63,7 +65,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 @pytest.fixture(autouse=True)
 def _nothing_left_on_nodes(nodes: Nodes) -> Iterator[None]:
     yield
-    deadline = time.monotonic() + GONE_WITHIN
+    await_nothing_left(nodes, GONE_WITHIN)
+
+
+def await_nothing_left(nodes: Nodes, within: float) -> None:
+    deadline = time.monotonic() + within
     while left := [*nodes.network.ours(), *directories_on(nodes)]:
         assert time.monotonic() < deadline, "there is still on the nodes:\n" + "\n".join(left)
         time.sleep(0.1)
@@ -142,6 +148,38 @@ def test_a_node_that_cannot_reach_the_run_is_refused_with_the_address_it_tried(
         "Network is unreachable. A firewall may be in between: open the port that RunConfig(port=...) names"
     )
     assert not sizes(fits, "blocked")
+
+
+_DRIVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import clustered, story, powertrain
+powertrain.init(address=sys.argv[2], _node_ip_address=sys.argv[2].partition(":")[0])
+powertrain.DataParallelTrainer(
+    clustered.reports_until_told,
+    train_loop_config={"pace": 0.1},
+    scaling_config=story.scaling("ray", 2),
+    run_config=story.run_config("killed"),
+).fit()
+"""
+
+
+def test_a_killed_driver_leaves_nothing_on_other_machines(fits: Any, nodes: Nodes) -> None:
+    drivers = str(Path(clustered.__file__).parent)
+    with (fits.directory / "output").open("wb") as output:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, drivers, nodes.network.address],
+            cwd=fits.directory,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        story.await_told("steps-0-0", "steps-0-1")
+        assert directories_on(nodes), "the node has places of its own for the run"
+    finally:
+        driver.kill()
+        driver.wait()
+    await_nothing_left(nodes, within=10.0)
 
 
 def rank_on(node: NetworkNode, fits: Any) -> tuple[int, dict[str, Any]]:

@@ -39,15 +39,15 @@ def place(request: pytest.FixtureRequest) -> Iterator[str]:
             powertrain.shutdown()
 
 
-@pytest.mark.usefixtures("place")
-def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value() -> None:
+def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value(place: str) -> None:
     @powertrain.remote
     def add(a: int, b: int = 1) -> tuple[int, int]:
         return a + b, os.getpid()
 
     first, second = powertrain.get([add.remote(1, b=2), add.remote(5)])
     assert (first[0], second[0]) == (3, 6)
-    assert len({first[1], second[1], os.getpid()}) == 3
+    assert os.getpid() not in (first[1], second[1])
+    assert first[1] != second[1] or place != "here", "Ray's processes run one task after another"
 
 
 @pytest.mark.usefixtures("place")

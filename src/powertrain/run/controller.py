@@ -431,7 +431,7 @@ class Controller:
         self._slots.overdue()
 
     def _slots_refused(self, event: base.Refused) -> None:
-        if not self._slots.refused(event):
+        if self._validations.slot_refused(event) or not self._slots.refused(event):
             return
         if not self._elastic.is_elastic or len(self._slots.held) < self._spec.min_workers:
             raise ResourceError(event.reason)

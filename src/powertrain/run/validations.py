@@ -245,6 +245,17 @@ class Validations:
         current.missing = event.reason
         return True
 
+    def slot_refused(self, event: base.Refused) -> bool:
+        """The engine will never give the slot after all: False when it is not a validation's."""
+        current = self._current
+        if current is None or current.claim != event.claim:
+            return False
+        if current.slot is None:
+            self._conclude(current, failed(f"there is no slot for it: {event.reason}"))
+            self._leave(current)
+            self._advance()
+        return True
+
     def heard(self, received: wire.Received) -> bool:
         """A batch from a process: False when it is not a validation's."""
         current = self._current
