@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -41,6 +42,16 @@ def _own_runtime_directory() -> Iterator[None]:
         patch.setenv("XDG_CONFIG_HOME", f"{directory}/config")
         yield
     shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_signal_handlers() -> Iterator[None]:
+    """Connecting to Ray sets a handler for SIGTERM, and leaving does not take it back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if handler is not None:  # which is one that was not set by Python
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

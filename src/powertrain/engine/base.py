@@ -6,8 +6,9 @@ the code of a cluster run.
 
 What an engine promises, and ``powertrain.testing.engine_contract`` checks:
 
-- ``request`` returns at once. Slots arrive as ``Granted`` events, in parts if the engine likes; ``Waiting``
-  says what is missing. A request that can never be met raises :class:`~powertrain.errors.ResourceError`.
+- ``request`` returns at once. Slots arrive as ``Granted`` events, in parts if the engine likes and the shape is no
+  gang's; ``Waiting`` says what is missing. A request that can never be met raises
+  :class:`~powertrain.errors.ResourceError`; where that turns out later, ``Refused`` says so.
 - ``fork`` returns at once. For every fork there is exactly one ``Exited`` or one ``SlotLost``, and after
   it nothing of that process (its own children included) is running.
 - A slot outlives its processes: after ``Exited`` it can be forked on again. After ``SlotLost`` it cannot.
