@@ -259,10 +259,17 @@ def test_another_thread_is_told_of_shards_once_they_give_batches(ranks: Any) -> 
 @given(st.integers(0, 10**6), st.integers(-100, 10**9), st.integers(0, 10**9))
 def test_a_position_in_words_never_has_less_than_nothing(epoch: int, position: int, rows: int) -> None:
     words = in_words({"train": {"epoch": epoch, "position": position, "rows": rows, "seed": 1}, "odd": {}})
-    assert words.startswith(f"train: epoch {epoch}, ")
+    is_at_the_end_of_another = position <= 0 < epoch
+    assert words.startswith(f"train: epoch {epoch - is_at_the_end_of_another}, ")
     assert words.endswith(" %")
     assert "-" not in words
     assert "odd" not in words
+
+
+def test_the_beginning_of_an_epoch_is_told_as_the_end_of_the_one_before() -> None:
+    places = [(0, 0), (0, 45), (3, 0), (3, -2)]
+    words = [str(DataPosition(epoch, position, 100)) for epoch, position in places]
+    assert words == ["epoch 0, 0 %", "epoch 0, 45 %", "epoch 2, 100 %", "epoch 2, 100 %"]
 
 
 def test_positions_are_told_by_name() -> None:
