@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -67,6 +68,24 @@ def _nothing_left_behind(_own_storage: None) -> Iterator[None]:
     yield
     left = before.leftovers()
     assert not left, "the test left something behind:\n" + "\n".join(f"- {line}" for line in left)
+
+
+@pytest.fixture
+def mount_small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a file system of so many bytes ("256k", "8m") for one test; skips where that is not allowed."""
+    disk = tmp_path / "disk"
+
+    def mount(size: str) -> Path:
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+        mounted = subprocess.run(command, capture_output=True)
+        if mounted.returncode != 0:
+            pytest.skip("a small file system cannot be mounted here: " + mounted.stderr.decode())
+        return disk
+
+    yield mount
+    if disk.is_mount():
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -559,19 +559,8 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_memory_is_used(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip("a small file system cannot be mounted here: " + mounted.stderr.decode())
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+def small_disk(mount_small_disk: Callable[[str], Path]) -> Path:
+    return mount_small_disk("1m")
 
 
 def test_on_a_full_disk_blocks_stay_in_memory(source: CountingSource, small_disk: Path) -> None:

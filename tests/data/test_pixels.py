@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -384,19 +384,8 @@ def test_a_file_that_is_none_of_pixels_is_left_alone(images: Dataset, tmp_path: 
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip("a small file system cannot be mounted here: " + mounted.stderr.decode())
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+def small_disk(mount_small_disk: Callable[[str], Path]) -> Path:
+    return mount_small_disk("256k")
 
 
 def test_on_a_disk_without_room_no_pixels_are_kept(images: Dataset, small_disk: Path) -> None:

@@ -81,6 +81,19 @@ class Program:
         assert self.running.stdout is not None
         return json.loads(self.running.stdout.readline())
 
+    def tell(self, text: str) -> None:
+        assert self.running.stdin is not None
+        self.running.stdin.write(text.encode())
+        self.running.stdin.flush()
+
+    def error_line(self) -> str:
+        """The next line of its errors; with all that follow where it has died of one, so that a test can show it."""
+        assert self.running.stderr is not None
+        line = self.running.stderr.readline()
+        if line.startswith(b"Traceback"):
+            line += self.running.stderr.read()
+        return line.decode()
+
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[[str], Program]]:
@@ -343,27 +356,19 @@ def test_a_crash_leaves_a_traceback_and_keeps_its_signal(program: Callable[[str]
 def test_a_waiting_pdb_counts_as_a_debugger(program: Callable[[str], Program]) -> None:
     running = program(
         """
-        import json
         def watch():
-            told = []
-            while len(told) < 2:
-                main = stacks.main_frame()
-                if stacks.own_debugged(main) != (len(told) == 1):
+            for debugged in (False, True):
+                while stacks.own_debugged(stacks.main_frame()) != debugged:
                     time.sleep(0.01)
-                    continue
-                told.append(True)
-                print(json.dumps(len(told)), file=sys.stderr, flush=True)
+                print(f"debugged: {debugged}", file=sys.stderr, flush=True)
         threading.Thread(target=watch, daemon=True).start()
         sys.stdin.readline()
         breakpoint()
         """
     )
-    assert running.running.stdin is not None
-    assert running.running.stderr is not None
-    assert json.loads(running.running.stderr.readline()) == 1
-    running.running.stdin.write(b"\n")
-    running.running.stdin.flush()
-    assert json.loads(running.running.stderr.readline()) == 2
+    assert running.error_line() == "debugged: False\n"
+    running.tell("\n")
+    assert running.error_line() == "debugged: True\n"
 
 
 def test_a_process_that_is_traced_counts_as_debugged(program: Callable[[str], Program]) -> None:

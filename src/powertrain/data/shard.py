@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TAILS = ("partial", "drop", "carry")
-_BATCH_SIZE = 256
+BATCH_SIZE = 256
 #: Rows of a batch where the user leaves its size to the blocks, which may be huge.
 _MOST_ROWS_OF_A_BLOCK = 2**16
 
@@ -136,7 +136,7 @@ class DataShard:
         self,
         *,
         prefetch_batches: int = 1,
-        batch_size: int | None = _BATCH_SIZE,
+        batch_size: int | None = BATCH_SIZE,
         dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
         device: str | torch.device = "auto",
         collate_fn: Callable[[Any], Any] | None = None,
@@ -177,7 +177,7 @@ class DataShard:
         self,
         *,
         prefetch_batches: int = 1,
-        batch_size: int | None = _BATCH_SIZE,
+        batch_size: int | None = BATCH_SIZE,
         batch_format: str | None = "default",
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,

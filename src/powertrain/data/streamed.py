@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from powertrain.data.pipeline import Pipeline
 from powertrain.data.rows import Rows
-from powertrain.data.shard import check_whole, formatted
+from powertrain.data.shard import BATCH_SIZE, check_whole, formatted
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _FRAME_BYTES = 4 * 2**20
 _HEAD = struct.Struct("<cQ")
 #: Seconds for which the feed is awaited: it is opened before the rank starts, on the same machine.
 _CONNECT_WITHIN = 30.0
-_BATCH_SIZE = 256
 #: Types of Ray's own that mean nothing outside Ray, and what to do about them.
 _ONLY_IN_RAY = {
     "ray.data.arrow_pickled_object": "holds Python objects. Let map() or map_batches() turn them into numbers, text or "
@@ -288,7 +287,7 @@ class StreamedShard:
         self,
         *,
         prefetch_batches: int = 1,
-        batch_size: int | None = _BATCH_SIZE,
+        batch_size: int | None = BATCH_SIZE,
         dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
         device: str | torch.device = "auto",
         collate_fn: Callable[[Any], Any] | None = None,
@@ -322,7 +321,7 @@ class StreamedShard:
         self,
         *,
         prefetch_batches: int = 1,
-        batch_size: int | None = _BATCH_SIZE,
+        batch_size: int | None = BATCH_SIZE,
         batch_format: str | None = "default",
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,
@@ -345,7 +344,7 @@ class StreamedShard:
         """One dict per row, for one epoch."""
         from powertrain.data.formats import row_dicts
 
-        for rows in StreamedBatches(self, self._cut(row_dicts, _BATCH_SIZE, True, prefetch_batches)):
+        for rows in StreamedBatches(self, self._cut(row_dicts, BATCH_SIZE, True, prefetch_batches)):
             yield from rows
 
     def _cut(self, convert: Callable[[Rows], T], rows: int, keeps_rest: bool, prefetch: int) -> _Cut[T]:

@@ -258,6 +258,7 @@ class RayEngine:
         self._own_hub = False
         #: Guards all that follows. Told when a process or node ends, and when a look is answered.
         self._changed = threading.Condition()
+        #: Those that are not met yet.
         self._claims: dict[str, RayClaim] = {}
         self._withdrawn: set[str] = set()
         self._holders: dict[str, list[_Holder]] = {}
@@ -457,10 +458,7 @@ class RayEngine:
 
     def _refuse(self, reason: str) -> None:
         """Tell that what is still waited for will never come."""
-        with self._changed:
-            granted = {id: sum(h.slot is not None for h in holders) for id, holders in self._holders.items()}
-            waiting = [claim.id for claim in self._claims.values() if granted[claim.id] < claim.count]
-        for id in waiting:
+        for id in list(self._claims):
             self._events(Refused(id, reason))
 
     def _then(self, reference: Any, act: Callable[[Any, BaseException | None], None]) -> None:
@@ -584,20 +582,28 @@ class RayEngine:
 
     def _try_again(self, holder: _Holder, error: BaseException | None) -> None:
         """Its node went away before the actor was there; or it cannot be started at all, and the claim never met."""
-        claim = self._claims[holder.claim]
+        with self._changed:
+            claim = self._claims.get(holder.claim)
+            is_wanted = claim is not None and claim.id not in self._withdrawn
+        if claim is None or not is_wanted:
+            self._forget(holder)
+            return
         with self._changed:
             holder.gone = True
             self._holders[claim.id].remove(holder)
         _kill(holder.actor)
-        if claim.id in self._withdrawn:
-            return
         if holder.tries >= _TRIES or isinstance(error, ray.exceptions.RuntimeEnvSetupError):
-            self._events(
-                Refused(claim.id, f"Ray cannot start what a worker's resources are held by: {error}")
-            )
-            return
-        again = partial(self._hold, claim, holder.number, holder.group, holder.index, holder.tries + 1)
-        self._later.append(again)
+            reason = f"Ray cannot start what a worker's resources are held by: {error}"
+            self._events(Refused(claim.id, reason))
+        else:
+            self._later.append(partial(self._hold_again, claim, holder))
+
+    def _hold_again(self, claim: RayClaim, ended: _Holder) -> None:
+        """Start another actor in place of one that has ended, unless nobody waits for it any more."""
+        if claim.id not in self._withdrawn:
+            self._hold(claim, ended.number, ended.group, ended.index, ended.tries + 1)
+        elif ended.group is not None:
+            self._vacate(ended.group, ended.index)
 
     def _start_agents(self, ids: Any) -> None:
         for id in dict.fromkeys(ids):
@@ -677,6 +683,8 @@ class RayEngine:
                 if not ready or (claim.shape.gang and len(ready) + granted < claim.count):
                     continue
                 slots = tuple(self._slot_of(holder) for holder in ready)
+                if len(slots) + granted == claim.count:
+                    del self._claims[claim.id]
             self._events(Granted(claim.id, slots))
 
     def _is_ready(self, holder: _Holder) -> bool:
@@ -740,11 +748,12 @@ class RayEngine:
             if holder in holders:
                 holders.remove(holder)
         _kill(holder.actor)
-        group = holder.group
-        if group is None:
-            return
-        group.used.discard(holder.index)
-        group.vacant.append(holder.index)
+        if holder.group is not None:
+            self._vacate(holder.group, holder.index)
+
+    def _vacate(self, group: _Group, index: int) -> None:
+        group.used.discard(index)
+        group.vacant.append(index)
         if not group.used:
             self._remove(group)
 
@@ -769,11 +778,8 @@ class RayEngine:
         if slot is None:
             self._try_again(holder, error)
             return
-        found = self._nodes.get(slot.node_id)
-        if found is not None and not found.lost and _is_node_gone(error):
-            self._lose_node(found, "its node is gone")
-        else:
-            self._lose_slot(slot, f"what held its resources on {slot.host} was ended")
+        # Where its whole node is gone, the end of the node's agent tells so too.
+        self._lose_slot(slot, f"what held its resources on {slot.host} was ended")
 
     def _lose_slot(self, slot: Slot, reason: str) -> None:
         """Nothing runs on it any more, and nothing can."""
@@ -1091,8 +1097,3 @@ def _kill(actor: Any) -> None:
         ray.kill(actor)
     except Exception:  # it is gone already, or Ray is
         pass
-
-
-def _is_node_gone(error: BaseException | None) -> bool:
-    """True when Ray says that the actor died with its node."""
-    return "node" in str(error).lower() and isinstance(error, ray.exceptions.ActorDiedError)

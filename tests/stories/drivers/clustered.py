@@ -76,18 +76,7 @@ def counts_until_told(config: dict[str, Any]) -> None:
 def reads_until_told(config: dict[str, Any]) -> None:
     """``feeding.registers_its_state``, slowly until it is told "enough", then to the end of its epochs."""
     tell_place()
-    steps = feeding.Steps(config)
-    clock = {"step": 0}
-    powertrain.register_state(clock=clock)
-    clock.update((powertrain.load_state() or {}).get("clock", {}))
-    shard = powertrain.get_dataset_shard("train")
-    for epoch in shard.epochs(config["epochs"]):
-        for batch in shard.iter_torch_batches(global_batch_size=config["batch"]):
-            steps.config["pace"] = 0.0 if story.told("enough") else 0.2
-            clock["step"] += 1
-            if steps.rank == 0:
-                story.tell(f"step-{clock['step']}")
-            powertrain.report(steps.step(shard, batch, epoch=epoch))
+    feeding.registers_its_state({**config, "pace": 0.2, "pace_until": "enough"})
 
 
 def imports_a_module_of_the_launch_directory(config: dict[str, Any]) -> None:

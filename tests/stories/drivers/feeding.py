@@ -38,7 +38,8 @@ class Steps:
         dist.all_reduce(torch.ones(1))  # from here on every rank has made its report of the step before
         if self.rank == 1 and [self.attempt, self.made] in self.config["kills"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(self.config.get("pace", 0.0))
+        if not story.told(self.config.get("pace_until", "never")):
+            time.sleep(self.config.get("pace", 0.0))
         ids = (batch["id"] if isinstance(batch, dict) else batch).tolist() if shard.weight > 0 else []
         line = {"row": current("feeding").row + 1, "ids": ids, **more}
         with open(story.directory() / f"fed-{self.attempt}-{self.rank}.jsonl", "a") as file:
