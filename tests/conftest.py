@@ -17,6 +17,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from tests.ray_autoscaled import RayAutoscaled
 from tests.ray_nodes import RayNodes, processes_of_ray
 from tests.s3_server import Proxy, S3Server
 
@@ -120,11 +121,23 @@ def ray_cluster(ray_nodes: RayNodes) -> Iterator[RayNodes]:
     """The same, with this process connected to it."""
     import ray
 
-    from powertrain.engine.ray import connect
+    from powertrain.engine.ray_client import connect
 
     connect(ray_nodes.address)
     yield ray_nodes
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_autoscaled(request: pytest.FixtureRequest) -> Iterator[RayAutoscaled]:
+    """A Ray that adds nodes of one CPU by itself, for a file of tests; its options may be given as a parameter."""
+    cluster = RayAutoscaled(**getattr(request, "param", {}))
+    _clusters.append(cluster.pid)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+        _clusters.remove(cluster.pid)
 
 
 #: The processes that hold a Ray cluster of this session.

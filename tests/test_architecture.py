@@ -44,7 +44,12 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 }
 #: Modules of other people that only some rooms may import.
 RESERVED: dict[str, set[str]] = {
-    "ray": {"engine.ray", "engine.ray_actors", "engine.ray_feed", "data.cluster_tasks", "data.ray_snapshot"},
+    "ray": {
+        "engine.ray",
+        *(f"engine.ray_{part}" for part in ("actors", "agents", "autoscaler", "client", "feed", "placing")),
+        "data.cluster_tasks",
+        "data.ray_snapshot",
+    },
 }
 #: Functions that import the module named by their first argument.
 IMPORTERS = {"importlib.import_module", "import_module", "_load"}

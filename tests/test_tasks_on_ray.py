@@ -182,6 +182,16 @@ def test_what_describes_a_machine_is_refused_beside_an_address(given: dict[str, 
     assert not powertrain.is_initialized()
 
 
+def test_breakpoint_stays_what_it_was_for_this_process(
+    ray_nodes: RayNodes, environment: pytest.MonkeyPatch
+) -> None:
+    """Ray would have its own debugger there, which knows nothing of the processes that we start."""
+    environment.delenv("PYTHONBREAKPOINT", raising=False)
+    powertrain.init(address=ray_nodes.address)
+    powertrain.shutdown()
+    assert "PYTHONBREAKPOINT" not in os.environ
+
+
 @pytest.mark.usefixtures("environment")
 def test_a_connection_that_somebody_else_made_stays(ray_nodes: RayNodes) -> None:
     ray.init(address=ray_nodes.address, log_to_driver=False)

@@ -528,7 +528,8 @@ class ScalingConfig(Config):
     """Options of the engine, for Ray ``{"address": ..., "runtime_env": ...}``."""
 
     queue_timeout_s: float | None = option(None, optional(positive))
-    """How long to wait for room before the run fails with what was missing; None waits as long as it takes."""
+    """How long to wait for room before the run fails with what was missing; None waits as long as it takes. So long a
+    validation waits for a slot of its own, too, once the training is over."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "bundle_label_selector": "Use label_selector.",

@@ -126,7 +126,7 @@ def shutdown() -> None:
 def connect_to_ray(address: str | None = None, **options: Any) -> None:
     """Make this process a driver of a Ray cluster, unless it is one. Raises where that cannot be."""
     try:
-        from powertrain.engine.ray import connect
+        from powertrain.engine.ray_client import connect
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

@@ -370,7 +370,9 @@ class DataParallelTrainer:
     def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
         """An engine on the cluster that this process is connected to."""
         from powertrain.engine.node import LAUNCH, SCRIPT
-        from powertrain.engine.ray import RayEngine, RayOptions, uploaded
+        from powertrain.engine.ray import RayEngine
+        from powertrain.engine.ray_client import uploaded
+        from powertrain.engine.ray_options import RayOptions
         from powertrain.engine.ray_streams import Stream
 
         runtime, _, _, blocks = directories

@@ -26,7 +26,8 @@ def runtime() -> Iterator[Path]:
 class TestRayEngine(ProcessContract):
     @pytest.fixture
     def engine(self, ray_cluster: RayNodes, runtime: Path) -> Iterator[Engine]:
-        from powertrain.engine.ray import RayEngine, RayOptions
+        from powertrain.engine.ray import RayEngine
+        from powertrain.engine.ray_options import RayOptions
 
         self.cluster = ray_cluster
         options = RayOptions(run="contract", runtime_dir=str(runtime), preloads_torch=False)
@@ -54,7 +55,7 @@ class TestRayEngine(ProcessContract):
     def lose(self, engine: Engine, slot: Slot) -> None:
         from ray.util.placement_group import remove_placement_group
 
-        remove_placement_group(engine._slots[slot.id].group.group)  # type: ignore[attr-defined]
+        remove_placement_group(engine._placing.holder_of(slot).group.group)  # type: ignore[attr-defined]
 
     def test_a_slot_of_an_elastic_run_is_lost_with_the_actor_that_holds_its_resources(
         self, stage: Stage
@@ -62,5 +63,5 @@ class TestRayEngine(ProcessContract):
         import ray
 
         (slot,) = stage.slots(1, SlotShape(gang=False))
-        ray.kill(stage.engine._slots[slot.id].actor)  # type: ignore[attr-defined]
+        ray.kill(stage.engine._placing.holder_of(slot).actor)  # type: ignore[attr-defined]
         assert "held its resources" in stage.wait_for(SlotLost, slot).reason

@@ -32,7 +32,7 @@ def test_workers_have_its_modules_and_variables(ray_cluster: RayNodes, tmp_path:
 
 
 def test_directories_of_this_machine_are_uploaded_and_the_rest_stays(tmp_path: Path) -> None:
-    from powertrain.engine.ray import uploaded
+    from powertrain.engine.ray_client import uploaded
 
     (tmp_path / "module.py").touch()
     given = {"working_dir": str(tmp_path), "excludes": ["*.bin"], "env_vars": {"A": "b"}}

@@ -261,6 +261,7 @@ def test_workers_asked_for_by_hand(run: Run) -> None:  # noqa: F811
     assert [row for part in rows for row in part] == list(range(1, 201)), "every row once"
     assert answers[0] == ("It goes on with 2 workers instead of 4 after its next checkpoint.", True)
     assert answers[-1] == ("It has 3 workers, and keeps them.", True)
+    assert engine.wanted[:3] == [4, 2, 3], "so many it would use, if there were room"
 
 
 def test_a_size_out_of_bounds_or_of_a_fixed_run_is_refused(run: Run) -> None:  # noqa: F811

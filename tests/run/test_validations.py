@@ -305,6 +305,28 @@ def test_a_slot_that_the_engine_takes_back_its_word_on_fails_the_validation_only
     assert "sees another storage" in run.watcher.all_of(ev.ValidationEnded)[0].reason
 
 
+def test_a_validation_waits_for_a_slot_after_the_training_no_longer_than_a_run_would(run: Run) -> None:
+    def answer(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+        if claim.shape.gpus:
+            engine._events(base.Waiting(claim.id, 0, "waiting for 1 GPU"))
+        else:
+            engine.grant(claim, claim.count)
+
+    config = ValidationConfig(fn=anything, ray_remote_kwargs={"num_gpus": 1})
+    engine = ScriptedEngine(three_saves, on_request=answer)
+    outcome = run.go(engine, workers=1, validation=config, queue_timeout=0.05)
+
+    assert outcome.state == "finished"
+    assert statuses(run) == ["VALIDATION_FAILED"] * 3
+    reasons = [ended.reason for ended in run.watcher.all_of(ev.ValidationEnded)]
+    assert (
+        reasons
+        == ["there was no room for it within queue_timeout_s=0.05 s after the training: waiting for 1 GPU"]
+        * 3
+    )
+    assert all(claim.withdrawn for claim in engine.claims if claim.shape.gpus)
+
+
 def ranks_are_gone(engine: ScriptedEngine) -> None:
     """Wait until the end of every rank is in the controller's inbox."""
     with engine._changed:

@@ -118,7 +118,8 @@ def test_a_run_over_several_nodes_waits_for_room_and_spreads(cluster: RayNodes) 
 
 @pytest.fixture
 def stage(cluster: RayNodes) -> Iterator[Stage]:
-    from powertrain.engine.ray import RayEngine, RayOptions
+    from powertrain.engine.ray import RayEngine
+    from powertrain.engine.ray_options import RayOptions
 
     runtime = make_runtime_directory("seeds")
     engine = RayEngine(RayOptions(run="seeds", runtime_dir=str(runtime), preloads_torch=False))

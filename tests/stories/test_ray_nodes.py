@@ -129,9 +129,9 @@ def read_by_epoch(fits: Any) -> dict[int, Counter[int]]:
 def test_a_run_of_fixed_size_says_what_is_missing_and_goes_on_with_the_slots_that_are_left(
     fits: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powertrain.engine import ray as engine
+    from powertrain.engine import ray_placing
 
-    monkeypatch.setattr(engine, "_STARTS_WITHIN", 1.0)
+    monkeypatch.setattr(ray_placing, "_STARTS_WITHIN", 1.0)
     trainer = trainer_of(
         fits,
         clustered.reports_until_told,
@@ -209,7 +209,8 @@ def drain(pair: Pair, zone: str, deadline: float) -> None:
 @pytest.fixture
 def start(ray_cluster: RayNodes) -> Iterator[Callable[..., Stage]]:
     """Engines of this test, each with all that it has said."""
-    from powertrain.engine.ray import RayEngine, RayOptions
+    from powertrain.engine.ray import RayEngine
+    from powertrain.engine.ray_options import RayOptions
 
     runtime = make_runtime_directory("placed")
     made: list[Stage] = []
@@ -261,7 +262,7 @@ def test_workers_that_come_one_by_one_lie_as_strategy_and_labels_say(
 
 
 def free_pairs() -> float:
-    from powertrain.engine.ray import nodes
+    from powertrain.engine.ray_client import nodes
 
     return sum(found.free.get("pair", 0.0) for found in nodes())
 

@@ -17,7 +17,8 @@ What an engine promises, and ``powertrain.testing.engine_contract`` checks:
   processes and ends with ``close``. It gets a slot of its own, which events name. Where the engine does not own the
   node's processes it answers None.
 - After ``watch_capacity`` there is a ``Capacity`` event soon, and one whenever the number changes. An engine whose
-  number of slots never changes need not tell any.
+  number of slots never changes need not tell any. One whose place can be made larger, such as a cluster with an
+  autoscaler, asks there for what is missing to the number that is wanted; that holds nothing of anybody else's.
 - ``release`` ends what still runs on the slots and gives them back. ``close`` does so for everything, and
   afterwards no event is delivered.
 - Events come from any thread, one at a time per slot, in the order in which they happened.
@@ -266,8 +267,9 @@ class Engine(Protocol):
     def withdraw(self, claim: Claim) -> None:
         """Give up what the claim still waits for; slots that it has been granted stay."""
 
-    def watch_capacity(self, shape: SlotShape) -> None:
-        """From now on tell with :class:`Capacity` how many slots of this shape could be had: once, then on change."""
+    def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
+        """From now on tell with :class:`Capacity` how many slots of this shape could be had: once, then on change. The
+        run would use ``wanted`` of them."""
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         """Start a process on a granted slot that has none."""

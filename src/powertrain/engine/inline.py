@@ -94,7 +94,7 @@ class InlineEngine:
     def withdraw(self, claim: Claim) -> None:
         """No claim waits here: each is granted when it is made."""
 
-    def watch_capacity(self, shape: SlotShape) -> None:
+    def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         """There is one slot, now and later, so there is no change to tell of."""
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:

@@ -522,7 +522,7 @@ class LocalEngine:
         self._waiting.discard(claim.id)
         _ledger.withdraw(claim.id)
 
-    def watch_capacity(self, shape: SlotShape) -> None:
+    def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         """Where the shape holds nothing countable there is always room: :data:`resources.BOUNDLESS` is told, once."""
         if resources.counted(shape, 1):
             _ledger.watch(self._owner, self._machine, shape, lambda count: self._events(Capacity(count)))

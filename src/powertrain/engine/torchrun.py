@@ -237,7 +237,7 @@ class TorchrunEngine:
     def withdraw(self, claim: Claim) -> None:
         """torchrun has started all of its ranks: who has not joined is on its way, and cannot be sent back."""
 
-    def watch_capacity(self, shape: SlotShape) -> None:
+    def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         """torchrun decides how many ranks there are, and begins again when that changes: there is nothing to tell."""
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:

@@ -941,6 +941,7 @@ class Controller:
         self._after_validations = then
         if self._validations.wants_slot:  # it may be one that the ranks had, who are gone
             self._slots.release()
+        self._validations.training_over()
         return True
 
     def _validations_idle(self) -> None:
@@ -1283,6 +1284,7 @@ class Controller:
         else:
             reason = f"{asked.workers} workers were asked for"
             self._elastic.set_limit(asked.workers, reason, time.monotonic())
+            self._slots.watch()
             self._consider_resize()
             size = self._attempt.world_size if self._attempt is not None else self._slots.wanted
             asked.answer(self._elastic.prospect(asked.workers, size), True)

@@ -50,9 +50,13 @@ class Slots:
         if self._elastic.is_elastic and self._engine.restarts:
             self._awaits_capacity = True
             self._deadlines["capacity"] = time.monotonic() + _CAPACITY_WITHIN
-            self._engine.watch_capacity(self._spec.shape)
+            self.watch()
         else:
             self.request()
+
+    def watch(self) -> None:
+        """Hear from now on how many there are; the engine hears how many the run would use."""
+        self._engine.watch_capacity(self._spec.shape, self._elastic.limit)
 
     def capacity_known(self) -> None:
         """The engine has said how many there are, or will not."""

@@ -108,6 +108,13 @@ def failed(reason: str, seconds: float = 0.0) -> Validation:
     return Validation(status=status, error=reason, seconds=round(seconds, 3))
 
 
+def no_room(seconds: float, missing: str) -> Validation:
+    because = f": {missing}" if missing else ""
+    return failed(
+        f"there was no room for it within queue_timeout_s={seconds:g} s after the training{because}"
+    )
+
+
 def timed_out(task: Task) -> Validation:
     return Validation(
         status=ReportedCheckpointStatus.VALIDATION_TIMEOUT.value,
@@ -136,8 +143,8 @@ class _Current:
     """The validation that has its turn."""
 
     task: Task
-    #: The claim of its slot; "" where it needs none.
-    claim: str = ""
+    #: For its slot; None where it needs none.
+    claim: base.Claim | None = None
     #: What the engine says is missing for its slot.
     missing: str = ""
     slot: base.Slot | None = None
@@ -147,6 +154,9 @@ class _Current:
     began: float = 0.0
     #: True once its outcome is known; its process may still be there.
     over: bool = False
+
+    def claimed(self, claim: str) -> bool:
+        return self.claim is not None and self.claim.id == claim
 
 
 class Validations:
@@ -174,6 +184,7 @@ class Validations:
         self._queue: deque[Task] = deque()
         self._current: _Current | None = None
         self._beside: base.Slot | None = None
+        self._trained = False
         config = spec.validation
         self._shape = shape_of(config) if config is not None else None
         self._function = b""
@@ -222,7 +233,7 @@ class Validations:
     def granted(self, event: base.Granted) -> bool:
         """False when the slot is not for a validation."""
         current = self._current
-        if current is None or current.claim != event.claim:
+        if current is None or not current.claimed(event.claim):
             return False
         if current.slot is None and event.slots:
             current.missing = ""
@@ -235,7 +246,7 @@ class Validations:
     def slot_awaited(self, event: base.Waiting) -> bool:
         """False when it is not a validation that waits."""
         current = self._current
-        if current is None or current.claim != event.claim:
+        if current is None or not current.claimed(event.claim):
             return False
         if not current.missing:
             self._tell(
@@ -248,7 +259,7 @@ class Validations:
     def slot_refused(self, event: base.Refused) -> bool:
         """The engine will never give the slot after all: False when it is not a validation's."""
         current = self._current
-        if current is None or current.claim != event.claim:
+        if current is None or not current.claimed(event.claim):
             return False
         if current.slot is None:
             self._conclude(current, failed(f"there is no slot for it: {event.reason}"))
@@ -277,12 +288,25 @@ class Validations:
         self._advance()
         return True
 
+    def training_over(self) -> None:
+        """The ranks hold nothing any more: what still waits for room waits no longer than the run itself would."""
+        self._trained = True
+        self._bound_wait()
+
+    def _bound_wait(self) -> None:
+        if self._trained and self.wants_slot and self._spec.queue_timeout is not None:
+            self._remind(time.monotonic() + self._spec.queue_timeout)
+
     def overdue(self) -> None:
         """The time that was asked for with ``remind`` has come."""
         current = self._current
         if current is None:
             return
-        if not current.over:
+        if not current.over and current.slot is None:
+            self._conclude(current, no_room(self._spec.queue_timeout or 0.0, current.missing))
+            self._leave(current)
+            self._advance()
+        elif not current.over:
             self._kill(current)
             self._conclude(current, timed_out(current.task))
         else:
@@ -320,7 +344,8 @@ class Validations:
                     "the launcher has given what the machine has to its own processes, and nothing can be reserved "
                     "beside them. Leave ray_remote_kwargs out to validate on the CPU"
                 )
-            current.claim = self._engine.request(1, shape).id
+            current.claim = self._engine.request(1, shape)
+            self._bound_wait()
         except (ResourceError, EngineError) as error:
             self._conclude(current, failed(f"ValidationConfig(ray_remote_kwargs=...) cannot be met: {error}"))
             self._leave(current)
@@ -395,6 +420,8 @@ class Validations:
         self._kill(current)
         if current.slot is not None and current.child is None:
             self._engine.release([current.slot])
+        elif current.slot is None and current.claim is not None:
+            self._engine.withdraw(current.claim)
         self._current = None
         self._remind(math.inf)
 

@@ -377,8 +377,9 @@ class ScriptedEngine:
         self._lost: set[str] = set()
         self._closed = False
         self._capacity: int | None = None
-        #: The shape whose capacity the run watches; None while it watches none.
+        #: The shape whose capacity the run watches, None while it watches none; and each number it would use of it.
         self.watched: SlotShape | None = None
+        self.wanted: list[int] = []
         #: Every claim that was requested, oldest first.
         self.claims: list[ScriptedClaim] = []
         #: Every process that was forked, oldest first.
@@ -411,10 +412,11 @@ class ScriptedEngine:
             for known in self.claims:
                 known.withdrawn |= known.id == claim.id
 
-    def watch_capacity(self, shape: SlotShape) -> None:
+    def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         """Tells at once what the script has said, if anything."""
         with self._lock:
             self.watched = shape
+            self.wanted.append(wanted)
             if self._capacity is not None:
                 self._tell(Capacity(self._capacity))
 

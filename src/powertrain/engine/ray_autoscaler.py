@@ -1,0 +1,81 @@
+"""Whether a Ray cluster grows by itself when there is work that fits nowhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+#: Where an autoscaler of Ray's first generation leaves its report.
+_REPORT = b"__autoscaling_status"
+#: Which generation the cluster has, and the sizes it may have where whoever runs it tells them (Anyscale does).
+_NAMESPACE = b"__autoscaler"
+_SECOND_GENERATION = b"__autoscaler_v2_enabled"
+_SIZES = b"__autoscaler_cluster_config"
+#: What the first generation calls nodes of a cluster it may only look at: each is a type of its own.
+_ONLY_LOOKED_AT = re.compile("node_[0-9a-f]{56}")
+#: So often, counting our own, the state of the cluster has been asked for since the round of a second-generation
+#: autoscaler that may only look: it asks once for the round, then for the node types and for the nodes.
+_ASKED_BY_ONE_THAT_LOOKS = 3
+_PATIENCE = 5.0
+
+
+def autoscales() -> bool:
+    """True when this cluster can add nodes by itself. For a process that is connected with ``ray.init``.
+
+    Every cluster of Ray's has an autoscaler, if only one that reports and can start nothing; Ray has no call that tells
+    one from the other. It is seen in what they leave in Ray's control store, and takes two calls to it:
+
+    - The first generation (Ray's default) reports nodes by type. One that only looks makes up a type for each node,
+      ``node_<id>``; any other name is of a real configuration, be it a file or a Kubernetes resource.
+    - The second generation (KubeRay, ``ray up``) reports no types, and on KubeRay nodes look alike with and without an
+      autoscaler. But it says which version of the cluster's state it has worked with, and each time that anybody asks
+      for the state is a version. One that only looks asks three times in a round, a real one once; so a state that is
+      newer by less than three was left by a real one.
+
+    A True is certain. A False may mean "not yet": nothing has been reported in the first seconds, and when others ask
+    for the state all the time (a dashboard, many drivers) a real one is recognised only right after its round. So ask
+    again every few seconds, and remember a True. Whatever goes wrong is a False too.
+    """
+    from ray.experimental import internal_kv
+
+    store: Any = internal_kv
+    try:
+        control = store.internal_kv_get_gcs_client()
+        known = control.internal_kv_multi_get([_SECOND_GENERATION, _SIZES], _NAMESPACE, timeout=_PATIENCE)
+        if _SIZES in known:
+            return _may_grow(known[_SIZES])
+        if known.get(_SECOND_GENERATION) == b"1":
+            return _second_generation_scales(control.get_cluster_status(timeout_s=_PATIENCE))
+        return _first_generation_scales(control.internal_kv_get(_REPORT, None, timeout=_PATIENCE))
+    except Exception:  # all of it is Ray's inside, which may change or not answer
+        return False
+
+
+def _may_grow(sizes: bytes) -> bool:
+    groups = _messages().ClusterConfig.FromString(sizes).node_group_configs
+    return any(group.max_count < 0 or group.max_count > group.min_count for group in groups)
+
+
+def _first_generation_scales(report: bytes | None) -> bool:
+    types: dict[str, Any] = json.loads(report or b"{}").get("autoscaler_report", {}).get("active_nodes", {})
+    return any(not _ONLY_LOOKED_AT.fullmatch(name) for name in types)
+
+
+def _second_generation_scales(status: bytes) -> bool:
+    reply = _messages().GetClusterStatusReply.FromString(status)
+    if not reply.HasField("autoscaling_state"):
+        return False
+    report = reply.autoscaling_state
+    asked: int = (
+        reply.cluster_resource_state.cluster_resource_state_version
+        - report.last_seen_cluster_resource_state_version
+    )
+    return bool(report.pending_instance_requests) or 0 < asked < _ASKED_BY_ONE_THAT_LOOKS
+
+
+def _messages() -> Any:
+    """Ray's own, made when they are loaded."""
+    from ray.core.generated import autoscaler_pb2
+
+    return autoscaler_pb2
