@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from powertrain.cli.compare import compare
+from powertrain.cli.diagnose import diagnose
 from powertrain.cli.k8s import k8s
 from powertrain.cli.ls import ls
 from powertrain.cli.resize import resize
 from powertrain.cli.show import show
+from powertrain.cli.trace import trace
 from powertrain.errors import PowertrainError
 from powertrain.version import __version__
 
@@ -24,6 +27,9 @@ app = typer.Typer(
 app.command()(ls)
 app.command()(show)
 app.command()(resize)
+app.command()(diagnose)
+app.command()(compare)
+app.add_typer(trace, name="trace")
 app.add_typer(k8s, name="k8s")
 
 

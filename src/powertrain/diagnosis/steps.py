@@ -45,7 +45,7 @@ class Steps:
     @property
     def total(self) -> Floats:
         """(steps, ranks): from the end of the step before to the end of this one."""
-        return self.phases.sum(axis=2)
+        return np.asarray(self.phases.sum(axis=2), np.float64)
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -18,7 +18,7 @@ _FLOATS = (
     "host_cores",
     #: Threads that torch and OpenMP use in this process.
     "threads",
-    #: MiB: of the process and its children (shared pages once), used on the machine, there.
+    #: MiB: of the process and its children, used on the machine, there.
     "rss",
     "ram_used",
     "ram_total",

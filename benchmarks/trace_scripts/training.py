@@ -1,0 +1,111 @@
+"""The training loop that is traced: a step of a wanted length, and how long each step takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from array import array
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+#: Steps at the start of a block that are not counted: caches are cold after switching.
+SETTLING_STEPS = 5
+_WIDTH = 64
+
+
+class Model(nn.Module):
+    """Some layers, of which one multiplies matrices for as long as a step is to take."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 1))
+        size = 96 if device == "cpu" else 1024
+        self.register_buffer("matrix", torch.eye(size))
+        self.multiplications = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for _ in range(self.multiplications):
+                torch.mm(self.matrix, self.matrix)
+        result: torch.Tensor = self.layers(x)
+        return result
+
+
+class Training:
+    """A usual loop over a usual loader, without a word about tracing."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.device = device
+        self.model = Model(device).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self._criterion = nn.MSELoss()
+        batches = [(torch.randn(16, _WIDTH), torch.randn(16, 1)) for _ in range(64)]
+        self._loader: Any = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+    def make_step_take(self, seconds: float) -> None:
+        """Choose the number of multiplications; afterwards a step takes about ``seconds``."""
+        self.model.multiplications = 1
+        self.run(50)
+        short = statistics.median(self.run(200))
+        self.model.multiplications = 21
+        each = max((statistics.median(self.run(200)) - short) / 20, 1.0)
+        self.model.multiplications = 1 + max(0, round((seconds * 1e9 - short) / each))
+
+    def run(
+        self,
+        count: int,
+        mark: Callable[[Any], AbstractContextManager[Any]] | None = None,
+        seconds_each: float = 0.0,
+    ) -> list[int]:
+        """Makes ``count`` steps, each within ``mark(model)``; the nanoseconds of each, from the end of the one before.
+
+        With ``seconds_each`` a step begins no earlier than that after the one before; a late one is followed at once.
+        """
+        mark = mark or (lambda model: nullcontext())
+        taken = array("q")
+        began = before = time.perf_counter_ns()
+        while len(taken) < count:
+            for x, y in self._loader:
+                with mark(self.model):
+                    self._step(x, y)
+                now = time.perf_counter_ns()
+                taken.append(now - before)
+                before = now
+                if len(taken) == count:
+                    break
+                due = began + int(len(taken) * seconds_each * 1e9)
+                while before < due:
+                    before = time.perf_counter_ns()
+        return list(taken)
+
+    def _step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._criterion(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        if self.device != "cpu":
+            loss.item()  # as a loop does that logs: otherwise only the launching would be timed
+
+
+def alternate(
+    training: Training, blocks: int, steps: int, traced: Callable[[bool], Callable[[Any], Any] | None]
+) -> list[tuple[list[int], list[int]]]:
+    """``blocks`` pairs of blocks, (not traced, traced), their order turning with each pair. ``traced(is_on)`` switches
+    and says what steps are to be marked with."""
+    pairs = []
+    for number in range(blocks):
+        pair: dict[bool, list[int]] = {}
+        for is_on in (False, True) if number % 2 else (True, False):
+            mark = traced(is_on)
+            pair[is_on] = training.run(SETTLING_STEPS + steps, mark)[SETTLING_STEPS:]
+        pairs.append((pair[False], pair[True]))
+    traced(False)
+    return pairs

@@ -1,0 +1,36 @@
+"""``powertrain compare``: is one run faster than another; for people, and by its exit code for CI."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from powertrain.cli.show import find_run
+
+
+def compare(
+    first: Annotated[
+        str, typer.Argument(help="The run to compare with: its name, or the path of its directory.")
+    ],
+    second: Annotated[str, typer.Argument(help="The run that is judged.")],
+    storage: Annotated[
+        str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Say whether the second run is better, worse or the same. Exits with 3 where it is worse, 4 where none can say."""
+    import msgspec
+
+    from powertrain.diagnosis.compare import compare as compared
+    from powertrain.diagnosis.compare import render_comparison
+    from powertrain.diagnosis.recorded import read
+
+    names, places = zip(*(find_run(run, storage) for run in (first, second)), strict=True)
+    before, after = (read(place).steps for place in places)
+    comparison = compared(before, after)
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(comparison), indent=2).decode())
+    else:
+        typer.echo(render_comparison(comparison, *names))
+    raise typer.Exit(comparison.exit_code)

@@ -1,0 +1,39 @@
+"""``powertrain diagnose``: why a run is slow, from what its directory has recorded."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Annotated
+
+import typer
+
+from powertrain.cli.show import find_run
+
+
+def diagnose(
+    run: Annotated[str, typer.Argument(help="A run's name, or the path of its directory.")],
+    storage: Annotated[
+        str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
+    ] = "",
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            help="Which attempt of the run; the newest with enough steps when left out.",
+            show_default=False,
+            min=0,
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print what final_summary.json holds instead.")
+    ] = False,
+) -> None:
+    """Say why a run is slow: findings, what to do about them, and where the time went."""
+    from powertrain.diagnosis.recorded import report_of
+    from powertrain.diagnosis.report import render, to_json
+
+    name, place = find_run(run, storage)
+    report = report_of(place, name, attempt)
+    if json:
+        typer.echo(to_json(report).decode(), nl=False)
+    else:
+        typer.echo(render(report, shutil.get_terminal_size((100, 24)).columns))

@@ -1,0 +1,111 @@
+"""What a run's directory has recorded, as tables; and so its diagnosis, made again at any time.
+
+Needs nothing but the directory: whatever ended the run, what its ranks had recorded until then is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain.diagnosis.report import diagnose
+from powertrain.diagnosis.samples import Samples, samples_of
+from powertrain.diagnosis.settled import LEAST_STEPS
+from powertrain.diagnosis.steps import Steps, aligned
+from powertrain.diagnosis.summary import Report
+from powertrain.errors import StorageError
+from powertrain.run import events as ev
+from powertrain.run import journal
+from powertrain.run.hang_report import rank_names
+from powertrain.storage import Storage
+from powertrain.trace import store
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One attempt of a run."""
+
+    attempt: int
+    steps: Steps
+    samples: dict[int, Samples]
+    #: What ranks have told of themselves, by rank.
+    facts: Mapping[int, Mapping[str, Any]]
+    #: What whoever reads this should know, one sentence each.
+    notes: tuple[str, ...]
+
+
+def read(storage: Storage, attempt: int | None = None) -> Recorded:
+    """The given attempt; the newest one with enough steps to judge by where none is given, else that with most steps.
+
+    Raises StorageError where the run has recorded nothing, or has no such attempt.
+    """
+    telemetry = store.read(storage)
+    recorded = sorted({*telemetry.steps, *telemetry.samples})
+    if not recorded or (attempt is not None and attempt not in recorded):
+        raise StorageError(_nothing_there(storage, attempt, recorded))
+    hosts = _hosts(storage)
+    tables = {
+        number: aligned(telemetry.steps.get(number, {}), hosts.get(number, {}))
+        for number in (recorded if attempt is None else [attempt])
+    }
+    chosen = _telling_attempt(tables) if attempt is None else attempt
+    on_hosts = hosts.get(chosen, {})
+    return Recorded(
+        attempt=chosen,
+        steps=tables[chosen],
+        samples=samples_of(telemetry.samples.get(chosen, {}), on_hosts),
+        facts=telemetry.facts.get(chosen, {}),
+        notes=tuple(_notes(chosen, recorded, tables[chosen], on_hosts)),
+    )
+
+
+def report_of(storage: Storage, name: str = "", attempt: int | None = None) -> Report:
+    """The diagnosis of a run from its directory alone. Raises as :func:`read` does."""
+    recorded = read(storage, attempt)
+    return diagnose(
+        recorded.steps,
+        recorded.samples,
+        name=name,
+        seen=_first_of(recorded.facts, "seen", {}),
+        flops_per_sample=_first_of(recorded.facts, "flops_per_sample", 0.0),
+        peak_flops=_first_of(recorded.facts, "peak_flops", 0.0),
+        notes=recorded.notes,
+    )
+
+
+def _hosts(storage: Storage) -> dict[int, dict[int, str]]:
+    """Host of each rank, by attempt."""
+    started = (event for event in journal.read(storage) if isinstance(event, ev.AttemptStarted))
+    return {event.attempt: dict(enumerate(event.hosts)) for event in started}
+
+
+def _telling_attempt(tables: Mapping[int, Steps]) -> int:
+    enough = [number for number, steps in tables.items() if len(steps) >= LEAST_STEPS]
+    return max(enough) if enough else max(tables, key=lambda number: (len(tables[number]), number))
+
+
+def _first_of(facts: Mapping[int, Mapping[str, Any]], name: str, default: Any) -> Any:
+    """What the first rank that knows says."""
+    return next((facts[rank][name] for rank in sorted(facts) if facts[rank].get(name)), default)
+
+
+def _notes(attempt: int, recorded: list[int], steps: Steps, hosts: Mapping[int, str]) -> list[str]:
+    notes = []
+    if len(recorded) > 1:
+        notes.append(
+            f"This is attempt {attempt} of {len(recorded)} that were recorded, from {recorded[0]} on."
+        )
+    if silent := sorted(set(hosts) - set(steps.ranks)):
+        notes.append(f"Nothing was recorded of {rank_names(silent)}.")
+    return notes
+
+
+def _nothing_there(storage: Storage, attempt: int | None, recorded: list[int]) -> str:
+    if recorded:
+        there = ", ".join(map(str, recorded))
+        return f"Nothing was recorded of attempt {attempt} of the run at {storage.uri}. It has {there}."
+    return (
+        f"The run at {storage.uri} has recorded no steps. Either it had not got so far, or it ran with "
+        "RunConfig(trace=False); tracing is on by default."
+    )

@@ -1,0 +1,193 @@
+"""From what the ranks of a run recorded to the whole diagnosis: findings, where the time went, how fast it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from powertrain.diagnosis import machine, memory, step_time, stragglers, words
+from powertrain.diagnosis.card import render
+from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.root_cause import fold, is_trouble
+from powertrain.diagnosis.samples import Samples
+from powertrain.diagnosis.settled import Settled, settled
+from powertrain.diagnosis.steps import Floats, Steps
+from powertrain.diagnosis.summary import (
+    PhaseTime,
+    RankTimes,
+    Report,
+    Throughput,
+    from_json,
+    plain_finding,
+    to_json,
+)
+from powertrain.trace import phases
+
+__all__ = ["Report", "diagnose", "from_json", "render", "to_json"]
+
+_COMPUTE = ("forward", "backward", "optimizer", "inside")
+_logger = logging.getLogger("powertrain")
+
+
+def diagnose(
+    steps: Steps,
+    samples: Mapping[int, Samples] | None = None,
+    hosts: Mapping[int, str] | None = None,
+    *,
+    name: str = "",
+    seen: Mapping[str, str] | None = None,
+    flops_per_sample: float = 0.0,
+    peak_flops: float = 0.0,
+    notes: Sequence[str] = (),
+) -> Report:
+    """Everything that can be said of one attempt. Never raises, whatever the numbers are.
+
+    ``hosts`` names the hosts of ranks whose tables do not. ``seen`` has for names of phases where in the user's code
+    ranks mostly were. FLOPs are those of one sample, forward and backward, and of one device in a second at its best.
+    """
+    samples = _on_hosts(samples or {}, hosts or {})
+    named = tuple(
+        host or (hosts or {}).get(rank, "") for rank, host in zip(steps.ranks, steps.hosts, strict=True)
+    )
+    steps = dataclasses.replace(steps, hosts=named)
+    run = settled(steps)
+    findings, failures = _all_findings(run, samples, seen)
+    return Report(
+        name=name,
+        findings=findings,
+        steps=len(steps),
+        start_up_steps=run.start_up,
+        step_seconds=_median(run.table.sum(axis=2)),
+        phases=_phase_times(run.table),
+        ranks=tuple(_rank_times(run, column) for column in range(len(steps.ranks))),
+        throughput=_throughput(run, flops_per_sample, peak_flops),
+        notes=(*_thinning(run), *failures, *notes),
+    )
+
+
+def _on_hosts(samples: Mapping[int, Samples], hosts: Mapping[int, str]) -> dict[int, Samples]:
+    return {
+        rank: dataclasses.replace(looks, host=looks.host or hosts.get(rank, ""))
+        for rank, looks in samples.items()
+    }
+
+
+def _all_findings(
+    run: Settled, samples: Mapping[int, Samples], seen: Mapping[str, str] | None
+) -> tuple[tuple[Finding, ...], list[str]]:
+    """The findings, and for each kind that could not be looked for a sentence."""
+    steps = run.steps
+    finders: dict[str, Callable[[], list[Finding]]] = {
+        "step times": lambda: step_time.find(steps, seen),
+        "late ranks": lambda: stragglers.find(steps),
+        "memory": lambda: memory.find(steps, samples),
+        "machines": lambda: machine.find(steps, samples),
+    }
+    found: list[Finding] = []
+    failures = []
+    for what, find in finders.items():
+        try:
+            found += find()
+        except Exception as error:  # a fault of ours must not take the rest of the diagnosis, nor the run
+            _logger.debug("Looking for trouble with %s failed.", what, exc_info=True)
+            failures.append(f"Trouble with {what} could not be looked for ({type(error).__name__}: {error}).")
+    if not failures and not any(is_trouble(one) or _is_blind(one) for one in found):
+        found.append(_healthy(run))
+    return tuple(plain_finding(one) for one in fold(found)), failures
+
+
+def _is_blind(finding: Finding) -> bool:
+    """Too little was recorded to say that all is well."""
+    return finding.kind == "incomplete" and not finding.phase
+
+
+def _healthy(run: Settled) -> Finding:
+    times = _phase_times(run.table)
+    computing = sum(time.share for time in times if time.phase in _COMPUTE)
+    step = _median(run.table.sum(axis=2))
+    ranks = len(run.steps.ranks)
+    return Finding(
+        kind="healthy",
+        severity="info",
+        summary=f"Nothing holds this run up: {len(run.numbers):,} steps of {words.seconds(step)} on "
+        f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {words.share(computing)} of the time spent computing.",
+        evidence={"step": step, "compute_share": computing},
+    )
+
+
+def _phase_times(table: Floats) -> tuple[PhaseTime, ...]:
+    """From (steps, ranks, phases) or (steps, phases)."""
+    flat = table.reshape(-1, phases.COUNT)
+    spent = flat.sum(axis=0)
+    whole = float(spent.sum())
+    return tuple(
+        PhaseTime(name, _median(flat[:, phase]), float(spent[phase]) / whole)
+        for phase, name in enumerate(phases.NAMES)
+        if spent[phase] > 0
+    )
+
+
+def _rank_times(run: Settled, column: int) -> RankTimes:
+    peaks = run.steps.peak_memory[:, column]
+    return RankTimes(
+        rank=run.steps.ranks[column],
+        host=run.steps.hosts[column],
+        step_seconds=_median(run.table[:, column].sum(axis=1)),
+        phases=_phase_times(run.table[:, column]),
+        peak_memory_mib=float(np.max(peaks[np.isfinite(peaks)], initial=0.0)),
+    )
+
+
+def _throughput(run: Settled, flops_per_sample: float, peak_flops: float) -> Throughput:
+    rate = _steps_per_second(run)
+    samples, tokens = (
+        rate * _mean(column[run.start_up :].sum(axis=1)) for column in (run.steps.samples, run.steps.tokens)
+    )
+    flops = samples * flops_per_sample
+    best = peak_flops * len(run.steps.ranks)
+    return Throughput(
+        steps_per_second=rate,
+        samples_per_second=samples,
+        tokens_per_second=tokens,
+        flops_per_second=flops,
+        mfu=flops / best if flops > 0 and best > 0 else None,
+    )
+
+
+def _steps_per_second(run: Settled) -> float:
+    """From when steps began, which holds for thinned runs too; else from how long they took."""
+    if len(run.numbers) > 1:
+        started = run.steps.start[run.start_up :]
+        took = started[-1] - started[0]
+        took = took[np.isfinite(took) & (took > 0)]
+        if len(took):
+            return float((run.numbers[-1] - run.numbers[0]) / np.median(took))
+    mean = _mean(run.table.sum(axis=2))
+    return 1 / mean if mean > 0 else 0.0
+
+
+def _thinning(run: Settled) -> list[str]:
+    numbers = run.steps.numbers
+    if len(numbers) < 2:
+        return []
+    reached = int(numbers[-1] - numbers[0]) + 1
+    gaps = np.flatnonzero(np.diff(numbers) > 1)
+    if not len(gaps):
+        return []
+    return [
+        f"Of {reached:,} steps {len(numbers):,} are kept: up to step {int(numbers[gaps[-1] + 1]):,} only some of each "
+        "group (fastest, median, slowest), or those that every rank recorded."
+    ]
+
+
+def _median(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else 0.0
+
+
+def _mean(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else 0.0

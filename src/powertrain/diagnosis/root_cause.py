@@ -1,0 +1,124 @@
+"""Which finding is the cause and which only its echo, and which matters most. Pure.
+
+One late rank makes all others wait; a leak fills a machine. Each is one fault and should be read as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from powertrain.diagnosis.finding import SEVERITIES, Finding
+
+_COMPUTE_STRAGGLERS = frozenset(
+    f"{phase}_straggler" for phase in ("forward", "backward", "optimizer", "inside")
+)
+STRAGGLERS = _COMPUTE_STRAGGLERS | {"input_straggler", "transfer_straggler", "outside_straggler"}
+_BOUNDS = frozenset({"input_bound", "transfer_bound", "outside_bound", "checkpoint_bound"})
+
+
+class _Rule(NamedTuple):
+    """A finding of one of ``causes`` explains one of ``echoes`` when the condition (cause, echo) holds."""
+
+    causes: frozenset[str]
+    echoes: frozenset[str]
+    holds: Callable[[Finding, Finding], bool]
+
+
+def _always(cause: Finding, echo: Finding) -> bool:
+    return True
+
+
+def _within(cause: Finding, echo: Finding) -> bool:
+    """The echo is about no rank but those of the cause."""
+    return bool(echo.ranks) and (not cause.ranks or set(echo.ranks) <= set(cause.ranks))
+
+
+def _within_defect(cause: Finding, echo: Finding) -> bool:
+    return cause.severity != "info" and _within(cause, echo)
+
+
+def _meets_on(where: str) -> Callable[[Finding, Finding], bool]:
+    def meets(cause: Finding, echo: Finding) -> bool:
+        return echo.evidence.get("where") == where and not set(cause.ranks).isdisjoint(echo.ranks)
+
+    return meets
+
+
+#: Which kinds stand as causes above which is a tree, so that nothing becomes an echo of itself.
+_RULES = (
+    _Rule(frozenset({"gpu_throttled"}), _COMPUTE_STRAGGLERS | {"slow_node"}, _within_defect),
+    _Rule(frozenset({"slow_node"}), STRAGGLERS, _within),
+    _Rule(frozenset({"threads_oversubscribed"}), _COMPUTE_STRAGGLERS, _within_defect),
+    _Rule(frozenset({"threads_oversubscribed"}), frozenset({"alternating_straggler"}), _always),
+    _Rule(
+        STRAGGLERS | {"slow_node", "alternating_straggler"},
+        frozenset({"collective_bound", "gpu_idle"}),
+        _always,
+    ),
+    _Rule(_BOUNDS, frozenset({"gpu_idle"}), _always),
+    _Rule(
+        frozenset({"host_memory_leak"}), frozenset({"memory_pressure", "memory_imbalance"}), _meets_on("host")
+    ),
+    _Rule(
+        frozenset({"device_memory_creep"}),
+        frozenset({"memory_pressure", "memory_imbalance"}),
+        _meets_on("device"),
+    ),
+)
+
+
+def fold(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Causes, the weightiest first, each with its echoes; a finding that was made twice is there once."""
+    ranked = _ranked(_once(findings))
+    parents = {place: _cause_of(place, ranked) for place in range(len(ranked))}
+    echoes: dict[int, list[Finding]] = {}
+    for place in parents:
+        root = _root(place, parents)
+        if root != place:
+            echoes.setdefault(root, []).append(ranked[place])
+    roots = [place for place in parents if _root(place, parents) == place]
+    return tuple(
+        msgspec.structs.replace(ranked[root], echoes=(*ranked[root].echoes, *echoes.get(root, ())))
+        for root in roots
+    )
+
+
+def is_trouble(finding: Finding) -> bool:
+    """True for what somebody should act on."""
+    return finding.severity != "info"
+
+
+def _ranked(findings: Sequence[Finding]) -> list[Finding]:
+    def weight(finding: Finding) -> tuple[int, bool, float, str, tuple[int, ...]]:
+        severity = SEVERITIES.index(finding.severity)
+        return severity, finding.kind != "healthy", -finding.cost, finding.kind, finding.ranks
+
+    return sorted(findings, key=weight)
+
+
+def _once(findings: Sequence[Finding]) -> list[Finding]:
+    return list(
+        {(one.kind, one.phase, one.ranks, one.evidence.get("where")): one for one in findings}.values()
+    )
+
+
+def _cause_of(place: int, ranked: Sequence[Finding]) -> int | None:
+    """The weightiest finding that explains the one at ``place``, if any does."""
+    echo = ranked[place]
+    for other, cause in enumerate(ranked):
+        if other != place and any(_explains(rule, cause, echo) for rule in _RULES):
+            return other
+    return None
+
+
+def _explains(rule: _Rule, cause: Finding, echo: Finding) -> bool:
+    return cause.kind in rule.causes and echo.kind in rule.echoes and rule.holds(cause, echo)
+
+
+def _root(place: int, parents: dict[int, int | None]) -> int:
+    while (parent := parents[place]) is not None:
+        place = parent
+    return place

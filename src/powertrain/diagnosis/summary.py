@@ -1,0 +1,128 @@
+"""The whole diagnosis of a run as one value, and as JSON: ``final_summary.json``. Pure.
+
+``docs/diagnosis.md`` describes the fields for whoever reads the file without this package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from powertrain.diagnosis.finding import Finding
+from powertrain.errors import StorageError
+
+#: Raised when a field changes its meaning or goes, not when one is added.
+SCHEMA_VERSION = 1
+
+
+class PhaseTime(msgspec.Struct, frozen=True):
+    """One phase in the steps after start-up."""
+
+    phase: str
+    #: Median over the steps.
+    seconds: float
+    #: Of all time, so that the shares of a table add up to 1.
+    share: float
+
+
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one rank's time went."""
+
+    rank: int
+    host: str
+    #: Median of a step.
+    step_seconds: float
+    phases: tuple[PhaseTime, ...]
+    #: The most MiB of the device in use within a step; 0 without one.
+    peak_memory_mib: float = 0.0
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast all ranks together were after start-up; 0 where that is not known."""
+
+    steps_per_second: float = 0.0
+    samples_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    flops_per_second: float = 0.0
+    #: Model FLOPs utilisation, a part of what the devices could do at most; none where either is not known.
+    mfu: float | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run spent its time on, and what is wrong with it."""
+
+    schema_version: int = SCHEMA_VERSION
+    #: Of the run, "" where it has none.
+    name: str = ""
+    #: Root causes, the weightiest first.
+    findings: tuple[Finding, ...] = ()
+    #: Steps that all ranks have recorded, and how many of those were start-up.
+    steps: int = 0
+    start_up_steps: int = 0
+    #: Median of a step over all ranks.
+    step_seconds: float = 0.0
+    #: Over all ranks, in the order of :data:`powertrain.trace.phases.NAMES`; phases that never occurred are left out.
+    phases: tuple[PhaseTime, ...] = ()
+    ranks: tuple[RankTimes, ...] = ()
+    throughput: Throughput = Throughput()
+    #: What a reader should know of how this was made, one sentence each.
+    notes: tuple[str, ...] = ()
+
+
+# --------------------------------------------------------------------------- JSON
+
+
+def to_json(report: Report) -> bytes:
+    """The content of ``final_summary.json``, indented, with a line break at its end."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def from_json(data: bytes) -> Report:
+    """The report that :func:`to_json` was given. Raises StorageError where it is none, or of a later version."""
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).schema_version
+        if version > SCHEMA_VERSION:
+            raise StorageError(
+                f"This summary has schema version {version}, and this Powertrain reads up to {SCHEMA_VERSION}. "
+                "Read it with the version of Powertrain that wrote it, or a later one."
+            )
+        return msgspec.json.decode(data, type=Report)
+    except msgspec.MsgspecError as error:
+        raise StorageError(
+            f"This is not a summary that Powertrain wrote: {error}. Make it again with `powertrain diagnose RUN`."
+        ) from error
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def plain_finding(finding: Finding) -> Finding:
+    """The same in Python's own types, so that it reads the same after a journey through JSON."""
+    return msgspec.structs.replace(
+        finding,
+        ranks=tuple(int(rank) for rank in finding.ranks),
+        hosts=tuple(str(host) for host in finding.hosts),
+        cost=float(finding.cost) if math.isfinite(finding.cost) else 0.0,
+        evidence=_plain(finding.evidence),
+        echoes=tuple(plain_finding(echo) for echo in finding.echoes),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers as Python's, tuples as lists, and what is no number as nothing."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

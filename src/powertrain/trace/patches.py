@@ -1,0 +1,523 @@
+"""Tracing a loop that knows nothing of it: torch is made to say when a phase begins and ends.
+
+Nothing is put on the user's models, loaders or optimizers: torch's own classes and functions are replaced, and put back
+by :meth:`Patches.close`. Only DDP's parameters get hooks, which torch keeps out of copies and files. Compiled code sees
+through every replacement. Loads torch when patches are installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import get_ident
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from powertrain.errors import ConfigError
+from powertrain.trace import cuda
+from powertrain.trace.phases import BACKWARD, COLLECTIVE, H2D, INPUT
+from powertrain.trace.spans import IGNORED, MADE_HERE, Recorder
+
+if TYPE_CHECKING:
+    import torch
+
+MODES = ("auto", "manual", "selective")
+#: Copies below it leave pageable memory at once, and tell nothing about the loader.
+_SMALL_COPY = 64 * 1024
+#: Of DDP's parameters, those whose gradients come last: when the last of them is there, all are.
+_LAST_GRADIENTS = 4
+#: What ranks wait for each other in, of torch.distributed; asynchronous ones are waited for in ``Work.wait``.
+_COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is patched."""
+
+    dataloader: bool
+    forward: bool
+    backward: bool
+    h2d: bool
+    #: Optimizers, gradient scalers and explicit collectives.
+    rest: bool
+
+
+def choose(
+    mode: str = "auto",
+    patch_dataloader: bool | None = None,
+    patch_forward: bool | None = None,
+    patch_backward: bool | None = None,
+    patch_h2d: bool | None = None,
+) -> Choice:
+    """What a mode means. Raises :class:`~powertrain.errors.ConfigError` where the arguments do not go together."""
+    given = {
+        "patch_dataloader": patch_dataloader,
+        "patch_forward": patch_forward,
+        "patch_backward": patch_backward,
+        "patch_h2d": patch_h2d,
+    }
+    named = [f"{name}={value}" for name, value in given.items() if value is not None]
+    mode = "selective" if mode == "custom" else mode
+    if mode not in MODES:
+        raise ConfigError(
+            f"mode={mode!r} is no way of tracing. Use 'auto' to patch everything, 'manual' to patch nothing, or "
+            "'selective' to patch what patch_… names."
+        )
+    if mode != "selective" and named:
+        raise ConfigError(
+            f"{', '.join(named)} cannot be used with mode={mode!r}, which decides for all. Use mode='selective'."
+        )
+    if mode == "selective" and not any(given.values()):
+        raise ConfigError(
+            "mode='selective' was given no patch_… that is True, so nothing would be patched. Name at least one, or "
+            "use mode='manual'."
+        )
+    is_auto = mode == "auto"
+    return Choice(
+        dataloader=is_auto or bool(patch_dataloader),
+        forward=is_auto or bool(patch_forward),
+        backward=is_auto or bool(patch_backward),
+        h2d=is_auto or bool(patch_h2d),
+        rest=is_auto,
+    )
+
+
+# --------------------------------------------------------------------------- what a batch is
+
+
+def size_of(batch: Any) -> tuple[int, int]:
+    """(samples, tokens): the first dimension of the first tensor or array found, and the elements of ``input_ids``."""
+    try:
+        return _size_of(batch, depth=3)
+    except Exception:  # what a user's own kind of batch answers is no reason to end a training
+        return 0, 0
+
+
+def _size_of(batch: Any, depth: int) -> tuple[int, int]:
+    if isinstance(batch, (list, tuple)):
+        parts, tokens = iter(batch), 0
+    elif (shape := getattr(batch, "shape", None)) is not None:
+        return (int(shape[0]) if shape else 0), 0
+    elif isinstance(batch, Mapping):
+        ids: Any = batch.get("input_ids")
+        parts, tokens = iter(batch.values()), math.prod(getattr(ids, "shape", None) or (0,))
+    else:
+        return 0, 0
+    for part in parts if depth else ():
+        samples, inner = _size_of(part, depth - 1)
+        if samples:
+            return samples, tokens or inner
+    return 0, tokens
+
+
+def goes_to_device(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True where ``tensor.to(*args, **kwargs)`` copies from the host to a device."""
+    if not tensor.is_cpu:
+        return False
+    target = kwargs.get("device") or kwargs.get("other") or (args[0] if args else None)
+    target = getattr(target, "device", target)
+    kind = getattr(target, "type", None)
+    if kind is None and isinstance(target, str):
+        kind = target.partition(":")[0]
+    if kind is None:
+        # Of a plain number torch makes a device of the machine's accelerator; a dtype is none.
+        return isinstance(target, int) and not isinstance(target, bool)
+    return kind not in ("cpu", "meta")
+
+
+# --------------------------------------------------------------------------- all patches
+
+
+class _Within:
+    """What the thread that records is in, for patches that must be quick."""
+
+    __slots__ = ("model",)
+
+    def __init__(self) -> None:
+        #: In a model's forward or in a backward pass: calls of modules are parts of it.
+        self.model = False
+
+
+class _Met(NamedTuple):
+    module: weakref.ref[Any]
+    is_model: bool
+
+
+class Patches:
+    """Torch as it says what it does to a recorder, until :meth:`close`."""
+
+    def __init__(self, recorder: Recorder, choice: Choice) -> None:
+        """Installs them. ``choice`` says which."""
+        self.recorder, self.choice = recorder, choice
+        self._within = _Within()
+        self._undo = contextlib.ExitStack()
+        #: Modules that were called on their own, by their id, because a user's need not be hashable.
+        self._met: dict[int, _Met] = {}
+        self._exchanges: list[_Exchange] = []
+        installers = [
+            (choice.dataloader, self._patch_loaders),
+            (choice.forward, self._patch_forward),
+            (choice.backward, self._patch_backward),
+            (choice.h2d, self._patch_copies),
+            (choice.rest, self._patch_optimizers),
+            (choice.rest, self._patch_collectives),
+        ]
+        try:
+            for is_chosen, patch in installers:
+                if is_chosen:
+                    patch()
+        except BaseException:
+            self._undo.close()
+            raise
+
+    def close(self) -> None:
+        """Put everything back. Again is fine."""
+        self._undo.close()
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set ``owner.name`` until :meth:`close`; what somebody else has put there since then stays."""
+        is_own = name in vars(owner)
+        before = vars(owner).get(name)
+        setattr(owner, name, value)
+
+        def put_back() -> None:
+            if vars(owner).get(name) is not value:
+                return
+            if is_own:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)
+
+        self._undo.callback(put_back)
+
+    def _timed(self, function: Callable[..., Any], phase: int) -> Callable[..., Any]:
+        """``function``, its time counted as ``phase``."""
+        from torch.compiler import is_dynamo_compiling as is_compiling
+
+        recorder = self.recorder
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return function(*args, **kwargs)
+            depth = recorder.enter(phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                recorder.leave(depth)
+
+        return timed
+
+    # -- loaders
+
+    def _patch_loaders(self) -> None:
+        from torch.utils.data import DataLoader, dataloader
+
+        iterator: Any = dataloader._BaseDataLoaderIter
+        next_of, recorder = iterator.__next__, self.recorder
+
+        @functools.wraps(next_of)
+        def timed_next(batches: Any) -> Any:
+            depth = recorder.enter(INPUT)
+            try:
+                batch = next_of(batches)
+            finally:
+                recorder.leave(depth)
+            if depth == 0:
+                recorder.batch(*size_of(batch), 0.0 if getattr(batches, "_num_workers", 1) else MADE_HERE)
+            return batch
+
+        self._replace(iterator, "__next__", timed_next)
+        # Where the loader's processes are started.
+        self._replace(DataLoader, "__iter__", self._timed(DataLoader.__iter__, INPUT))
+
+    # -- models
+
+    def _patch_forward(self) -> None:
+        from torch import is_grad_enabled, nn
+        from torch.compiler import is_dynamo_compiling as is_compiling
+
+        recorder, within, met, meet = self.recorder, self._within, self._met, self._meet
+        plain: Callable[..., Any] = nn.Module.__call__
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if within.model or is_compiling() or get_ident() != recorder.thread:
+                # What torch's own does, here rather than in a call of it: parts of models then cost nothing.
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            known = met.get(id(module))
+            if known is None or known.module() is not module:
+                known = meet(module)
+            if not known.is_model:
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            depth = recorder.enter_forward(is_grad_enabled())
+            within.model = True
+            try:
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            finally:
+                within.model = False
+                recorder.leave(depth)
+
+        self._replace(nn.Module, "__call__", functools.wraps(plain)(call))
+        self._patch_buffers()
+
+    def is_model(self, module: Any) -> bool:
+        """True for a model, False for a loss: that has no parameters. A module is looked at when it is first asked for:
+        then it becomes known whether it is on a GPU, and whether its gradients are exchanged."""
+        met = self._met.get(id(module))
+        if met is None or met.module() is not module:
+            met = self._meet(module)
+        return met.is_model
+
+    def _meet(self, module: Any) -> _Met:
+        key = id(module)
+        parameter = None
+        try:
+            parameter = next(module.parameters(), None)
+            if parameter is not None and parameter.is_cuda:
+                self.recorder.time_on(cuda.timer)
+            if self.choice.backward:
+                self._watch_gradients(module)
+        except Exception:  # something that is a module by its type only: no reason to end a training
+            pass
+        gone = weakref.ref(module, lambda _: self._met.pop(key, None))
+        self._met[key] = _Met(gone, parameter is not None)
+        return self._met[key]
+
+    def _watch_gradients(self, module: Any) -> None:
+        """Of every part of it that exchanges them with other ranks."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        known = [exchange.model() for exchange in self._exchanges]
+        for part in module.modules():
+            if isinstance(part, DistributedDataParallel) and not any(part is model for model in known):
+                exchange = _Exchange(part, self.recorder)
+                self._undo.callback(exchange.close)
+                self._exchanges.append(exchange)
+
+    def _patch_buffers(self) -> None:
+        """DDP's ranks wait for the first of them to send its buffers."""
+        from torch.nn.parallel import DistributedDataParallel as Distributed
+
+        if hasattr(Distributed, "_sync_buffers"):
+            self._replace(Distributed, "_sync_buffers", self._timed(Distributed._sync_buffers, COLLECTIVE))
+
+    def _patch_backward(self) -> None:
+        import torch
+
+        #: ``Tensor.backward`` calls the first of them.
+        self._replace(
+            torch.autograd, "backward", self._backward(torch.autograd.backward, is_part_of_model=False)
+        )
+        self._replace(torch.autograd, "grad", self._backward(torch.autograd.grad, is_part_of_model=True))
+
+    def _backward(self, function: Callable[..., Any], is_part_of_model: bool) -> Callable[..., Any]:
+        """``function`` as a backward pass; within a model's forward it is a part of that if it may be."""
+        from torch.compiler import is_dynamo_compiling as is_compiling
+
+        recorder, within = self.recorder, self._within
+
+        @functools.wraps(function)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or (is_part_of_model and within.model):
+                return function(*args, **kwargs)
+            depth = recorder.enter(BACKWARD)
+            if depth == IGNORED:
+                return function(*args, **kwargs)
+            was_within, within.model = within.model, True  # what is computed again in it is a part of it
+            try:
+                return function(*args, **kwargs)
+            finally:
+                within.model = was_within
+                recorder.leave(depth)
+                for exchange in self._exchanges:
+                    exchange.learn()
+
+        return backward
+
+    # -- optimizers
+
+    def _patch_optimizers(self) -> None:
+        import torch
+        from torch.optim import optimizer as optimizers
+
+        recorder = self.recorder
+        begins = optimizers.register_optimizer_step_pre_hook(recorder.optimizer_begins)
+        self._undo.callback(begins.remove)
+        ended = optimizers.register_optimizer_step_post_hook(recorder.optimizer_ended)
+        self._undo.callback(ended.remove)
+        scaler: Any = torch.amp.GradScaler
+        step = scaler.step
+
+        @functools.wraps(step)
+        def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.is_scaling or get_ident() != recorder.thread:
+                return step(self, optimizer, *args, **kwargs)
+            # A step also where it is left out, because gradients were infinite.
+            recorder.optimizer_begins(optimizer)
+            recorder.is_scaling = True
+            try:
+                return step(self, optimizer, *args, **kwargs)
+            finally:
+                recorder.is_scaling = False
+                recorder.optimizer_ended(optimizer)
+
+        self._replace(scaler, "step", scaled_step)
+
+    # -- copies to a device
+
+    def _patch_copies(self) -> None:
+        import torch
+        from torch.compiler import is_dynamo_compiling as is_compiling
+
+        recorder = self.recorder
+        to: Any = torch.Tensor.to
+        to_cuda: Any = torch.Tensor.cuda
+
+        def timed_to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if goes_to_device(tensor, args, kwargs) and not is_compiling():
+                return copied(recorder, tensor, to, args, kwargs)
+            return to(tensor, *args, **kwargs)
+
+        def timed_cuda(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_cpu and not is_compiling():
+                return copied(recorder, tensor, to_cuda, args, kwargs)
+            return to_cuda(tensor, *args, **kwargs)
+
+        self._replace(torch.Tensor, "to", _OfInstances(to, timed_to))
+        self._replace(torch.Tensor, "cuda", _OfInstances(to_cuda, timed_cuda))
+
+    # -- other ranks
+
+    def _patch_collectives(self) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return
+        from torch.distributed import distributed_c10d
+
+        for name in _COLLECTIVES:
+            plain = getattr(distributed_c10d, name, None)
+            if plain is None:
+                continue
+            timed = self._timed(plain, COLLECTIVE)
+            for owner in (distributed_c10d, dist):
+                if vars(owner).get(name) is plain:
+                    self._replace(owner, name, timed)
+        work: Any = dist.Work
+        self._replace(work, "wait", self._timed(work.wait, COLLECTIVE))
+
+
+class _OfInstances:
+    """A method that is replaced for instances only: tables that are keyed by ``torch.Tensor.to``, as subclasses of
+    tensors have them, find the same as ever."""
+
+    __slots__ = ("_method", "_plain")
+
+    def __init__(self, plain: Any, method: Callable[..., Any]) -> None:
+        self._plain, self._method = plain, method
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self._plain if instance is None else MethodType(self._method, instance)
+
+
+def copied(recorder: Recorder, tensor: Any, how: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """``how(tensor, …)``, its time counted as a copy to a device, the memory it comes from noted."""
+    depth = recorder.enter(H2D)
+    try:
+        if depth != IGNORED and tensor.nbytes >= _SMALL_COPY and not tensor.is_pinned():
+            recorder.copies_pageable()
+        return how(tensor, *args, **kwargs)
+    finally:
+        recorder.leave(depth)
+
+
+class _Exchange:
+    """Says when all gradients of a DDP model are there, so that the rest of its backward pass is waiting.
+
+    The order in which they come is learned in the first pass; from then on only the last few have hooks.
+    """
+
+    def __init__(self, model: Any, recorder: Recorder) -> None:
+        self.model = weakref.ref(model)
+        self._recorder = recorder
+        self._came: list[int] = []
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._note, number))
+            for number, parameter in enumerate(parameters)
+        ]
+        self._is_learning = True
+
+    def _note(self, number: int, _: Any) -> None:
+        self._came.append(number)
+        self._recorder.gradients_are_there()
+
+    def learn(self) -> None:
+        """A backward pass is over."""
+        if not self._is_learning or not self._came:
+            return
+        self._is_learning = False
+        self.close()
+        last = list(dict.fromkeys(reversed(self._came)))[:_LAST_GRADIENTS]
+        living = [self._parameters[number]() for number in last]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._recorder.gradients_are_there)
+            for parameter in living
+            if parameter is not None
+        ]
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+# --------------------------------------------------------------------------- of this process
+
+_installed: Patches | None = None
+
+
+def install(recorder: Recorder, choice: Choice) -> Patches:
+    """Patch torch for this process, instead of what was patched before."""
+    global _installed
+    uninstall()
+    _installed = Patches(recorder, choice)
+    return _installed
+
+
+def uninstall() -> None:
+    """Leave torch as it was before :func:`install`. Again is fine."""
+    global _installed
+    if _installed is not None:
+        _installed.close()
+        _installed = None
+
+
+def installed() -> Patches | None:
+    """What is patched in this process now."""
+    return _installed

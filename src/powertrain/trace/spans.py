@@ -1,0 +1,638 @@
+"""Where a rank's time goes, recorded as it passes: switches between phases, steps, and the ring they are kept in.
+
+One thread records, the one that runs the user's function; whatever calls come from others are ignored. A step is
+closed by ``trace_step``, or found: it ends with its last optimizer step, and which one was the last is known when the
+next batch is asked for or an optimizer of it steps again. So what was summed up at an optimizer's end is set aside, and
+either becomes the record of a step or is added to what came after it. A loop without optimizers has a step for each
+report.
+
+Loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from mmap import mmap
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Union
+
+from powertrain.trace.phases import (
+    BACKWARD,
+    COLLECTIVE,
+    COUNT,
+    FORWARD,
+    H2D,
+    INPUT,
+    INSIDE,
+    MARKED,
+    ON_DEVICE,
+    OPTIMIZER,
+    OUTSIDE,
+    PAGEABLE,
+    RECORD_SIZE,
+    REPORT,
+    StepRecord,
+    pack_into,
+)
+
+if TYPE_CHECKING:
+    from powertrain.trace.cuda import DeviceTimer, Mark
+
+#: Where records are kept: memory, or a mapped file that outlives the process.
+Buffer = Union[bytearray, mmap, memoryview]
+
+# --------------------------------------------------------------------------- the ring
+
+_MAGIC = b"PTSTEPS1"
+_HEADER = struct.Struct("<8sIIQ")
+HEADER_SIZE = _HEADER.size
+_COUNT_AT = 16
+#: Steps that a ring holds unless somebody says otherwise: 1.6 MB, and more than a side thread may fall behind.
+RECORDS = 16_384
+
+
+def ring_size(records: int = RECORDS) -> int:
+    """Bytes of a buffer for the newest ``records`` steps."""
+    return HEADER_SIZE + records * RECORD_SIZE
+
+
+def read_ring(buffer: Buffer | bytes, after: int = 0) -> tuple[int, bytes]:
+    """The records from number ``after`` on that are whole: the number of the first, and their bytes.
+
+    The first is later than ``after`` where older ones were written over. May be called at any moment, in any process
+    and after the writer was killed: the count is written after its record, and the one slot that may be half written is
+    left out. Raises ``ValueError`` for a buffer that is no ring.
+    """
+    view = memoryview(buffer)
+    magic, size, capacity, _ = _HEADER.unpack_from(view)
+    if magic != _MAGIC or size != RECORD_SIZE or len(view) < ring_size(capacity) or capacity < 2:
+        raise ValueError(
+            f"These {len(view)} bytes are no ring of steps with records of {RECORD_SIZE} bytes: they begin with "
+            f"{magic!r} and speak of {capacity} records of {size} bytes. They were written by another version, or "
+            "are something else."
+        )
+    count = view[_COUNT_AT:HEADER_SIZE].cast("Q")
+    written = count[0]
+    first = max(after, written - capacity + 1, 0)
+    records = b"".join(_slots(view, capacity, first, written))
+    # While they were copied, the writer may have come round to the oldest of them.
+    whole_from = max(first, count[0] - capacity + 1)
+    return min(whole_from, max(first, written)), records[(whole_from - first) * RECORD_SIZE :]
+
+
+def _slots(view: memoryview, capacity: int, first: int, end: int) -> Iterator[bytes]:
+    """The bytes of records ``first`` to ``end``, in at most two pieces."""
+    while first < end:
+        slot = first % capacity
+        length = min(end - first, capacity - slot)
+        begin = HEADER_SIZE + slot * RECORD_SIZE
+        yield bytes(view[begin : begin + length * RECORD_SIZE])
+        first += length
+
+
+class _Ring:
+    """The writer's side. One thread writes."""
+
+    __slots__ = ("_count", "buffer", "capacity", "written")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = memoryview(buffer)
+        self.capacity = (len(self.buffer) - HEADER_SIZE) // RECORD_SIZE
+        if self.capacity < 2:
+            raise ValueError(
+                f"A ring of {len(self.buffer)} bytes cannot hold two steps, which take {ring_size(2)}. Make the "
+                "buffer with ring_size(records)."
+            )
+        self.written = 0
+        _HEADER.pack_into(self.buffer, 0, _MAGIC, RECORD_SIZE, self.capacity, 0)
+        # Through a cast view eight bytes are stored at once, which struct does byte by byte: a reader in another
+        # process must not see half of a number.
+        self._count = self.buffer[_COUNT_AT:HEADER_SIZE].cast("Q")
+
+    def append(self, record: StepRecord) -> None:
+        pack_into(self.buffer, HEADER_SIZE + (self.written % self.capacity) * RECORD_SIZE, record)
+        self.written += 1
+        self._count[0] = self.written
+
+    def slot(self, number: int) -> memoryview | None:
+        """The bytes of a record that will not be written over soon; None for any other."""
+        if not self.written - self.capacity // 2 <= number < self.written:
+            return None
+        begin = HEADER_SIZE + (number % self.capacity) * RECORD_SIZE
+        return self.buffer[begin : begin + RECORD_SIZE]
+
+
+# --------------------------------------------------------------------------- one step, being made
+
+#: What :meth:`Recorder.enter` gives to threads that do not record.
+IGNORED = -1
+#: With these a step begins, where it is found from the optimizer: what comes around them is inside it.
+_BEGIN_A_STEP = frozenset({H2D, FORWARD, BACKWARD, COLLECTIVE})
+#: What a batch costs that was only looked at, in an evaluation.
+_OF_A_BATCH = (INPUT, H2D, FORWARD, COLLECTIVE, INSIDE)
+_NO_TIMES = (0.0,) * COUNT
+#: A batch took as long to make as it was waited for, because it was made in the same thread.
+MADE_HERE = -1.0
+#: Nanoseconds after which steps are made of what was noted, and how much may be noted until then: about 20 steps.
+_SETTLE_EVERY = 100_000_000
+_SETTLE_AT = 3 * 256
+
+
+class _Tally:
+    """What was summed up since the last step ended, or since the last optimizer step."""
+
+    __slots__ = ("fetch", "flags", "marks", "samples", "sums", "tokens")
+
+    def __init__(self) -> None:
+        #: Nanoseconds by phase.
+        self.sums = [0] * COUNT
+        self.samples = self.tokens = self.flags = 0
+        self.fetch = 0.0
+        #: What was put on the device's stream: see :mod:`powertrain.trace.cuda`.
+        self.marks: list[Mark] = []
+
+    def add_before(self, earlier: _Tally) -> None:
+        """Take up what was summed up earlier."""
+        self.sums = [ours + theirs for ours, theirs in zip(self.sums, earlier.sums, strict=True)]
+        self.samples += earlier.samples
+        self.tokens += earlier.tokens
+        self.flags |= earlier.flags
+        self.fetch += earlier.fetch
+        self.marks[:0] = earlier.marks
+
+
+class _Steps:
+    """Makes steps of what was noted. Every call has its argument and the moment of it, in nanoseconds."""
+
+    def __init__(self, ring: _Ring, began: int, zero: float) -> None:
+        self._ring = ring
+        self.device: DeviceTimer | None = None
+        self._since = self._began = began
+        #: Unix seconds when the clock showed 0.
+        self._zero = zero
+        self._phase = self._rest = OUTSIDE
+        #: What each open phase goes back to when it is left; and where in it each began that was entered. The others
+        #: are optimizers'.
+        self._stack: list[int] = []
+        self._entered: list[int] = []
+        #: What was summed up at the end of an optimizer step that may be the last of its step, and when that was.
+        self._ended: _Tally | None = None
+        self._ended_at = 0
+        #: Optimizers that have stepped in this step, and those within a step, with the depth they began at.
+        self._stepped: set[int] = set()
+        self._open_optimizers: dict[int, int] = {}
+        #: Whether the loop marks its steps, and how deep in marked steps it is.
+        self._marked, self._within = False, 0
+        #: What was summed up when the newest batch was asked for; whether it was given to a model without gradients,
+        #: and whether anything was learned from it. And whether anything ever was.
+        self._asked_at: tuple[list[int], int, int, float] | None = None
+        self._looks = self._learns = self._has_learned = False
+        #: When the newest batch was asked for and when it came.
+        self._input_began = self._input_ended = 0
+        self._renew()
+
+    def _renew(self) -> None:
+        """Begin to sum up anew."""
+        self._tally = _Tally()
+        self._sums = self._tally.sums
+        self._asked_at = None
+
+    def _charge(self, now: int) -> None:
+        """Add the time since the last switch to the phase that it belongs to."""
+        self._sums[self._phase] += now - self._since
+        self._since = now
+
+    # -- phases
+
+    def enter(self, phase: int, now: int) -> None:
+        self._charge(now)
+        if self._stack and phase == INPUT and self._open_optimizers:
+            self._give_up_optimizers()
+        self._entered.append(len(self._stack))
+        self._open(phase, now)
+
+    def _open(self, phase: int, now: int) -> None:
+        if self._stack:
+            self._stack.append(self._phase)
+        else:
+            phase = self._begin(phase, now)
+            self._stack.append(self._rest)
+        self._phase = phase
+
+    def leave(self, depth: int, now: int) -> None:
+        self._charge(now)
+        if not depth and self._phase == INPUT:
+            self._input_ended = now
+        self._back_to(self._entered[depth])
+        del self._entered[depth:]
+
+    def _back_to(self, place: int) -> None:
+        """What began at this place of the stack is over, and what began within it."""
+        if place < len(self._stack):
+            self._phase = self._stack[place]
+            del self._stack[place:]
+        if self._open_optimizers:  # of which those within raised
+            self._open_optimizers = {key: at for key, at in self._open_optimizers.items() if at < place}
+
+    def _begin(self, phase: int, now: int) -> int:
+        """A phase begins that lies within no other; returns what its time counts as."""
+        if phase == INPUT:
+            self._input_began = now
+            self._ask_for_batch()
+        elif phase == BACKWARD:
+            self._learns = self._has_learned = True
+        if phase in (REPORT, INPUT):
+            return phase
+        if self._marked:
+            return phase if self._within else OUTSIDE
+        if phase in _BEGIN_A_STEP:
+            self._rest = INSIDE
+        return phase
+
+    def look(self, _: None, now: int) -> None:
+        """A model is called without gradients."""
+        self._looks = True
+        self.enter(FORWARD, now)
+
+    def learn(self, _: None, now: int) -> None:
+        """A model is called with gradients."""
+        self._learns = True
+        self.enter(FORWARD, now)
+
+    def wait_for_gradients(self, _: None, now: int) -> None:
+        if self._phase == BACKWARD or self._phase == COLLECTIVE:
+            self._sums[BACKWARD] += now - self._since
+            self._since, self._phase = now, COLLECTIVE
+
+    def mark(self, mark: Mark, now: int) -> None:
+        self._tally.marks.append(mark)
+
+    # -- batches
+
+    def _ask_for_batch(self) -> None:
+        """Closes the step before it, and says what the batch before it was for."""
+        if self._looks and not self._learns and self._has_learned and not self._within:
+            self._count_as_outside()
+        self._looks = self._learns = False
+        self._close_found()
+        tally = self._tally
+        self._asked_at = tally.sums.copy(), tally.samples, tally.tokens, tally.fetch
+
+    def _count_as_outside(self) -> None:
+        """The newest batch was for an evaluation, so what it took lies between two steps."""
+        if self._asked_at is None:
+            return
+        tally, sums = self._tally, self._sums
+        before, tally.samples, tally.tokens, tally.fetch = self._asked_at
+        for phase in _OF_A_BATCH:
+            sums[OUTSIDE] += sums[phase] - before[phase]
+            sums[phase] = before[phase]
+
+    def batch(self, amounts: tuple[int, int, float], now: int) -> None:
+        samples, tokens, fetch = amounts
+        tally = self._tally
+        tally.samples += samples
+        tally.tokens += tokens
+        tally.fetch += (self._input_ended - self._input_began) * 1e-9 if fetch == MADE_HERE else fetch
+        if not self._marked and not self._stack:
+            self._phase = self._rest = INSIDE
+
+    def copy_pageable(self, _: None, now: int) -> None:
+        self._tally.flags |= PAGEABLE
+
+    # -- steps
+
+    def _rest_is(self, rest: int) -> None:
+        """From the last switch on, what belongs to no phase counts as ``rest``."""
+        self._rest = rest
+        if self._stack:
+            self._stack[0] = rest
+        else:
+            self._phase = rest
+
+    def optimizer_begins(self, key: int, now: int) -> None:
+        self._charge(now)
+        if key in self._open_optimizers:
+            self._back_to(self._open_optimizers[key])  # it raised, and what it began was never ended
+        if key in self._stepped:
+            self._close_found()
+        self._open_optimizers[key] = len(self._stack)
+        self._open(OPTIMIZER, now)
+
+    def optimizer_ended(self, key: int, now: int) -> None:
+        self._charge(now)
+        place = self._open_optimizers.pop(key, None)
+        if place is not None:
+            self._back_to(place)
+        self._learns = self._has_learned = True
+        if self._marked:
+            return
+        self._rest_is(OUTSIDE)
+        self._stepped.add(key)
+        if self._ended is not None:
+            self._tally.add_before(self._ended)
+        self._ended, self._ended_at = self._tally, now
+        self._renew()
+
+    def _give_up_optimizers(self) -> None:
+        """Those that began and never ended have raised."""
+        self._back_to(min(self._open_optimizers.values()))
+
+    def begin_marked(self, _: None, now: int) -> None:
+        self._within += 1
+        if self._within == 1:
+            self._close_found()
+            self._marked = True
+            self._charge(now)
+            self._rest_is(INSIDE)
+
+    def end_marked(self, failed: bool, now: int) -> None:
+        self._within = max(self._within - 1, 0)
+        if self._within or not self._marked:
+            return
+        self._charge(now)
+        if self._open_optimizers:
+            self._give_up_optimizers()
+        self._rest_is(OUTSIDE)
+        if not failed:
+            self._learns = self._has_learned = True
+            self._close(self._tally, now, MARKED)
+            self._renew()
+
+    def report(self, _: None, now: int) -> None:
+        if self._marked or self._has_learned:
+            return
+        self._charge(now)
+        self._rest_is(OUTSIDE)
+        self._close(self._tally, now, 0)
+        self._renew()
+
+    def flush(self, _: None, now: int) -> None:
+        self._close_found()
+
+    def _close_found(self) -> None:
+        """The step that ended with the newest optimizer step is whole."""
+        if self._ended is not None:
+            self._close(self._ended, self._ended_at, 0)
+            self._ended = None
+            self._stepped.clear()
+
+    def _close(self, tally: _Tally, ended_at: int, flags: int) -> None:
+        number = self._ring.written
+        start, self._began = self._zero + self._began * 1e-9, ended_at
+        times = tuple([nanoseconds * 1e-9 for nanoseconds in tally.sums])
+        amounts = tally.fetch, times, _NO_TIMES, tally.samples, tally.tokens
+        self._ring.append(StepRecord(number, flags | tally.flags, start, 0.0, 0.0, *amounts))
+        if self.device is not None:
+            self.device.closed(number, tally.marks)
+
+
+class Recorder:
+    """Notes what a loop does, at the price of reading a clock, and makes steps of it every few steps.
+
+    What code costs that runs once in a millisecond is mostly finding its way back into the processor's caches; so it is
+    short here, and the rest is done for many steps at once. A process that is killed loses what it has noted since
+    then: at most 20 steps, or a tenth of a second where steps are longer.
+
+    Everything but :meth:`drain` and :attr:`steps` is for the thread that made it (or ``thread``); calls from any other
+    do nothing.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_clock",
+        "_depth",
+        "_device",
+        "_due",
+        "_is_marked",
+        "_log",
+        "_note",
+        "_ring",
+        "_steps",
+        "_within",
+        "is_scaling",
+        "thread",
+    )
+
+    def __init__(
+        self,
+        buffer: Buffer | None = None,
+        *,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        now: Callable[[], float] = time.time,
+        thread: int | None = None,
+    ) -> None:
+        """``buffer`` has :func:`ring_size` bytes, of any content; ``clock`` gives nanoseconds, ``now`` Unix seconds."""
+        self._ring = _Ring(bytearray(ring_size()) if buffer is None else buffer)
+        self._clock = clock
+        #: Identifies the thread that records; 0 for none, as in a forked child.
+        self.thread = get_ident() if thread is None else thread
+        #: Within the step of a gradient scaler, which may or may not call the optimizer's.
+        self.is_scaling = False
+        self._device: DeviceTimer | None = None
+        began = clock()
+        self._steps = _Steps(self._ring, began, now() - began * 1e-9)
+        #: What was noted: a call of ``_steps``, its argument, the moment; and so on.
+        self._log: list[Any] = []
+        self._note = self._log.extend
+        self._due = began + _SETTLE_EVERY
+        self._depth = self._within = 0
+        #: Whether the open phase was marked on the device's stream.
+        self._is_marked = False
+        _recorders.add(self)
+
+    # -- phases
+
+    def enter(self, phase: int) -> int:
+        """From here on time belongs to ``phase``; the answer, which is how many phases it lies within, is for
+        :meth:`leave`."""
+        if get_ident() != self.thread:
+            return IGNORED
+        depth = self._depth
+        self._depth = depth + 1
+        self._note((self._steps.enter, phase, self._clock()))
+        if self._device is not None and not depth and phase in ON_DEVICE:
+            self._is_marked = True
+            self._mark(phase)
+        return depth
+
+    def leave(self, depth: int) -> None:
+        """Time belongs to what it belonged to before the :meth:`enter` that gave ``depth``, and so do phases within it
+        that were never left."""
+        if not 0 <= depth < self._depth:
+            return
+        self._depth = depth
+        now = self._clock()
+        self._note((self._steps.leave, depth, now))
+        if self._is_marked and not depth:
+            self._is_marked = False
+            self._mark(OUTSIDE)
+        if now >= self._due or len(self._log) > _SETTLE_AT:
+            self.settle()
+
+    def enter_forward(self, with_gradients: bool) -> int:
+        """As ``enter(FORWARD)``; says whether anything can be learned from it."""
+        if get_ident() != self.thread:
+            return IGNORED
+        depth = self._depth
+        self._depth = depth + 1
+        self._note((self._steps.learn if with_gradients else self._steps.look, None, self._clock()))
+        if self._device is not None and not depth:
+            self._is_marked = True
+            self._mark(FORWARD)
+        return depth
+
+    @contextmanager
+    def phase(self, phase: int) -> Iterator[None]:
+        """Everything within belongs to ``phase``. Slower than :meth:`enter` and :meth:`leave`."""
+        depth = self.enter(phase)
+        try:
+            yield
+        finally:
+            self.leave(depth)
+
+    def gradients_are_there(self, *_: object) -> None:
+        """In a backward pass the last gradients were computed: from here on it waits for the other ranks.
+
+        When it is called again in the same pass, there was more to compute until then. With gradients on a device it is
+        called in a thread of torch's, while the thread that records waits for it: then only the device's time is split.
+        """
+        if get_ident() == self.thread:
+            self._note((self._steps.wait_for_gradients, None, self._clock()))
+        if self._device is not None:
+            self._mark(COLLECTIVE)
+
+    def _mark(self, phase: int) -> None:
+        if self._device is not None and (mark := self._device.mark(phase)) is not None:
+            self._note((self._steps.mark, mark, 0))
+
+    # -- batches
+
+    def batch(self, samples: int = 0, tokens: int = 0, fetch: float = 0.0) -> None:
+        """A batch was given to the loop: how much is in it, and for how many seconds it was made; 0 where that is not
+        known, :data:`MADE_HERE` for as long as it was waited for. Called when the phase :data:`INPUT` has been left."""
+        if get_ident() == self.thread:
+            self._note((self._steps.batch, (samples, tokens, fetch), 0))
+
+    def copies_pageable(self) -> None:
+        """Something is copied to a device from memory that is not pinned."""
+        if get_ident() == self.thread:
+            self._note((self._steps.copy_pageable, None, 0))
+
+    # -- steps
+
+    def optimizer_begins(self, optimizer: object, *_: object) -> None:
+        """It begins to step. Takes and ignores a hook's arguments."""
+        if get_ident() == self.thread and not self.is_scaling:
+            self._note((self._steps.optimizer_begins, id(optimizer), self._clock()))
+            if self._device is not None and not self._depth:
+                self._mark(OPTIMIZER)
+
+    def optimizer_ended(self, optimizer: object, *_: object) -> None:
+        """It has stepped, and the step may be over with it. Takes and ignores a hook's arguments."""
+        if get_ident() != self.thread or self.is_scaling:
+            return
+        if self._device is not None and not self._depth:
+            self._mark(OUTSIDE)
+        self._note((self._steps.optimizer_ended, id(optimizer), self._clock()))
+
+    def begin_marked_step(self) -> None:
+        """``trace_step`` is entered. From the first time on, only this makes steps."""
+        if get_ident() == self.thread:
+            self._within += 1
+            self._note((self._steps.begin_marked, None, self._clock()))
+
+    def end_marked_step(self, failed: bool = False) -> None:
+        """``trace_step`` is left. What a failed step took goes to the next one."""
+        if get_ident() == self.thread and self._within:
+            self._within -= 1
+            now = self._clock()
+            self._note((self._steps.end_marked, failed, now))
+            if now >= self._due or len(self._log) > _SETTLE_AT:
+                self.settle()
+
+    def reported(self) -> None:
+        """``report`` has returned. Ends a step where nothing else does."""
+        if get_ident() == self.thread:
+            self._note((self._steps.report, None, self._clock()))
+            self.settle()
+
+    def flush(self) -> None:
+        """The user's function has ended: the last step is closed."""
+        if get_ident() == self.thread:
+            self._note((self._steps.flush, None, 0))
+            self.settle()
+
+    def settle(self) -> None:
+        """Make steps of what was noted until here."""
+        if get_ident() != self.thread:
+            return
+        log = self._log
+        end = len(log)
+        for at in range(0, end, 3):
+            log[at](log[at + 1], log[at + 2])
+        del log[:end]  # and not what another thread has noted meanwhile
+        self._due = self._clock() + _SETTLE_EVERY
+
+    # -- for whoever keeps the steps
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made of what was noted. Any thread."""
+        return self._ring.written
+
+    def time_on(self, make: Callable[[], DeviceTimer]) -> None:
+        """From here on also time what a device does, with a timer that is made now. Again is fine."""
+        if get_ident() == self.thread and self._device is None:
+            self._device = self._steps.device = make()
+
+    def drain(self, after: int, final: bool = False) -> tuple[int, bytes]:
+        """The steps from number ``after`` on, as :func:`read_ring` gives them. One thread, whichever.
+
+        Steps whose work on a device is not done are kept back, unless this is the ``final`` time: then they are given
+        without the device's times. The device is asked, never waited for.
+        """
+        device = self._device
+        end = self._ring.written
+        if device is not None:
+            unresolved = device.resolve(self._ring.slot)
+            if unresolved is not None and not final:
+                end = min(end, unresolved)
+        first, records = read_ring(self._ring.buffer, after)
+        return first, records[: max(end - first, 0) * RECORD_SIZE]
+
+
+# --------------------------------------------------------------------------- of this process
+
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_current: Recorder | None = None
+
+
+def current() -> Recorder:
+    """This process's recorder: its rank's, or one that is made now for the thread that asks."""
+    global _current
+    if _current is None:
+        _current = Recorder()
+    return _current
+
+
+def use(recorder: Recorder | None) -> None:
+    """Let ``recorder`` be this process's; None for none yet."""
+    global _current
+    _current = recorder
+
+
+def _record_nothing_in_child() -> None:
+    """A forked child, such as a loader's process, has its parent's thread and would write in its parent's ring."""
+    global _current
+    for recorder in _recorders:
+        recorder.thread = 0
+    _current = None
+
+
+os.register_at_fork(after_in_child=_record_nothing_in_child)

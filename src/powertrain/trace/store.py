@@ -1,0 +1,348 @@
+"""What ranks record, on disk: every step of every rank as long as there is room, then every few steps of the oldest.
+
+The holder of the run's lease writes parts, ``telemetry/{lease}-{part}-{level}.frames``. A part is a row of frames, each
+with some records of one rank and its own checksum. The newest part is a file that grows, ``telemetry/{lease}.open``:
+what was added survives the death of the process at the latest a second later. When it is large enough it becomes a part
+that never changes again.
+
+When all parts together exceed the budget the oldest one is thinned: of each :data:`GROUP` steps the fastest, the median
+and the slowest stay, the same steps of every rank, and the level in its name grows by one; the next time of four times
+as many. So a run of any length has its whole course on disk, and its newest steps in full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import msgspec
+import xxhash
+
+from powertrain.errors import StorageError
+from powertrain.trace import phases, samples
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from powertrain.storage import Storage
+
+#: Kinds of frames: records of steps, samples, and text (one JSON object).
+STEPS, SAMPLES, FACTS = 0, 1, 2
+#: Bytes of all parts of a run.
+BUDGET = 64 << 20
+#: Bytes of one part.
+PART = 4 << 20
+#: Of so many steps three stay when a part is thinned.
+GROUP = 12
+#: Bytes that may wait to be written; more is dropped, oldest first, and counted.
+_BACKLOG = 16 << 20
+_WRITE_EVERY = 1.0
+#: Length, attempt, rank, kind, xxh3-64 of what follows.
+_HEAD = struct.Struct("<IIIIQ")
+_PART_KEY = re.compile(r"telemetry/(\d+)-(\d+)-(\d+)\.frames")
+_OPEN_KEY = re.compile(r"telemetry/(\d+)\.open")
+_logger = logging.getLogger("powertrain")
+
+
+class Frame(NamedTuple):
+    """Some records of one rank."""
+
+    attempt: int
+    rank: int
+    kind: int
+    data: bytes
+
+
+# --------------------------------------------------------------------------- frames
+
+
+def encode(frames: Iterable[Frame]) -> bytes:
+    return b"".join(
+        part
+        for attempt, rank, kind, data in frames
+        for part in (_HEAD.pack(len(data), attempt, rank, kind, xxhash.xxh3_64_intdigest(data)), data)
+    )
+
+
+def decode(data: bytes) -> Iterator[Frame]:
+    """The frames up to the first that is cut or damaged: the end of a part that was being written."""
+    offset = 0
+    while offset + _HEAD.size <= len(data):
+        length, attempt, rank, kind, digest = _HEAD.unpack_from(data, offset)
+        start = offset + _HEAD.size
+        piece = data[start : start + length]
+        if len(piece) < length or xxhash.xxh3_64_intdigest(piece) != digest:
+            return
+        yield Frame(attempt, rank, kind, piece)
+        offset = start + length
+
+
+def thinned(frames: Iterable[Frame], group: int = GROUP) -> list[Frame]:
+    """Of each ``group`` steps of an attempt the fastest, the median and the slowest, by the rank that took longest.
+
+    Samples are thinned alike, to every fourth; facts stay. The same steps stay on every rank, so that they can still be
+    compared.
+    """
+    import numpy as np
+
+    steps: dict[tuple[int, int], list[bytes]] = {}
+    looks: dict[tuple[int, int], list[bytes]] = {}
+    kept = []
+    for frame in frames:
+        if frame.kind == FACTS:
+            kept.append(frame)
+        else:
+            into = steps if frame.kind == STEPS else looks
+            into.setdefault((frame.attempt, frame.rank), []).append(frame.data)
+    tables = {place: _records(b"".join(parts)) for place, parts in steps.items()}
+    for attempt in sorted({attempt for attempt, _ in tables}):
+        of_attempt = {rank: table for (number, rank), table in tables.items() if number == attempt}
+        stay = _telling_steps(list(of_attempt.values()), group)
+        for rank, table in of_attempt.items():
+            kept.append(Frame(attempt, rank, STEPS, table[np.isin(table["step"], stay)].tobytes()))
+    for (attempt, rank), parts in looks.items():
+        data = b"".join(parts)
+        size = samples.SAMPLE_SIZE
+        fourth = b"".join(data[at : at + size] for at in range(0, len(data) - size + 1, 4 * size))
+        kept.append(Frame(attempt, rank, SAMPLES, fourth))
+    return kept
+
+
+def _records(data: bytes) -> NDArray[np.void]:
+    import numpy as np
+
+    return np.frombuffer(data, np.dtype(list(phases.FIELDS)))
+
+
+def _telling_steps(tables: list[NDArray[np.void]], size: int) -> NDArray[np.uint32]:
+    """Of each group of steps the numbers of the fastest, the median and the slowest; all of a group of which some rank
+    has others than the rest, because it lies in two parts: thinned twice, ranks would be left with different steps."""
+    import numpy as np
+
+    numbers = np.concatenate([table["step"] for table in tables])
+    totals = np.concatenate([table["phases"].sum(axis=1) for table in tables])
+    steps, where, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    longest = np.zeros(len(steps))
+    np.maximum.at(longest, where, totals)
+    stay: list[int] = []
+    for group in np.split(np.arange(len(steps)), np.flatnonzero(np.diff(steps // size)) + 1):
+        if np.any(counts[group] < len(tables)):
+            stay += group.tolist()
+            continue
+        by_time = group[np.argsort(longest[group], kind="stable")]
+        stay += [by_time[0], by_time[len(by_time) // 2], by_time[-1]]
+    return steps[np.unique(np.asarray(stay, np.int64))]
+
+
+# --------------------------------------------------------------------------- writing
+
+
+class TelemetryStore:
+    """The writing end, for the holder of lease ``lease``. ``add`` may be called by any thread, and never waits.
+
+    Telemetry is not worth a run: what storage does not take is dropped, and :attr:`dropped` counts it.
+    """
+
+    def __init__(self, storage: Storage, lease: int, *, budget: int = BUDGET, part: int = PART) -> None:
+        """``storage`` is the run's; it must have real files for what grows (``local_path``)."""
+        self._storage, self._lease, self._budget, self._part_size = storage, lease, budget, part
+        self._changed = threading.Condition()
+        self._pending: list[Frame] = []
+        self._bytes = 0
+        self._closing = False
+        #: Frames that could not be kept.
+        self.dropped = 0
+        self._open = _OpenPart(storage, lease)
+        self._next = 0
+        self._thread = threading.Thread(target=self._write, name="powertrain-telemetry", daemon=True)
+        self._thread.start()
+
+    def add(self, frame: Frame) -> None:
+        with self._changed:
+            self._pending.append(frame)
+            self._bytes += len(frame.data)
+            while self._bytes > _BACKLOG and len(self._pending) > 1:
+                self._bytes -= len(self._pending.pop(0).data)
+                self.dropped += 1
+
+    def close(self) -> None:
+        """Write what is there, and stop. Again is fine."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _write(self) -> None:
+        recovered = False
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, _WRITE_EVERY)
+                frames, self._pending, self._bytes = self._pending, [], 0
+                closing = self._closing
+            try:
+                if not recovered:
+                    self._recover()
+                    recovered = True
+                self._save(frames, closing)
+            except (
+                Exception
+            ) as error:  # of storage, or of ours: a run is not ended for what it says of itself
+                self.dropped += len(frames)
+                _logger.warning(
+                    "Telemetry could not be written (%s): %d frames are lost.", error, len(frames)
+                )
+            if closing:
+                self._open.close()
+                return
+
+    def _save(self, frames: list[Frame], closing: bool) -> None:
+        if frames:
+            self._open.append(encode(frames))
+        if self._open.size and (closing or self._open.size >= self._part_size):
+            self._storage.put(_part_key(self._lease, self._next, 0), self._open.content())
+            self._next += 1
+            self._open.empty()
+            self._keep_within_budget()
+
+    def _recover(self) -> None:
+        """Make parts of what earlier holders of the lease have left open."""
+        for entry in self._storage.list("telemetry"):
+            found = _OPEN_KEY.fullmatch(entry.key)
+            if found and int(found[1]) != self._lease:
+                left = encode(decode(self._storage.get(entry.key)))
+                taken = [number for lease, number, _, _ in _parts(self._storage) if lease == int(found[1])]
+                if left:
+                    self._storage.put(_part_key(int(found[1]), max(taken, default=-1) + 1, 0), left)
+                self._storage.delete(entry.key)
+
+    def _keep_within_budget(self) -> None:
+        """Thin the oldest parts of the lowest level until all fit."""
+        parts = _parts(self._storage)
+        while sum(size for *_, size in parts) > self._budget and len(parts) > 1:
+            lease, number, level, size = min(parts[:-1], key=lambda part: (part[2], part[0], part[1]))
+            key = _part_key(lease, number, level)
+            smaller = encode(thinned(decode(self._storage.get(key)), GROUP * 4**level))
+            if len(smaller) >= size:  # nothing but facts and single steps: the oldest go
+                self._storage.delete(key)
+            else:
+                self._storage.put(_part_key(lease, number, level + 1), smaller)
+                self._storage.delete(key)
+            parts = _parts(self._storage)
+
+
+class _OpenPart:
+    """The part that grows: a file, made by the first ``append``."""
+
+    def __init__(self, storage: Storage, lease: int) -> None:
+        path = storage.local_path(f"telemetry/{lease:04d}.open")
+        if path is None:
+            raise StorageError(f"Telemetry cannot be kept at {storage.uri!r}: what grows needs real files.")
+        self._path = path
+        self._file: BinaryIO | None = None
+        self.size = 0
+
+    def append(self, data: bytes) -> None:
+        """Add ``data`` whole, or nothing of it."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w+b", buffering=0)
+        try:
+            if self._file.write(data) < len(data):
+                raise OSError(f"only a part of {len(data)} bytes could be written to {self._path}")
+        except OSError:
+            self._file.truncate(self.size)
+            self._file.seek(self.size)
+            raise
+        self.size += len(data)
+
+    def content(self) -> bytes:
+        return self._path.read_bytes() if self.size else b""
+
+    def empty(self) -> None:
+        if self._file is not None:
+            self._file.seek(0)
+            self._file.truncate(0)
+        self.size = 0
+
+    def close(self) -> None:
+        """Gone where all of it is in parts; otherwise it stays for the next holder of the lease."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            if not self.size:
+                self._path.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------- reading
+
+
+@dataclass
+class Telemetry:
+    """All that was recorded of a run, by attempt and rank: arrays of the fields of steps and samples, and facts."""
+
+    steps: dict[int, dict[int, NDArray[np.void]]]
+    samples: dict[int, dict[int, NDArray[np.void]]]
+    facts: dict[int, dict[int, dict[str, Any]]]
+    #: How often the oldest part was thinned; 0 where every step is there.
+    level: int
+
+
+def read(storage: Storage) -> Telemetry:
+    """What is on disk, whatever happened to who wrote it: what is cut or damaged is passed over."""
+    parts = _parts(storage)
+    found = Telemetry({}, {}, {}, max((level for *_, level, _ in parts), default=0))
+    pieces: dict[tuple[int, int, int], list[bytes]] = {}
+    for key in _keys_in_order(storage, parts):
+        with contextlib.suppress(FileNotFoundError):  # it became a part, or was thinned, meanwhile
+            for frame in decode(storage.get(key)):
+                pieces.setdefault((frame.kind, frame.attempt, frame.rank), []).append(frame.data)
+    for (kind, attempt, rank), data in pieces.items():
+        if kind == STEPS:
+            found.steps.setdefault(attempt, {})[rank] = _once(_records(b"".join(data)), "step")
+        elif kind == SAMPLES:
+            found.samples.setdefault(attempt, {})[rank] = _once(_looks(b"".join(data)), "time")
+        elif kind == FACTS:
+            facts = found.facts.setdefault(attempt, {}).setdefault(rank, {})
+            for text in data:
+                facts.update(msgspec.json.decode(text))
+    return found
+
+
+def _once(records: NDArray[np.void], field: str) -> NDArray[np.void]:
+    """Ascending by the field, each value once: a crash can leave records in a part and in what it was made of."""
+    import numpy as np
+
+    _, first = np.unique(records[field], return_index=True)
+    return records[first]
+
+
+def _looks(data: bytes) -> NDArray[np.void]:
+    import numpy as np
+
+    return np.frombuffer(data, np.dtype(list(samples.FIELDS)))
+
+
+def _parts(storage: Storage) -> list[tuple[int, int, int, int]]:
+    """(lease, number, level, size) of each part, oldest first, the most thinned where there are two of one."""
+    newest: dict[tuple[int, int], tuple[int, int]] = {}
+    for entry in storage.list("telemetry"):
+        if found := _PART_KEY.fullmatch(entry.key):
+            lease, number, level = map(int, found.groups())
+            newest[lease, number] = max(newest.get((lease, number), (-1, 0)), (level, entry.size))
+    return [(*place, *newest[place]) for place in sorted(newest)]
+
+
+def _keys_in_order(storage: Storage, parts: Iterable[tuple[int, int, int, int]]) -> list[str]:
+    written = [_part_key(lease, number, level) for lease, number, level, _ in parts]
+    return written + sorted(e.key for e in storage.list("telemetry") if _OPEN_KEY.fullmatch(e.key))
+
+
+def _part_key(lease: int, number: int, level: int) -> str:
+    return f"telemetry/{lease:04d}-{number:06d}-{level}.frames"

@@ -1,0 +1,94 @@
+"""``powertrain diagnose``, ``compare`` and ``trace export``, on directories as runs leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.diagnosis import synthetic
+from tests.diagnosis.run_directory import record
+from typer.testing import CliRunner, Result
+
+from powertrain.cli.main import app
+from powertrain.diagnosis.report import from_json
+from powertrain.errors import StorageError
+from powertrain.storage import Storage, open_storage
+from powertrain.trace import phases
+
+
+@pytest.fixture
+def place() -> Storage:
+    """The storage path that commands look at when none is given."""
+    return open_storage(os.environ["POWERTRAIN_STORAGE"])
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def test_diagnose_prints_the_card(place: Storage) -> None:
+    record(place.child("slow"), synthetic.run(0, synthetic.late(1, phases.INPUT, 0.03)))
+    result = invoke("diagnose", "slow")
+    assert result.exit_code == 0
+    assert result.output.startswith("diagnosis of slow: 1 finding (200 steps, 2 ranks")
+    assert "input_straggler: Rank 1" in result.output
+
+
+def test_diagnose_prints_the_summary_as_json(place: Storage) -> None:
+    record(place.child("fine"), synthetic.run(0))
+    report = from_json(invoke("diagnose", "fine", "--json").output.encode())
+    assert (report.name, report.findings[0].kind) == ("fine", "healthy")
+
+
+def test_diagnose_takes_the_attempt_and_the_path_it_is_given(place: Storage, tmp_path: Path) -> None:
+    there = tmp_path / "elsewhere" / "two"
+    for attempt, count in ((0, 100), (1, 60)):
+        record(open_storage(str(there)), synthetic.run(attempt, steps=count), attempt=attempt)
+    assert "(60 steps" in invoke("diagnose", str(there)).output
+    assert "(100 steps" in invoke("diagnose", str(there), "--attempt", "0").output
+
+
+def test_a_run_without_a_trace_is_told_in_one_sentence(place: Storage) -> None:
+    with pytest.raises(StorageError, match="has recorded no steps"):
+        invoke("diagnose", "nothing")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "code", "said"),
+    [
+        (0.0, 200, 0, "b is the same as a"),
+        (0.02, 200, 3, "worse than a"),
+        (0.0, 10, 4, "b cannot be compared with a"),
+    ],
+)
+def test_compare_tells_ci_by_its_exit_code(
+    place: Storage, seconds: float, steps: int, code: int, said: str
+) -> None:
+    record(place.child("a"), synthetic.run(0))
+    record(place.child("b"), synthetic.run(1, synthetic.bound(phases.FORWARD, seconds), steps=steps))
+    result = invoke("compare", "a", "b")
+    assert result.exit_code == code
+    assert said in result.output
+    as_json = json.loads(invoke("compare", "a", "b", "--json").output)
+    assert as_json["verdict"] == {0: "same", 3: "worse", 4: "unknown"}[code]
+
+
+def test_trace_export_writes_a_chrome_trace(
+    place: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(place.child("run"), synthetic.run(0, steps=30))
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        result = invoke("trace", "export", "run")
+    assert result.exit_code == 0
+    assert "of 30 steps" in result.output
+    events = json.loads((tmp_path / "run.trace.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "step 29" for event in events) == 2
+
+
+def test_trace_export_says_where_it_cannot_write(place: Storage, tmp_path: Path) -> None:
+    record(place.child("run"), synthetic.run(0, steps=30))
+    with pytest.raises(StorageError, match="cannot be written"):
+        invoke("trace", "export", "run", "--output", str(tmp_path / "missing" / "file"))

@@ -1,0 +1,145 @@
+"""What a real GPU does in each phase of a step, without ever waiting for it. Skipped, visibly, where there is none."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="this machine has no NVIDIA GPU")
+
+torch = pytest.importorskip("torch")
+
+from powertrain import trace  # noqa: E402
+from powertrain.trace import patches, phases, spans  # noqa: E402
+from powertrain.trace.phases import RECORD_SIZE, StepRecord  # noqa: E402
+
+#: About 0.1 s of an idle GPU at 1.7 GHz.
+CYCLES = int(0.1 * 1.7e9)
+
+
+class Busy(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Keeps the GPU busy for a while, in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, x: Any) -> Any:
+        torch.cuda._sleep(CYCLES)
+        return self.layer(x).sum()
+
+
+@pytest.fixture
+def recorder() -> Iterator[spans.Recorder]:
+    recorder = spans.Recorder(bytearray(spans.ring_size(1000)))
+    spans.use(recorder)
+    trace.init()
+    yield recorder
+    patches.uninstall()
+    spans.use(None)
+
+
+def steps(recorder: spans.Recorder) -> list[StepRecord]:
+    recorder.flush()
+    data = recorder.drain(0)[1]
+    return [phases.unpack_from(data, at) for at in range(0, len(data), RECORD_SIZE)]
+
+
+def train(model: Any, count: int, pinned: bool = False) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.ones(1024, 64)
+    x = x.pin_memory() if pinned else x
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(x.to("cuda", non_blocking=True)).backward()
+        optimizer.step()
+
+
+def test_the_devices_time_is_found_in_its_phase_and_the_thread_never_waited(recorder: spans.Recorder) -> None:
+    model = Busy().cuda()
+    train(model, 2)
+    torch.cuda.synchronize()
+    warm = len(steps(recorder))
+    began = time.monotonic()
+    train(model, 5, pinned=True)
+    launched = time.monotonic() - began
+    assert len(steps(recorder)) < warm + 5, "the GPU is still busy with them"
+    assert launched < 0.25, "and nobody waited for it"
+    assert time.monotonic() - began < 0.3
+    torch.cuda.synchronize()
+    found = steps(recorder)[warm:]
+    assert len(found) == 5
+    assert all(step.flags & phases.TIMED_ON_DEVICE for step in found)
+    assert all(0.05 < step.device[phases.FORWARD] < 0.3 for step in found)
+    assert all(step.device[phases.BACKWARD] < 0.05 for step in found)
+    assert all(step.phases[phases.FORWARD] < 0.05 for step in found)
+    assert all(step.memory > 0 and step.peak_memory >= step.memory for step in found)
+
+
+def test_copies_from_pageable_memory_are_told_from_others(recorder: spans.Recorder) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for pinned in (False, True, True):
+        x = torch.ones(1024, 64)
+        x = x.pin_memory() if pinned else x
+        model(x.cuda(non_blocking=True)).sum().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    assert [bool(step.flags & phases.PAGEABLE) for step in steps(recorder)] == [True, False, False]
+    assert all(step.phases[phases.H2D] > 0 for step in steps(recorder))
+
+
+def test_the_users_peak_of_memory_is_not_reset(recorder: spans.Recorder) -> None:
+    held = torch.empty(64 * 2**20, device="cuda")
+    del held
+    peak = torch.cuda.max_memory_allocated()
+    train(Busy().cuda(), 2)
+    torch.cuda.synchronize()
+    steps(recorder)
+    assert torch.cuda.max_memory_allocated() == peak
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() < peak
+
+
+def test_a_captured_graph_is_left_alone(recorder: spans.Recorder) -> None:
+    model = torch.nn.Linear(64, 64).cuda()
+    x = torch.ones(8, 64, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        model(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = model(x)
+    x.fill_(2.0)
+    graph.replay()
+    with torch.no_grad():
+        assert torch.allclose(y, model(x))
+    train(Busy().cuda(), 2)
+    torch.cuda.synchronize()
+    assert steps(recorder)[-1].flags & phases.TIMED_ON_DEVICE
+
+
+def test_gradients_that_are_exchanged_split_the_devices_backward(
+    recorder: spans.Recorder, tmp_path: Any
+) -> None:
+    import torch.distributed as dist
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(Busy().cuda())
+        train(model, 4)
+        torch.cuda.synchronize()
+        found = steps(recorder)
+        assert len(found) == 4
+        assert all(step.flags & phases.TIMED_ON_DEVICE for step in found)
+        assert all(step.device[phases.COLLECTIVE] > 0 for step in found[1:])
+        assert all(step.phases[phases.COLLECTIVE] < 0.05 for step in found[1:])
+    finally:
+        dist.destroy_process_group()

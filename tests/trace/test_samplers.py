@@ -1,0 +1,75 @@
+"""Looks at the machine: real ones, against what the test itself does to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from powertrain.trace import samples
+from powertrain.trace.samplers import Sampler, throttling
+
+MIB = 1 << 20
+
+
+def busy(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_processor_time_of_this_process_is_seen_as_cores() -> None:
+    sampler = Sampler()
+    began = time.monotonic()
+    busy(0.3)
+    took = time.monotonic() - began
+    seen = sampler.look(7)
+    assert seen.step == 7
+    assert 0.2 / took <= seen.cpu <= 1.5
+    assert seen.cpu <= seen.host_cpu + 0.5, "the machine was at least as busy"
+    assert seen.host_cores == psutil.cpu_count()
+
+
+def test_processes_that_it_has_started_count_with_it() -> None:
+    sampler = Sampler()
+    before = sampler.look(0).rss
+    code = f"held = bytearray({200 * MIB}); print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert sampler.look(0).rss > before + 190
+        child.communicate(b"\n")
+
+
+def test_the_memory_of_the_machine_is_told() -> None:
+    seen = Sampler().look(0)
+    assert 0 < seen.ram_used < seen.ram_total == pytest.approx(psutil.virtual_memory().total / MIB)
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    seen = Sampler().look(3)
+    again = samples.unpack_from(samples.pack(seen))
+    assert again.step == 3
+    assert again.time == seen.time
+    assert again.rss == pytest.approx(seen.rss, rel=1e-6)
+    assert [name for name, _ in samples.FIELDS] == list(samples.Sample._fields)
+    assert len(samples.pack(seen)) == samples.SAMPLE_SIZE
+
+
+@pytest.mark.parametrize(
+    ("reasons", "meaning"),
+    [
+        (0x1, 0),  # idle
+        (0x2, 0),  # clocks set by the user
+        (0x4, samples.POWER),
+        (0x20 | 0x40, samples.THERMAL),
+        (0x8 | 0x80, samples.HARDWARE | samples.POWER),
+    ],
+)
+def test_reasons_for_a_slow_clock_are_told_apart(reasons: int, meaning: int) -> None:
+    assert throttling(reasons) == meaning

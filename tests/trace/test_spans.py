@@ -1,0 +1,686 @@
+"""A rank's time adds up, whatever the loop does; steps are found or marked; the ring never shows half a step."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import powertrain
+from powertrain.trace import phases, spans
+from powertrain.trace.cuda import DeviceTimer
+from powertrain.trace.phases import (
+    BACKWARD,
+    COLLECTIVE,
+    FORWARD,
+    H2D,
+    INPUT,
+    INSIDE,
+    OPTIMIZER,
+    OUTSIDE,
+    RECORD_SIZE,
+    REPORT,
+    StepRecord,
+)
+from powertrain.trace.spans import Recorder, read_ring, ring_size
+
+SOURCES = str(Path(powertrain.__file__).parents[1])
+MILLISECOND = 1_000_000
+
+
+class Loop:
+    """A recorder whose clock only goes on when the loop says so; what it recorded, in whole milliseconds."""
+
+    def __init__(self, records: int = 1000) -> None:
+        self.time = 7 * MILLISECOND
+        self.buffer = bytearray(ring_size(records))
+        self.recorder = Recorder(self.buffer, clock=lambda: self.time, now=lambda: 1000.0)
+
+    def spend(self, milliseconds: int) -> None:
+        self.time += milliseconds * MILLISECOND
+
+    def within(self, phase: int, milliseconds: int) -> None:
+        with self.recorder.phase(phase):
+            self.spend(milliseconds)
+
+    def fetch(self, milliseconds: int, samples: int = 0) -> None:
+        self.within(INPUT, milliseconds)
+        self.recorder.batch(samples, 0, milliseconds / 1000)
+
+    def optimize(self, milliseconds: int, key: int = 1) -> None:
+        self.recorder.optimizer_begins(key)
+        self.spend(milliseconds)
+        self.recorder.optimizer_ended(key)
+
+    def records(self) -> list[StepRecord]:
+        self.recorder.settle()
+        first, data = self.recorder.drain(0)
+        assert first == 0
+        return [phases.unpack_from(data, at) for at in range(0, len(data), RECORD_SIZE)]
+
+    def steps(self) -> list[dict[str, int]]:
+        """Milliseconds by the names of the phases, zeros left out."""
+        return [named(record) for record in self.records()]
+
+
+def named(record: StepRecord) -> dict[str, int]:
+    return {
+        name: round(seconds * 1000)
+        for name, seconds in zip(phases.NAMES, record.phases, strict=True)
+        if seconds
+    }
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+# --------------------------------------------------------------------------- found steps
+
+
+def test_a_step_is_found_from_the_optimizer_and_closed_by_the_next_batch(loop: Loop) -> None:
+    for _ in range(2):
+        loop.spend(1)
+        loop.fetch(2, samples=8)
+        loop.spend(3)
+        loop.within(H2D, 4)
+        loop.within(FORWARD, 5)
+        loop.spend(6)
+        loop.within(BACKWARD, 7)
+        loop.optimize(8)
+        loop.within(REPORT, 9)
+    first = {"outside": 1, "input": 2, "inside": 9, "h2d": 4, "forward": 5, "backward": 7, "optimizer": 8}
+    assert loop.steps() == [first]
+    loop.recorder.flush()
+    assert loop.steps() == [first, first | {"report": 9}]
+    assert [record.samples for record in loop.records()] == [8, 8]
+    assert [round(record.fetch, 3) for record in loop.records()] == [0.002, 0.002]
+    assert [record.start for record in loop.records()] == pytest.approx([1000.0, 1000.036])
+
+
+def test_a_loop_without_a_loader_closes_a_step_when_its_optimizer_steps_again(loop: Loop) -> None:
+    for _ in range(3):
+        loop.within(FORWARD, 1)
+        loop.optimize(2)
+        loop.spend(4)
+    assert loop.steps() == [
+        {"forward": 1, "optimizer": 2},
+        {"outside": 4, "forward": 1, "optimizer": 2},
+    ]
+
+
+def test_two_optimizers_by_turns_make_one_step(loop: Loop) -> None:
+    for _ in range(2):
+        loop.fetch(1)
+        for key in (1, 2):
+            loop.within(FORWARD, 2)
+            loop.within(BACKWARD, 3)
+            loop.optimize(4, key)
+    loop.recorder.flush()
+    assert loop.steps() == [{"input": 1, "forward": 4, "backward": 6, "optimizer": 8}] * 2
+
+
+def test_two_optimizers_without_a_loader_end_the_step_with_the_last_of_them(loop: Loop) -> None:
+    for _ in range(2):
+        loop.optimize(1, 1)
+        loop.spend(2)
+        loop.optimize(4, 2)
+        loop.spend(8)
+    assert loop.steps() == [{"optimizer": 5, "outside": 2}]
+
+
+def test_accumulated_batches_belong_to_one_step(loop: Loop) -> None:
+    for _ in range(3):
+        loop.fetch(1, samples=4)
+        loop.within(FORWARD, 2)
+        loop.within(BACKWARD, 3)
+    loop.optimize(4)
+    loop.recorder.flush()
+    assert loop.steps() == [{"input": 3, "forward": 6, "backward": 9, "optimizer": 4}]
+    assert loop.records()[0].samples == 12
+
+
+def test_forward_and_backward_within_a_closure_are_taken_out_of_the_optimizer(loop: Loop) -> None:
+    loop.fetch(1)
+    loop.recorder.optimizer_begins(1)
+    loop.spend(10)
+    for _ in range(2):
+        loop.within(FORWARD, 2)
+        loop.within(BACKWARD, 3)
+        loop.spend(10)
+    loop.recorder.optimizer_ended(1)
+    loop.recorder.flush()
+    assert loop.steps() == [{"input": 1, "optimizer": 30, "forward": 4, "backward": 6}]
+
+
+def test_optimizers_that_step_within_backward_end_the_step_with_the_last(loop: Loop) -> None:
+    for _ in range(2):
+        loop.fetch(1)
+        with loop.recorder.phase(BACKWARD):
+            for key in range(3):
+                loop.spend(2)
+                loop.optimize(1, key)
+        loop.spend(5)
+    loop.recorder.flush()
+    assert loop.steps() == [
+        {"input": 1, "backward": 6, "optimizer": 3},
+        {"outside": 5, "input": 1, "backward": 6, "optimizer": 3},
+    ]
+
+
+def test_a_loop_without_optimizers_has_a_step_for_each_report(loop: Loop) -> None:
+    for _ in range(2):
+        loop.fetch(1)
+        loop.within(FORWARD, 2)
+        loop.within(REPORT, 3)
+        loop.recorder.reported()
+    assert loop.steps() == [{"input": 1, "forward": 2, "report": 3}] * 2
+
+
+def test_a_report_ends_no_step_of_a_loop_with_an_optimizer(loop: Loop) -> None:
+    loop.optimize(1)
+    loop.within(REPORT, 3)
+    loop.recorder.reported()
+    loop.optimize(1)
+    loop.recorder.flush()
+    assert loop.steps() == [{"optimizer": 1}, {"report": 3, "optimizer": 1}]
+
+
+def test_an_epoch_that_ends_gives_no_batch_and_stays_outside(loop: Loop) -> None:
+    loop.optimize(1)
+    loop.within(INPUT, 2)  # which ends in StopIteration
+    loop.spend(3)
+    loop.fetch(4)
+    loop.optimize(1)
+    loop.recorder.flush()
+    assert loop.steps()[1] == {"input": 6, "outside": 3, "optimizer": 1}
+
+
+# --------------------------------------------------------------------------- evaluation
+
+
+def evaluate(loop: Loop) -> None:
+    loop.fetch(10, samples=100)
+    loop.recorder.leave(loop.recorder.enter_forward(with_gradients=False))
+    loop.within(H2D, 20)
+    loop.spend(30)
+
+
+def learn(loop: Loop) -> None:
+    loop.fetch(1, samples=1)
+    loop.recorder.leave(loop.recorder.enter_forward(with_gradients=True))
+    loop.within(BACKWARD, 2)
+    loop.optimize(3)
+
+
+def test_batches_of_an_evaluation_lie_outside(loop: Loop) -> None:
+    learn(loop)
+    evaluate(loop)
+    evaluate(loop)
+    loop.within(INPUT, 4)  # the end of its loader
+    learn(loop)
+    loop.recorder.flush()
+    learned = {"input": 1, "backward": 2, "optimizer": 3}
+    assert loop.steps() == [learned, learned | {"input": 5, "outside": 120}]
+    assert [record.samples for record in loop.records()] == [1, 1]
+
+
+def test_a_teacher_that_looks_at_the_same_batch_is_part_of_the_step(loop: Loop) -> None:
+    for _ in range(2):
+        loop.fetch(1)
+        depth = loop.recorder.enter_forward(with_gradients=False)
+        loop.spend(5)
+        loop.recorder.leave(depth)
+        loop.within(BACKWARD, 2)
+        loop.optimize(3)
+    loop.recorder.flush()
+    assert loop.steps() == [{"input": 1, "forward": 5, "backward": 2, "optimizer": 3}] * 2
+
+
+def test_a_loop_that_never_learns_is_no_evaluation(loop: Loop) -> None:
+    for _ in range(2):
+        evaluate(loop)
+    loop.recorder.reported()
+    assert loop.steps() == [{"input": 20, "h2d": 40, "inside": 60}]
+
+
+# --------------------------------------------------------------------------- marked steps
+
+
+def test_marked_steps_end_where_their_block_does(loop: Loop) -> None:
+    for _ in range(2):
+        loop.fetch(1)
+        loop.recorder.begin_marked_step()
+        loop.spend(2)
+        loop.within(FORWARD, 3)
+        loop.optimize(4)
+        loop.spend(5)
+        loop.recorder.end_marked_step()
+        loop.spend(6)
+        loop.within(FORWARD, 7)
+        loop.within(REPORT, 8)
+    assert loop.steps() == [
+        {"input": 1, "inside": 7, "forward": 3, "optimizer": 4},
+        {"input": 1, "inside": 7, "forward": 3, "optimizer": 4, "outside": 13, "report": 8},
+    ]
+    assert all(record.flags == phases.MARKED for record in loop.records())
+
+
+def test_evaluation_between_marked_steps_lies_outside(loop: Loop) -> None:
+    for _ in range(2):
+        loop.fetch(1)
+        loop.recorder.begin_marked_step()
+        loop.within(BACKWARD, 2)
+        loop.recorder.end_marked_step()
+        evaluate(loop)
+    assert loop.steps() == [{"input": 1, "backward": 2}, {"outside": 60, "input": 1, "backward": 2}]
+
+
+def test_a_found_step_is_closed_by_the_first_marked_one(loop: Loop) -> None:
+    loop.optimize(1)
+    loop.spend(2)
+    loop.recorder.begin_marked_step()
+    loop.spend(3)
+    loop.recorder.end_marked_step()
+    assert loop.steps() == [{"optimizer": 1}, {"outside": 2, "inside": 3}]
+
+
+def test_a_marked_step_that_fails_is_not_counted_and_its_time_goes_to_the_next(loop: Loop) -> None:
+    loop.recorder.begin_marked_step()
+    loop.recorder.optimizer_begins(1)
+    loop.spend(1)  # and it raises
+    loop.recorder.end_marked_step(failed=True)
+    loop.spend(2)
+    loop.recorder.begin_marked_step()
+    loop.spend(4)
+    loop.recorder.end_marked_step()
+    assert loop.steps() == [{"optimizer": 1, "outside": 2, "inside": 4}]
+
+
+def test_a_marked_step_within_another_is_part_of_it(loop: Loop) -> None:
+    loop.recorder.begin_marked_step()
+    loop.spend(1)
+    loop.recorder.begin_marked_step()
+    loop.spend(2)
+    loop.recorder.end_marked_step()
+    loop.spend(4)
+    loop.recorder.end_marked_step()
+    assert loop.steps() == [{"inside": 7}]
+
+
+# --------------------------------------------------------------------------- waiting for other ranks
+
+
+def test_backward_is_waiting_once_the_last_gradients_are_there(loop: Loop) -> None:
+    with loop.recorder.phase(BACKWARD):
+        loop.spend(1)
+        loop.recorder.gradients_are_there()
+        loop.spend(2)
+        loop.recorder.gradients_are_there()
+        loop.spend(4)
+    loop.recorder.gradients_are_there()  # which says nothing outside of a backward pass
+    loop.optimize(8)
+    loop.recorder.flush()
+    assert loop.steps() == [{"backward": 3, "collective": 4, "optimizer": 8}]
+
+
+# --------------------------------------------------------------------------- what goes wrong
+
+
+def test_an_optimizer_that_raises_leaves_no_trace_once_the_next_batch_comes(loop: Loop) -> None:
+    loop.fetch(1)
+    loop.recorder.optimizer_begins(1)
+    loop.spend(2)
+    loop.fetch(4)
+    loop.spend(8)
+    loop.optimize(16)
+    loop.recorder.flush()
+    assert loop.steps() == [{"input": 5, "optimizer": 18, "inside": 8}]
+
+
+def test_an_optimizer_that_raises_is_given_up_when_it_steps_again(loop: Loop) -> None:
+    loop.recorder.optimizer_begins(1)
+    loop.spend(2)
+    loop.within(FORWARD, 4)
+    loop.optimize(8)
+    loop.spend(16)
+    loop.optimize(1)
+    assert loop.steps() == [{"optimizer": 10, "forward": 4}]
+
+
+def test_leaving_a_phase_leaves_those_within_it_too(loop: Loop) -> None:
+    outer = loop.recorder.enter(BACKWARD)
+    inner = loop.recorder.enter(OPTIMIZER)
+    loop.spend(1)
+    loop.recorder.leave(outer)
+    loop.recorder.leave(inner)
+    loop.spend(2)
+    loop.optimize(4)
+    loop.recorder.flush()
+    assert loop.steps() == [{"optimizer": 5, "inside": 2}]
+
+
+def test_other_threads_change_nothing(loop: Loop) -> None:
+    recorder = loop.recorder
+
+    def meddle() -> None:
+        depth = recorder.enter(FORWARD)
+        assert depth == spans.IGNORED
+        loop.spend(1)
+        recorder.leave(depth)
+        recorder.enter_forward(with_gradients=False)
+        recorder.gradients_are_there()
+        recorder.copies_pageable()
+        recorder.batch(5)
+        recorder.begin_marked_step()
+        recorder.end_marked_step()
+        recorder.optimizer_begins(1)
+        recorder.optimizer_ended(1)
+        recorder.reported()
+        recorder.flush()
+
+    loop.fetch(2)
+    with recorder.phase(BACKWARD):
+        thread = threading.Thread(target=meddle)
+        thread.start()
+        thread.join()
+    loop.optimize(4)
+    recorder.flush()
+    assert loop.steps() == [{"input": 2, "backward": 1, "optimizer": 4}]
+    assert loop.records()[0].samples == loop.records()[0].flags == 0
+
+
+def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
+    program = (
+        "import mmap, os, sys\n"
+        "from powertrain.trace import spans\n"
+        "file = open(sys.argv[1], 'w+b'); file.truncate(spans.ring_size(10)); ring = mmap.mmap(file.fileno(), 0)\n"
+        "recorder = spans.Recorder(ring)\n"
+        "spans.use(recorder)\n"
+        "recorder.optimizer_ended(1)\n"
+        "if os.fork() == 0:\n"
+        "    recorder.flush(); recorder.enter(0); recorder.optimizer_ended(1); recorder.flush()\n"
+        "    os._exit(0 if spans.current() is not recorder else 1)\n"
+        "assert os.wait()[1] == 0\n"
+        "print(spans.read_ring(ring)[1] == b'')\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "ring")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": SOURCES})
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+# --------------------------------------------------------------------------- whatever the loop does
+
+_CALLS = st.one_of(
+    st.tuples(st.just("enter"), st.integers(0, phases.COUNT - 1)),
+    st.tuples(st.just("leave"), st.integers(-1, 4)),
+    st.tuples(st.just("optimizer_begins"), st.integers(0, 2)),
+    st.tuples(st.just("optimizer_ended"), st.integers(0, 2)),
+    st.tuples(st.just("enter_forward"), st.booleans()),
+    st.tuples(st.just("end_marked_step"), st.booleans()),
+    st.tuples(st.just("batch"), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["begin_marked_step", "reported", "gradients_are_there", "flush"])),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(_CALLS, st.integers(0, 5)), max_size=60))
+def test_no_order_of_calls_loses_time_or_makes_it_negative(calls: list[Any]) -> None:
+    loop = Loop()
+    began = loop.time
+    for (name, *arguments), milliseconds in calls:
+        getattr(loop.recorder, name)(*arguments)
+        loop.spend(milliseconds)
+    for _ in range(len(calls)):  # out of all marked steps, the outermost of which is then closed
+        loop.recorder.end_marked_step()
+    loop.recorder.begin_marked_step()
+    loop.recorder.end_marked_step()
+    records = loop.records()
+    assert all(seconds >= 0 for record in records for seconds in record.phases)
+    total = sum(sum(record.phases) for record in records)
+    assert total == pytest.approx((loop.time - began) / 1e9, abs=1e-5)
+    for record, following in pairwise(records):
+        assert record.start + sum(record.phases) == pytest.approx(following.start, abs=1e-6)
+    assert [record.step for record in records] == list(range(len(records)))
+
+
+# --------------------------------------------------------------------------- the ring
+
+
+def whole(data: bytes, first: int) -> None:
+    """Every record tells its own number in every field: none is half another's."""
+    for index, at in enumerate(range(0, len(data), RECORD_SIZE)):
+        record = phases.unpack_from(data, at)
+        number = first + index
+        assert record == record_of(number), number
+
+
+def record_of(number: int) -> StepRecord:
+    value = float(number % 1000)
+    return StepRecord(number, number, value, value, value, value, (value,) * 9, (value,) * 9, number, number)
+
+
+@given(records=st.integers(2, 7), written=st.integers(0, 20), after=st.integers(0, 25))
+def test_a_ring_gives_the_newest_records_from_where_it_is_asked(
+    records: int, written: int, after: int
+) -> None:
+    buffer = bytearray(os.urandom(ring_size(records)))
+    ring = spans._Ring(buffer)
+    for number in range(written):
+        ring.append(record_of(number))
+    first, data = read_ring(buffer, after)
+    whole(data, first)
+    assert first >= after or not data
+    assert first + len(data) // RECORD_SIZE == max(written, first)
+    assert len(data) // RECORD_SIZE == max(0, min(written - after, records - 1, written))
+
+
+@given(written=st.integers(0, 12), cut=st.integers(0, RECORD_SIZE))
+def test_a_reader_sees_no_half_written_record(written: int, cut: int) -> None:
+    buffer = bytearray(ring_size(4))
+    ring = spans._Ring(buffer)
+    for number in range(written):
+        ring.append(record_of(number))
+    coming = bytearray(RECORD_SIZE)
+    phases.pack_into(coming, 0, record_of(written))
+    begin = spans.HEADER_SIZE + (written % 4) * RECORD_SIZE
+    buffer[begin : begin + cut] = coming[:cut]
+    first, data = read_ring(buffer)
+    whole(data, first)
+    assert first + len(data) // RECORD_SIZE == written
+
+
+def test_a_reader_in_another_thread_sees_only_whole_records() -> None:
+    buffer = bytearray(ring_size(8))
+    ring = spans._Ring(buffer)
+    is_over = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not is_over.is_set():
+            ring.append(record_of(number))
+            number += 1
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = after = 0
+        while seen < 2000:
+            first, data = read_ring(buffer, after)
+            whole(data, first)
+            after = first + len(data) // RECORD_SIZE
+            seen += len(data) // RECORD_SIZE
+    finally:
+        is_over.set()
+        writer.join()
+        sys.setswitchinterval(before)
+
+
+WRITER = """
+import mmap, sys
+sys.path.insert(0, sys.argv[2])
+from powertrain.trace import spans
+from powertrain.trace.phases import StepRecord
+file = open(sys.argv[1], "r+b")
+ring = spans._Ring(mmap.mmap(file.fileno(), 0))
+number = 0
+while True:
+    value = float(number % 1000)
+    ring.append(StepRecord(number, number, value, value, value, value, (value,) * 9, (value,) * 9, number, number))
+    number += 1
+    if number == 100:
+        print("writes", flush=True)
+"""
+
+
+def test_a_mapped_ring_is_readable_while_another_process_writes_and_after_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ring"
+    for patience in (0, 50, 200):
+        path.write_bytes(bytes(ring_size(5)))
+        command = [sys.executable, "-c", WRITER, str(path), SOURCES]
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+            try:
+                assert writer.stdout is not None
+                assert writer.stdout.readline() == b"writes\n"
+                after = 0
+                for _ in range(patience):
+                    first, data = read_ring(mapped, after)
+                    whole(data, first)
+                    after = first + len(data) // RECORD_SIZE
+            finally:
+                writer.send_signal(signal.SIGKILL)
+                writer.wait()
+                writer.stdout.close()
+            first, data = read_ring(mapped)
+            whole(data, first)
+            assert len(data) == 4 * RECORD_SIZE
+            assert first > 90
+
+
+def test_something_else_is_refused_as_a_ring() -> None:
+    with pytest.raises(ValueError, match="no ring of steps"):
+        read_ring(b"something else entirely, of some length")
+    with pytest.raises(ValueError, match="cannot hold two steps"):
+        Recorder(bytearray(ring_size(1)))
+
+
+def test_a_drain_goes_on_where_the_last_one_ended(loop: Loop) -> None:
+    for _ in range(5):
+        loop.optimize(1)
+    loop.recorder.settle()
+    first, data = loop.recorder.drain(0)
+    assert (first, len(data)) == (0, 4 * RECORD_SIZE)
+    loop.optimize(1)
+    loop.recorder.settle()
+    assert loop.recorder.drain(4)[0] == 4
+    assert len(loop.recorder.drain(4)[1]) == RECORD_SIZE
+    assert loop.recorder.drain(5) == (5, b"")
+    assert loop.recorder.steps == 5
+
+
+# --------------------------------------------------------------------------- a device
+
+
+class Stream:
+    """A device that is as far behind as the test wants; its time goes on with each event by what was put before it."""
+
+    def __init__(self) -> None:
+        self.work = 0.0
+        self.done = 0
+        self.recorded: list[Event] = []
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.at, self.number = stream, -1.0, -1
+
+    def record(self: Event) -> None:
+        self.at, self.number = self.stream.work, len(self.stream.recorded)
+        self.stream.recorded.append(self)
+
+    def query(self) -> bool:
+        return self.stream.done > self.number
+
+    def elapsed_time(self, later: Event) -> float:
+        assert later.query()
+        return later.at - self.at
+
+
+def device_step(loop: Loop, stream: Stream) -> None:
+    loop.fetch(1)
+    with loop.recorder.phase(FORWARD):
+        stream.work += 10
+    with loop.recorder.phase(BACKWARD):
+        stream.work += 20
+        for _ in range(2):  # the first was not the last, after all
+            loop.recorder.gradients_are_there()
+            stream.work += 5
+    loop.recorder.optimizer_begins(1)
+    stream.work += 7
+    loop.recorder.optimizer_ended(1)
+    stream.work += 100
+
+
+def test_times_on_the_device_are_added_once_they_are_known(loop: Loop) -> None:
+    stream = Stream()
+    loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record, memory=lambda: (3.0, 5.0)))
+    device_step(loop, stream)
+    device_step(loop, stream)
+    loop.recorder.flush()
+    assert loop.records() == [], "they wait for the device"
+    loop.recorder.settle()
+    final = phases.unpack_from(loop.recorder.drain(0, final=True)[1])
+    assert final.flags == 0, "and are given without its times in the end"
+    stream.done = len(stream.recorded) // 2 + 1
+    (first,) = loop.records()
+    assert first.flags == phases.TIMED_ON_DEVICE
+    assert (first.memory, first.peak_memory) == (3.0, 5.0)
+    seconds = [round(value, 3) for value in first.device]
+    assert seconds[FORWARD] == 0.010
+    assert seconds[BACKWARD] == 0.025
+    assert seconds[COLLECTIVE] == 0.005
+    assert seconds[OPTIMIZER] == 0.007
+    assert seconds[INSIDE] == seconds[OUTSIDE] == seconds[INPUT] == 0
+    stream.done = len(stream.recorded)
+    assert len(loop.records()) == 2
+
+
+def test_events_are_used_again(loop: Loop) -> None:
+    stream, made = Stream(), []
+
+    def make() -> Event:
+        made.append(Event(stream))
+        return made[-1]
+
+    loop.recorder.time_on(lambda: DeviceTimer(make, Event.record))
+    for _ in range(20):
+        device_step(loop, stream)
+        stream.done = len(stream.recorded)
+        loop.recorder.settle()
+        loop.recorder.drain(0)
+    assert len(made) <= 3 * len(stream.recorded) / 20
+
+
+def test_nothing_is_put_into_a_graph_that_is_being_captured(loop: Loop) -> None:
+    stream = Stream()
+    loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record, lambda: True))
+    device_step(loop, stream)
+    loop.recorder.flush()
+    assert stream.recorded == []
+    assert loop.records()[0].flags == 0
