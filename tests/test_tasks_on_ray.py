@@ -135,6 +135,16 @@ class TestConnected:
         powertrain.init(address=ray_nodes.address, ignore_reinit_error=True)
         assert ray.is_initialized()
 
+    def test_the_address_of_another_cluster_is_refused_by_init_and_by_a_trainer(
+        self, ray_nodes: RayNodes
+    ) -> None:
+        refused = f"'10.255.255.1:1' was given.*connected to the one at '{ray_nodes.address}' already"
+        with pytest.raises(EngineError, match=refused):
+            powertrain.init(address="10.255.255.1:1", ignore_reinit_error=True)
+        elsewhere = powertrain.ScalingConfig(engine="ray", engine_options={"address": "10.255.255.1:1"})
+        with pytest.raises(EngineError, match=refused):
+            powertrain.DataParallelTrainer(print, scaling_config=elsewhere)
+
 
 def test_the_known_options_of_a_task_are_rays() -> None:
     from ray._common.ray_option_utils import task_options

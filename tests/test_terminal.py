@@ -297,8 +297,8 @@ def test_the_region_names_the_late_rank_and_shows_unfinished_bars() -> None:
 def test_the_region_says_why_slots_are_waited_for() -> None:
     view = View(name="digits")
     view.on_event(run_started())
-    view.on_event(ev.SlotsWaited(time=1.0, attempt=0, granted=0, count=2, reason="2 GPUs are missing"))
-    assert "waiting for slots: 2 GPUs are missing" in region_text(view, 2.0)
+    view.on_event(ev.SlotsWaited(time=1.0, attempt=0, granted=0, count=2, reason="waiting for 2 GPUs"))
+    assert "waiting for 2 GPUs" in region_text(view, 2.0)
 
 
 # --------------------------------------------------------------------------- plain lines
@@ -311,6 +311,21 @@ def test_plain_lines_tell_start_and_training() -> None:
         "[digits] run started in /runs/digits (local engine, 2 workers)",
         "[digits] training started on 2 workers after 2.00 s (process group 1.50 s, load function 0.25 s)",
     ]
+
+
+def test_the_start_line_of_an_elastic_run_names_its_sizes_whatever_comes_next() -> None:
+    view = View(name="digits", path="/runs/digits")
+    started = run_started(min_workers=1, max_workers=4)
+    (line,) = narrated(view, Narrator(view), [started, ev.SlotsRequested(time=1.0, attempt=0, count=3)])
+    assert line == "[digits] run started in /runs/digits (local engine, 1 to 4 workers)"
+    first, _ = narrated(view, Narrator(view), [started, ev.Warned(time=1.0, message="a remark")])
+    assert first == line
+
+
+def test_the_notice_of_a_restart_names_the_directory_of_the_logs() -> None:
+    view = trained_view()
+    failed = ev.Failed(time=5.0, attempt=0, failures=(raised(1),), decision="retry", reason="1 of 2")
+    assert narrated(view, Narrator(view), [failed])[-1].endswith("is kept in /runs/digits/logs")
 
 
 def test_progress_comes_at_once_and_then_every_few_seconds_with_commits_folded_in() -> None:
@@ -369,12 +384,12 @@ def test_waiting_for_slots_is_said_once_per_reason() -> None:
     view = View(name="digits", path="/runs/digits")
     waits = [
         ev.SlotsWaited(time=float(i), attempt=0, granted=0, count=2, reason=reason)
-        for i, reason in enumerate(["2 GPUs are missing"] * 3 + ["1 GPU is missing"])
+        for i, reason in enumerate(["waiting for 2 GPUs"] * 3 + ["waiting for 1 GPU"])
     ]
     said = narrated(view, Narrator(view), [run_started(), *waits])
     assert [text for text in said if "slots" in text] == [
-        "[digits] waiting for slots (0 of 2 there): 2 GPUs are missing",
-        "[digits] waiting for slots (0 of 2 there): 1 GPU is missing",
+        "[digits] 0 of 2 slots are there, waiting for 2 GPUs",
+        "[digits] 0 of 2 slots are there, waiting for 1 GPU",
     ]
 
 

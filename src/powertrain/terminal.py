@@ -348,7 +348,7 @@ def live_rows(view: View, now: float, bars: Sequence[tuple[int, str]] = ()) -> l
     """The live region at ``now``, line by line. ``bars`` are the ranks' unfinished progress bars."""
     rows = [_headline(view, now)]
     if view.state == lifecycle.WAITING and view.waiting_for:
-        rows.append([(f"waiting for slots: {one_line(view.waiting_for, 300)}", "yellow")])
+        rows.append([(one_line(view.waiting_for, 300), "yellow")])
     if view.state in (lifecycle.STOPPING, lifecycle.RECOVERING) and view.reason:
         rows.append([(one_line(view.reason, 300), "yellow")])
     if view.phases and view.row_time == 0 and view.state in (lifecycle.STARTING, lifecycle.TRAINING):
@@ -659,11 +659,13 @@ class Narrator:
         if started is None or self._verbose == 0:
             return []
         workers = f", {counted(self._view.workers, 'worker')}" if isinstance(event, ev.SlotsRequested) else ""
+        if started.min_workers < started.max_workers:
+            workers = f", {started.min_workers} to {started.max_workers} workers"
         onward = f", goes on from row {started.row}" if started.checkpoint else ""
         return [self._own(f"run started in {self._view.path} ({started.engine} engine{workers}{onward})")]
 
     def _slots_waited(self, event: ev.SlotsWaited) -> list[Line]:
-        told = f"waiting for slots ({event.granted} of {event.count} there): {event.reason}"
+        told = f"{event.granted} of {event.count} slots are there, {event.reason}"
         if told == self._told_slots or not self.progress:
             return []
         self._told_slots = told
@@ -746,7 +748,7 @@ class Narrator:
             what = one_line(_headline_of(first), 300) if first else "failed"
             return [self._own(f"attempt {event.attempt} failed: {what}; {event.reason}", "red")]
         # Where ranks share the driver's own output there is no log of theirs to point at.
-        logs = "" if self._view.engine in ("inline", "torchrun") else self._view.path
+        logs = "" if self._view.engine in ("inline", "torchrun") else f"{self._view.path}/logs"
         report = failure_report(event.failures, event.reason, logs=logs)
         when = f" in {duration(event.delay)}" if event.delay else ""
         lines = [self._own(f"attempt {event.attempt} failed; the run goes on{when}", "red")]

@@ -197,6 +197,30 @@ def test_show_ends_with_what_rank_0_reported_last(place: Storage) -> None:
     assert output_of("show", "digits").splitlines()[-2:] == ["last metrics of rank 0", "  loss = 0.5"]
 
 
+def test_show_tells_why_a_run_that_got_no_room_failed_and_its_clock_stands(place: Storage) -> None:
+    at = time.time() - 600
+    reason = "There was no room for the run within 5 s: 2 GPUs are missing."
+    facts: list[ev.Event] = [
+        started("crowded", at=at, pid=dead_pid()),
+        ev.SlotsRequested(time=at, attempt=0, count=2),
+        ev.Ended(time=at + 5, state="failed", reason=reason, seconds=5.0),
+    ]
+    write(place, "crowded", facts)
+    lines = output_of("show", "crowded").splitlines()
+    assert lines[2:4] == [f"state     failed: {reason}", "started   10 min 00 s ago, went on for 5.00 s"]
+    assert output_of("ls").splitlines()[1].split()[:2] == ["crowded", "failed"]
+
+
+def test_the_clock_of_an_interrupted_run_stands_at_the_last_that_is_known_of_it(place: Storage) -> None:
+    at = time.time() - 600
+    facts = trained("cut", at=at, pid=dead_pid())
+    write(place, "cut", [*facts, ev.Committed(time=at + 7, attempt=0, row=3, checkpoint=_CHECKPOINT)])
+    assert output_of("show", "cut").splitlines()[2:4] == [
+        "state     interrupted",
+        "started   10 min 00 s ago, went on for 7.00 s",
+    ]
+
+
 def test_show_takes_the_path_of_a_run(place: Storage) -> None:
     write(place, "digits", trained("digits", at=time.time()))
     assert output_of("show", f"{place.uri}/digits/").splitlines()[0] == "run       digits"

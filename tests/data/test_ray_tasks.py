@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,7 @@ def test_a_snapshot_has_all_rows_in_rays_order_and_is_written_once(tmp_path: Pat
     )
     dataset, said = snapshot("train/a", wide, run)
     assert "was written once" in said
-    assert "50 rows in 1 Parquet files" in said
+    assert "50 rows in 1 Parquet file)" in said
     assert sorted(row["id"] for row in dataset.take_all()) == list(range(50))
     assert dataset.take_batch(3)["image"].shape == (3, 2, 2)
     assert snapshot("limited", wide.limit(13), run)[0].count() == 13
@@ -209,11 +210,57 @@ def test_a_snapshot_that_fails_leaves_nothing_and_says_what_ray_said(tmp_path: P
         raise ValueError("row is broken")
 
     run = open_storage(tmp_path / "run")
-    with pytest.raises(DataError, match=r"(?s)'train' cannot be written. Ray says.*row is broken"):
+    with pytest.raises(DataError) as failed:
         snapshot("train", ray_data.range(4).map(fails), run)
+    assert re.match(
+        r"The Ray dataset 'train' cannot be written. Ray says: ValueError: row is broken \(test_ray_tasks.py:\d+ in "
+        r"fails\)\n",
+        str(failed.value),
+    )
+    assert "\x1b" not in str(failed.value)
     with pytest.raises(DataError, match="'train' has no rows"):
         snapshot("train", ray_data.range(4).filter(lambda row: False), run)
     assert run.list() == []
+
+
+_IN_A_TASK = """\x1b[36mray::Map(f)()\x1b[39m (pid=1, ip=10.0.0.1)
+  File "/home/me/first.py", line 3, in look
+    raise KeyError("first")
+KeyError: 'first'
+
+During handling of the above exception, another exception occurred:
+
+\x1b[36mray::Map(f)()\x1b[39m (pid=1, ip=10.0.0.1)
+  File "/home/me/train.py", line 14, in f
+    return numpy.load(row["path"])
+           ^^^^^^^^^^^^^^^^^^^^^^^
+  File "/usr/lib/python3.11/site-packages/numpy/io.py", line 99, in load
+    raise OSError(text)
+OSError: no such array
+It was looked for twice.
+
+The above exception was the direct cause of the following exception:
+
+\x1b[36mray::Map(f)()\x1b[39m (pid=1, ip=10.0.0.1)
+ray.exceptions.UserCodeException: UDF failed to process a data block."""
+
+
+def test_what_ray_says_begins_with_what_the_users_function_raised_and_where() -> None:
+    said = ray_snapshot.what_ray_says(RuntimeError(_IN_A_TASK))
+    assert said.startswith("Ray says: OSError: no such array (train.py:14 in f)\nray::Map(f)() (pid=1")
+    assert said.endswith("UDF failed to process a data block.")
+    assert ray_snapshot.what_ray_says(RuntimeError("\x1b[36mgone\x1b[39m")) == "Ray says: RuntimeError: gone"
+    wrapped = RuntimeError("outside")
+    wrapped.__cause__ = DataError("The column 'x' is broken.")
+    assert ray_snapshot.what_ray_says(wrapped) == "The column 'x' is broken."
+
+
+def test_a_column_that_is_only_rays_is_refused_by_its_own_sentence(tmp_path: Path, ray_data: Any) -> None:
+    dataset = ray_data.range(4).map(lambda row: {"thing": object if row["id"] else {1, 2}})
+    with pytest.raises(
+        DataError, match=r"'train' cannot be written. The column 'thing' of a Ray dataset holds Python"
+    ):
+        snapshot("train", dataset, open_storage(tmp_path / "run"))
 
 
 def test_storage_that_nodes_do_not_share_is_refused(

@@ -28,6 +28,7 @@ from powertrain import wire
 from powertrain.engine import node
 from powertrain.engine.base import ProcessSpec
 from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
+from powertrain.run.places import own_data_cache
 from powertrain.storage import open_storage
 from powertrain.testing.engine_contract import program
 from powertrain.version import __version__
@@ -52,7 +53,9 @@ def bring_what_comes():
     while archives := take():
         agent.bring(pickle.loads(archives))
 
-agent = node.NodeAgent(msgspec.msgpack.decode(take(), type=node.NodeSpec))
+agent = node.NodeAgent(
+    msgspec.msgpack.decode(take(), type=node.NodeSpec), sys.argv[3], is_of_job=sys.argv[4] == "True"
+)
 threading.Thread(target=bring_what_comes, daemon=True).start()
 print("RETURNED", agent.run(), flush=True)
 os._exit(0)  # an interpreter does not end well while a thread reads its input
@@ -63,7 +66,14 @@ class Node:
     """An agent, and all that it has said."""
 
     def __init__(
-        self, runtime: Path, *, fenced_after: float = 30.0, reach_within: float = 30.0, **spec: Any
+        self,
+        runtime: Path,
+        *,
+        fenced_after: float = 30.0,
+        reach_within: float = 30.0,
+        working_dir: str = "",
+        is_of_job: bool = False,
+        **spec: Any,
     ) -> None:
         self.messages: list[wire.FromWorker] = []
         self._changed = threading.Condition()
@@ -72,8 +82,9 @@ class Node:
         self._told = 0
         usual = {"version": __version__, "token": "the driver's", "runtime_dir": str(runtime)}
         spec = {**usual, "preloads_torch": False, **spec}
+        told = [str(fenced_after), str(reach_within), working_dir, str(is_of_job)]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _AGENT, str(fenced_after), str(reach_within)],
+            [sys.executable, "-c", _AGENT, *told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
@@ -364,18 +375,131 @@ def test_an_agent_on_the_drivers_machine_uses_the_drivers_directories_and_keeps_
         remove_runtime_directory(runtime)
 
 
-def test_an_agent_that_is_refused_leaves_nothing_when_it_is_killed(
+# --------------------------------------------------------------------------- directories that are somebody else's too
+
+
+def end(agent: Node) -> None:
+    agent.tell(wire.EndNode())
+    assert agent.ended() == ""
+
+
+@pytest.fixture
+def drivers_runtime() -> Iterator[Path]:
+    runtime = make_runtime_directory("driver")
+    yield runtime
+    remove_runtime_directory(runtime)
+
+
+@pytest.fixture
+def drivers_memory(tmp_path: Path) -> Iterator[Path]:
+    """What a driver holds in shared memory."""
+    memory = make_runtime_directory("driver", tmp_path / "shm")
+    yield memory
+    remove_runtime_directory(memory)
+
+
+def test_a_node_that_shares_only_the_drivers_memory_uses_it_and_leaves_it(
+    start: Callable[..., Node], tmp_path: Path, drivers_memory: Path
+) -> None:
+    staging = tmp_path / "staging of the run"
+    agent = start(directories=[str(staging), str(drivers_memory)])
+    assert agent.wait_for(wire.NodeReady).problem == "", "it waits for no lock"
+    end(agent)
+    assert drivers_memory.is_dir()
+    assert not staging.exists()
+    assert not (tmp_path / "runtime").exists()
+
+
+def test_a_node_that_shares_only_the_drivers_runtime_directory_has_its_own_memory(
+    start: Callable[..., Node], tmp_path: Path, drivers_runtime: Path
+) -> None:
+    staging, memory = tmp_path / "staging of the run", tmp_path / "shm" / "of the run"
+    token = node.write_token(str(drivers_runtime))
+    agent = start(runtime=drivers_runtime, token=token, directories=[str(staging), str(memory)])
+    assert agent.wait_for(wire.NodeReady).wants_files, "datasets that were made in memory, if any"
+    assert memory.is_dir()
+    end(agent)
+    assert not memory.exists()
+    assert staging.is_dir(), "checkpoints that could not be stored may be in it, which the driver knows"
+    assert drivers_runtime.is_dir()
+
+
+def test_a_node_that_shares_the_drivers_blocks_of_data_leaves_them_as_they_are(
+    start: Callable[..., Node], tmp_path: Path
+) -> None:
+    blocks, sent = tmp_path / "data" / "powertrain-1" / "blocks", tmp_path / "sent"
+    lock = own_data_cache(str(blocks))
+    try:
+        write_all(blocks, ["rows/block"])
+        write_all(sent, ["block", "another"])
+        agent = start(directories=[str(tmp_path / "staging of the run"), str(blocks)])
+        agent.wait_for(wire.NodeReady)
+        agent.bring({str(blocks / "rows"): node.pack(str(sent))})
+        assert agent.wait_for(wire.NodeReady, count=2).problem == ""
+        end(agent)
+        assert [path.read_text() for path in (blocks / "rows").iterdir()] == ["rows/block"]
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["told to end", "killed"])
+def test_what_waits_in_the_storage_is_left_by_an_agent_that_goes(
+    start: Callable[..., Node], tmp_path: Path, is_killed: bool
+) -> None:
+    spec, _ = proof(tmp_path, b"note")
+    staging, memory = tmp_path / "run" / ".staging" / "of this start", tmp_path / "shm"
+    agent = start(
+        directories=[str(staging), str(memory)],
+        storage=spec.storage,
+        storage_name="shared",
+        proof=spec.proof,
+        answer=spec.answer,
+    )
+    assert agent.wait_for(wire.NodeReady).problem == ""
+    write_all(staging, ["attempt-1/rank-00001/of another node"])
+    if is_killed:
+        agent.wait_for_a_process("forked")  # so its server has heard what it is to sweep
+        agent.process.kill()
+    else:
+        end(agent)
+    deadline = time.monotonic() + PATIENCE
+    while memory.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (staging / "attempt-1" / "rank-00001" / "of another node").exists()
+
+
+def test_a_directory_that_two_agents_have_goes_with_the_last(
+    start: Callable[..., Node], tmp_path: Path
+) -> None:
+    memory = tmp_path / "shm"
+    agents = [
+        start(runtime=tmp_path / name, directories=[str(tmp_path / f"staging {name}"), str(memory)])
+        for name in ("a", "b")
+    ]
+    for agent in agents:
+        agent.wait_for(wire.NodeReady)
+    end(agents[0])
+    assert memory.is_dir()
+    end(agents[1])
+    assert not memory.exists()
+
+
+def test_an_agent_with_another_storage_has_nothing_left_when_it_says_so(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
     spec, _ = proof(tmp_path, None)
-    agent = start(storage=spec.storage, storage_name="elsewhere", proof=spec.proof, answer=spec.answer)
+    agent = start(
+        directories=[str(tmp_path / "run" / ".staging" / "of this start")],
+        storage=spec.storage,
+        storage_name="elsewhere",
+        proof=spec.proof,
+        answer=spec.answer,
+    )
     assert agent.wait_for(wire.NodeReady).problem
-    assert (tmp_path / "runtime").is_dir()
-    agent.process.kill()
-    deadline = time.monotonic() + PATIENCE
-    while (tmp_path / "runtime").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert not (tmp_path / "runtime").exists()
+    assert not (tmp_path / "run" / ".staging" / "of this start").exists()
+    end(agent)
 
 
 def proof(tmp_path: Path, content: bytes | None) -> tuple[node.NodeSpec, Any]:
@@ -427,6 +551,72 @@ def main(payload):
     print("imported from", os.path.dirname(__file__), os.environ["POWERTRAIN_LAUNCH_DIR"])
     return 0
 """
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Path]:
+    """A launch directory, which this process, the driver, is in."""
+    made = tmp_path / "launch directory"
+    made.mkdir()
+    (made / "users_module.py").write_text(textwrap.dedent(MODULE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        yield made
+
+
+def test_a_node_that_shares_the_runtime_directory_and_not_the_launch_directory_is_brought_it(
+    start: Callable[..., Node], launch: Path, drivers_runtime: Path
+) -> None:
+    token, archive = node.write_token(str(drivers_runtime)), node.pack_modules(str(launch))
+    launch.rename(launch.with_name("elsewhere"))
+    launch.mkdir()  # of the same name, but another
+    agents = [start(runtime=drivers_runtime, token=token) for _ in range(2)]
+    brought = set()
+    for agent in agents:
+        assert agent.wait_for(wire.NodeReady).wants_files
+        agent.bring({node.LAUNCH: archive})
+        assert agent.wait_for(wire.NodeReady, count=2).problem == ""
+        agent.run("imports", ProcessSpec(entry="users_module:main", payload=b"", env={}))
+        module, launch_dir = agent.output_of("imports").decode().split()[2:]
+        assert module == launch_dir
+        brought.add(Path(launch_dir))
+    assert len(brought) == 2, "neither writes over what the other's ranks read"
+    assert {path.parent for path in brought} == {drivers_runtime}
+
+
+def test_a_node_that_has_the_very_launch_directory_is_not_brought_it(
+    start: Callable[..., Node], launch: Path, drivers_runtime: Path, tmp_path: Path
+) -> None:
+    token = node.write_token(str(drivers_runtime))
+    agent = start(token=token, import_path=[str(launch)])  # with a runtime directory of its own
+    assert not agent.wait_for(wire.NodeReady).wants_files
+    agent.run("looks", program("show_surroundings", ["POWERTRAIN_LAUNCH_DIR"]))
+    assert json.loads(agent.output_of("looks"))["env"] == {"POWERTRAIN_LAUNCH_DIR": None}
+    agent.bring({node.LAUNCH: node.pack_modules(str(launch))})  # another node wanted it
+    agent.wait_for(wire.NodeReady, count=2)
+    assert not (tmp_path / "runtime" / node.LAUNCH).exists()
+
+
+@pytest.mark.parametrize("is_of_job", [False, True], ids=["of the run", "of the job"])
+def test_a_working_directory_of_rays_is_the_launch_directory_of_ranks_unless_they_have_the_jobs(
+    start: Callable[..., Node], launch: Path, drivers_runtime: Path, is_of_job: bool
+) -> None:
+    token = node.write_token(str(drivers_runtime))
+    agent = start(runtime=drivers_runtime, token=token, working_dir="/rays", is_of_job=is_of_job)
+    assert not agent.wait_for(wire.NodeReady).wants_files
+    agent.run("looks", program("show_surroundings", ["POWERTRAIN_LAUNCH_DIR"]))
+    seen = json.loads(agent.output_of("looks"))["env"]["POWERTRAIN_LAUNCH_DIR"]
+    assert seen == (None if is_of_job else "/rays")
+
+
+def test_a_working_directory_of_the_job_serves_where_the_launch_directory_is_not(
+    start: Callable[..., Node],
+) -> None:
+    agent = start(working_dir="/rays", is_of_job=True)
+    assert agent.wait_for(wire.NodeReady).wants_files
+    agent.bring({})
+    agent.run("looks", program("show_surroundings", ["POWERTRAIN_LAUNCH_DIR"]))
+    assert json.loads(agent.output_of("looks"))["env"] == {"POWERTRAIN_LAUNCH_DIR": "/rays"}
 
 
 def test_a_module_of_the_launch_directory_imports_on_a_node_without_that_directory(

@@ -31,6 +31,21 @@ def test_workers_have_its_modules_and_variables(ray_cluster: RayNodes, tmp_path:
     assert result.metrics == {"answer": 42, "variable": "set"}
 
 
+def test_a_working_dir_is_the_launch_directory_of_ranks(ray_cluster: RayNodes, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("only there")
+
+    def loop() -> None:
+        launch = Path(powertrain.get_context().launch_dir)
+        powertrain.report({"words": (launch / "words.txt").read_text(), "launch": str(launch)})
+
+    environment = {"working_dir": str(tmp_path)}
+    scaling_config = ScalingConfig(engine="ray", engine_options={"runtime_env": environment})
+    result = DataParallelTrainer(loop, scaling_config=scaling_config).fit()
+    assert result.metrics is not None
+    assert result.metrics["words"] == "only there"
+    assert result.metrics["launch"] != str(tmp_path), "it is Ray's copy on the node"
+
+
 def test_directories_of_this_machine_are_uploaded_and_the_rest_stays(tmp_path: Path) -> None:
     from powertrain.engine.ray_client import uploaded
 
@@ -56,3 +71,21 @@ def test_what_ray_would_not_take_is_one_error(environment: dict[str, Any]) -> No
         ConfigError, match=r"'runtime_env': \.\.\.}\) cannot be used: .+\. Ray's documentation"
     ):
         DataParallelTrainer(lambda: None, scaling_config=scaling_config).fit()
+
+
+def test_a_field_that_ray_does_not_have_is_refused_with_what_was_meant() -> None:
+    """Ray would take no notice of it, and the workers be without the variables."""
+    scaling_config = ScalingConfig(
+        engine="ray", engine_options={"runtime_env": {"envvars": {"ONLY_THERE": "set"}}}
+    )
+    with pytest.raises(
+        ConfigError, match=r"'runtime_env': \.\.\.}\) has the field 'envvars'.*Did you mean 'env_vars'\?"
+    ):
+        DataParallelTrainer(lambda: None, scaling_config=scaling_config).fit()
+
+
+@pytest.mark.parametrize("field", ["nsight", "_nsight", "config", "image_uri"])
+def test_fields_that_ray_has_are_not_refused(field: str) -> None:
+    from powertrain.engine.ray_client import _refuse_unknown_fields
+
+    _refuse_unknown_fields({field: "value"}, "here")

@@ -18,6 +18,7 @@ from powertrain import wire
 from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit, uploader
 from powertrain.checkpoint.chain import Chain
+from powertrain.cli.ls import summarize
 from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
@@ -176,7 +177,8 @@ def test_slots_that_come_in_parts_are_waited_for_and_the_reason_is_told(run: Run
     engine = ScriptedEngine(two_reports, on_request=in_parts, hosts=("a", "b"))
     assert run.go(engine, workers=3).state == "finished"
     (waited,) = run.watcher.all_of(ev.SlotsWaited)
-    assert (waited.granted, waited.count, waited.reason) == (1, 3, "two nodes are starting")
+    reason = "two nodes are starting; it waits as long as it takes (queue_timeout_s sets an end)"
+    assert (waited.granted, waited.count, waited.reason) == (1, 3, reason)
     (started,) = run.watcher.all_of(ev.AttemptStarted)
     assert started.hosts == ("a", "a", "b")
 
@@ -201,6 +203,62 @@ def test_a_request_that_can_never_be_met_is_the_callers_error(run: Run) -> None:
     with pytest.raises(ResourceError, match="2 slot"):
         run.go(engine)
     assert engine.forked == []
+
+
+def waits(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+    engine.say_waiting(claim, "two GPUs are missing")
+
+
+def refuses(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+    engine._tell(base.Refused("scripted-1", "a node cannot reach the run"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (lambda: ScriptedEngine(most=1), "2 slot"),
+        (
+            lambda: ScriptedEngine(on_request=waits),
+            "There was no room for the run within 0.2 s: two GPUs are",
+        ),
+        (lambda: ScriptedEngine(on_request=refuses), "a node cannot reach the run"),
+    ],
+    ids=["can never be met", "no room in time", "refused"],
+)
+def test_a_run_without_room_is_written_down_as_failed_and_can_be_started_again(
+    run: Run, engine: Callable[[], ScriptedEngine], words: str
+) -> None:
+    with pytest.raises(ResourceError, match=words) as refused:
+        run.go(engine(), queue_timeout=0.2)
+    state = journal.replay(journal.read(run.storage))
+    assert (state.state, state.reason) == ("failed", str(refused.value))
+    assert isinstance(run.watcher.events[-1], ev.Ended)
+    summary = summarize("scripted", journal.read(run.storage))
+    assert (summary.state, summary.seconds < 3.0) == ("failed", True)
+    assert run.go(ScriptedEngine(two_reports)).state == "finished"
+    assert journal.replay(journal.read(run.storage)).state == "finished"
+
+
+def test_a_run_that_finds_no_room_after_a_failure_keeps_what_it_has_and_says_why(run: Run) -> None:
+    def saves_and_hangs(worker: ScriptedWorker) -> None:
+        worker.report({"row": 1}, files={f"{worker.rank}": b"x"})
+        worker.hang()
+
+    def only_once(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
+        if len(engine.claims) > 1:
+            raise ResourceError("the other node is gone")
+        engine.grant(claim, claim.count)
+
+    def lose_a_slot(event: ev.Event) -> None:
+        if isinstance(event, ev.Committed):
+            engine.lose(engine.claims[0].slots[-1])
+
+    engine = ScriptedEngine(saves_and_hangs, on_request=only_once)
+    run.watcher.on_event = lose_a_slot
+    with pytest.raises(ResourceError, match="the other node is gone"):
+        run.go(engine)
+    state = journal.replay(journal.read(run.storage))
+    assert (state.state, state.reason, len(state.committed)) == ("failed", "the other node is gone", 1)
 
 
 def test_ranks_meet_at_a_collective_and_get_what_rank_zero_brought(run: Run) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from powertrain.run.events import WorkerFailure
 from powertrain.run.failure_policy import after_failure, after_loss, cause_is_known, order_by_cause
-from powertrain.run.scaling_policy import sizes_to_try
+from powertrain.run.scaling_policy import Elastic, sizes_to_try
 from powertrain.run.stopping import reason_to_stop
 
 
@@ -60,6 +60,26 @@ def test_the_cause_is_unknown_while_all_is_echo() -> None:
 def test_sizes_are_tried_from_the_most_to_the_fewest() -> None:
     assert list(sizes_to_try(2, 4)) == [4, 3, 2]
     assert list(sizes_to_try(3, 3)) == [3]
+
+
+@pytest.mark.parametrize(
+    ("wish", "size", "room", "words"),
+    [
+        (1, 2, 2, "It goes on with 1 worker instead of 2 after its next checkpoint."),
+        (2, 1, 2, "It goes on with 2 workers instead of 1 after its next checkpoint."),
+        (1, 1, 2, "It has 1 worker, and keeps it."),
+        (2, 2, 2, "It has 2 workers, and keeps them."),
+        (4, 1, 1, "It has 1 worker, and there is room for 1 now; it grows to 4 as room comes."),
+        (1, 0, 4, "It has not started yet, and starts with at most 1 worker."),
+    ],
+)
+def test_what_comes_of_a_wish_is_told_in_numbers_that_agree(
+    wish: int, size: int, room: int, words: str
+) -> None:
+    elastic = Elastic(1, 4)
+    elastic.tell_capacity(room, 0.0)
+    elastic.set_limit(wish, "asked for", 0.0)
+    assert elastic.prospect(wish, size) == words
 
 
 @pytest.mark.parametrize(

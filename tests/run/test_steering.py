@@ -280,6 +280,97 @@ def test_a_size_out_of_bounds_or_of_a_fixed_run_is_refused(run: Run) -> None:  #
     ]
 
 
+# --------------------------------------------------------------------------- a size asked for at an awkward moment
+
+
+def ask_when_it_starts(run: Run, sizes_by_attempt: dict[int, int]) -> list[str]:  # noqa: F811
+    """Ask for another number of workers while an attempt is being started; returns what is answered."""
+    answers: list[str] = []
+
+    def started(event: ev.Event) -> None:
+        if isinstance(event, ev.AttemptStarted) and event.attempt in sizes_by_attempt:
+            run.controller.resize(sizes_by_attempt[event.attempt], lambda text, ok: answers.append(text))
+
+    run.watcher.on_event = started
+    return answers
+
+
+def test_a_size_asked_for_before_training_is_taken_once_the_loop_can_save(run: Run) -> None:  # noqa: F811
+    play = Elastic(steps=60, every=1000, asks=True, pace=0.01)
+
+    def late(worker: ScriptedWorker) -> None:
+        time.sleep(0.3)  # it cannot be known yet that this loop saves when it is told to
+        play(worker)
+
+    answers = ask_when_it_starts(run, {0: 1})
+    outcome = run.go(with_capacity(late, 2), 2, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2, 1])
+    assert len(play.of(0)) < 30, "as soon as it could"
+    assert play.of(0) + play.of(1) == list(range(1, 61)), "nothing is redone"
+    assert answers == ["It goes on with 1 worker instead of 2 after its next checkpoint."]
+    assert [event.reason for event in run.watcher.all_of(ev.Resized)] == ["1 worker was asked for"]
+    assert run.watcher.warnings() == []
+
+
+def test_a_size_asked_for_during_a_restart_is_taken_though_nobody_commits(
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steering, "_ASK_AGAIN", 0.1)
+    rows: list[int] = []
+
+    def reports_first(worker: ScriptedWorker) -> None:
+        """The run has committed before, but this loop saves only when it is told to, and asks after its reports."""
+        save = False
+        while worker.row < 150:
+            time.sleep(0.005)
+            if worker.rank == 0:
+                rows.append(worker.row + 1)
+            worker.report({"row": worker.row + 1}, files={f"{worker.rank}.txt": b"x"} if save else None)
+            save = worker.should_checkpoint()
+
+    ask_when_it_starts(run, {0: 1, 1: 2})
+    outcome = run.go(with_capacity(reports_first, 2), 2, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2, 1, 2])
+    assert rows == list(range(1, 151)), "nothing is redone"
+
+
+def test_a_loop_that_learns_to_save_later_is_asked_again(
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steering, "_ASK_AGAIN", 0.1)
+    play = Elastic(steps=100, every=1000, asks=True, pace=0.01)
+
+    def warms_up(worker: ScriptedWorker) -> None:
+        while worker.row < 30:
+            time.sleep(0.005)
+            worker.report({"row": worker.row + 1})
+        play(worker)
+
+    at_row(run, 5, lambda: run.controller.resize(1, lambda text, ok: None))
+    outcome = run.go(with_capacity(warms_up, 2), 2, min_workers=1)
+    assert (outcome.state, sizes(run)) == ("finished", [2, 1])
+    (told,) = run.watcher.warnings()
+    assert told.startswith(
+        "The number of workers is to change, but this run has not committed a checkpoint yet"
+    )
+
+
+def test_a_size_asked_for_before_there_are_slots_is_what_the_run_starts_with(run: Run) -> None:  # noqa: F811
+    engine = ScriptedEngine(Elastic(steps=5, every=1))
+    answers: list[str] = []
+
+    def started(event: ev.Event) -> None:
+        if isinstance(event, ev.RunStarted):
+            run.controller.resize(1, lambda text, ok: (answers.append(text), engine.tell_capacity(3)))
+
+    run.watcher.on_event = started
+    assert run.go(engine, 3, min_workers=1).state == "finished"
+    assert sizes(run) == [1]
+    assert answers == ["It has not started yet, and starts with at most 1 worker."]
+
+
 # --------------------------------------------------------------------------- restarts
 
 

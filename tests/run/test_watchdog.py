@@ -210,7 +210,7 @@ def test_a_rank_blocked_in_its_loader_is_told_as_such() -> None:
     verdict = verdict_of(run, {1: [process("sleeping", frame(20))]})
     assert (verdict.culprits, verdict.frame) == ((1,), frame(20))
     assert (
-        "Rank 1 waits for its DataLoader at /home/me/train.py:20 in train: for batch in loader:."
+        "Rank 1 waits for the DataLoader at /home/me/train.py:20 in train: for batch in loader:."
         in verdict.message
     )
 
@@ -257,6 +257,19 @@ def test_a_rank_that_sleeps_alone_is_to_blame_and_the_others_go_on() -> None:
     verdict = verdict_of(run)
     assert (verdict.culprits, verdict.waiting, verdict.frame) == ((1,), (), frame(12))
     assert verdict.message.startswith("No step of rank 1 for 4.8 s (usually 0.2 s); ranks 0 and 2 go on.")
+
+
+def test_ranks_that_stand_at_the_same_place_are_told_of_in_the_plural() -> None:
+    run = Run(6)
+    run.go(10)
+    run.set(0, 1, 2, 3, 4, where=at(12))
+    run.set(5, where=IN_BACKWARD, collectives=run.ranks[5].collectives + 1)
+    run.go(8, moving=())
+    stacks = {rank: [process("sleeping" if rank < 4 else "gone", frame(12))] for rank in range(5)}
+    first, rest = verdict_of(run, stacks).message.splitlines()[-2:]
+    assert first.startswith("Ranks 0 to 3 are at /home/me/train.py:12 in train")
+    assert first.endswith("; they sleep.")
+    assert rest.endswith("; its process has died.")
 
 
 def test_a_single_rank_that_sleeps_after_its_first_steps_is_told_in_five_seconds() -> None:

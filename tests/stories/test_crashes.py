@@ -9,6 +9,7 @@ cluster; that killing them there loses no commit is told in ``test_checkpoints.p
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,16 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import crash_matrix
 from crash_matrix import Recording, Trial
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The scripts play as where torch is not installed: loading it would take each of their servers four seconds."""
+    place = tmp_path_factory.mktemp("site")
+    (place / "sitecustomize.py").write_text('import sys\nsys.modules["torch"] = None\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="module")

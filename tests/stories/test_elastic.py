@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import elastic
 import pytest
+import registering
 import story
 from tests.stories.engines import ON_BOTH, on_cases
+from tests.stories.going import going, sizes
 from typer.testing import CliRunner
 
 from powertrain import FailureConfig, ScalingConfig
@@ -92,8 +95,32 @@ def test_a_resize_redoes_nothing(fits: Any) -> None:
     done = [row for rank, _, row in outcome["points"] if rank == 0]
     assert sorted(done) == list(range(1, 61))
     assert (fits.directory / "answer-1").read_text() == (
-        "It goes on with 1 workers instead of 2 after its next checkpoint.\n"
+        "It goes on with 1 worker instead of 2 after its next checkpoint.\n"
     )
+
+
+@ON_BOTH
+def test_a_size_asked_for_before_the_loop_can_save_is_taken_soon_after(fits: Any) -> None:
+    """Before anything was committed, and when a restart has just begun: nobody commits but for the resize itself."""
+    trainer = fits.trainer(
+        registering.registers_when_told, kind=TorchTrainer, workers=(1, 2), train_loop_config={"waits": 2}
+    )
+    name = "registers_when_told"
+    with going(trainer) as run:
+        for attempt, workers in enumerate((1, 2)):
+            story.await_told(f"begun-{attempt}")
+            storage = str(fits.directory / "storage")
+            done = CliRunner().invoke(app, ["resize", name, str(workers), "--storage", storage])
+            assert done.exit_code == 0, done.output
+            story.tell(f"asked-{attempt}")
+            asked = time.monotonic()
+            run.fact(fits, name, ev.Resized, attempt=attempt)
+            assert time.monotonic() - asked < 15.0
+        run.fact(fits, name, ev.TrainingStarted, attempt=2)
+    assert run.outcome["raised"] == "", run.outcome
+    assert sizes(fits, name) == [2, 1, 2]
+    steps = Result.from_path(run.outcome["path"]).metrics_dataframe.query("rank == 0")["step"].tolist()
+    assert steps == list(range(1, len(steps) + 1)), "nothing is redone"
 
 
 def test_resize_of_a_run_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -118,17 +145,18 @@ def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.Monk
             train_loop_config={"saves": "no", "steps": 150},
         )
         first.scaling_config = ScalingConfig(num_workers=2, resources_per_worker=need, engine="local")
-        config = {"steps": 400, "every": 5, "pace": 0.01, "saves": "registered", "kills": {}}
+        config = {"steps": 200, "every": 5, "pace": 0.05, "saves": "registered", "kills": {}}
         second = fits.trainer(elastic.linear_regression, kind=TorchTrainer, train_loop_config=config)
         second.scaling_config = ScalingConfig(num_workers=(1, 3), resources_per_worker=need, engine="local")
         thread = threading.Thread(target=first.fit)
         thread.start()
         story.await_told("steps-1")
-        outcome = story.outcome_of(second.fit)
+        with going(second) as run:
+            run.fact(fits, "linear_regression", ev.TrainingStarted, attempt=1)
         thread.join()
     finally:
         tasks.shutdown()
-    assert outcome["raised"] == "", outcome
+    assert run.outcome["raised"] == "", run.outcome
     facts = fits.facts("linear_regression")
     assert [fact.world_size for fact in facts if isinstance(fact, ev.AttemptStarted)] == [1, 3]
 

@@ -324,7 +324,9 @@ def test_a_request_that_must_wait_says_what_is_missing_until_its_time_is_over(fi
     assert "1 worker with 3 pair does not fit now" in waited.reason
     assert outcome["raised"] == "ResourceError"
     assert outcome["message"].startswith("There was no room for the run within 3 s: ")
-    assert waited.reason in outcome["message"]
+    missing, _, until = waited.reason.partition("; it waits until ")
+    assert missing in outcome["message"]
+    assert until.endswith(" (queue_timeout_s)")
     assert outcome["seconds"] >= 3.0
 
 
@@ -372,12 +374,12 @@ def test_two_runs_share_a_cluster_and_neither_hears_what_is_not_its_own(
     monkeypatch.setattr(OpenHub, "made", [])
     config = {"pace": 0.1}
     trainers = [
-        fits.trainer(clustered.counts_until_told, workers=1, name=name, train_loop_config=config)
+        fits.trainer(clustered.reports_until_told, workers=1, name=name, train_loop_config=config)
         for name in ("one", "other")
     ]
     with going(trainers[0]) as one, going(trainers[1]) as other:
-        one.fact(fits, "one", ev.TrainingStarted)
-        other.fact(fits, "other", ev.TrainingStarted)
+        one.fact(fits, "one", ev.Committed)
+        other.fact(fits, "other", ev.Committed)
         first, second = OpenHub.made
         intrude(first, second)
     for run in (one, other):

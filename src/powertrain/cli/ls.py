@@ -16,10 +16,13 @@ from powertrain.run import journal, lifecycle
 from powertrain.storage import Storage, open_storage
 from powertrain.terminal import clock
 
+#: What is said of a run whose process is gone, and that did not come to an end.
+INTERRUPTED = "interrupted"
+
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in one line, as its journal tells it."""
+    """A run in one line, as its journal tells it. ``seconds`` is how long it has gone on, as far as is known."""
 
     name: str
     state: str
@@ -70,14 +73,16 @@ def summarize(name: str, events: Sequence[ev.Event], rows: int = 0) -> RunSummar
     ended = [event.rows for event in events if isinstance(event, ev.Ended)]
     committed = [row for row, _ in run.committed]
     began = starts[-1].time if starts else events[0].time
+    state = state_in_words(run, starts)
+    until = events[-1].time if state in (*lifecycle.ENDED, INTERRUPTED) else time.time()
     return RunSummary(
         name=name,
-        state=state_in_words(run, starts),
+        state=state,
         rows=max([rows, *ended[-1:], *committed[-1:]]),
         world_size=run.world_size,
         attempts=run.attempt + 1,
         started=began,
-        seconds=max(0.0, (events[-1].time if run.state in lifecycle.ENDED else time.time()) - began),
+        seconds=max(0.0, until - began),
     )
 
 
@@ -87,7 +92,7 @@ def state_in_words(run: lifecycle.RunState, starts: Sequence[ev.RunStarted]) -> 
         return run.state
     start = starts[-1]
     if start.host == socket.gethostname() and not _was_running(start.pid, start.time):
-        return "interrupted"
+        return INTERRUPTED
     return run.state
 
 
@@ -126,5 +131,5 @@ def _print_table(runs: Sequence[RunSummary]) -> None:
 
 def style_of(state: str) -> str:
     """The colour of a state; "" for the terminal's own."""
-    colours = {"failed": "red", "interrupted": "yellow", "preempted": "yellow", "training": "green"}
+    colours = {"failed": "red", INTERRUPTED: "yellow", "preempted": "yellow", "training": "green"}
     return colours.get(state, "")

@@ -18,7 +18,7 @@ What an engine promises, and ``powertrain.testing.engine_contract`` checks:
   node's processes it answers None.
 - After ``watch_capacity`` there is a ``Capacity`` event soon, and one whenever the number changes. An engine whose
   number of slots never changes need not tell any. One whose place can be made larger, such as a cluster with an
-  autoscaler, asks there for what is missing to the number that is wanted; that holds nothing of anybody else's.
+  autoscaler, asks there for what is missing to the number that is wanted, and keeps what comes for some minutes.
 - ``release`` ends what still runs on the slots and gives them back. ``close`` does so for everything, and
   afterwards no event is delivered.
 - Events come from any thread, one at a time per slot, in the order in which they happened.

@@ -10,6 +10,7 @@ Whatever ends the agent's process ends the rest: the server hangs on the agent, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import itertools
@@ -20,6 +21,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -37,6 +39,7 @@ from powertrain.engine.local import WarmServer
 from powertrain.engine.output import OutputReader
 from powertrain.errors import EngineError, PowertrainError
 from powertrain.storage import Storage
+from powertrain.storage.safety import is_network_file_system
 from powertrain.version import __version__
 from powertrain.worker.main import LAUNCH_DIR_VARIABLE
 from powertrain.worker.mark import marked_row
@@ -56,6 +59,10 @@ LAUNCH, SCRIPT = "launch", "script"
 _LARGEST_FILE, _MOST_FILES, _MOST_BYTES = 32 * 2**20, 5000, 200 * 2**20
 #: The file by which nodes know the driver's own runtime directory.
 _TOKEN = "driver"
+#: The file by whose lock a driver has its directory of data blocks (``data/scratch.py``).
+_OWNER = "owner.lock"
+#: How often a directory is tried for that somebody has, and seconds in between: a sweep has it for a moment only.
+_TRIES, _TRY_EVERY = 3, 0.01
 #: Seconds for which a node tries to reach the storage.
 _PROOF_WITHIN = 20.0
 
@@ -65,9 +72,10 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     door: wire.Door
     version: str
-    #: What the driver has written into its runtime directory: who finds it there shares the driver's file system.
+    #: What the driver has written into its runtime directory; see :func:`write_token`.
     token: str
-    #: The run's directory for sockets and scratch, and others to make: all the same on every node.
+    #: The run's directory for sockets and scratch, and others to make: all under the same paths on every node. The
+    #: first of the others is where checkpoints wait; the driver has made and locked all but that one.
     runtime_dir: str
     directories: list[str] = []
     #: The address under which other nodes reach this one.
@@ -85,14 +93,26 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAgent:
-    """Lives in a process of its own on its node. ``run`` returns when all is over."""
+    """Lives in a process of its own on its node. ``run`` returns when all is over.
 
-    def __init__(self, spec: NodeSpec) -> None:
+    A node may share any of the driver's directories and not the others: containers of one machine do. So what is the
+    driver's own is judged for each of them.
+    """
+
+    def __init__(self, spec: NodeSpec, working_dir: str = "", *, is_of_job: bool = False) -> None:
+        """``working_dir`` is what the run's ``runtime_env`` names, here: ranks have it for their launch directory. One
+        that ``is_of_job``, of the whole script, they have where there is no other."""
         self._spec = spec
-        self._is_drivers_machine = read_token(spec.runtime_dir) == spec.token
+        self._has_token = read_token(spec.runtime_dir) == spec.token
+        #: Which of :data:`LAUNCH` and :data:`SCRIPT` need not be brought.
+        self._here = _places_here(spec.token)
+        if working_dir and not is_of_job:
+            self._here = {LAUNCH, SCRIPT}
+        self._launch_dir = "" if is_of_job and LAUNCH in self._here else working_dir
+        #: Directories of the run here: the driver's own, those that go with this agent, and the locks on either.
+        self._drivers: set[Path] = set()
         self._owned: list[Path] = []
-        self._locks: list[int] = []
-        self._launch_dir = ""
+        self._locks: dict[Path, int] = {}
         self._processes: dict[str, wire.StartProcess] = {}
         self._pids: dict[str, int] = {}
         self._outbox: deque[wire.FromWorker] = deque()
@@ -103,7 +123,7 @@ class NodeAgent:
         self._output = OutputReader()
         self._output.deliver = self._printed
         self._link = wire.Link(spec.door, -1, 0)
-        self._greet(self._make_ready(), wants_files=not self._is_drivers_machine)
+        self._greet(self._make_ready(), wants_files=self._wants_files())
 
     def bring(self, parcels: Mapping[str, bytes]) -> None:
         """Unpack archives of directories, by where they are to be: a path, :data:`LAUNCH` or :data:`SCRIPT`."""
@@ -192,7 +212,7 @@ class NodeAgent:
     def _start(self, command: wire.StartProcess) -> None:
         id = command.id
         self._processes[id] = command
-        if command.rank >= 0 and not self._is_drivers_machine and command.staging:
+        if command.rank >= 0 and command.staging and not self._is_drivers(command.staging):
             remove_earlier_shares(command.staging, command.attempt)  # the controller cannot reach them
         if self._server is None or not self._server.alive:
             self._server = self._start_server()
@@ -230,7 +250,7 @@ class NodeAgent:
         command = self._processes.pop(id)
         self._pids.pop(id, None)
         row, sealed = 0, []
-        if command.rank >= 0 and not self._is_drivers_machine:
+        if command.rank >= 0:  # also where the controller could look itself
             row = marked_row(command.mark) if command.mark else 0
             found = sealed_reports(command.staging, command.attempt, command.rank) if command.staging else {}
             sealed = [point for _, point in sorted(found.items())]
@@ -263,41 +283,70 @@ class NodeAgent:
             entry for entry in self._spec.import_path if entry not in sys.path and os.path.exists(entry)
         ]
         try:
-            if not self._is_drivers_machine:
-                for path in (self._spec.runtime_dir, *self._spec.directories):
-                    self._own(Path(path))
+            for path in (self._spec.runtime_dir, *self._spec.directories):
+                self._take(Path(path))
         except OSError as error:
             return (
                 f"the run's directories cannot be made there: {error}. They are below XDG_RUNTIME_DIR and TMPDIR of "
                 "the script: set these to paths that every node has, such as /tmp"
             )
         self._server = self._start_server()  # from here on the directories go when this process does
-        return prove_storage(self._spec)
+        problem = prove_storage(self._spec)
+        if problem:
+            self._remove_directories()  # such an agent is killed, maybe before its server could sweep
+        else:
+            self._leave_what_is_in_storage()
+        return problem
 
-    def _own(self, path: Path) -> None:
-        """Make a directory of the run here. A lock says that it is in use: what nobody holds is swept by other runs."""
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        self._locks.append(descriptor)
-        self._owned.append(path)
+    def _take(self, path: Path) -> None:
+        """Have a directory of the run here. It goes with this agent, unless it is the driver's or may be."""
+        if path == Path(self._spec.runtime_dir) and self._has_token:
+            self._drivers.add(path)
+            return
+        self._locks[path], is_drivers = _hold(path)
+        # Where checkpoints wait the driver holds no lock, though it may have the same directory.
+        is_staging = str(path) in self._spec.directories[:1]
+        if is_drivers or (is_staging and (self._has_token or is_network_file_system(path))):
+            self._drivers.add(path)
+        else:
+            self._owned.append(path)
+
+    def _leave_what_is_in_storage(self) -> None:
+        """The storage is the driver's, as was proved, and so is what is in it: checkpoints of all nodes wait there."""
+        found = pickle.loads(self._spec.storage).local_path("x") if self._spec.storage else None
+        shared = [path for path in self._owned if found is not None and found.parent in path.parents]
+        if shared:
+            self._drivers.update(shared)
+            self._owned = [path for path in self._owned if path not in shared]
+            assert self._server is not None
+            self._sweep_with(self._server)
+
+    def _is_drivers(self, path: str) -> bool:
+        return not self._drivers.isdisjoint((Path(path), *Path(path).parents))
+
+    def _wants_files(self) -> bool:
+        return self._here != {LAUNCH, SCRIPT} or not all(map(self._is_drivers, self._spec.directories[1:]))
 
     def _unpack(self, parcels: Mapping[str, bytes]) -> None:
         for place, archive in parcels.items():
-            target = Path(self._spec.runtime_dir, place)  # or the place itself, where it is a whole path
-            target.mkdir(parents=True, exist_ok=True)
-            with zipfile.ZipFile(io.BytesIO(archive)) as content:
-                content.extractall(target)
-            if place in (LAUNCH, SCRIPT):
+            if place not in (LAUNCH, SCRIPT):
+                if not self._is_drivers(place):
+                    _unpack_at(Path(place), archive)
+            elif place not in self._here:
+                target = _fresh(self._spec.runtime_dir, place)
+                _extract(archive, target)
                 sys.path.insert(0, str(target))  # what is forked from here on finds modules there
-            if place == LAUNCH:
-                self._launch_dir = str(target)
+                if place == LAUNCH:
+                    self._launch_dir = str(target)
 
     def _start_server(self) -> WarmServer:
         # A Ray process that ends kills its children, and with them all that could end their children's.
         server = WarmServer(preloads_torch=self._spec.preloads_torch, apart=True)
-        server.sweep_if_orphaned(self._spec.runtime_dir, [str(path) for path in self._owned])
+        self._sweep_with(server)
         return server
+
+    def _sweep_with(self, server: WarmServer) -> None:
+        server.sweep_if_orphaned(self._spec.runtime_dir, [str(path) for path in self._owned])
 
     def _end(self) -> None:
         """End all processes and tell of it, as far as there is somebody to tell."""
@@ -320,9 +369,14 @@ class NodeAgent:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._server.pid, 0)
         self._link.close()
-        for path in self._owned:
-            shutil.rmtree(path, ignore_errors=True)
-        for descriptor in self._locks:
+        self._remove_directories()
+
+    def _remove_directories(self) -> None:
+        while self._locks:
+            path, descriptor = self._locks.popitem()
+            # The agent of another container may have the same directory, and goes on.
+            if path in self._owned and _lock(descriptor, fcntl.LOCK_EX):
+                shutil.rmtree(path, ignore_errors=True)
             os.close(descriptor)
 
 
@@ -330,11 +384,130 @@ def _slot(id: str) -> Slot:
     return Slot(id=id, host="", address="")
 
 
+def _hold(path: Path) -> tuple[int, bool]:
+    """Make a directory and lock it together with other agents: what nobody holds is swept by other runs.
+
+    Never waits for a lock. Returns a descriptor, and True where the driver has the directory for itself.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # a sweep was faster
+            if tries_left:
+                continue
+            raise
+        is_drivers = not _lock(descriptor, fcntl.LOCK_SH)
+        if not tries_left or not (is_drivers or _was_removed(path, descriptor)):
+            return descriptor, is_drivers or _has_owner(path)
+        os.close(descriptor)
+        time.sleep(_TRY_EVERY)
+    raise AssertionError("the last try returns or raises")
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    """False where somebody else's lock is in the way. A file system without locks has none that is."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems
+        return True
+    return True
+
+
+def _was_removed(path: Path, descriptor: int) -> bool:
+    try:
+        return not os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return True
+
+
+def _has_owner(path: Path) -> bool:
+    """True for a directory of data blocks whose driver lives."""
+    try:
+        descriptor = os.open(path / _OWNER, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _fresh(runtime_dir: str, place: str) -> Path:
+    """An empty directory for what is brought; of another name where another agent has brought the same."""
+    target = Path(runtime_dir, place)
+    try:
+        target.mkdir(parents=True)
+    except FileExistsError:
+        return Path(tempfile.mkdtemp(prefix=f"{place}-", dir=runtime_dir))
+    return target
+
+
+def _unpack_at(target: Path, archive: bytes) -> None:
+    """Have what is in ``archive`` at ``target``, whole from the first moment; what is there already stays."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
+    try:
+        _extract(archive, unfinished)
+        unfinished.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another agent was first
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _extract(archive: bytes, target: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(archive)) as content:
+        content.extractall(target)
+
+
+class _Token(msgspec.Struct, frozen=True):
+    nonce: str
+    #: The driver's launch directory and that of its script, by what nodes call them: the path, and which it is.
+    places: dict[str, tuple[str, str]]
+
+
 def write_token(runtime_dir: str) -> str:
-    """Mark a run's runtime directory as the driver's own, and return the mark."""
-    token = secrets.token_hex(16)
+    """Mark a run's runtime directory as that of this process, the driver, and return the mark.
+
+    Who finds the mark there shares the runtime directory. The mark itself tells which directories the script was
+    started in and lies in, so that nodes know whether they have these: one may share any of the three alone.
+    """
+    from powertrain.functions import script_directory
+
+    places = {
+        place: (path, _identity(path))
+        for place, path in ((LAUNCH, os.getcwd()), (SCRIPT, script_directory()))
+    }
+    token = msgspec.json.encode(_Token(secrets.token_hex(16), places)).decode()
     Path(runtime_dir, _TOKEN).write_text(token)
     return token
+
+
+def _places_here(token: str) -> set[str]:
+    """Those of :data:`LAUNCH` and :data:`SCRIPT` that this machine has as the very directories of the driver."""
+    try:
+        told = msgspec.json.decode(token, type=_Token).places
+    except msgspec.MsgspecError:
+        return set()
+    return {place for place, (path, which) in told.items() if not path or which == _identity(path) != ""}
+
+
+def _identity(directory: str) -> str:
+    """Which directory this is of all that the kernels of this cluster have; "" where it is not there.
+
+    The kernel and not the machine's name: containers of one machine have names and file systems of their own, and a
+    directory that they share is the same to their kernel. Of two machines it is not, also if both mount it.
+    """
+    try:
+        found = os.stat(directory)
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+    return f"{kernel}:{found.st_dev}:{found.st_ino}"
 
 
 def read_token(runtime_dir: str) -> str:

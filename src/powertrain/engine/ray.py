@@ -8,6 +8,8 @@ silence on both sides: the node ends what it has started, and then this side giv
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import threading
@@ -46,6 +48,7 @@ from powertrain.engine.ray_streams import FedProcess, Streams
 from powertrain.errors import EngineError, ResourceError
 from powertrain.storage import Storage
 
+_logger = logging.getLogger("powertrain")
 #: Seconds for a look at a process of another node.
 _LOOK_WITHIN = 6.0
 #: The claim under which processes beside the slots are kept.
@@ -58,6 +61,8 @@ class _Process:
     agent: Agent
     log: int
     pid: int = 0
+    #: True while it waits for its feeds, and nobody on its node knows of it.
+    waits: bool = False
 
 
 class RayEngine:
@@ -74,9 +79,13 @@ class RayEngine:
         self._hub: wire.Hub | None = None
         #: Guards all that follows. Told when a process or node ends, and when a look is answered.
         self._changed = threading.Condition()
-        self._ray = RayThread(self._look_at_cluster, self._refuse)
+        self._ray = RayThread(self._look_at_cluster, self._watch_nodes, self._refuse, self._cluster_left)
         sinks = AgentSinks(
-            said=self._said, ready=self._node_ready, lost=self._lose_node, refused=self._refuse
+            said=self._said,
+            ready=self._node_ready,
+            lost=self._lose_node,
+            refused=self._refuse,
+            slow=self._node_slow,
         )
         self._agents = Agents(self._ray, self._changed, options, storage, sinks)
         self._placing = Placing(self._ray, self._changed, self._agents, options, self._tell, self._lose_slot)
@@ -93,6 +102,7 @@ class RayEngine:
         #: The cluster at the last look. The thread that talks to Ray only.
         self._seen: Sequence[cluster.Node] = ()
         self._drained: set[str] = set()
+        self._told_no_room = False
         #: True once the cluster is known to add nodes where there is need.
         self._grows = False
         self._closed = False
@@ -112,10 +122,11 @@ class RayEngine:
 
     def request(self, count: int, shape: SlotShape) -> RayClaim:
         # What Ray places anew by itself is a matter of time: a node may come back.
-        if count > self._placing.vacant(shape) and (
-            never := cluster.why_never(ray_client.nodes(), shape, count)
-        ):
-            raise ResourceError(never)
+        if shape.placement.startswith("STRICT_") and count > self._placing.vacant(shape):
+            # Not asked again where it is known: a head that does not answer would hold the whole run up.
+            never = cluster.why_never(self._seen or ray_client.nodes(), shape, count)
+            if never:
+                raise ResourceError(never)
         return self._placing.ask(count, shape)
 
     def withdraw(self, claim: Claim) -> None:
@@ -139,6 +150,7 @@ class RayEngine:
             self._processes[id] = _Process(slot, on, open_log(spec.log_path))
             self._by_slot[slot.id] = id
             fed = spec.rank >= 0 and bool(self._streams)
+            self._processes[id].waits = fed
             together = self._streams.gather(FedProcess(id, slot, spec)) if fed else []
         if together:
             self._ray.soon(lambda: self._feed(together))
@@ -158,8 +170,19 @@ class RayEngine:
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         id, process = self._process_on(slot)
-        if process is not None:
-            self._agents.send(process.agent, wire.SignalProcess(id=id, number=int(number)))
+        if process is None or (number == signal.SIGKILL and self._end_unstarted(id)):
+            return
+        self._agents.send(process.agent, wire.SignalProcess(id=id, number=int(number)))
+
+    def _end_unstarted(self, id: str) -> bool:
+        """End a process that waits for its feeds, and that its node has not heard of; False where it has."""
+        with self._changed:
+            process = self._processes.get(id)
+            if process is None or not process.waits:
+                return False
+            self._streams.drop(id)
+        self._process_ended(wire.ProcessEnded(id=id, pid=0, code=-int(signal.SIGKILL)))
+        return True
 
     def _process_on(self, slot: Slot) -> tuple[str, _Process | None]:
         with self._changed:
@@ -206,18 +229,21 @@ class RayEngine:
             self._closed = self._ray.closing = True
             self._events = lambda _: None
             self._changed.notify_all()
-        self._agents.end()
-        self._ray.stop()
-        self._leave_cluster()
-        self._agents.close_wire()
+        with contextlib.ExitStack() as last:  # whatever fails, the rest is done
+            last.callback(self._agents.close_wire)
+            last.callback(self._agents.sweep_storage)
+            last.callback(self._leave_cluster)
+            self._agents.end()
 
     def _leave_cluster(self) -> None:
-        """Give back what is left: only actors and groups, since no process of ours lives any more."""
+        """Give back what is left: only actors and groups, since no process of ours lives any more. Where Ray does not
+        answer they go with this process's job."""
+        answers = self._ray.stop()
         for process in self._processes.values():
             _close_log(process)
         self._processes.clear()
         self._by_slot.clear()
-        if ray.is_initialized():  # otherwise the user has left the cluster, and all of it is gone with that
+        if answers and self._ray.is_connected:  # otherwise the user has left, and all of it is gone with that
             self._placing.leave()
             self._agents.leave()
             self._streams.end()
@@ -233,21 +259,51 @@ class RayEngine:
     def _node_ready(self) -> None:
         self._placing.grant()
 
+    def _node_slow(self, what: str) -> None:
+        self._placing.tell_waiting(what)
+
+    def _cluster_left(self) -> None:
+        """This process is no part of the cluster any more: Ray ends there all that it held."""
+        reason = "this process has left the Ray cluster (ray.shutdown() was called), which ends all that it had there"
+        with self._changed:
+            slots = [*self._placing.slots(), *(process.slot for process in self._processes.values())]
+        for slot in slots:
+            self._lose_slot(slot, reason)
+        self._refuse(f"The run cannot go on: {reason}.")
+
     # ------------------------------------------------------------------ feeding
 
     def _feed(self, ranks: Sequence[FedProcess]) -> None:
         """Have every rank's slot serve its rows of Ray's datasets, then start the rank."""
-        for one, feeds in zip(ranks, self._streams.begin(ranks), strict=True):
+        self._warn_of_no_room_for_tasks()
+        try:
+            begun = self._streams.begin(ranks)
+        except Exception as error:  # of Ray's: whatever its datasets are made of
+            problem = f"Ray cannot begin to give the rows of its datasets: {type(error).__name__}: {error}"
+            for one in ranks:
+                self._process_ended(wire.ProcessEnded(id=one.id, pid=0, code=1, error=problem))
+            return
+        for one, feeds in zip(ranks, begun, strict=True):
             with self._changed:
                 holder = self._placing.holder_of(one.slot)
             if holder is not None:
                 self._ray.then(holder.actor.feed.remote(feeds), partial(self._fed, one))
 
+    def _warn_of_no_room_for_tasks(self) -> None:
+        if not self._told_no_room and sum(found.free.get("CPU", 0.0) for found in ray_client.nodes()) < 1:
+            self._told_no_room = True
+            _logger.warning(
+                "No CPU of the cluster is free, and Ray computes the rows of its datasets in tasks of its own, which "
+                "need one: the ranks may wait for their first rows for ever. Ask for fewer workers or less CPU for "
+                "each, or give DataConfig(snapshot=True)."
+            )
+
     def _fed(self, one: FedProcess, _: Any, error: BaseException | None) -> None:
         with self._changed:
             process = self._processes.get(one.id)
-        if process is None:
-            return
+            if process is None:
+                return
+            process.waits = False
         if error is None:
             self._agents.send(process.agent, _start_message(one.id, one.spec))
         else:
@@ -270,24 +326,26 @@ class RayEngine:
             self._attendants.pop(slot.id, None)
             id = self._by_slot.pop(slot.id, "")
             process = self._processes.pop(id, None)
+            self._streams.drop(id)
+            if process is not None:
+                _close_log(process)
             self._changed.notify_all()
         if process is not None:
-            _close_log(process)
             self._agents.send(process.agent, wire.SignalProcess(id=id, number=int(signal.SIGKILL)))
-        if holder is not None:
-            self._placing.forget(holder)
         if holder is not None or process is not None:
             self._events(SlotLost(slot, reason))
+        if holder is not None:
+            self._ray.soon(partial(self._placing.forget, holder))
 
     def _lose_node(self, lost: Agent, reason: str) -> None:
         # Before the losses: a run that goes on with fewer workers must not think that there is room for more.
-        self._tell_capacity(self._seen)
+        self._tell_capacity(self._seen, at_once=True)
         with self._changed:
             held = self._placing.slots_on(lost.node)
             beside = [p.slot for p in self._processes.values() if p.agent is lost and p.slot not in held]
         for slot in [*held, *beside]:
             self._lose_slot(slot, f"{reason} ({lost.host})" if lost.host not in reason else reason)
-        self._placing.lost_node(lost.node)
+        self._ray.soon(partial(self._placing.lost_node, lost.node))
 
     # ------------------------------------------------------------------ what agents say of processes
 
@@ -306,11 +364,13 @@ class RayEngine:
                 self._changed.notify_all()
 
     def _printed(self, message: wire.ProcessOutput) -> None:
-        process = self._processes.get(message.id)
-        if process is not None:
+        with self._changed:
+            process = self._processes.get(message.id)
+            if process is None:
+                return
             if process.log >= 0:
                 append(process.log, message.data)
-            self._deliver(process.slot, message.data)
+        self._deliver(process.slot, message.data)
 
     def _process_started(self, message: wire.ProcessStarted) -> None:
         process = self._processes.get(message.id)
@@ -325,8 +385,8 @@ class RayEngine:
                 return
             self._by_slot.pop(process.slot.id, None)
             leaving = process.slot.id in self._leaving
+            _close_log(process)
             self._changed.notify_all()
-        _close_log(process)
         if message.lost:
             self._ray.soon(partial(self._lose_slot_of, process))
             return
@@ -345,27 +405,34 @@ class RayEngine:
         )
 
     def _lose_slot_of(self, process: _Process) -> None:
+        """Its process is gone, and nothing can be started in its place."""
         reason = f"the process that workers are forked from was killed on {process.agent.host}"
         with self._changed:
             is_held = self._placing.holder_of(process.slot) is not None
         if is_held:
             self._lose_slot(process.slot, reason)
-        else:
+        elif process.slot.id.startswith(
+            _ATTENDANTS
+        ):  # a slot of a claim was lost meanwhile, and that was told
             self._events(SlotLost(process.slot, reason))
 
     # ------------------------------------------------------------------ looking at the cluster
 
+    def _watch_nodes(self) -> None:
+        if not self._closed:
+            self._agents.watch()
+
     def _look_at_cluster(self) -> None:
         if self._closed:
             return
-        self._agents.look()
         seen = self._seen = ray_client.nodes()
         self._placing.look(seen)
         self._ask_for_nodes()
         self._tell_capacity(seen)
         self._tell_drains()
 
-    def _tell_capacity(self, seen: Sequence[cluster.Node]) -> None:
+    def _tell_capacity(self, seen: Sequence[cluster.Node], *, at_once: bool = False) -> None:
+        """``at_once`` also where what is being placed is in no count for a moment, and so there seems to be less."""
         with self._changed:
             shape = self._watched
         if shape is None:
@@ -375,6 +442,8 @@ class RayEngine:
         count = cluster.capacity(
             room, shape, {node: slots for node, slots in held.items() if self._agents.may_count_on(node)}
         )
+        if count < self._told_capacity and not at_once and self._placing.is_placing():
+            return
         if count != self._told_capacity:
             self._told_capacity = count
             self._events(Capacity(count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,8 @@ class SlotActor:
     def _serve(self, streams: Mapping[str, Any]) -> None:
         from powertrain.engine.ray_feed import Feed
 
+        # Ray warns of whatever waits for it in an actor with an event loop; feeds do so on threads of their own.
+        os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")
         for feed in getattr(self, "_feeds", []):
             feed.close()
         for path in streams:
@@ -72,10 +75,21 @@ class AgentActor:
         """``spec`` is an encoded :class:`NodeSpec`."""
         from powertrain.engine.node import NodeAgent, NodeSpec  # not for those that only hold resources
 
+        working_dir, is_of_job = self._working_dir()
         os.chdir("/")  # its directory may be one that goes with the job
         # Ray's debugger is for its own processes, and workers are none.
         os.environ.pop("PYTHONBREAKPOINT", None)
-        self._agent = NodeAgent(msgspec.msgpack.decode(spec, type=NodeSpec))
+        self._agent = NodeAgent(msgspec.msgpack.decode(spec, type=NodeSpec), working_dir, is_of_job=is_of_job)
+
+    @staticmethod
+    def _working_dir() -> tuple[str, bool]:
+        """Where Ray has put the ``working_dir`` of a ``runtime_env``, "" where none was given; and whether it is that
+        of the whole job. Before anything changes the directory of this process."""
+        given = ray.get_runtime_context().runtime_env.get("working_dir")
+        worker: Any = ray._private.worker.global_worker  # not typed
+        job = worker.core_worker.get_job_config()
+        of_job = json.loads(job.runtime_env_info.serialized_runtime_env or "{}").get("working_dir")
+        return (os.getcwd(), given == of_job) if given else ("", False)
 
     def run(self) -> str:
         """Returns when everything on the node is over: with why the run was never reached, or ""."""

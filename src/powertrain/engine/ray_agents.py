@@ -6,13 +6,14 @@ goes over the run's own wire.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,10 +29,15 @@ from powertrain.engine.ray_options import RayOptions
 from powertrain.storage import Storage
 from powertrain.version import __version__
 
+_logger = logging.getLogger("powertrain")
 #: Seconds of silence after which a node is given up: by then it has ended what it had started for the run.
 LOST_AFTER = node.FENCED_AFTER + 3.0
 #: Seconds for all nodes to end.
 _END_WITHIN = 10.0
+#: Seconds after which one that has said nothing yet is spoken of, and after which its node is refused.
+_SLOW_AFTER, _SILENT_AFTER = 15.0, 600.0
+#: Seconds for the storage to take or give the few bytes that prove it.
+_PROVEN_WITHIN = 60.0
 #: Seconds after which a node that was given up and is still one of the cluster counts as room again.
 _FORGIVEN = 60.0
 #: What to do about a node that is not like the others.
@@ -55,7 +61,9 @@ class Agent:
     heard: float
     host: str
     address: str
-    #: True once it has been heard of, and once processes can be started on its node.
+    started: float = field(default_factory=time.monotonic)
+    #: True once it was spoken of as slow, once it has been heard of, and once processes can be started on its node.
+    told_slow: bool = False
     greeted: bool = False
     ready: bool = False
     #: Once True nothing that it says counts any more.
@@ -66,7 +74,8 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSinks:
-    """Who is told of agents. ``said`` is called on the wire's thread, the others on the one that talks to Ray."""
+    """Who is told of agents. ``said`` is called on the wire's thread, ``ready`` on the one that talks to Ray, the
+    others there or on the one that watches."""
 
     said: Callable[[wire.FromWorker], None]
     #: Processes can be started on one more node.
@@ -75,6 +84,8 @@ class AgentSinks:
     lost: Callable[[Agent, str], None]
     #: A node cannot take part in the run, and why.
     refused: Callable[[str], None]
+    #: A node keeps the run waiting, and how.
+    slow: Callable[[str], None]
 
 
 class Agents:
@@ -95,7 +106,7 @@ class Agents:
         self._hub: wire.Hub | None = None
         self._own_hub = False
         self._agents: dict[str, Agent] = {}
-        #: When nodes were given up; those that were refused are so for ever.
+        #: When nodes were given up; those that were refused are so for ever. Guarded.
         self._lost_at: dict[str, float] = {}
         #: The name of what nodes have to find in the storage; and of what they are brought, references.
         self._proof = ""
@@ -126,6 +137,11 @@ class Agents:
         """False for a node that was refused, or given up not long ago: Ray learns later than we do that a node is gone,
         and one that was only cut off may come back."""
         return self._lost_at.get(id, -_FORGIVEN) + _FORGIVEN < time.monotonic()
+
+    def refused(self) -> list[str]:
+        """Nodes that cannot take part. Any thread."""
+        with self._changed:
+            return [id for id, when in self._lost_at.items() if when == float("inf")]
 
     def send(self, to: Agent, message: wire.FromController) -> None:
         """Any thread."""
@@ -189,8 +205,9 @@ class Agents:
         if self._storage is None:
             return b""
         if not self._proof:
-            self._proof = secrets.token_hex(8)
-            self._storage.put(node.proof_key(self._proof), self._proof.encode())
+            proof = secrets.token_hex(8)
+            self._storage.within(_PROVEN_WITHIN).put(node.proof_key(proof), proof.encode())
+            self._proof = proof
         return pickle.dumps(self._storage)
 
     # -- what they say
@@ -241,7 +258,7 @@ class Agents:
         if self._storage is None:
             return ""
         try:
-            self._storage.get(node.proof_key(f"{self._proof}-{found.node}"))
+            self._storage.within(_PROVEN_WITHIN).get(node.proof_key(f"{self._proof}-{found.node}"))
         except FileNotFoundError:
             return f"the driver does not see what it has just written to the storage {self._storage.uri}"
         except OSError as error:
@@ -252,7 +269,7 @@ class Agents:
 
     def _refuse(self, found: Agent, problem: str, advice: str) -> None:
         """Nothing may run on a node that has another storage, say: tell so, and end before anything was trained."""
-        self._lost_at[found.node] = float("inf")  # it is no room for us
+        self._part_with(found, float("inf"))
         what = problem.rstrip(".")
         self._sinks.refused(f"The node {found.host} cannot take part in the run: {what}. {advice}".rstrip())
 
@@ -270,26 +287,41 @@ class Agents:
         else:
             self._lose(ended, f"the node {ended.host} is gone: what the run had there has ended")
 
-    def look(self) -> None:
-        """Give up those that were silent for too long."""
+    def watch(self) -> None:
+        """Give up those that were silent for too long. Asks nothing of Ray: its head may be what is silent."""
         now = time.monotonic()
-        for found in list(self._agents.values()):
-            if found.ready and not (found.lost or found.over) and now - found.heard > LOST_AFTER:
+        with self._changed:
+            known = [found for found in self._agents.values() if not (found.lost or found.over)]
+        for found in known:
+            if found.ready and now - found.heard > LOST_AFTER:
                 self._lose(found, f"nothing was heard of {found.host} for {LOST_AFTER:g} s")
+            elif not found.greeted and now - found.started > _SILENT_AFTER:
+                self._refuse(found, f"what starts workers there has said nothing for {_SILENT_AFTER:g} s", "")
+            elif not (found.greeted or found.told_slow) and now - found.started > _SLOW_AFTER:
+                found.told_slow = True
+                self._sinks.slow(
+                    f"what starts workers on {found.host} has said nothing for {_SLOW_AFTER:g} s"
+                )
 
     def _lose(self, lost: Agent, reason: str) -> None:
         """Whatever it says from now on does not count. It ends by itself when it can hear nobody."""
+        if self._part_with(lost, time.monotonic()):
+            self._sinks.lost(lost, reason)
+
+    def _part_with(self, agent: Agent, when: float) -> bool:
+        """Have no more to do with it: ``when`` its node was given up, infinity for good. False where that was done."""
         with self._changed:
-            if lost.lost:
-                return
-            lost.lost = True
-            self._lost_at[lost.node] = time.monotonic()
-            self._agents.pop(lost.node, None)
+            if agent.lost:
+                return False
+            agent.lost = True
+            self._lost_at[agent.node] = when
+            if self._agents.get(agent.node) is agent:
+                del self._agents[agent.node]
             self._changed.notify_all()
         assert self._hub is not None
-        self._hub.expel(lost.key)
-        self._sinks.lost(lost, reason)
-        ray_client.kill(lost.actor)
+        self._hub.expel(agent.key)
+        self._ray.soon(partial(self._ray.kill, agent.actor))
+        return True
 
     # -- the end
 
@@ -308,11 +340,18 @@ class Agents:
             )
 
     def leave(self) -> None:
-        """Nothing of them stays in the cluster or in the storage. After the thread that talks to Ray has stopped."""
+        """Nothing of them stays in the cluster. After the thread that talks to Ray has stopped."""
         for found in self._agents.values():
-            ray_client.kill(found.actor)
-        if self._storage is not None and self._proof:
-            self._storage.delete_tree("probe")
+            self._ray.kill(found.actor)
+
+    def sweep_storage(self) -> None:
+        """Nothing of the proof stays in the storage; a run is not failed for what it cannot sweep."""
+        if self._storage is None or not self._proof:
+            return
+        try:
+            self._storage.within(_PROVEN_WITHIN).delete_tree("probe")
+        except OSError as error:
+            _logger.warning("The directory 'probe' stays in %s: %s", self._storage.uri, error)
 
     def close_wire(self) -> None:
         if self._own_hub and self._hub is not None:

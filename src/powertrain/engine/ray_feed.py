@@ -185,9 +185,9 @@ def _arrow_schema(schema: Any) -> pa.Schema:
 
 
 def _said(error: Exception) -> bytes:
-    if isinstance(error, DataError):
-        return str(error).encode()
-    return f"Ray says: {type(error).__name__}: {error}".encode("utf-8", "replace")
+    from powertrain.data.ray_snapshot import what_ray_says
+
+    return what_ray_says(error).encode("utf-8", "replace")
 
 
 def _shut(listener_or_connection: socket.socket) -> None:

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
     placement_group_table,
-    remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -35,8 +34,11 @@ from powertrain.engine.ray_options import RayOptions
 
 #: Seconds in which an actor that has room is there.
 _STARTS_WITHIN = 5.0
-#: How many workers a run asks room for ahead of time: each is looked after once a second.
-_MOST_WISHES = 32
+#: How many workers a run asks room for ahead of time: each is looked after once a second. And for how many seconds it
+#: keeps such room without using it, and then asks for none.
+_MOST_WISHES, _WISH_KEPT = 32, 300.0
+#: A label that Ray gives every node.
+_NODE_LABEL = "ray.io/node-id"
 #: For claims and slots of all engines of this process.
 numbers = itertools.count(1)
 
@@ -59,6 +61,9 @@ class Group:
     shape: SlotShape
     used: set[int] = field(default_factory=set)
     vacant: list[int] = field(default_factory=list)
+    #: Of a wish: when it got room, and on which node that is as of the last look.
+    granted: float = 0.0
+    node: str = ""
 
     @property
     def is_wish(self) -> bool:
@@ -106,7 +111,13 @@ class Placing:
         self._slots: dict[str, Holder] = {}
         self._groups: list[Group] = []
         self._told_waiting: dict[str, str] = {}
-        self._trainer_holder: Any = None
+        #: What holds the trainer's own resources, whether it has them, and the claims that come after it.
+        self._trainer: Any = None
+        self._trainer_has = not any(options.trainer_resources.values())
+        self._after_trainer: list[RayClaim] = []
+        #: No wishes before this time: those that the run had were of no use to it.
+        self._wishes_from = 0.0
+        self._seen: Sequence[cluster.Node] = ()
 
     # -- asking
 
@@ -133,9 +144,23 @@ class Placing:
             return sum(len(group.vacant) for group in self._groups if group.shape == shape)
 
     def refuse(self, reason: str) -> None:
-        """Tell that what is still waited for will never come."""
-        for id in list(self._claims):
+        """Tell that what is still waited for will never come. Any thread."""
+        with self._changed:
+            claims = list(self._claims)
+        for id in claims:
             self._tell(Refused(id, reason))
+
+    def tell_waiting(self, what: str) -> None:
+        """Tell all that is waited for what it waits for. Any thread."""
+        with self._changed:
+            claims = [(id, sum(h.slot is not None for h in self._holders[id])) for id in self._claims]
+        for id, granted in claims:
+            self._tell(Waiting(id, granted, what))
+
+    def is_placing(self) -> bool:
+        """True while it is open where some of what was asked for will lie. Any thread."""
+        with self._changed:
+            return any(holder.where is None for id in self._claims for holder in self._holders[id])
 
     # -- wishing
 
@@ -143,13 +168,16 @@ class Placing:
         """Have a bundle asked for, each in a group of its own, for every worker that is missing to ``wanted``.
 
         An autoscaler adds nodes for what is asked for and finds no room. A bundle that gets room is kept vacant for the
-        next claim, so that the room is still there when the run has come to a point where it can grow. While a claim
-        waits there are no wishes: they could get the room that it needs. Workers that must lie in a certain way to each
-        other are not wished for one by one.
+        next claim, so that the room is still there when the run has come to a point where it can grow; but not for
+        ever, since others may need it. While a claim waits there are no wishes: they could get the room that it needs.
+        Workers that must lie in a certain way to each other are not wished for one by one.
         """
-        wishes = self._wishes()
-        can = not self._claims and shape.placement in ("PACK", "SPREAD")
-        can = can and len(shape.labels) <= 1 and bool(cluster.demand(shape))
+        wishes, now = self._wishes(), time.monotonic()
+        if any(group.vacant and now - group.granted > _WISH_KEPT for group in wishes):
+            self._wishes_from = now + _WISH_KEPT
+        can = not self._claims and now >= self._wishes_from
+        can = can and shape.placement in ("PACK", "SPREAD") and len(shape.labels) <= 1
+        can = can and bool(cluster.demand(shape))
         missing = min(_MOST_WISHES, max(0, wanted - len(self._live(shape)))) if can else 0
         # Those without room go first: a vacant bundle is as good as a worker.
         for group in sorted(wishes, key=lambda group: len(group.vacant))[: max(0, len(wishes) - missing)]:
@@ -163,6 +191,7 @@ class Placing:
 
     def _wish_granted(self, group: Group, _: Any, error: BaseException | None) -> None:
         if error is None and group in self._groups:
+            group.granted, group.node = time.monotonic(), self._node_of(group, 0)
             with self._changed:
                 group.vacant.append(0)
 
@@ -172,10 +201,10 @@ class Placing:
         """Ask Ray for the holders of a claim."""
         if claim.id in self._withdrawn or self._ray.closing:
             return
-        free = itertools.chain.from_iterable(
-            ((group, index) for index in group.vacant) for group in self._groups if group.shape == claim.shape
-        )
-        reused = list(itertools.islice(free, claim.count))
+        if not self._reserve_for_trainer():
+            self._after_trainer.append(claim)
+            return
+        reused = list(itertools.islice(self._usable(claim.shape), claim.count))
         for number, (group, index) in enumerate(reused):
             group.vacant.remove(index)
             self._hold(claim, number, group, index)
@@ -184,18 +213,38 @@ class Placing:
             return
         for wish in self._wishes():
             self._remove(wish)
-        self._reserve_for_trainer()
         if claim.shape.gang and cluster.demand(claim.shape):
             self._place_together(claim, rest)
         else:
             for number in rest:
                 self._hold(claim, number, None, -1)
 
+    def _usable(self, shape: SlotShape) -> Iterator[tuple[Group, int]]:
+        """Vacant bundles that a worker may have: Ray starts nothing in those on a node that is drained, and one that
+        was given up may be there for Ray still."""
+        candidates = [
+            (group, index) for group in self._groups if group.shape == shape for index in group.vacant
+        ]
+        leaving = {found.id for found in ray_client.nodes() if found.draining} if candidates else set()
+        for group, index in candidates:
+            node = self._node_of(group, index)  # none while Ray places it anew
+            if node not in leaving and (not node or self._agents.may_count_on(node)):
+                yield group, index
+
+    @staticmethod
+    def _node_of(group: Group, index: int) -> str:
+        return str(placement_group_table(group.group).get("bundles_to_node_id", {}).get(index) or "")
+
     def _place_together(self, claim: RayClaim, workers: range) -> None:
         group = self._reserve(claim.id, claim.shape, workers)
 
         def ready(_: Any, error: BaseException | None) -> None:
-            if error is None and group in self._groups and not self._ray.closing:
+            if group not in self._groups or self._ray.closing:
+                return
+            if error is not None:
+                self._tell(Refused(claim.id, f"Ray cannot place the workers: {_in_a_line(error)}"))
+                return
+            if claim.id not in self._withdrawn:
                 nodes_of_bundles = placement_group_table(group.group)["bundles_to_node_id"]
                 self._agents.start(nodes_of_bundles.values())
                 for index, number in enumerate(workers):
@@ -206,7 +255,7 @@ class Placing:
 
     def _reserve(self, claim: str, shape: SlotShape, workers: range) -> Group:
         """Ask for a placement group with a bundle for each of these workers."""
-        selectors = [cluster.selector(shape, number) for number in workers]
+        selectors = [self._selector(shape, number) for number in workers]
         made = placement_group(
             [cluster.demand(shape) for _ in workers],
             strategy=shape.placement,
@@ -233,10 +282,42 @@ class Placing:
                 Holder(claim.id, claim.shape, number, index, None, group, where=where)
             )
 
-    def _reserve_for_trainer(self) -> None:
-        amounts = {name: amount for name, amount in self._options.trainer_resources.items() if amount}
-        if amounts and self._trainer_holder is None:
-            self._trainer_holder = self._actor(amounts).remote()
+    def _selector(self, shape: SlotShape, number: int) -> dict[str, str]:
+        """The labels that the node of this worker must have: no node that was refused is asked for again."""
+        refused = self._agents.refused()
+        others = {_NODE_LABEL: f"!in({','.join(refused)})"} if refused else {}
+        return {**others, **cluster.selector(shape, number)}
+
+    # -- what the trainer asks for itself
+
+    def _reserve_for_trainer(self) -> bool:
+        """True once the trainer's own resources are held: workers come after it, and leave it room."""
+        if not self._trainer_has and self._trainer is None:
+            self._trainer = self._actor(self._trainer_needs()).remote()
+            self._ray.then(self._trainer.where.remote(), self._trainer_found)
+        return self._trainer_has
+
+    def _trainer_needs(self) -> dict[str, float]:
+        return {name: amount for name, amount in self._options.trainer_resources.items() if amount}
+
+    def _trainer_found(self, _: Whereabouts | None, error: BaseException | None) -> None:
+        if self._ray.closing:
+            return
+        if error is not None:
+            self._trainer = None
+            self.refuse(f"Ray cannot hold trainer_resources: {_in_a_line(error)}")
+            return
+        self._trainer_has = True
+        self._ray.then(self._trainer.hold.remote(), self._trainer_ended)
+        claims, self._after_trainer = self._after_trainer, []
+        for claim in claims:
+            self._place(claim)
+
+    def _trainer_ended(self, _: None, error: BaseException | None) -> None:
+        """Its node is gone: it is held elsewhere as soon as there is room, and the workers go on meanwhile."""
+        if not self._ray.closing:
+            self._trainer = self._actor(self._trainer_needs()).remote()
+            self._ray.then(self._trainer.hold.remote(), self._trainer_ended)
 
     def _actor(self, needs: Mapping[str, float], **options: Any) -> Any:
         custom = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU", "memory")}
@@ -258,10 +339,11 @@ class Placing:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group.group, placement_group_bundle_index=index
             )
-        elif selector := cluster.selector(claim.shape, number):
-            options["label_selector"] = selector
-        elif claim.shape.placement == "SPREAD":
-            options["scheduling_strategy"] = "SPREAD"
+        else:
+            if selector := self._selector(claim.shape, number):
+                options["label_selector"] = selector
+            if claim.shape.placement == "SPREAD":
+                options["scheduling_strategy"] = "SPREAD"
         actor = self._actor(cluster.demand(claim.shape), **options).remote()
         holder = Holder(claim.id, claim.shape, number, index, actor, group, tries)
         with self._changed:
@@ -290,9 +372,13 @@ class Placing:
         with self._changed:
             holder.gone = True
             self._holders[claim.id].remove(holder)
-        ray_client.kill(holder.actor)
-        if holder.tries >= ray_client.TRIES or isinstance(error, ray.exceptions.RuntimeEnvSetupError):
-            reason = f"Ray cannot start what a worker's resources are held by: {error}"
+        self._ray.kill(holder.actor)
+        if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+            reason = "Ray cannot set up what ScalingConfig(engine_options={'runtime_env': ...}) asks for"
+            self._tell(Refused(claim.id, f"{reason}: {_in_a_line(error)}"))
+        elif holder.tries >= ray_client.TRIES:
+            why = _in_a_line(error) if error is not None else "its node went away each time"
+            reason = f"Ray has tried {holder.tries} times to start a process that holds a worker's resources: {why}"
             self._tell(Refused(claim.id, reason))
         else:
             self._ray.at_next_look(partial(self._hold_again, claim, holder))
@@ -344,16 +430,25 @@ class Placing:
         """What holds the slot, as long as the run has it. Any thread, with the guard held."""
         return self._slots.get(slot.id)
 
+    def slots(self) -> list[Slot]:
+        """All that the run has. Any thread, with the guard held."""
+        return [holder.slot for holder in self._slots.values() if holder.slot is not None]
+
     def slots_on(self, node: str) -> list[Slot]:
         """The slots that the run has on a node. Any thread, with the guard held."""
-        return [h.slot for h in self._slots.values() if h.slot is not None and h.slot.node_id == node]
+        return [slot for slot in self.slots() if slot.node_id == node]
 
     def held_by_node(self, shape: SlotShape) -> Counter[str]:
         """For how many workers of this shape there is something on each node: a slot, what is on the way to one, or a
         wish that came true."""
-        wishes = [group for group in self._groups if group.is_wish and group.vacant and group.shape == shape]
-        tables = [placement_group_table(group.group)["bundles_to_node_id"] for group in wishes]
-        return Counter(node for table in tables if (node := table.get(0))) + Counter(
+        there = {found.id for found in self._seen if not found.draining}
+        with self._changed:
+            wishes = [
+                group.node
+                for group in self._wishes()
+                if group.shape == shape and group.vacant and group.node in there
+            ]
+        return Counter(wishes) + Counter(
             holder.where.node for holder in self._live(shape) if holder.where is not None
         )
 
@@ -377,7 +472,7 @@ class Placing:
             holders = self._holders.get(holder.claim, [])
             if holder in holders:
                 holders.remove(holder)
-        ray_client.kill(holder.actor)
+        self._ray.kill(holder.actor)
         if holder.group is not None:
             self._vacate(holder.group, holder.index)
 
@@ -390,7 +485,7 @@ class Placing:
     def _remove(self, group: Group) -> None:
         with self._changed:
             self._groups.remove(group)
-        remove_placement_group(group.group)
+        self._ray.remove(group.group)
 
     def _drop_pending(self, claim: str) -> None:
         """What a withdrawn claim still waits for."""
@@ -431,16 +526,25 @@ class Placing:
 
     def look(self, seen: Sequence[cluster.Node]) -> None:
         """Tell what has changed since the last look: groups that somebody has removed, and what is missing."""
+        self._seen = seen
         for group in list(self._groups):
             if placement_group_table(group.group).get("state", "REMOVED") == "REMOVED":
-                with self._changed:
-                    slots = [h.slot for h in self._slots.values() if h.group is group and h.slot is not None]
-                for slot in slots:
-                    self._lose(slot, f"the placement group of its resources on {slot.host} was removed")
-                if group.is_wish and group in self._groups:
-                    self._remove(group)
+                self._group_removed(group)
+            elif group.is_wish and group.vacant:
+                group.node = self._node_of(group, 0)
         for claim in list(self._claims.values()):
             self._tell_missing(claim, seen)
+
+    def _group_removed(self, group: Group) -> None:
+        """Somebody else has taken away what the run held, or waited for."""
+        with self._changed:
+            slots = [slot for slot in self.slots() if self._slots[slot.id].group is group]
+        for slot in slots:
+            self._lose(slot, f"the placement group of its resources on {slot.host} was removed")
+        if not slots and group in self._groups:
+            self._remove(group)
+            if group.claim in self._claims:
+                self._tell(Refused(group.claim, "the placement group that the run waited for was removed"))
 
     def _tell_missing(self, claim: RayClaim, seen: Sequence[cluster.Node]) -> None:
         with self._changed:
@@ -449,13 +553,21 @@ class Placing:
             granted = sum(holder.slot is not None for holder in self._holders[claim.id])
             held = sum(holder.where is not None for holder in self._holders[claim.id])
             missing = claim.count - max(held, granted)
+        if claim in self._after_trainer:
+            reason = f"waiting for room for trainer_resources={self._trainer_needs()!r}, before the workers"
+            self._tell_reason(claim, granted, reason)
+            return
         if (
             missing <= 0
             or self._is_being_placed(claim)
             or cluster.fitting(seen, claim.shape, missing) >= missing
         ):
             return
-        reason = f"waiting for room: {cluster.why_waiting(seen, claim.shape, missing)}"
+        self._tell_reason(
+            claim, granted, f"waiting for room: {cluster.why_waiting(seen, claim.shape, missing)}"
+        )
+
+    def _tell_reason(self, claim: RayClaim, granted: int, reason: str) -> None:
         if self._told_waiting.get(claim.id) != reason:
             self._told_waiting[claim.id] = reason
             self._tell(Waiting(claim.id, granted, reason))
@@ -473,8 +585,14 @@ class Placing:
     def leave(self) -> None:
         """Nothing of it stays in the cluster. After the thread that talks to Ray has stopped."""
         for holder in [holder for holders in self._holders.values() for holder in holders]:
-            ray_client.kill(holder.actor)
-        ray_client.kill(self._trainer_holder)
+            self._ray.kill(holder.actor)
+        self._ray.kill(self._trainer)
         for group in self._groups:
-            remove_placement_group(group.group)
+            self._ray.remove(group.group)
         self._groups.clear()
+
+
+def _in_a_line(error: BaseException) -> str:
+    """What Ray says of its failure: the last line that says something, since the first ones are tracebacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

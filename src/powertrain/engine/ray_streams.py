@@ -48,6 +48,10 @@ class Streams:
         together, self._gathered = self._gathered, []
         return sorted(together, key=lambda one: one.spec.rank)
 
+    def drop(self, id: str) -> None:
+        """A process that waits for the others will not be started. Guarded as ``gather``."""
+        self._gathered = [one for one in self._gathered if one.id != id]
+
     def begin(self, ranks: Sequence[FedProcess]) -> list[dict[str, Any]]:
         """For each rank its iterators, by the path of the socket at which it will ask for them."""
         self.end()

@@ -30,7 +30,7 @@ from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.manifest import Manifest, Validation
 from powertrain.checkpoint.saver import remove_share, sealed_reports
 from powertrain.engine import base
-from powertrain.errors import FencedError, PowertrainError, ResourceError, WorkerFailedError
+from powertrain.errors import EngineError, FencedError, PowertrainError, ResourceError, WorkerFailedError
 from powertrain.run import attempt as phases
 from powertrain.run import events as ev
 from powertrain.run import (
@@ -56,7 +56,7 @@ from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.run.notices import Notice, Regroup
 from powertrain.run.pending import Pending
 from powertrain.run.rows import Row
-from powertrain.run.scaling_policy import Elastic
+from powertrain.run.scaling_policy import Elastic, in_words
 from powertrain.run.slots import Slots
 from powertrain.run.spec import RunSpec
 from powertrain.run.steering import Steering
@@ -290,10 +290,17 @@ class Controller:
             self._engine.connect(self._hub)
             self._engine.start(self._inbox.put, self._output)
             self._record(self._run_started())
+            return self._run_to_its_end()
+
+    def _run_to_its_end(self) -> RunOutcome:
+        try:
             self._slots.look()
             while self._outcome is None:
                 self._handle(self._next())
             return self._outcome
+        except (ResourceError, EngineError) as error:  # the caller's; who reads the journal must find it too
+            self._record_end(lifecycle.FAILED, str(error))
+            raise
 
     def _open_hub(self) -> wire.Hub:
         try:
@@ -404,6 +411,8 @@ class Controller:
             pid=os.getpid(),
             version=self._spec.version,
             engine=self._engine.name,
+            min_workers=self._spec.min_workers,
+            max_workers=self._spec.max_workers,
             row=newest.row if newest else 0,
             checkpoint=newest.name if newest else "",
         )
@@ -640,6 +649,7 @@ class Controller:
         if rows and not attempt.first_row_seen:
             attempt.first_row_seen = True
             self._startup(attempt, -1, "first row", attempt.age() - attempt.trained_after)
+            self._consider_resize()  # from here on it is known whether the loop can save when it is told to
         for row in rows:
             if row.metrics:
                 self._observer.row(row.number, row.metrics, time.time())
@@ -939,6 +949,7 @@ class Controller:
         if not self._validations.busy or self._fenced or self._is_hurried():
             return False
         self._after_validations = then
+        self._slots.want_no_more()
         if self._validations.wants_slot:  # it may be one that the ranks had, who are gone
             self._slots.release()
         self._validations.training_over()
@@ -1282,7 +1293,7 @@ class Controller:
         elif self._stopping is not None or self._ends_well():
             asked.answer(f"The run {name!r} is ending.", False)
         else:
-            reason = f"{asked.workers} workers were asked for"
+            reason = f"{in_words(asked.workers)} {'was' if asked.workers == 1 else 'were'} asked for"
             self._elastic.set_limit(asked.workers, reason, time.monotonic())
             self._slots.watch()
             self._consider_resize()
@@ -1379,15 +1390,7 @@ class Controller:
     def _end(self, state: str, reason: str) -> None:
         if self._wait_for_validations(lambda: self._end(state, reason)):
             return
-        self._record(
-            ev.Ended(
-                time=time.time(),
-                state=state,
-                reason=reason,
-                rows=self._rows(),
-                seconds=round(time.monotonic() - self._began, 3),
-            )
-        )
+        self._record_end(state, reason)
         self._outcome = RunOutcome(
             state,
             reason,
@@ -1397,6 +1400,17 @@ class Controller:
             self._was_interrupted() or self._left_by_interrupt,
             tuple(self._checkpoints.left),
             self._is_to_leave,
+        )
+
+    def _record_end(self, state: str, reason: str) -> None:
+        self._record(
+            ev.Ended(
+                time=time.time(),
+                state=state,
+                reason=reason,
+                rows=self._rows(),
+                seconds=round(time.monotonic() - self._began, 3),
+            )
         )
 
     def _was_interrupted(self) -> bool:

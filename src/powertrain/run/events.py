@@ -54,6 +54,9 @@ class RunStarted(Fact, frozen=True, tag="run_started"):
     pid: int
     version: str
     engine: str
+    #: How many workers it may have; 0 where that was not written down.
+    min_workers: int = 0
+    max_workers: int = 0
     #: Row and name of the committed checkpoint it goes on from; 0 and "" for a fresh start.
     row: int = 0
     checkpoint: str = ""

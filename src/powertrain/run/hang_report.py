@@ -30,13 +30,14 @@ _WIDTH = 200
 _SOURCE = 70
 #: Beyond this function, a DataLoader worker that was forked still shows the frames of the rank it comes from.
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+#: States of a process, in words for one rank and for several.
 _STATE_WORDS = {
-    "running": "it is computing",
-    "sleeping": "it sleeps",
-    "disk-sleep": "it is in an uninterruptible disk wait",
-    "stopped": "it is stopped (SIGSTOP)",
-    "zombie": "its process has died",
-    "gone": "its process is gone",
+    "running": ("it is computing", "they are computing"),
+    "sleeping": ("it sleeps", "they sleep"),
+    "disk-sleep": ("it is in an uninterruptible disk wait", "they are in an uninterruptible disk wait"),
+    "stopped": ("it is stopped (SIGSTOP)", "they are stopped (SIGSTOP)"),
+    "zombie": ("its process has died", "their processes have died"),
+    "gone": ("its process is gone", "their processes are gone"),
 }
 
 Stacks = Mapping[int, Sequence[wire.ProcessStack]]
@@ -98,11 +99,13 @@ def rank_names(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class _Stand:
-    """Where a rank stands: a verb ("is", "has" or "waits"), what to say after it, and the line."""
+    """Where a rank stands: a verb ("is", "has" or "waits"), what to say after it, the line, and what its process does
+    (a state of ``_STATE_WORDS``, "" for nothing to say)."""
 
     verb: str
     words: str
     frame: wire.Frame | None
+    state: str = ""
 
 
 def _stand(state: RankState, stacks: Stacks) -> _Stand:
@@ -125,7 +128,7 @@ def _stand(state: RankState, stacks: Stacks) -> _Stand:
         at += ", waiting for the run"
     elif where is not None and where.inside == "collective":
         at += f", inside {_call(where)}"
-    return _Stand("is", f"{at}{_state(own)}", frame)
+    return _Stand("is", at, frame, own.state if own is not None else "")
 
 
 def _silent(state: RankState, own: wire.ProcessStack | None) -> _Stand:
@@ -137,12 +140,12 @@ def _silent(state: RankState, own: wire.ProcessStack | None) -> _Stand:
     if kernel == "stopped":
         return _Stand("is", f"stopped (SIGSTOP){at}", frame)
     if kernel in ("zombie", "gone"):
-        return _Stand("is", f"gone: its process has ended{at}", frame)
+        return _Stand("is", f"gone{at}", frame, "zombie")
     if kernel == "disk-sleep":
         return _Stand("is", f"in an uninterruptible disk wait{at}", frame)
     if outside is not None:
-        return _Stand("is", f"in C code that holds Python's lock{at}{_state(own)}", frame)
-    return _Stand("has", f"not been heard of for {_seconds(state.unheard)}{at}{_state(own)}", frame)
+        return _Stand("is", f"in C code that holds Python's lock{at}", frame, kernel)
+    return _Stand("has", f"not been heard of for {_seconds(state.unheard)}{at}", frame, kernel)
 
 
 def _in_loader(where: wire.Where, children: Sequence[wire.ProcessStack]) -> _Stand:
@@ -152,13 +155,13 @@ def _in_loader(where: wire.Where, children: Sequence[wire.ProcessStack]) -> _Sta
         frame = _worker_frame(child)
         if frame is not None:
             who = f"its DataLoader worker (pid {child.pid}), which is at {_place(frame)}"
-            return _Stand("waits", f"{at} for {who}{_state(child)}", frame)
+            return _Stand("waits", f"{at} for {who}{_state(child.state)}", frame)
     for child in workers or children:
         if child.state in ("stopped", "disk-sleep", "zombie"):
             return _Stand(
-                "waits", f"{at} for its {child.title} (pid {child.pid}){_state(child)}", where.frame
+                "waits", f"{at} for its {child.title} (pid {child.pid}){_state(child.state)}", where.frame
             )
-    return _Stand("waits", f"for its DataLoader at {_place(where.frame)}", where.frame)
+    return _Stand("waits", f"for the DataLoader at {_place(where.frame)}", where.frame)
 
 
 def _outside_frame(own: wire.ProcessStack | None) -> wire.Frame | None:
@@ -178,9 +181,9 @@ def _worker_frame(child: wire.ProcessStack) -> wire.Frame | None:
     return None
 
 
-def _state(process: wire.ProcessStack | None) -> str:
-    words = _STATE_WORDS.get(process.state) if process is not None else None
-    return f"; {words}" if words else ""
+def _state(state: str, *, many: bool = False) -> str:
+    words = _STATE_WORDS.get(state)
+    return f"; {words[many]}" if words else ""
 
 
 def _place(frame: wire.Frame) -> str:
@@ -327,11 +330,10 @@ def _tell_all_came(
 
 def _places(ranks: Sequence[int], by_rank: Mapping[int, RankState], stacks: Stacks, room: int) -> list[str]:
     """One line for each place where some of ``ranks`` stand, ``room`` lines at most."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[_Stand, list[int]] = {}
     for rank in ranks:
-        stand = _stand(by_rank[rank], stacks)
-        groups.setdefault((stand.verb, stand.words), []).append(rank)
-    lines = [_sentence(members, verb, words) for (verb, words), members in groups.items()]
+        groups.setdefault(_stand(by_rank[rank], stacks), []).append(rank)
+    lines = [_sentence(members, stand) for stand, members in groups.items()]
     if len(lines) > room:
         hidden = [rank for members in list(groups.values())[room - 1 :] for rank in members]
         lines = [*lines[: room - 1], f"{_capital(rank_names(hidden))} stand elsewhere: see their stacks."]
@@ -341,8 +343,10 @@ def _places(ranks: Sequence[int], by_rank: Mapping[int, RankState], stacks: Stac
 _PLURAL = {"is": "are", "has": "have", "waits": "wait"}
 
 
-def _sentence(members: list[int], verb: str, words: str) -> str:
-    return f"{_capital(rank_names(members))} {verb if len(members) == 1 else _PLURAL[verb]} {words}."
+def _sentence(members: list[int], stand: _Stand) -> str:
+    many = len(members) > 1
+    verb = _PLURAL[stand.verb] if many else stand.verb
+    return f"{_capital(rank_names(members))} {verb} {stand.words}{_state(stand.state, many=many)}."
 
 
 def _capital(text: str) -> str:

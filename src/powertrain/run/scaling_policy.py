@@ -9,6 +9,10 @@ from dataclasses import dataclass
 SETTLE = 5.0
 
 
+def in_words(workers: int) -> str:
+    return f"{workers} worker" if workers == 1 else f"{workers} workers"
+
+
 def sizes_to_try(min_workers: int, max_workers: int) -> Iterator[int]:
     """World sizes in the order of preference: as many as allowed, down to the fewest."""
     return iter(range(max_workers, min_workers - 1, -1))
@@ -70,13 +74,15 @@ class Elastic:
         since = self._room_since[target]
         if target == self.limit and self._limit_reason:
             return Resize(target, f"{self._limit_reason}, and there is room", max(since, self._limited_at))
-        return Resize(target, f"there is room for {target} workers", since + SETTLE)
+        return Resize(target, f"there is room for {in_words(target)}", since + SETTLE)
 
     def prospect(self, workers: int, size: int) -> str:
         """What comes of a wish for ``workers`` in a run that has ``size``, in words."""
         room = self.size(size)
+        if size == 0:
+            return f"It has not started yet, and starts with at most {in_words(workers)}."
         if workers == size:
-            return f"It has {size} workers, and keeps them."
+            return f"It has {in_words(size)}, and keeps {'it' if size == 1 else 'them'}."
         if room != workers:
-            return f"It has {size} workers, and there is room for {room} now; it grows to {workers} as room comes."
-        return f"It goes on with {workers} workers instead of {size} after its next checkpoint."
+            return f"It has {in_words(size)}, and there is room for {room} now; it grows to {workers} as room comes."
+        return f"It goes on with {in_words(workers)} instead of {size} after its next checkpoint."

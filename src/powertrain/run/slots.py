@@ -58,6 +58,11 @@ class Slots:
         """Hear from now on how many there are; the engine hears how many the run would use."""
         self._engine.watch_capacity(self._spec.shape, self._elastic.limit)
 
+    def want_no_more(self) -> None:
+        """Nobody trains any more: nothing is to be added to the cluster for this run."""
+        if self._elastic.is_elastic and self._engine.restarts:
+            self._engine.watch_capacity(self._spec.shape, 0)
+
     def capacity_known(self) -> None:
         """The engine has said how many there are, or will not."""
         self._deadlines.pop("capacity", None)
@@ -171,9 +176,15 @@ class Slots:
                     attempt=state.attempt + 1,
                     granted=max(event.granted, len(self.held)),
                     count=self.wanted,
-                    reason=event.reason,
+                    reason=f"{event.reason}; {self._until()}",
                 )
             )
+
+    def _until(self) -> str:
+        if "queue" not in self._deadlines:
+            return "it waits as long as it takes (queue_timeout_s sets an end)"
+        ends = time.time() + self._deadlines["queue"] - time.monotonic()
+        return f"it waits until {time.strftime('%H:%M:%S', time.localtime(ends))} (queue_timeout_s)"
 
     def lose(self, slot: base.Slot) -> bool:
         """A slot is gone; True when it was one of ours."""

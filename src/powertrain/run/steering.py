@@ -2,7 +2,8 @@
 
 A resize waits until the ranks can be stopped where nothing is redone. A loop that can save when it is told to is told
 at the next boundary. Any other is sent from report to report until it stands at one whose checkpoint is committed. A
-run that never commits is left as it is, which is said once.
+run that never commits is left as it is, which is said once. Whether a loop can save shows only once it has come to its
+first boundary, and may change later: it is asked again then, and every few seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _TOGETHER_WITHIN = 5.0
 _COMMITTED_TIMES, _COMMITTED_MORE, _COMMITTED_WITHIN = 2.0, 2.0, 60.0
 #: Seconds until a resize that was put off is tried again.
 _TRY_AGAIN = 30.0
+#: Seconds until a loop that could not save when it was told to is asked again whether it can.
+_ASK_AGAIN = 3.0
 
 
 class Steering:
@@ -49,6 +52,8 @@ class Steering:
         self._has_committed, self._commit_seconds = has_committed, 0.0
         #: What the attempt is being brought to a boundary for; ``None`` while it is to go on as it is.
         self.regroup: Regroup | None = None
+        #: When the ranks were last asked to come together for a resize.
+        self._asked_at = float("-inf")
 
     # -- agreeing on a boundary
 
@@ -88,10 +93,13 @@ class Steering:
             self.holds.send_on(attempt, "step")
         else:
             self._put_off(attempt)
-            self._tell_once(
-                "There is room for another number of workers, but this run has not committed a checkpoint yet: it is "
-                "resized when it has, so that nothing is redone."
-            )
+            self._deadlines["resize"] = time.monotonic() + _ASK_AGAIN
+            if attempt.first_row_seen:  # before that, nobody knows what the loop can do
+                self._tell_once(
+                    "The number of workers is to change, but this run has not committed a checkpoint yet: it is "
+                    "changed when it has, so that nothing is redone. A loop that uses register_state or asks "
+                    "should_checkpoint() need not wait for that."
+                )
 
     # -- another number of workers
 
@@ -113,8 +121,12 @@ class Steering:
         if not is_free or self.regroup is not None or any(m.outcome is not None for m in attempt.members):
             return
         self.regroup = Regroup("resize", wanted.reason, wanted.workers)
-        self._deadlines["together"] = time.monotonic() + self._together_within(attempt)
-        self.holds.begin(attempt, wanted.reason, needs_commit=True, resize_to=wanted.workers)
+        self._ask_to_come_together(attempt, self.regroup)
+
+    def _ask_to_come_together(self, attempt: Attempt, regroup: Regroup) -> None:
+        self._asked_at = time.monotonic()
+        self._deadlines["together"] = self._asked_at + self._together_within(attempt)
+        self.holds.begin(attempt, regroup.reason, needs_commit=True, resize_to=regroup.workers)
 
     def reached(self, member: Member, message: wire.Reached) -> None:
         """A rank waits at a boundary to be sent on."""
@@ -135,8 +147,17 @@ class Steering:
         self._deadlines.pop("together", None)
         if newest is not None and newest.row == row:
             self.holds.stop_here(attempt)
+        elif self.regroup is not None and self._is_to_be_asked_again(attempt):
+            self._ask_to_come_together(attempt, self.regroup)
         else:
             self.holds.step(attempt)
+
+    def _is_to_be_asked_again(self, attempt: Attempt) -> bool:
+        """True when ranks that are sent from report to report may be able to save by now: without that, a loop that
+        leaves its checkpoints to us would be sent on for ever."""
+        answers = attempt.hold.answers.values() if attempt.hold is not None else ()
+        had_not_begun = any(answer.boundary == 0 for answer in answers)
+        return had_not_begun or time.monotonic() - self._asked_at >= _ASK_AGAIN
 
     def not_together(self, attempt: Attempt | None) -> None:
         """A rank did not answer, or does not make the reports that others make, or storage is slow: wait no longer."""

@@ -12,10 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import feeding
 import story
-import torch
-import torch.distributed as dist
 
 import powertrain
 from powertrain import Checkpoint
@@ -75,12 +72,16 @@ def counts_until_told(config: dict[str, Any]) -> None:
 
 def reads_until_told(config: dict[str, Any]) -> None:
     """``feeding.registers_its_state``, slowly until it is told "enough", then to the end of its epochs."""
+    import feeding
+
     tell_place()
     feeding.registers_its_state({**config, "pace": 0.2, "pace_until": "enough"})
 
 
 def imports_a_module_of_the_launch_directory(config: dict[str, Any]) -> None:
     """All ranks meet; each reports from where its module came, with a share of its own."""
+    import torch
+    import torch.distributed as dist
     import users_module
 
     rank, _ = tell_place()

@@ -54,7 +54,8 @@ def losses_of_one_process(steps: int) -> list[float]:
 
 
 def linear_regression(config: dict[str, Any]) -> None:
-    """Trains on the same global batches at any world size. ``kills`` has steps at which rank 1 dies, by attempt."""
+    """Trains on the same global batches at any world size. ``kills`` has steps at which rank 1 dies, by attempt.
+    Once it is told "enough" it no longer keeps its pace."""
     context = powertrain.get_context()
     rank, attempt = context.get_world_rank(), context.get_attempt()
     model = prepare_model(new_model())
@@ -72,7 +73,8 @@ def linear_regression(config: dict[str, Any]) -> None:
         if rank == 1 and config["kills"].get(str(attempt)) == step:
             os.kill(os.getpid(), signal.SIGKILL)
         total = _train_step(model, optimizer, plan, step)
-        time.sleep(config["pace"])
+        if not story.told("enough"):
+            time.sleep(config["pace"])
         clock["step"] = step + 1
         metrics = {"step": step, "loss": total / GLOBAL_BATCH, "samples": plan.samples}
         if rank == 0:

@@ -1,0 +1,285 @@
+"""What the Ray engine does when Ray, a node or the storage does not do what it should. Real raylets, real processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.ray_nodes import RayNodes
+
+from powertrain.engine.base import Capacity, Exited, Granted, Refused, SlotLost, SlotShape, Waiting
+from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
+from powertrain.storage import open_storage
+from powertrain.testing.engine_contract import Stage, program
+
+pytest.importorskip("ray")
+#: Only nodes that a test has added have it.
+ONE = {"fault": 1.0}
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Stage]]:
+    """Engines of this test, each with all that it has said."""
+    from powertrain.engine.ray import RayEngine
+    from powertrain.engine.ray_options import RayOptions
+
+    runtime = make_runtime_directory("faults")
+    made: list[Stage] = []
+
+    def one(storage: Any = None, **options: Any) -> Stage:
+        given = RayOptions(run="faults", runtime_dir=str(runtime), preloads_torch=False, **options)
+        made.append(Stage(RayEngine(given, storage)))
+        return made[-1]
+
+    yield one
+    for stage in made:
+        stage.engine.close()
+    remove_runtime_directory(runtime)
+
+
+@pytest.fixture
+def node(ray_cluster: RayNodes) -> Iterator[Callable[[], str]]:
+    """Adds nodes that alone have the resource "fault", one of it each."""
+    added: list[str] = []
+
+    def add() -> str:
+        added.append(ray_cluster.add(num_cpus=2, resources={"fault": 1}))
+        return added[-1]
+
+    yield add
+    for one in added:
+        if one in ray_cluster.nodes:
+            ray_cluster.kill(one)
+
+
+def of_nodes(**options: Any) -> SlotShape:
+    return SlotShape(cpus=1.0, custom=ONE, explicit=True, **options)
+
+
+# --------------------------------------------------------------------------- ranks that wait for rows of Ray's
+
+
+@pytest.fixture
+def streams(ray_cluster: RayNodes) -> list[Any]:
+    import ray
+
+    from powertrain.engine.ray_streams import Stream
+
+    return [Stream("train", ray.data.range(10))]
+
+
+def fed(rank: int, place: Path) -> Any:
+    return program("wait", None, rank=rank, world_size=2, attempt=0, feeds={"train": str(place / str(rank))})
+
+
+def test_a_rank_that_waits_for_the_others_feeds_can_be_ended(
+    start: Callable[..., Stage], streams: list[Any], tmp_path: Path
+) -> None:
+    stage = start(streams=streams)
+    first, second = stage.slots(2)
+    stage.engine.fork(first, fed(0, tmp_path))
+    stage.engine.signal(first, signal.SIGKILL)
+    assert stage.wait_for(Exited, first).code == -signal.SIGKILL
+    stage.engine.fork(first, fed(0, tmp_path))
+    stage.engine.release([first])
+    stage.wait_for(Exited, first, count=2)
+    stage.engine.fork(second, fed(1, tmp_path))
+    stage.engine.signal(second, signal.SIGKILL)
+    stage.wait_for(Exited, second)
+    assert not stage.all_of(SlotLost)
+
+
+def test_ranks_whose_feeds_cannot_begin_end_with_the_reason(
+    start: Callable[..., Stage], streams: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powertrain.engine import ray_streams
+
+    def breaks(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such block")
+
+    monkeypatch.setattr(ray_streams, "iterators_of", breaks)
+    stage = start(streams=streams)
+    slots = stage.slots(2)
+    for rank, slot in enumerate(slots):
+        stage.engine.fork(slot, fed(rank, tmp_path))
+    for slot in slots:
+        ended = stage.wait_for(Exited, slot)
+        assert "RuntimeError: no such block" in ended.error
+
+
+# --------------------------------------------------------------------------- room
+
+
+def test_a_bundle_on_a_node_that_is_drained_is_not_used_again(
+    start: Callable[..., Stage], node: Callable[[], str], ray_cluster: RayNodes
+) -> None:
+    import ray
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    nodes = {node(), node()}
+    stage = start()
+    slots = stage.slots(2, of_nodes())
+    assert {slot.node for slot in slots} == nodes
+    leaving, spare = slots[0], node()
+    client = ray._raylet.GcsClient(address=ray_cluster.address)
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    assert client.drain_node(leaving.node, reason, "spot", int((time.time() + 600) * 1000))[0]
+    stage.engine.release([leaving])
+    [other] = stage.slots(1, of_nodes())
+    assert other.node == spare
+
+
+def test_a_group_that_somebody_removes_while_it_is_waited_for_is_a_refusal(
+    start: Callable[..., Stage], ray_cluster: RayNodes
+) -> None:
+    from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
+
+    stage = start()
+    claim = stage.engine.request(2, of_nodes())
+    stage.wait_for(Waiting)
+    [name] = [
+        group["name"]
+        for group in placement_group_table().values()
+        if group["state"] != "REMOVED" and group["name"].startswith("powertrain-faults-")
+    ]
+    remove_placement_group(get_placement_group(name))
+    refused = stage.wait_for(Refused)
+    assert refused.claim == claim.id
+    assert "removed" in refused.reason
+
+
+def test_workers_come_after_what_the_trainer_asks_for_itself(
+    start: Callable[..., Stage], node: Callable[[], str]
+) -> None:
+    node()
+    stage = start(trainer_resources={"fault": 2.0})
+    stage.engine.request(1, SlotShape())
+    assert "trainer_resources={'fault': 2.0}" in stage.wait_for(Waiting).reason
+    assert not stage.all_of(Granted)
+
+
+def test_a_node_that_was_refused_is_not_asked_for_again(
+    start: Callable[..., Stage], node: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powertrain.engine.ray_agents import Agents
+
+    bad = node()
+
+    def missing(_: Agents, found: Any) -> str:
+        return "it sees another storage" if found.node == bad else ""
+
+    monkeypatch.setattr(Agents, "_missing_answer", missing)
+    stage = start()
+    claim = stage.engine.request(1, of_nodes(gang=False))
+    assert "it sees another storage" in stage.wait_for(Refused).reason
+    stage.engine.withdraw(claim)
+    good = node()
+    for shape in (of_nodes(gang=False), of_nodes(gang=True)):
+        [slot] = stage.slots(1, shape)
+        assert slot.node == good
+        stage.engine.release([slot])
+
+
+# --------------------------------------------------------------------------- storage
+
+
+class Hiccups:
+    """A storage of which one operation fails the first so many times."""
+
+    def __init__(self, storage: Any, operation: str, times: int) -> None:
+        self.storage, self.operation, self.times = storage, operation, times
+
+    def __reduce__(self) -> Any:
+        return open_storage, (self.storage.uri,)
+
+    def within(self, _: float) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.operation and self.times > 0:
+            self.times -= 1
+            raise OSError(5, "the disk hiccups")
+        return getattr(self.storage, name)
+
+
+def test_a_storage_that_hiccups_before_the_proof_is_asked_again(
+    start: Callable[..., Stage], ray_cluster: RayNodes, tmp_path: Path
+) -> None:
+    stage = start(Hiccups(open_storage(tmp_path), "put", 1))
+    stage.slots(1)
+    assert not stage.all_of(Refused)
+
+
+def test_a_proof_that_cannot_be_swept_fails_nobody(
+    start: Callable[..., Stage],
+    ray_cluster: RayNodes,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = start(Hiccups(open_storage(tmp_path), "delete_tree", 9))
+    stage.slots(1)
+    stage.engine.close()
+    assert "'probe' stays in" in caplog.text
+
+
+# --------------------------------------------------------------------------- the cluster itself
+
+
+def test_a_process_that_leaves_the_cluster_loses_its_slots_and_joins_no_other(
+    start: Callable[..., Stage], ray_cluster: RayNodes
+) -> None:
+    import ray
+
+    from powertrain.engine.ray_client import connect
+
+    stage = start()
+    [slot] = stage.slots(1)
+    stage.engine.fork(slot, program("wait"))
+    claim = stage.engine.request(1, of_nodes())
+    ray.shutdown()
+    try:
+        assert "has left the Ray cluster" in stage.wait_for(SlotLost, slot).reason
+        refused = stage.wait_for(Refused)
+        assert refused.claim == claim.id
+        stage.engine.close()
+        assert not ray.is_initialized(), (
+            "asking Ray for anything would have joined whichever cluster there is"
+        )
+    finally:
+        connect(ray_cluster.address)
+
+
+def test_a_head_that_does_not_answer_keeps_no_loss_and_no_end_waiting(
+    start: Callable[..., Stage],
+    ray_cluster: RayNodes,
+    node: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from powertrain.engine import ray_agents, ray_client
+
+    monkeypatch.setattr(ray_agents, "LOST_AFTER", 3.0)
+    monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)
+    lost = node()
+    stage = start()
+    [slot] = stage.slots(1, of_nodes())
+    stage.engine.watch_capacity(of_nodes(), 1)
+    stage.wait_for(Capacity)
+    head = next(
+        process
+        for process in psutil.Process(ray_cluster.pid).children(recursive=True)
+        if "gcs_server" in process.name()
+    )
+    head.suspend()
+    try:
+        ray_cluster.kill(lost)
+        assert stage.wait_for(SlotLost, slot)
+        began = time.monotonic()
+        stage.engine.close()
+        assert time.monotonic() - began < 12.0
+    finally:
+        head.resume()
