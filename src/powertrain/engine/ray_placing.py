@@ -311,7 +311,7 @@ class Placing:
         self._ray.then(self._trainer.hold.remote(), self._trainer_ended)
         claims, self._after_trainer = self._after_trainer, []
         for claim in claims:
-            self._place(claim)
+            self._ray.soon(partial(self._place, claim))
 
     def _trainer_ended(self, _: None, error: BaseException | None) -> None:
         """Its node is gone: it is held elsewhere as soon as there is room, and the workers go on meanwhile."""
