@@ -155,7 +155,7 @@ def _check_names(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         return
     for name, value in kwargs.items():
         if name not in names:
-            fix = cls._moved.get(name) or f"{_did_you_mean(name, names)}Its fields are {', '.join(names)}."
+            fix = cls._moved.get(name) or f"{did_you_mean(name, names)}Its fields are {', '.join(names)}."
             raise ConfigError(f"{cls.__name__} has no field {name!r} (given as {_short(value)}). {fix}")
     if len(args) > len(names):
         raise ConfigError(
@@ -178,7 +178,8 @@ def _is_default(config: Config, field: dataclasses.Field[Any]) -> bool:
     return bool(getattr(config, field.name) == default)
 
 
-def _did_you_mean(name: Any, names: Iterable[str]) -> str:
+def did_you_mean(name: Any, names: Iterable[str]) -> str:
+    """A question with the nearest of ``names``, and a blank after it; "" where none is near."""
     from difflib import get_close_matches
 
     by_folded = {known.casefold(): known for known in names}
@@ -312,7 +313,7 @@ def one_of(*choices: str) -> Check:
         if not isinstance(value, str) or value not in choices:
             raise Refusal(
                 "it is not one of the known words",
-                f"{_did_you_mean(value, choices)}Use one of {', '.join(repr(c) for c in choices)}.",
+                f"{did_you_mean(value, choices)}Use one of {', '.join(repr(c) for c in choices)}.",
             )
         return value
 
@@ -468,7 +469,7 @@ def _options(value: Any) -> dict[str, Any]:
         if name not in known:
             raise Refusal(
                 f"no engine has an option {_short(name)}",
-                f"{_did_you_mean(name, known)}The options are {', '.join(known)}.",
+                f"{did_you_mean(name, known)}The options are {', '.join(known)}.",
             )
     return dict(value)
 
@@ -1242,7 +1243,7 @@ def _validation_resources(value: Any) -> dict[str, float]:
         raise Refusal(f"{_a_type(value)} is not a dict", 'Give amounts, such as {"num_gpus": 1}.')
     for name in value:
         if name not in known:
-            fix = f"{_did_you_mean(name, known)}Use {' and '.join(known)} only."
+            fix = f"{did_you_mean(name, known)}Use {' and '.join(known)} only."
             raise Refusal(f"{_short(name)} does not apply to a validation", fix)
     kept = {name: _finite(amount) for name, amount in value.items()}
     if any(amount < 0 for amount in kept.values()):
@@ -1299,7 +1300,7 @@ def _torch_backend(value: Any) -> str:
         if name.lower() not in known or (colon and not device):
             raise Refusal(
                 f"{_short(name)} is not a process group backend",
-                f"{_did_you_mean(name, sorted(known))}Use one of {', '.join(sorted(known))}, or by device as "
+                f"{did_you_mean(name, sorted(known))}Use one of {', '.join(sorted(known))}, or by device as "
                 "in 'cpu:gloo,cuda:nccl'. One that a plugin registers is known after the plugin is imported.",
             )
     return given

@@ -51,7 +51,7 @@ def test_diagnose_takes_the_attempt_and_the_path_it_is_given(place: Storage, tmp
 
 
 def test_a_run_without_a_trace_is_told_in_one_sentence(place: Storage) -> None:
-    with pytest.raises(StorageError, match="has recorded no steps"):
+    with pytest.raises(StorageError, match="Nothing was recorded of the steps"):
         invoke("diagnose", "nothing")
 
 

@@ -77,7 +77,7 @@ def test_what_ranks_told_of_themselves_reaches_the_report(place: Storage) -> Non
 def test_a_run_that_recorded_nothing_and_an_attempt_that_is_not_there_are_refused_in_words(
     place: Storage,
 ) -> None:
-    with pytest.raises(StorageError, match="has recorded no steps"):
+    with pytest.raises(StorageError, match="Nothing was recorded of the steps"):
         read(place)
     record(place, synthetic.run(0))
     with pytest.raises(StorageError, match=r"attempt 3 .* It has 0\."):

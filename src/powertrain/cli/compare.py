@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from powertrain.cli import arguments
 from powertrain.cli.show import find_run
 
 
@@ -14,9 +15,7 @@ def compare(
         str, typer.Argument(help="The run to compare with: its name, or the path of its directory.")
     ],
     second: Annotated[str, typer.Argument(help="The run that is judged.")],
-    storage: Annotated[
-        str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
-    ] = "",
+    storage: arguments.Storage = "",
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Say whether the second run is better, worse or the same. Exits with 3 where it is worse, 4 where none can say."""

@@ -7,22 +7,14 @@ from typing import Annotated
 
 import typer
 
+from powertrain.cli import arguments
 from powertrain.cli.show import find_run
 
 
 def diagnose(
-    run: Annotated[str, typer.Argument(help="A run's name, or the path of its directory.")],
-    storage: Annotated[
-        str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
-    ] = "",
-    attempt: Annotated[
-        int | None,
-        typer.Option(
-            help="Which attempt of the run; the newest with enough steps when left out.",
-            show_default=False,
-            min=0,
-        ),
-    ] = None,
+    run: arguments.Run,
+    storage: arguments.Storage = "",
+    attempt: arguments.Attempt = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print what final_summary.json holds instead.")
     ] = False,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from powertrain.cli import arguments
 from powertrain.cli.show import find_run
 from powertrain.engine.local import runtime_root
 from powertrain.errors import StorageError
@@ -13,11 +14,9 @@ from powertrain.run import control
 
 
 def resize(
-    run: Annotated[str, typer.Argument(help="A run's name, or the path of its directory.")],
+    run: arguments.Run,
     workers: Annotated[int, typer.Argument(help="How many workers it should go on with.", min=1)],
-    storage: Annotated[
-        str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
-    ] = "",
+    storage: arguments.Storage = "",
 ) -> None:
     """Change the number of workers of an elastic run, at its next checkpoint."""
     name, place = find_run(run, storage)

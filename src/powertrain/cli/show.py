@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from powertrain.checkpoint.commit import committed
 from powertrain.checkpoint.manifest import Manifest
+from powertrain.cli import arguments
 from powertrain.cli.ls import RunSummary, ago, default_storage, run_names, summarize
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
@@ -21,10 +22,8 @@ from powertrain.worker.shards import in_words, positions_in
 
 
 def show(
-    run: Annotated[str, typer.Argument(help="A run's name, or the path of its directory.")],
-    storage: Annotated[
-        str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
-    ] = "",
+    run: arguments.Run,
+    storage: arguments.Storage = "",
 ) -> None:
     """Show one run: state, attempts, checkpoints, last metrics, failures."""
     name, place = find_run(run, storage)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from powertrain.cli import arguments
 from powertrain.cli.show import find_run
 from powertrain.errors import StorageError
 
@@ -20,24 +21,15 @@ def _verbs() -> None:
 
 @trace.command()
 def export(
-    run: Annotated[str, typer.Argument(help="A run's name, or the path of its directory.")],
-    storage: Annotated[
-        str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
-    ] = "",
+    run: arguments.Run,
+    storage: arguments.Storage = "",
     output: Annotated[
         str,
         typer.Option(
             "--output", "-o", help="File to write; RUN.trace.json when left out.", show_default=False
         ),
     ] = "",
-    attempt: Annotated[
-        int | None,
-        typer.Option(
-            help="Which attempt of the run; the newest with enough steps when left out.",
-            show_default=False,
-            min=0,
-        ),
-    ] = None,
+    attempt: arguments.Attempt = None,
 ) -> None:
     """Write a run's steps as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing."""
     from powertrain.diagnosis import chrome

@@ -105,7 +105,4 @@ def _nothing_there(storage: Storage, attempt: int | None, recorded: list[int]) -
     if recorded:
         there = ", ".join(map(str, recorded))
         return f"Nothing was recorded of attempt {attempt} of the run at {storage.uri}. It has {there}."
-    return (
-        f"The run at {storage.uri} has recorded no steps. Either it had not got so far, or it ran with "
-        "RunConfig(trace=False); tracing is on by default."
-    )
+    return f"Nothing was recorded of the steps of the run at {storage.uri}, so nothing can be said of them."

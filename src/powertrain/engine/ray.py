@@ -99,7 +99,7 @@ class RayEngine:
         self._watched: SlotShape | None = None
         self._wanted = 0
         self._told_capacity = -1
-        #: The cluster at the last look. The thread that talks to Ray only.
+        #: The cluster at the last look: set by the thread that talks to Ray, read by all.
         self._seen: Sequence[cluster.Node] = ()
         self._drained: set[str] = set()
         self._told_no_room = False
@@ -411,9 +411,8 @@ class RayEngine:
             is_held = self._placing.holder_of(process.slot) is not None
         if is_held:
             self._lose_slot(process.slot, reason)
-        elif process.slot.id.startswith(
-            _ATTENDANTS
-        ):  # a slot of a claim was lost meanwhile, and that was told
+        elif process.slot.id.startswith(_ATTENDANTS):
+            # Of a claim's slot the loss was told meanwhile, by whoever took the slot.
             self._events(SlotLost(process.slot, reason))
 
     # ------------------------------------------------------------------ looking at the cluster

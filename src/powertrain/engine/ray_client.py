@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from powertrain.config import did_you_mean
 from powertrain.engine import cluster
 from powertrain.errors import ConfigError, EngineError
 
@@ -199,11 +199,10 @@ def _refuse_unknown_fields(runtime_env: Any, named: str) -> None:
     known = sorted(name for name in {*kind.known_fields, *takes} - {"self", "kwargs"} if name[0] != "_")
     for name in runtime_env:
         if name not in known and name not in kind.known_fields:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            meant = f"Did you mean {close[0]!r}? " if close else ""
             raise ConfigError(
-                f"{named} has the field {name!r}, which Ray's runtime_env does not have. {meant}Its fields are "
-                f"{', '.join(known)}. For one of a plugin, set {_PLUGINS} here as on the nodes."
+                f"{named} has the field {name!r}, which Ray's runtime_env does not have. "
+                f"{did_you_mean(name, known)}Its fields are {', '.join(known)}. "
+                f"For one of a plugin, set {_PLUGINS} here as on the nodes."
             )
 
 

@@ -185,7 +185,7 @@ def _arrow_schema(schema: Any) -> pa.Schema:
 
 
 def _said(error: Exception) -> bytes:
-    from powertrain.data.ray_snapshot import what_ray_says
+    from powertrain.data.ray_errors import what_ray_says
 
     return what_ray_says(error).encode("utf-8", "replace")
 

@@ -20,20 +20,6 @@ if TYPE_CHECKING:
         wrap_optimizer,
     )
 
-#: Where each public name lives.
-_HOMES = {
-    "powertrain.trace.wrappers": (
-        "init",
-        "trace_step",
-        "wrap_backward",
-        "wrap_dataloader_fetch",
-        "wrap_forward",
-        "wrap_h2d",
-        "wrap_optimizer",
-    ),
-}
-_NAMES = {name: module for module, names in _HOMES.items() for name in names}
-
 __all__ = [
     "init",
     "trace_step",
@@ -46,9 +32,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    if name not in __all__:
         raise AttributeError(f"module 'powertrain.trace' has no attribute {name!r}")
-    value = getattr(import_module(_NAMES[name]), name)
+    value = getattr(import_module("powertrain.trace.wrappers"), name)
     globals()[name] = value
     return value
 

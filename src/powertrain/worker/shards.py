@@ -49,9 +49,8 @@ class DataPosition:
     rows: int
 
     def __str__(self) -> str:
-        if (
-            self.position <= 0 and self.epoch > 0
-        ):  # nothing of this epoch was read: what was read is the one before
+        if self.position <= 0 and self.epoch > 0:
+            # Nothing of this epoch was read: what was read is the one before.
             return f"epoch {self.epoch - 1}, 100 %"
         return f"epoch {self.epoch}, {max(0, self.position) * 100 // max(1, self.rows)} %"
 

@@ -1,0 +1,20 @@
+"""What several verbs are told in the same way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Run = Annotated[str, typer.Argument(help="A run's name, or the path of its directory.")]
+Storage = Annotated[
+    str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
+]
+Attempt = Annotated[
+    int | None,
+    typer.Option(
+        help="Which attempt of the run; the newest with enough steps when left out.",
+        show_default=False,
+        min=0,
+    ),
+]
