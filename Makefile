@@ -17,7 +17,7 @@ run: $(READY)  ## train examples/digits.py with two workers and show the Result
 	$(BIN)/python examples/digits.py --name "digits-$$(date +%Y%m%d-%H%M%S)"
 
 test: $(READY)  ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests
 
 bench: $(READY)  ## run every benchmark, ours beside its peers
 	@set -e; for file in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do \
