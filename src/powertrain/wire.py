@@ -4,34 +4,55 @@ One :class:`Hub` (the controller's side) listens; each worker has one :class:`Li
 with CURVE keys; the hub knows the public key of every worker it expects and drops all others before a byte
 of theirs is decoded, and it knows a sender by its key, never by what the message claims.
 
-Everything a worker says travels in numbered :class:`Envelope` batches. A link keeps what is not acknowledged and sends
-it again after a lost connection, and the hub drops what it has already seen. So a message handed to a link arrives
-once, or the worker is dead. Batches are acknowledged when they have been dealt with, not when they arrive: a controller
-that falls behind slows what workers send, and its memory stays bounded. Commands are numbered too, and sent again
-over a new connection until an envelope says that they were heard.
+Everything a worker says travels in :class:`Envelope` batches, in numbered frames. A link keeps what is not acknowledged
+and sends it again after a lost connection, and the hub drops what it has already seen. So a message handed to a link
+arrives once, or the worker is dead. Batches are acknowledged when they have been dealt with, not when they arrive: a
+controller that falls behind slows what workers send, and its memory stays bounded. Commands are numbered too, and sent
+again over a new connection until an envelope says that they were heard.
+
+No frame is longer than :data:`FRAME_LIMIT`: ZeroMQ closes a connection over which a longer one begins to come, before
+it is known who has sent it. What is longer goes in several frames, up to :data:`MESSAGE_LIMIT`; beyond that the sender
+says so and leaves out what is too large. A frame of a known sender that cannot be read is as if it had never come: it
+is told once, not acknowledged, and nobody else is any worse for it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket as sockets
+import struct
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Union
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Union
 
 import msgspec
 import zmq
 import zmq.auth
 from zmq.auth.base import Authenticator
 
-from powertrain.errors import WireError
+from powertrain.errors import EngineError, WireError
 
+_logger = logging.getLogger("powertrain")
+#: Bytes of a message in one frame. It bounds what a stranger can make this process hold, so it is small.
+FRAME_LIMIT = 2**20
+#: Bytes of one message in all its frames: it bounds what a worker can make the controller hold.
+MESSAGE_LIMIT = 2**31
+#: What a command may have beyond that, which may hold all that a message has brought.
+_COMMAND_ROOM = 2**20
+#: Characters of why a message was refused.
+_LONGEST_REASON = 300
+#: What CURVE adds to a frame.
+_ENCRYPTION = 33
 #: Bytes in the path of a Unix socket, the ending NUL left out.
 _SOCKET_PATH_LIMIT = 107
 #: Seconds for a connection to be made, when it is only looked whether that can be.
 _CONNECT_WITHIN = 3.0
+#: How many, or which: whoever says another number is not understood.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 # --------------------------------------------------------------------------- what a worker says
@@ -58,7 +79,7 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(Message, frozen=True, tag="hello"):
     """The first message of a process."""
 
-    pid: int
+    pid: Count
     host: str
 
 
@@ -66,7 +87,7 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a rank's share of a checkpoint; an empty directory's name ends in "/"."""
 
     name: str
-    size: int
+    size: Count
     #: Its hash once it is durable in storage, "" before.
     xxh3: str = ""
 
@@ -104,7 +125,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Point(Message, frozen=True, tag="point"):
     """One ``report``: row ``row`` of this rank (0 for ``solo``)."""
 
-    row: int
+    row: Count
     at: float
     metrics: dict[str, Any]
     solo: bool = False
@@ -160,13 +181,13 @@ class Beat(Message, frozen=True, tag="beat"):
 
     #: Reports, optimizer steps and loader batches so far, and seconds since one of them grew. Time in which the
     #: whole process stood still is left out.
-    reports: int
-    steps: int
-    batches: int
+    reports: Count
+    steps: Count
+    batches: Count
     idle: float
     #: "set-up", "training", "checkpoint" (it is saving or staging) or "end".
     phase: str = ""
-    row: int = 0
+    row: Count = 0
     #: Collectives begun on torch's default process group; -1 where there is none.
     collectives: int = -1
     #: What it waits for on this wire: "barrier", "broadcast_from_rank_zero", "row 7", "commit of row 7"; or "".
@@ -181,7 +202,7 @@ class Beat(Message, frozen=True, tag="beat"):
 class Stacks(Message, frozen=True, tag="stacks"):
     """Answer to :class:`Inspect`: the rank's own process first, then those that it has started."""
 
-    ask: int
+    ask: Count
     processes: list[ProcessStack]
 
 
@@ -189,14 +210,14 @@ class Noticed(Message, frozen=True, tag="noticed"):
     """The rank's process was asked to end by a signal; ``times`` counts them."""
 
     signal: str
-    times: int = 1
+    times: Count = 1
 
 
 class Held(Message, frozen=True, tag="held"):
     """Answer to :class:`Hold`: this many boundaries are behind the rank, and it will stop at the next."""
 
-    hold: int
-    boundary: int
+    hold: Count
+    boundary: Count
     #: True when it can save there: its state is registered, or its loop asks whether to.
     can_save: bool = False
 
@@ -204,15 +225,15 @@ class Held(Message, frozen=True, tag="held"):
 class Reached(Message, frozen=True, tag="reached"):
     """The rank stands at ``boundary``, to which it was sent with the action "step"; its newest report is ``row``."""
 
-    hold: int
-    boundary: int
-    row: int
+    hold: Count
+    boundary: Count
+    row: Count
 
 
 class Arrived(Message, frozen=True, tag="arrived"):
     """The rank is at collective number ``sync``; rank 0 may bring data for the others."""
 
-    sync: int
+    sync: Count
     kind: str
     data: bytes = b""
 
@@ -220,7 +241,7 @@ class Arrived(Message, frozen=True, tag="arrived"):
 class Executed(Message, frozen=True, tag="executed"):
     """Answer to :class:`Execute`: a pickled value, or the error."""
 
-    call: int
+    call: Count
     value: bytes = b""
     error: ErrorReport | None = None
 
@@ -245,9 +266,9 @@ class Noted(Message, frozen=True, tag="noted"):
 class Carried(Message, frozen=True, tag="carried"):
     """A rank's share of a row's checkpoint is durable in storage with these hashes, or will not be: ``error``."""
 
-    attempt: int
-    row: int
-    rank: int
+    attempt: Count
+    row: Count
+    rank: Count
     files: list[FilePart] = []
     #: Where the user's own upload function put the files.
     elsewhere: str = ""
@@ -257,26 +278,26 @@ class Carried(Message, frozen=True, tag="carried"):
 class CarryTrouble(Message, frozen=True, tag="carry_trouble"):
     """Storage refuses or is silent, and it is tried again; ``reason`` says what it answers."""
 
-    attempt: int
-    row: int
-    rank: int
+    attempt: Count
+    row: Count
+    rank: Count
     reason: str
 
 
 class StagingFull(Message, frozen=True, tag="staging_full"):
     """The rank cannot stage its share of ``row`` before an older one has left the staging area."""
 
-    row: int
+    row: Count
     #: Bytes that are needed, and what is allowed.
-    needed: int
-    limit: int
+    needed: Count
+    limit: Count
 
 
 class AskCheckpoints(Message, frozen=True, tag="ask_checkpoints"):
     """Which checkpoints are there, once all up to ``row`` are settled (and validated, if asked)?"""
 
-    ask: int
-    row: int
+    ask: Count
+    row: Count
     validated: bool = False
     #: Seconds after which the answer comes in any case; negative for never.
     timeout: float = -1.0
@@ -297,7 +318,7 @@ class Validated(Message, frozen=True, tag="validated"):
 class NodeReady(Message, frozen=True, tag="node_ready"):
     """An agent is there, and what it found on its node."""
 
-    pid: int
+    pid: Count
     host: str
     address: str
     version: str
@@ -313,7 +334,7 @@ class NodeBeat(Message, frozen=True, tag="node_beat"):
 
 class ProcessStarted(Message, frozen=True, tag="process_started"):
     id: str
-    pid: int
+    pid: Count
 
 
 class ProcessOutput(Message, frozen=True, tag="process_output"):
@@ -327,7 +348,7 @@ class ProcessEnded(Message, frozen=True, tag="process_ended"):
     """A process and all that it had started are gone; its output has been sent."""
 
     id: str
-    pid: int
+    pid: Count
     code: int
     out_of_memory: bool = False
     #: Why it could not be started, where it never ran.
@@ -336,24 +357,38 @@ class ProcessEnded(Message, frozen=True, tag="process_ended"):
     lost: bool = False
     #: Of a rank that was not on the controller's machine: the newest row whose report had returned, and the reports
     #: with shares that still lie staged on its node.
-    row: int = 0
+    row: Count = 0
     sealed: list[Point] = []
+    #: Should it have died: its newest steps, as they lie in its ring.
+    steps: bytes = b""
 
 
 class ProcessSeen(Message, frozen=True, tag="process_seen"):
     """The answer to :class:`LookAt`."""
 
-    ask: int
-    pid: int
+    ask: Count
+    pid: Count
     state: str
     processes: list[ProcessStack] = []
     debugged: bool = False
+
+
+class Telemetry(Message, frozen=True, tag="telemetry"):
+    """What a rank has recorded since it last said so: records of :mod:`powertrain.trace`, as they lie on disk."""
+
+    #: Of steps, the number of the first among those the rank has made; some may be missing before it.
+    first: Count = 0
+    steps: bytes = b""
+    samples: bytes = b""
+    #: One JSON object, with what holds from now on; empty where nothing changed.
+    facts: bytes = b""
 
 
 FromWorker = Union[
     Hello,
     Point,
     Beat,
+    Telemetry,
     Stacks,
     Noticed,
     Held,
@@ -379,15 +414,14 @@ FromWorker = Union[
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """A batch of messages of one rank, with where that rank stands; of a node's agent, where ``rank`` is -1."""
 
-    rank: int
-    attempt: int
-    seq: int
+    rank: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+    attempt: Count
     #: Boundaries and rows behind the rank when the batch was closed.
-    boundary: int
-    row: int
+    boundary: Count
+    row: Count
     messages: list[FromWorker]
     #: Number of the last command that has arrived.
-    heard: int = 0
+    heard: Count = 0
     extras: dict[str, Any] = {}
 
 
@@ -395,7 +429,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ack(Message, frozen=True, tag="ack"):
-    """Batches up to ``seq`` have arrived."""
+    """Frames up to number ``seq`` need not be sent again: what they brought has been dealt with, or is kept."""
 
     seq: int
 
@@ -537,6 +571,8 @@ class StartProcess(Message, frozen=True, tag="start_process"):
     staging: str = ""
     attempt: int = 0
     rank: int = -1
+    #: Where it keeps its newest steps.
+    ring: str = ""
 
 
 class SignalProcess(Message, frozen=True, tag="signal_process"):
@@ -580,16 +616,81 @@ FromController = Union[
 ]
 
 
-class Order(msgspec.Struct, frozen=True):
-    """A command with its number among those of one worker, from 1; 0 for an :class:`Ack`, which may get lost."""
+# --------------------------------------------------------------------------- frames
 
-    number: int
-    command: FromController
+#: Before each frame: 1 where its message ends with it, else 0; and its number, from 1; 0 for an acknowledgement.
+_HEADER = struct.Struct(">BQ")
+
+
+def _no_extension(code: int, _: memoryview) -> Any:
+    """Nothing that a worker says has any, and what is kept of it as text could not hold one."""
+    raise msgspec.ValidationError(f"it has a msgpack extension of type {code}")
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
-_decode_order = msgspec.msgpack.Decoder(Order).decode
+_decode_envelope = msgspec.msgpack.Decoder(Envelope, ext_hook=_no_extension).decode
+_decode_command: Callable[[bytes | bytearray | memoryview], FromController] = msgspec.msgpack.Decoder(
+    FromController
+).decode
+
+
+def _frames(body: bytes, first: int) -> Iterator[tuple[int, bytes]]:
+    """An encoded message as frames with their numbers, which go on from ``first``."""
+    view = memoryview(body)
+    for number, start in enumerate(range(0, len(body), FRAME_LIMIT), first):
+        end = start + FRAME_LIMIT
+        yield number, b"".join((_HEADER.pack(end >= len(body), number), view[start:end]))
+
+
+def _frame_count(body: bytes) -> int:
+    return -(-len(body) // FRAME_LIMIT)
+
+
+def _read_frame(frame: memoryview) -> tuple[int, bool, memoryview]:
+    """A frame's number, whether its message ends with it, and what it brings; raises :class:`WireError`."""
+    if len(frame) < _HEADER.size:
+        raise WireError(f"it is {len(frame)} bytes long, which is less than the header of a frame")
+    ends, number = _HEADER.unpack_from(frame)
+    if ends > 1:
+        raise WireError("it does not begin with the header of a frame")
+    return number, bool(ends), frame[_HEADER.size :]
+
+
+def _read_envelope(body: bytearray | memoryview) -> Envelope:
+    """Raises :class:`WireError` for anything that is not one."""
+    try:
+        return _decode_envelope(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+        raise WireError(f"it is not an envelope ({error or type(error).__name__})") from error
+
+
+class _Gathering:
+    """The frames of one message, which come in order, until the last is there."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = bytearray()
+        #: Number of the first frame; 0 while there is none.
+        self.first = 0
+
+    def add(self, number: int, ends: bool, piece: memoryview) -> bytearray | memoryview | None:
+        """The whole message once it has ended, else None. Forgets all of it and raises :class:`WireError` where it is
+        too long."""
+        if ends and not self.first:
+            return piece
+        size = len(self._held) + len(piece)
+        if size > self._limit:
+            self._forget()
+            raise WireError(
+                f"with {size:,} bytes it is longer than the {self._limit:,} that a message may have"
+            )
+        self.first = self.first or number
+        self._held += piece
+        return self._forget() if ends else None
+
+    def _forget(self) -> bytearray:
+        held, self._held, self.first = self._held, bytearray(), 0
+        return held
 
 
 # --------------------------------------------------------------------------- keys
@@ -618,43 +719,81 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A batch, and the public key it was sent with."""
+    """A batch, the public key it was sent with, and the number of its last frame."""
 
     sender: bytes
+    number: int
     envelope: Envelope
 
 
 class _Peer:
-    """What the hub knows of one worker. The hub's thread only, but for ``acknowledged``."""
+    """What the hub knows of one worker. The hub's thread only."""
 
-    def __init__(self, deliver: Callable[[Received], None]) -> None:
+    def __init__(self, deliver: Callable[[Received], None], speaks_as: tuple[int, int] | None) -> None:
         self.deliver = deliver
+        #: The rank and attempt that its envelopes name; None until the first of them.
+        self.speaks_as = speaks_as
         #: Where its connection is; None before it came.
         self.route: bytes | None = None
-        #: The last batch that was delivered, and the last that was dealt with.
+        #: The last frame that was taken, and the last that need not be sent again.
         self.seen = self.acknowledged = 0
+        self.gathering = _Gathering(MESSAGE_LIMIT)
         #: The last command's number, and the commands not yet known to have arrived.
         self.number = 0
         self.unheard: deque[tuple[int, bytes]] = deque()
+        #: True once it was told that something of it was refused.
+        self.is_told = False
+
+    def __str__(self) -> str:
+        if self.speaks_as is None:
+            return "a process of the run that has not said yet which it is"
+        rank, attempt = self.speaks_as
+        return f"rank {rank} of attempt {attempt}" if rank >= 0 else "a process of the run that is no rank"
+
+    def dealt_with(self, number: int) -> None:
+        """The batch that ended with this frame has been; so has what came after it and waits for the rest."""
+        self.acknowledged = max(self.acknowledged, number)
+        if self.gathering.first and self.acknowledged >= self.gathering.first - 1:
+            self.acknowledged = self.seen
+
+    def heard(self, number: int) -> None:
+        """Commands up to this number have arrived."""
+        while self.unheard and self.unheard[0][0] <= number:
+            self.unheard.popleft()
+
+    def check(self, envelope: Envelope) -> None:
+        """Raises :class:`WireError` for what cannot be of this worker, or in answer to what it was sent."""
+        claims = (envelope.rank, envelope.attempt)
+        if self.speaks_as is not None and claims != self.speaks_as:
+            raise WireError(f"it claims to be of rank {claims[0]} of attempt {claims[1]}")
+        if envelope.heard > self.number:
+            raise WireError(f"it claims that command {envelope.heard} has arrived; {self.number} were sent")
+        self.speaks_as = claims
 
 
 class Hub:
     """Listens for links, delivers their batches in order and once, and sends to them.
 
     One thread owns the socket. ``deliver`` is called on that thread with each new batch, which whoever deals with it
-    must :meth:`acknowledge`; ``rejected`` with a sentence for each message that could not be read.
+    must :meth:`acknowledge`; ``rejected`` once of each worker that sent something which cannot be read or cannot be
+    its own, with a sentence. Such a thing is dropped, and all else of that worker still counts. What comes without a
+    known key is dropped without a word: nobody knows whose it is.
     """
 
     def __init__(
         self,
         address: str,
         deliver: Callable[[Received], None],
-        rejected: Callable[[str], None] = lambda _: None,
+        rejected: Callable[[str], None] = _logger.warning,
         *,
         directory: str = "",
         port: int = 0,
+        listen_on: str = "",
     ) -> None:
-        """Listen on ``address``: "ipc" for a Unix socket in ``directory``, else an IP address (0: any free port)."""
+        """Listen on ``address``: "ipc" for a Unix socket in ``directory``, else an IP address (0: any free port).
+
+        ``listen_on`` is another IP address of this node to use instead, or that for all of them, "0.0.0.0" or "::".
+        """
         self.keys = KeyPair.new()
         self._deliver, self._rejected = deliver, rejected
         self._context = zmq.Context()
@@ -665,11 +804,14 @@ class Hub:
         self._socket = self._listening_socket()
         self._path = ""
         try:
-            self.endpoint = self._bind(address, directory, port)
+            self.endpoint = self._bind(address, directory, port, listen_on)
         except BaseException:
             self._close_sockets()  # a context with open sockets would block whoever collects it
             raise
-        self._outbox: deque[tuple[bytes, FromController]] = deque()
+        #: For a worker: an encoded command, or the number of a batch that has been dealt with.
+        self._outbox: deque[tuple[bytes, bytes | int]] = deque()
+        #: Whom an acknowledgement is owed.
+        self._owed: set[bytes] = set()
         self._wake = _Wakeup()
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="powertrain-hub", daemon=True)
@@ -679,12 +821,18 @@ class Hub:
         """ZAP's question: may this key in? (The name is the authenticator's.)"""
         return key in self._peers
 
-    def admit(self, public: bytes = b"", deliver: Callable[[Received], None] | None = None) -> Door:
+    def admit(
+        self,
+        public: bytes = b"",
+        deliver: Callable[[Received], None] | None = None,
+        speaks_as: tuple[int, int] | None = None,
+    ) -> Door:
         """A door for one more worker: with keys made here, or for whoever holds the secret half of ``public``.
 
-        What comes through it is given to ``deliver``, by default to the hub's own."""
+        What comes through it is given to ``deliver``, by default to the hub's own. Its envelopes must name the rank and
+        attempt of ``speaks_as``; where that is not given, those that its first one names."""
         keys = KeyPair(public, b"") if public else KeyPair.new()
-        self._peers.setdefault(keys.public, _Peer(deliver or self._deliver))
+        self._peers.setdefault(keys.public, _Peer(deliver or self._deliver, speaks_as))
         return Door(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
 
     def expel(self, public: bytes) -> None:
@@ -693,13 +841,22 @@ class Hub:
 
     def acknowledge(self, received: Received) -> None:
         """The batch has been dealt with: its sender may forget it. Any thread."""
-        if (peer := self._peers.get(received.sender)) is not None:
-            peer.acknowledged = received.envelope.seq
-            self.send(received.sender, Ack(seq=peer.acknowledged))
+        self._outbox.append((received.sender, received.number))
+        self._wake.set()
 
     def send(self, public: bytes, message: FromController) -> None:
-        """Hand a message to the worker with this key, now or when it connects. Any thread."""
-        self._outbox.append((public, message))
+        """Hand a message to the worker with this key, now or when it connects. Any thread.
+
+        Raises :class:`EngineError` for one that is too large."""
+        try:
+            body = _encoded(message, MESSAGE_LIMIT + _COMMAND_ROOM)
+        except _TooLarge as error:
+            raise EngineError(
+                f"A worker was to be sent {error.size} at once ({type(message).__name__}), and at most "
+                f"{_amount(MESSAGE_LIMIT)} can be. What the training function, its config or a backend's function "
+                "brings along is sent with it: let workers read large data from files or datasets instead."
+            ) from error
+        self._outbox.append((public, body))
         self._wake.set()
 
     def close(self) -> None:
@@ -729,13 +886,16 @@ class Hub:
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.keys.public, self.keys.secret
         socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 1000)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # Honest links have no more than a window under way, and may send it again.
+        socket.setsockopt(zmq.RCVHWM, 4 * Link.WINDOW)
+        socket.setsockopt(zmq.MAXMSGSIZE, _HEADER.size + FRAME_LIMIT + _ENCRYPTION)
         return socket
 
-    def _bind(self, address: str, directory: str, port: int) -> str:
+    def _bind(self, address: str, directory: str, port: int, listen_on: str) -> str:
         if address != "ipc":
-            return self._bind_tcp(f"[{address}]" if ":" in address else address, port)
+            told = address if listen_on in ("", "0.0.0.0", "::") else listen_on
+            port = self._bind_tcp(_in_brackets(listen_on or address), port)
+            return f"tcp://{_in_brackets(told)}:{port}"
         path = os.path.join(directory, "wire")
         if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
             raise WireError(
@@ -747,19 +907,22 @@ class Hub:
         self._path = path
         return f"ipc://{path}"
 
-    def _bind_tcp(self, host: str, port: int) -> str:
+    def _bind_tcp(self, host: str, port: int) -> int:
         self._socket.setsockopt(zmq.IPV6, int(host.startswith("[")))
-        if not port:
-            port = self._socket.bind_to_random_port(f"tcp://{host}")
-            return f"tcp://{host}:{port}"
         try:
+            if not port:
+                return self._socket.bind_to_random_port(f"tcp://{host}")
             self._socket.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE:
+                cure = "choose another in RunConfig(port=...), or leave it out to take any that is free"
+                why = f"Another run or program may have the port: {cure}."
+            else:
+                why = "Is it an address of this machine? Leave TraceConfig(bind_host=...) out to take its usual one."
             raise WireError(
-                f"The run cannot listen on {host}:{port} for its workers: {error}. Another run or program may have the "
-                "port: choose another in RunConfig(port=...), or leave it out to take any that is free."
+                f"The run cannot listen on {host}:{port} for its workers: {error}. {why}"
             ) from error
-        return f"tcp://{host}:{port}"
+        return port
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -780,36 +943,67 @@ class Hub:
     def _receive_all(self) -> None:
         for _ in range(256):  # then look at the outbox again
             try:
-                route, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            except ValueError:
-                self._rejected("a message with a wrong number of frames was dropped")
-                continue
-            self._receive(bytes(route.buffer), frame)
+            if len(frames) == 1:
+                self._receive(bytes(route.buffer), frames[0])
+            elif frames and (peer := self._peers.get(_sender(frames[0]))) is not None:
+                self._refuse(peer, f"it is made of {len(frames)} frames")
 
     def _receive(self, route: bytes, frame: zmq.Frame) -> None:
-        sender = str(frame.get("User-Id")).encode()
+        sender = _sender(frame)
         peer = self._peers.get(sender)
         if peer is None:
             return
         try:
-            envelope = _decode_envelope(frame.buffer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._rejected(f"a message that is not an envelope was dropped ({error})")
-            return
-        self._catch_up(peer, route, envelope.heard)
-        if envelope.seq == peer.seen + 1:
-            peer.seen = envelope.seq
-            peer.deliver(Received(sender, envelope))
-        else:
-            # Seen already: the acknowledgement was lost. Too early: it comes again, after those lost before it.
-            self._outbox.append((sender, Ack(seq=peer.acknowledged)))
+            self._take(sender, peer, route, frame.buffer)
+        except WireError as problem:
+            self._refuse(peer, str(problem))
+        except MemoryError:  # it comes again, and there may be room by then
+            self._refuse(peer, "there is no memory left for it")
 
-    def _catch_up(self, peer: _Peer, route: bytes, heard: int) -> None:
-        """Forget the commands that have arrived; over a new connection, send the others (again)."""
-        while peer.unheard and peer.unheard[0][0] <= heard:
-            peer.unheard.popleft()
+    def _take(self, sender: bytes, peer: _Peer, route: bytes, frame: memoryview) -> None:
+        """Deal with one frame of a known worker; raises :class:`WireError` where it is to be refused."""
+        number, ends, piece = _read_frame(frame)
+        if number != peer.seen + 1:
+            # Seen already: the acknowledgement was lost. Too early: it comes again, after those lost before it.
+            self._owed.add(sender)
+            self._answer_over(peer, route)
+            return
+        whole = peer.gathering.add(number, ends, piece)
+        if whole is None:
+            peer.seen = number
+            peer.dealt_with(peer.acknowledged)
+            self._owed.add(sender)
+            self._answer_over(peer, route)
+            return
+        envelope = _read_envelope(whole)
+        peer.check(envelope)
+        peer.seen = number
+        peer.heard(envelope.heard)
+        self._answer_over(peer, route)
+        try:
+            peer.deliver(Received(sender, number, envelope))
+        except (
+            Exception
+        ) as error:  # a fault of ours, but one that must not make this thread deaf to all others
+            _logger.exception("A batch could not be dealt with.")
+            raise WireError(f"it could not be dealt with ({type(error).__name__}: {error})") from error
+
+    def _refuse(self, peer: _Peer, problem: str) -> None:
+        """Say so the first time. Whoever floods the run with such things does not flood the terminal with words."""
+        if not peer.is_told:
+            peer.is_told = True
+            # Part of it may be the sender's own words.
+            why = ascii(problem)[1:-1][:_LONGEST_REASON]
+            self._rejected(
+                f"A message of {peer} was dropped: {why}. No worker of Powertrain sends such a thing: something "
+                "else uses its keys, or it is broken. More of the kind is dropped without a word."
+            )
+
+    def _answer_over(self, peer: _Peer, route: bytes) -> None:
+        """Over a new connection, send (again) the commands that have not arrived."""
         if peer.route != route:
             peer.route = route
             for _, frame in peer.unheard:
@@ -817,18 +1011,32 @@ class Hub:
 
     def _flush(self) -> None:
         while self._outbox:
-            public, message = self._outbox.popleft()
+            public, said = self._outbox.popleft()
             peer = self._peers.get(public)
             if peer is None:
                 continue
-            number = 0
-            if not isinstance(message, Ack):
-                number = peer.number = peer.number + 1
-            frame = _encode(Order(number, message))
-            if number:
-                peer.unheard.append((number, frame))
+            if isinstance(said, int):
+                peer.dealt_with(said)
+                self._owed.add(public)
+            else:
+                self._command(peer, said)
+        while self._owed:
+            peer = self._peers.get(self._owed.pop())
+            if peer is not None and peer.route is not None:
+                ((_, frame),) = _frames(_encode(Ack(seq=peer.acknowledged)), 0)
+                self._socket.send_multipart([peer.route, frame])
+
+    def _command(self, peer: _Peer, body: bytes) -> None:
+        for number, frame in _frames(body, peer.number + 1):
+            peer.number = number
+            peer.unheard.append((number, frame))
             if peer.route is not None:
                 self._socket.send_multipart([peer.route, frame])
+
+
+def _sender(frame: zmq.Frame) -> bytes:
+    """The public key that the frame came with."""
+    return str(frame.get("User-Id")).encode()
 
 
 # --------------------------------------------------------------------------- the worker's side
@@ -841,7 +1049,7 @@ class Link:
     keeps it until it is acknowledged; ``room`` says how many more batches may be under way.
     """
 
-    #: Batches under way at most; beyond it the caller keeps its messages to itself.
+    #: Frames under way at most, and so batches; beyond it the caller keeps its messages to itself.
     WINDOW = 8
     #: Seconds without an acknowledgement after which everything unacknowledged is sent again.
     RESEND_AFTER = 5.0
@@ -860,6 +1068,7 @@ class Link:
         )
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _HEADER.size + FRAME_LIMIT + _ENCRYPTION)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.connect(door.endpoint)
@@ -867,9 +1076,13 @@ class Link:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
+        #: The last frame's number; frames under way; and what goes when there is room for it again.
         self._seq = 0
         self._unacked: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[Iterator[tuple[int, bytes]]] = deque()
+        #: The last command's number, and what has come of one that is longer than a frame.
         self._commands = 0
+        self._gathering = _Gathering(MESSAGE_LIMIT + _COMMAND_ROOM)
         self._heard = self._tried = time.monotonic()
         self._resent = 0.0
         #: True once the hub has answered anything.
@@ -878,12 +1091,12 @@ class Link:
     @property
     def room(self) -> int:
         """Batches that may still be sent before an acknowledgement is needed."""
-        return self.WINDOW - len(self._unacked)
+        return 0 if self._waiting else self.WINDOW - len(self._unacked)
 
     @property
     def settled(self) -> bool:
         """True when everything sent has been acknowledged."""
-        return not self._unacked
+        return not self._unacked and not self._waiting
 
     @property
     def silence(self) -> float:
@@ -930,31 +1143,61 @@ class Link:
         row: int,
         extras: dict[str, Any] | None = None,
     ) -> None:
-        """Send one batch. The caller has checked ``room``."""
-        envelope = Envelope(
-            rank=self._rank,
-            attempt=self._attempt,
-            seq=self._seq + 1,
-            boundary=boundary,
-            row=row,
-            messages=list(messages),
-            heard=self._commands,
-            extras=extras or {},
-        )
-        try:
-            frame = _encode(envelope)
-        except (UnicodeEncodeError, OverflowError):
-            frame = _encode(_repaired(envelope))
-        self._seq += 1
-        if not self._unacked:
-            self._heard = time.monotonic()
-        self._unacked.append((self._seq, frame))
-        self._socket.send(frame)
+        """Send one batch. The caller has checked ``room``.
+
+        What no message can be large enough for is left out, and the run is told so instead. Raises :class:`WireError`
+        where nothing can be left out."""
+        for body in self._bodies(list(messages), boundary, row, extras or {}):
+            if self.settled:
+                self._heard = time.monotonic()
+            self._waiting.append(_frames(body, self._seq + 1))
+            self._seq += _frame_count(body)
+            self._send_waiting()
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
         self._wake.close()
+
+    def _bodies(
+        self, messages: list[FromWorker], boundary: int, row: int, extras: dict[str, Any]
+    ) -> list[bytes]:
+        """The messages as encoded envelopes: one, unless they are too large together."""
+        envelope = Envelope(
+            rank=self._rank,
+            attempt=self._attempt,
+            boundary=boundary,
+            row=row,
+            messages=messages,
+            heard=self._commands,
+            extras=extras,
+        )
+        try:
+            return [_encoded(envelope, MESSAGE_LIMIT)]
+        except _TooLarge as error:
+            size = error.size
+        if len(messages) == 1:
+            return self._bodies(_shortened(messages[0], size), boundary, row, extras)
+        middle = len(messages) // 2
+        return [
+            *self._bodies(messages[:middle], boundary, row, extras),
+            *self._bodies(messages[middle:], boundary, row, extras),
+        ]
+
+    def _send_waiting(self) -> None:
+        while self._waiting and len(self._unacked) < self.WINDOW:
+            frame = next(self._waiting[0], None)
+            if frame is None:
+                self._waiting.popleft()
+            else:
+                self._unacked.append(frame)
+                self._transmit(frame[1])
+
+    def _transmit(self, frame: bytes) -> None:
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # the hub has shut its door: whoever has this link must learn of the silence, and not wait here
 
     def _receive_all(self) -> list[FromController]:
         commands: list[FromController] = []
@@ -963,23 +1206,67 @@ class Link:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return commands
-            order = _decode_order(frame)
+            number, ends, piece = _read_frame(memoryview(frame))
             self._heard, self.reached = time.monotonic(), True
-            if isinstance(order.command, Ack):
-                while self._unacked and self._unacked[0][0] <= order.command.seq:
-                    self._unacked.popleft()
-            elif (
-                order.number == self._commands + 1
-            ):  # any other has come already, over a connection that broke
-                self._commands = order.number
-                commands.append(order.command)
+            if number == 0:
+                self._acknowledged(_decode_command(piece))
+            elif number == self._commands + 1:  # any other has come already, over a connection that broke
+                self._commands = number
+                whole = self._gathering.add(number, ends, piece)
+                if whole is not None:
+                    commands.append(_decode_command(whole))
+
+    def _acknowledged(self, answer: FromController) -> None:
+        assert isinstance(answer, Ack)
+        while self._unacked and self._unacked[0][0] <= answer.seq:
+            self._unacked.popleft()
+        self._send_waiting()
 
     def _resend_if_silent(self) -> None:
+        """Less and less often: copies pile up in front of a hub that stands still."""
         now = time.monotonic()
-        if self._unacked and now - max(self._heard, self._resent) > self.RESEND_AFTER:
+        pause = max(self.RESEND_AFTER, (now - self._heard) / 4)
+        if self._unacked and now - max(self._heard, self._resent) > pause:
             self._resent = now
             for _, frame in self._unacked:
-                self._socket.send(frame)
+                self._transmit(frame)
+
+
+def _shortened(message: FromWorker, size: str) -> list[FromWorker]:
+    """What to send instead of a message that is too large: all of it but what makes it so, and words about that.
+
+    Raises :class:`WireError` where the rank would wait for an answer to what is left out."""
+    most = f"more than the {_amount(MESSAGE_LIMIT)} that a message to the run may have"
+    if isinstance(message, Outcome) and message.value:
+        told = (
+            f"The training function returned a value of {size}, {most}; Result.return_value will be None. Report it as "
+            "a checkpoint, or write it to a file and return the path."
+        )
+        return [Noted(message=told), msgspec.structs.replace(message, value=b"")]
+    if isinstance(message, Executed) and message.value:
+        words = f"The function that was called in this rank returned a value of {size}, {most}."
+        error = ErrorReport(type="WireError", message=words, traceback="")
+        return [msgspec.structs.replace(message, value=b"", error=error)]
+    if isinstance(message, Point) and message.metrics:
+        told = (
+            f"The metrics of row {message.row} come to {size}, {most}; they were left out. Report large data as the "
+            "files of a checkpoint."
+        )
+        return [Noted(message=told), msgspec.structs.replace(message, metrics={})]
+    if isinstance(message, Validated) and message.metrics:
+        words = f"The validation function returned metrics of {size}, {most}."
+        error = ErrorReport(type="WireError", message=words, traceback="")
+        return [msgspec.structs.replace(message, metrics={}, error=error)]
+    if isinstance(message, (Stacks, Telemetry, ProcessOutput)):
+        return [
+            Noted(
+                message=f"What the run was told as {type(message).__name__} came to {size}, {most}; it was left out."
+            )
+        ]
+    raise WireError(
+        f"What this process was to send to the run ({type(message).__name__}) comes to {size}, {most}. Pass large data "
+        "by files."
+    )
 
 
 def _why_closed(endpoint: str) -> str:
@@ -996,6 +1283,10 @@ def _why_closed(endpoint: str) -> str:
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
     return ""
+
+
+def _in_brackets(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 class _Wakeup:
@@ -1034,20 +1325,36 @@ class _Wakeup:
                 os.close(self._write)
 
 
+class _TooLarge(Exception):
+    """``size`` in words."""
+
+    def __init__(self, size: str) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+def _encoded(value: Any, limit: int) -> bytes:
+    """``value`` in msgpack, with what that cannot hold made plain: halves of characters, very large whole numbers.
+
+    Raises :class:`_TooLarge` for more than ``limit`` bytes."""
+    try:
+        body = _encode(value)
+    except msgspec.EncodeError:
+        raise _TooLarge("more than 4 GiB") from None  # of one string, which msgpack cannot write
+    except (UnicodeEncodeError, OverflowError):
+        body = _encode(_plain(msgspec.to_builtins(value, builtin_types=(bytes,))))
+    if len(body) > limit:
+        raise _TooLarge(_amount(len(body)))
+    return body
+
+
+def _amount(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+
+
 def encode_messages(messages: list[FromWorker]) -> bytes:
     """Messages for a file of this process's own."""
-    try:
-        return _encode(messages)
-    except (UnicodeEncodeError, OverflowError):
-        return _encode(_plain(msgspec.to_builtins(messages, builtin_types=(bytes,))))
-
-
-def _repaired(envelope: Envelope) -> Envelope:
-    """The same batch with what msgpack cannot hold made plain: halves of characters, very large whole numbers."""
-    repaired: Envelope = msgspec.convert(
-        _plain(msgspec.to_builtins(envelope, builtin_types=(bytes,))), Envelope
-    )
-    return repaired
+    return _encoded(messages, sys.maxsize)
 
 
 def _plain(value: Any) -> Any:
