@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset, dataloader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, dataloader
+from torch.utils.data._utils import fetch
 
 import powertrain
 from powertrain import trace
@@ -101,6 +102,20 @@ def test_each_phase_of_a_plain_loop_is_seen_where_it_is(recorder: spans.Recorder
     assert [step.samples for step in steps(recorder)] == [4, 4]
 
 
+def test_files_that_a_loop_saves_count_as_reporting(recorder: spans.Recorder, tmp_path: Path) -> None:
+    trace.init()
+    model = Slow()
+    train(model, loader(rows=4))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    train(model, loader(rows=4))
+    first, second = steps(recorder)
+    assert "report" not in seen(first)
+    assert "report" in seen(second)
+    patches.uninstall()
+    assert torch.save is torch.serialization.save
+    assert not hasattr(torch.save, "__wrapped__")
+
+
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer", "inside", "outside"])
 def test_a_slow_phase_is_the_one_that_is_long(recorder: spans.Recorder, phase: str) -> None:
     trace.init()
@@ -126,17 +141,61 @@ def test_a_slow_phase_is_the_one_that_is_long(recorder: spans.Recorder, phase: s
         assert long_phases(step) == {phase}
 
 
-def test_making_a_batch_is_known_without_loader_processes_and_not_with_them(recorder: spans.Recorder) -> None:
+def test_a_batch_made_in_the_loop_is_made_for_as_long_as_it_is_waited_for(recorder: spans.Recorder) -> None:
     trace.init()
-    model = Slow()
-    train(model, loader())
-    alone = steps(recorder)
-    assert all(step.fetch == pytest.approx(step.phases[phases.INPUT], abs=2e-3) for step in alone[1:])
-    train(model, loader(workers=1))
-    with_process = steps(recorder)[len(alone) :]
-    assert [step.fetch for step in with_process] == [0, 0]
-    assert [step.samples for step in with_process] == [4, 4]
-    assert all(step.phases[phases.INPUT] > 0 for step in with_process)
+    train(Slow(), loader())
+    found = steps(recorder)
+    assert all(step.fetch == pytest.approx(step.phases[phases.INPUT], abs=2e-3) for step in found[1:])
+
+
+class SlowRows(Dataset[Any]):
+    """Takes a while for each four rows."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        time.sleep(LONG)
+        return [(torch.ones(4),) for _ in indices]
+
+
+class SlowStream(IterableDataset[Any]):
+    """As many rows from each process, which take a while too."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(16):
+            time.sleep(LONG / 4)
+            yield (torch.ones(4),)
+
+
+@pytest.mark.parametrize("rows", [SlowRows(), SlowStream()])
+def test_processes_of_a_loader_say_how_long_they_made_a_batch(recorder: spans.Recorder, rows: Any) -> None:
+    trace.init()
+    train(Slow(forward=LONG), DataLoader(rows, batch_size=4, num_workers=2))
+    found = steps(recorder)
+    assert [step.samples for step in found] == [4] * 8
+    assert all(step.fetch > 0.9 * LONG for step in found)
+    assert sorted(step.phases[phases.INPUT] for step in found)[4] < LONG, "two make them while one computes"
+
+
+def test_of_processes_that_say_nothing_nothing_is_known() -> None:
+    times = patches._MakingTimes(2)
+    assert times.newest() == 0.0
+    times.add(1, 0.25)
+    times.add(0, 0.75)
+    assert times.newest() == 0.5
+    assert times.newest() == 0.5, "as long as no other batch was made"
+    times.add(1, 2.0)
+    assert times.newest() == 2.0
+
+
+def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: spans.Recorder) -> None:
+    batches = iter(loader(workers=1))
+    trace.init()
+    train(Slow(), batches)
+    found = steps(recorder)
+    assert [(step.samples, step.fetch) for step in found] == [(4, 0), (4, 0)]
+    assert all(step.phases[phases.INPUT] > 0 for step in found)
 
 
 def test_a_heavy_loss_is_inside_and_not_forward(recorder: spans.Recorder) -> None:
@@ -438,11 +497,15 @@ def touched() -> dict[str, Any]:
         torch.Tensor,
         torch.autograd,
         dataloader._BaseDataLoaderIter,
+        dataloader._MultiProcessingDataLoaderIter,
+        fetch._MapDatasetFetcher,
+        fetch._IterableDatasetFetcher,
         DataLoader,
         torch.amp.GradScaler,
         DistributedDataParallel,
         dist,
         dist.distributed_c10d,
+        dist._functional_collectives,
         dist.Work,
     ]
     found = {f"{owner}.{name}": value for owner in owners for name, value in vars(owner).items()}
@@ -530,11 +593,39 @@ def test_models_are_not_kept_alive() -> None:
     assert gone() is None
 
 
-def test_tables_of_torchs_functions_find_what_they_held() -> None:
+@pytest.fixture
+def begin_to_use_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Does what torch does when CUDA is first used, which it says to those who have asked."""
+    asked: list[Callable[[], None]] = []
+    monkeypatch.setattr(torch.cuda, "_lazy_call", asked.append)
+
+    def begin() -> None:
+        for call in asked:
+            call()
+
+    return begin
+
+
+def test_tables_of_torchs_functions_find_what_they_held(begin_to_use_cuda: Callable[[], None]) -> None:
     plain = torch.Tensor.to
     trace.init()
+    begin_to_use_cuda()
+    assert vars(torch.Tensor).get("to") is not None
     assert torch.Tensor.to is plain
     assert torch.ones(2).to(torch.float64).dtype is torch.float64
+
+
+def test_tensors_are_left_alone_until_there_is_a_device_to_copy_to(
+    begin_to_use_cuda: Callable[[], None],
+) -> None:
+    before = vars(torch.Tensor).get("to"), vars(torch.Tensor).get("cuda")
+    trace.init()
+    assert (vars(torch.Tensor).get("to"), vars(torch.Tensor).get("cuda")) == before
+    begin_to_use_cuda()
+    assert vars(torch.Tensor).get("to") is not before[0]
+    patches.uninstall()
+    begin_to_use_cuda()
+    assert (vars(torch.Tensor).get("to"), vars(torch.Tensor).get("cuda")) == before, "too late"
 
 
 # --------------------------------------------------------------------------- what a batch is, where a copy goes

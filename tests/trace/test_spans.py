@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import powertrain
-from powertrain.trace import phases, spans
+from powertrain.trace import cuda, phases, spans
 from powertrain.trace.cuda import DeviceTimer
 from powertrain.trace.phases import (
     BACKWARD,
@@ -639,7 +639,8 @@ def device_step(loop: Loop, stream: Stream) -> None:
 
 def test_times_on_the_device_are_added_once_they_are_known(loop: Loop) -> None:
     stream = Stream()
-    loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record, memory=lambda: (3.0, 5.0)))
+    timer = DeviceTimer(lambda: Event(stream), Event.record, memory=lambda: (3.0, 5.0))
+    loop.recorder.time_on(lambda: timer)
     device_step(loop, stream)
     device_step(loop, stream)
     loop.recorder.flush()
@@ -668,7 +669,7 @@ def test_events_are_used_again(loop: Loop) -> None:
         made.append(Event(stream))
         return made[-1]
 
-    loop.recorder.time_on(lambda: DeviceTimer(make, Event.record))
+    loop.recorder.time_on(lambda: DeviceTimer(make, Event.record, clock=lambda: loop.time))
     for _ in range(20):
         device_step(loop, stream)
         stream.done = len(stream.recorded)
@@ -684,3 +685,196 @@ def test_nothing_is_put_into_a_graph_that_is_being_captured(loop: Loop) -> None:
     loop.recorder.flush()
     assert stream.recorded == []
     assert loop.records()[0].flags == 0
+
+
+def costly(loop: Loop, stream: Stream, nanoseconds: int) -> DeviceTimer:
+    """A timer for which an event takes that long to put on the stream."""
+
+    def record(event: Event) -> None:
+        loop.time += nanoseconds
+        event.record()
+
+    return DeviceTimer(lambda: Event(stream), record, memory=lambda: (3.0, 5.0), clock=lambda: loop.time)
+
+
+def short_step(loop: Loop, stream: Stream, optimizers: tuple[int, ...] = (1,)) -> None:
+    """5 ms, during which the device works for 4, and has done so when it ends."""
+    loop.fetch(0)
+    for key in optimizers:
+        with loop.recorder.phase(FORWARD):
+            stream.work += 4
+        loop.optimize(5, key)
+    stream.done = len(stream.recorded)
+
+
+def is_own(record: StepRecord) -> bool:
+    """Whether its times on the device were taken in the step itself."""
+    return record.flags & (phases.TIMED_ON_DEVICE | phases.AS_USUAL_ON_DEVICE) == phases.TIMED_ON_DEVICE
+
+
+def test_of_short_steps_few_are_timed_and_the_others_say_what_is_usual(loop: Loop) -> None:
+    stream = Stream()
+    loop.recorder.time_on(lambda: costly(loop, stream, 10_000))
+    for number in range(200):
+        short_step(loop, stream)
+        if number % 20 == 19:
+            loop.records()
+    loop.recorder.flush()
+    records = loop.records()
+    assert len(records) == 200
+    own = [record.step for record in records if is_own(record)]
+    assert own[:10] == list(range(10)), "all of them, until it is known what is usual"
+    later = [step for step in own if step >= 40]
+    assert {step % 8 for step in later} == {0}, "40 us and as much again on the device: 1.6 % of 5 ms"
+    assert len(later) == 20
+    usual = phases.TIMED_ON_DEVICE | phases.AS_USUAL_ON_DEVICE
+    assert {record.flags for record in records[40:]} == {phases.TIMED_ON_DEVICE, usual}
+    assert {round(record.device[FORWARD], 4) for record in records} == {0.004}
+    assert {record.peak_memory for record in records} == {5.0}
+
+
+def test_steps_that_were_not_timed_are_judged_as_those_that_were(loop: Loop) -> None:
+    """The thread runs ahead of the device and waits for it inside the step, whether it is timed or not."""
+    import numpy as np
+
+    from powertrain.diagnosis.settled import spent
+    from powertrain.diagnosis.steps import RECORD, aligned
+
+    stream = Stream()
+    loop.recorder.time_on(lambda: costly(loop, stream, 10_000))
+    for number in range(200):
+        loop.fetch(1)
+        with loop.recorder.phase(FORWARD):
+            stream.work += 4
+        loop.spend(4)
+        loop.optimize(0)
+        stream.done = len(stream.recorded)
+        if number % 20 == 19:
+            loop.records()
+    table = spent(aligned({0: np.frombuffer(loop.recorder.drain(0)[1], RECORD)}, {}))[:, 0]
+    assert len(table) == 199
+    assert np.allclose(table[:, FORWARD], 0.004, atol=1e-4)
+    assert np.allclose(table[:, INPUT], 0.001, atol=1e-4)
+    assert (table[:, INSIDE] < 1e-4).all()
+
+
+def test_a_step_that_was_timed_in_part_only_does_not_say_so(loop: Loop) -> None:
+    stream = Stream()
+    loop.recorder.time_on(lambda: costly(loop, stream, 10_000))
+    for number in range(200):
+        short_step(loop, stream, (1, 2, 3))
+        if number % 20 == 19:
+            loop.records()
+    loop.recorder.flush()
+    records = loop.records()
+    own = [record for record in records[40:] if is_own(record)]
+    assert 10 <= len(own) <= 100, "some of them, and not all"
+    assert {round(record.device[FORWARD], 4) for record in own} == {0.012}
+
+
+def test_marked_steps_are_timed_now_and_then_too(loop: Loop) -> None:
+    stream = Stream()
+    loop.recorder.time_on(lambda: costly(loop, stream, 10_000))
+    for number in range(100):
+        loop.recorder.begin_marked_step()
+        short_step(loop, stream)
+        loop.recorder.end_marked_step()
+        if number % 20 == 19:
+            loop.records()
+    own = [record.step for record in loop.records()[40:] if is_own(record)]
+    assert own == list(range(40, 100, 8))
+
+
+@given(step=st.integers(50_000, 10**10), spent=st.integers(0, 10**6))
+def test_timing_takes_at_most_a_quarter_of_a_percent_unless_steps_are_very_short(
+    step: int, spent: int
+) -> None:
+    rhythm, now = cuda.Rhythm(), 10**12
+    for _ in range(200):
+        now += step
+        rhythm.spent += spent
+        rhythm.ended(now, was_timed=True)
+    assert rhythm.every & (rhythm.every - 1) == 0
+    cost = 2 * spent / rhythm.every
+    assert cost <= 0.00251 * step or rhythm.every == 64
+    assert rhythm.every == 1 or 2 * cost > 0.00249 * step, "and no fewer are timed than must be"
+
+
+def test_a_long_pause_does_not_change_how_often_steps_are_timed() -> None:
+    rhythm, now = cuda.Rhythm(), 10**12
+    for number in range(200):
+        now += 5_000_000 if number != 150 else 10**11
+        rhythm.spent += 40_000
+        rhythm.ended(now, was_timed=True)
+        if number > 20:
+            assert rhythm.every == 8
+
+
+def test_a_glance_from_another_thread_sees_the_phase_that_is_open(loop: Loop) -> None:
+    recorder, seen = loop.recorder, []
+
+    def glance() -> None:
+        seen.append(phases.NAMES[recorder.phase_now()])
+
+    for settles in (False, True):
+        depth = recorder.enter(INPUT)
+        glance()
+        recorder.fetched(depth, 4)
+        glance()
+        depth = recorder.enter_forward(True)
+        if settles:
+            recorder.settle()
+        glance()
+        recorder.leave(depth)
+        recorder.optimizer_begins(1)
+        glance()
+        recorder.optimizer_ended(1)
+        glance()
+    assert seen == ["input", "inside", "forward", "optimizer", "outside"] * 2
+
+
+def test_a_batch_that_came_is_counted_as_waiting_that_is_over(loop: Loop) -> None:
+    depth = loop.recorder.enter(INPUT)
+    loop.spend(3)
+    loop.recorder.fetched(depth, 16, 32, spans.MADE_HERE)
+    loop.spend(2)
+    loop.optimize(1)
+    loop.recorder.flush()
+    (record,) = loop.records()
+    assert named(record) == {"input": 3, "inside": 2, "optimizer": 1}
+    assert (record.samples, record.tokens, round(record.fetch, 4)) == (16, 32, 0.003)
+
+
+def test_what_a_signals_handler_notes_while_steps_are_made_is_kept(loop: Loop) -> None:
+    """The handlers of the recorder are called while more is noted, as from a signal's handler."""
+    recorder = loop.recorder
+    plain = recorder._handlers
+    fired: list[int] = []
+
+    def interrupted(number: int, value: Any) -> None:
+        plain[number](number, value)
+        if not fired:
+            fired.append(number)
+            recorder.enter(phases.REPORT)
+
+    recorder._handlers = (interrupted, *plain[1:])
+    loop.within(INPUT, 2)
+    recorder.settle()
+    loop.spend(5)
+    recorder.leave(0)
+    loop.optimize(1)
+    recorder.flush()
+    assert loop.steps() == [{"input": 2, "optimizer": 1, "report": 5}]
+
+
+def test_a_fault_of_the_recorder_ends_recording_and_nothing_else() -> None:
+    recorder = spans.Recorder()
+    recorder.reported()
+    recorder._note((10_000, 0))  # which nobody knows
+    recorder.reported()
+    assert "IndexError" in recorder.trouble
+    for _ in range(3):
+        recorder.leave(recorder.enter(phases.FORWARD))
+        recorder.reported()
+    assert recorder.steps == 1
+    assert recorder._log == []

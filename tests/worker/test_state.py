@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -604,3 +605,37 @@ def test_a_run_with_a_checkpoint_frequency_saves_what_is_registered() -> None:
         with checkpoint.as_directory() as directory:
             tensors = load_file(Path(directory, "state", "rank-00000.safetensors"))
         assert tensors["model.weight"].tolist() == [[value, value]]
+
+
+# --------------------------------------------------------------------------- what it costs is seen
+
+
+def test_saving_counts_as_time_in_reports_and_loading_does_not(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powertrain.checkpoint.state_saver import StateLoader, StateSaver
+    from powertrain.trace import phases, spans
+
+    slow, recorder = 0.03, spans.Recorder()
+    for owner, name in ((StateSaver, "save"), (StateLoader, "load")):
+        plain = getattr(owner, name)
+
+        def slowly(*args: Any, plain: Callable[..., Any] = plain, **kwargs: Any) -> Any:
+            time.sleep(slow)
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, slowly)
+    spans.use(recorder)
+    try:
+        net = nn.Linear(2, 2)
+        saved = save_state(model=net)
+        recorder.reported()
+        load_state(saved, model=net)
+        recorder.reported()
+    finally:
+        spans.use(None)
+    data = recorder.drain(0)[1]
+    saving, loading = (phases.unpack_from(data, at).phases for at in (0, phases.RECORD_SIZE))
+    assert saving[phases.REPORT] > 0.9 * slow
+    assert loading[phases.REPORT] == 0
+    assert loading[phases.INSIDE] + loading[phases.OUTSIDE] > 0.9 * slow

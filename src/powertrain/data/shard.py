@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from powertrain.data.loader import Cut, Loader, Ready, budgets_alone
 from powertrain.data.order import after_epoch, steps_left
@@ -31,6 +31,46 @@ TAILS = ("partial", "drop", "carry")
 BATCH_SIZE = 256
 #: Rows of a batch where the user leaves its size to the blocks, which may be huge.
 _MOST_ROWS_OF_A_BLOCK = 2**16
+
+
+class Watch(Protocol):
+    """Is told what the training thread spends on getting batches. Training thread only."""
+
+    def wait(self) -> int:
+        """It waits for rows from here on. The answer is for the other two."""
+        ...
+
+    def copy(self) -> int:
+        """It brings a batch to its device from here on; likewise."""
+        ...
+
+    def go_on(self, began: int) -> None:
+        """What began there is over."""
+        ...
+
+    def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
+        """What was waited for came: ``rows`` in it, and ``seconds`` for which it was made; None for as long as it was
+        waited for."""
+        ...
+
+
+class _Unwatched:
+    """For whom nobody wants to know."""
+
+    def wait(self) -> int:
+        return 0
+
+    def copy(self) -> int:
+        return 0
+
+    def go_on(self, began: int) -> None:
+        pass
+
+    def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
+        pass
+
+
+UNWATCHED = _Unwatched()
 
 
 class _Seat(TypedDict):
@@ -68,10 +108,12 @@ class DataShard:
         on_change: str = "refuse",
         device: str = "cpu",
         warn: Callable[[str], None] = lambda message: None,
+        watch: Watch = UNWATCHED,
     ) -> None:
         """``resume`` is asked once, when it first matters where to begin; ``began`` is told the weight of each batch
-        just before it is handed out, None where every rank has the same rows; ``device`` is what "auto" stands for."""
-        self._device = device
+        just before it is handed out, None where every rank has the same rows; ``device`` is what "auto" stands for;
+        ``watch`` is told of each wait."""
+        self._device, self.watch = device, watch
         self._prepared = prepared
         self._seat: _Seat = {
             "rank": rank,
@@ -171,7 +213,8 @@ class DataShard:
             conversion.make,
         )
         cut = replace(cut, python_text=collate_fn is None)
-        return Batches(self, cut, _one_seed(seed, local_shuffle_seed), conversion.hand_out)
+        hand_out = watched_copies(self.watch, conversion.hand_out, chosen)
+        return Batches(self, cut, _one_seed(seed, local_shuffle_seed), hand_out)
 
     def iter_batches(
         self,
@@ -206,7 +249,7 @@ class DataShard:
 
         # One row of each rank is a step, so that the position is that of the row handed out.
         cut = self._cut(None, self._ranks, None, False, prefetch_batches, None, row_dicts)
-        for rows in Batches(self, cut, None):
+        for rows in Batches(self, cut, None, by_row=True):
             if self.weight:
                 yield from rows
 
@@ -313,7 +356,9 @@ class DataShard:
         if live is not None:
             live.give_up(reason)
 
-    def _begin(self, cut: Cut[T], seed: int | None, hand_out: Callable[[T], Any]) -> EpochIterator[T]:
+    def _begin(
+        self, cut: Cut[T], seed: int | None, hand_out: Callable[[T], Any], by_row: bool = False
+    ) -> EpochIterator[T]:
         self._abandon(
             f"Another iteration over the dataset {self._prepared.name!r} was begun, which has ended this one. Read a "
             "dataset in one loop at a time; give one that is to be read twice at once under two names."
@@ -326,7 +371,7 @@ class DataShard:
         cut = replace(cut, shuffle=start.shuffle)
         self._next = Position.at(start, start.epoch + 1, 0)
         loader = self._loader_for(start)
-        iterator = EpochIterator(self, loader, start, cut, hand_out)
+        iterator = EpochIterator(self, loader, start, cut, hand_out, by_row)
         self._live = weakref.ref(iterator)
         return iterator
 
@@ -344,7 +389,7 @@ class DataShard:
         if self._open.loader is not None and self._open.loader.seed != start.seed:
             self._open.close_loader()
         if self._open.loader is None:
-            self._open.loader = Loader(
+            self._open.loader = _TimedLoader(
                 self._prepared, seed=start.seed, lanes=start.lanes, warn=self._warn, **self._seat
             )
             if self.execution is not None:
@@ -384,11 +429,18 @@ class Batches(Generic[T]):
         cut: Cut[T],
         seed: int | None,
         hand_out: Callable[[T], Any] = lambda batch: batch,
+        by_row: bool = False,
     ) -> None:
         self._shard, self._cut, self._seed, self._hand_out = shard, cut, seed, hand_out
+        self._by_row = by_row
 
     def __iter__(self) -> EpochIterator[T]:
-        return self._shard._begin(self._cut, self._seed, self._hand_out)
+        watch = self._shard.watch
+        began = watch.wait()
+        try:
+            return self._shard._begin(self._cut, self._seed, self._hand_out, self._by_row)
+        finally:
+            watch.go_on(began)
 
     def __len__(self) -> int:
         """Steps of a whole epoch."""
@@ -418,8 +470,12 @@ class EpochIterator(Generic[T]):
         start: Position,
         cut: Cut[T],
         hand_out: Callable[[T], Any],
+        by_row: bool = False,
     ) -> None:
-        self._shard, self._cut, self._hand_out = shard, cut, hand_out
+        """``by_row`` says that a batch is one row, of which the shard's watch is told in groups only."""
+        self._shard, self._cut, self._hand_out, self._by_row = shard, cut, hand_out, by_row
+        #: How long each of those that wait took to make; None where that is done when they are asked for.
+        self._seconds: float | None = None
         #: Of the batch handed out last; never of what is read ahead.
         self.position = start
         #: True once it was read to its end, or given up.
@@ -444,18 +500,14 @@ class EpochIterator(Generic[T]):
             raise self._error
         if self.over:
             raise StopIteration
-        if not self._waiting:
-            try:
-                self._waiting = self._next_group()
-            except StopIteration:
-                self._end()
-                raise
-            except BaseException as error:
-                self._error = error  # rows are missing from here on, which is not the end of the epoch
-                self._pipeline.close()
-                raise
+        # A word for each single row would cost more than the row.
+        is_told = not self._by_row or not self._waiting
+        began = self._await() if is_told else 0
+        rows, seconds = self._told_of() if is_told else (0, None)
         ready = self._waiting.pop()
         batch = self._hand_out(ready.batch)
+        if is_told:
+            self._shard.watch.came(began, batch, rows, seconds)
         if self._shard.execution is not None:
             self._shard.execution.count(ready.rows, ready.nbytes)
         self._shard.weight = ready.weight
@@ -463,12 +515,37 @@ class EpochIterator(Generic[T]):
         self.position = self._shard._reached = Position.at(self.position, self.position.epoch, ready.position)
         return batch
 
+    def _await(self) -> int:
+        """At least one batch is there afterwards; says since when it was waited for, as the shard's watch does."""
+        watch = self._shard.watch
+        began = watch.wait()
+        try:
+            if not self._waiting:
+                self._waiting = self._next_group()
+        except StopIteration:
+            self._end()
+            raise
+        except BaseException as error:
+            self._error = error  # rows are missing from here on, which is not the end of the epoch
+            self._pipeline.close()
+            raise
+        finally:
+            watch.go_on(began)
+        return began
+
+    def _told_of(self) -> tuple[int, float | None]:
+        """Rows that came, without those that count nothing, and how long they took to make."""
+        came = self._waiting if self._by_row else self._waiting[-1:]
+        rows = sum(ready.rows for ready in came if ready.weight)
+        return rows, None if self._seconds is None else self._seconds * len(came)
+
     def _next_group(self) -> list[Ready[T]]:
         """The batches that come next, the last one first; never none."""
         while True:
             with self._shard.waiting():
                 group = next(self._groups)
             if group:
+                self._seconds = getattr(group, "seconds", 0.0) / len(group) if self._cut.prefetch else None
                 return group[::-1]
 
     def state_dict(self) -> dict[str, Any]:
@@ -502,6 +579,41 @@ class EpochIterator(Generic[T]):
         # At the end of the program names of modules stand for nothing any more, and threads have ended.
         if hasattr(self, "_pipeline") and not is_finalizing():
             self.give_up("")
+
+
+class _MadeTogether(list[Ready[T]]):
+    """Batches, and for how many seconds a thread was making them."""
+
+    seconds: float
+
+
+class _TimedLoader(Loader):
+    """A loader that says how long batches took to make."""
+
+    def _build(self, work: Any, cut: Cut[T]) -> _MadeTogether[T]:
+        began = time.perf_counter()
+        made = _MadeTogether(super()._build(work, cut))
+        made.seconds = time.perf_counter() - began
+        return made
+
+
+def watched_copies(
+    watch: Watch, hand_out: Callable[[T], Any], device: str | torch.device
+) -> Callable[[T], Any]:
+    """``hand_out``; where it lets a GPU wait for what is copied to it, ``watch`` is told."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return hand_out
+
+    def watched(made: T) -> Any:
+        began = watch.copy()
+        try:
+            return hand_out(made)
+        finally:
+            watch.go_on(began)
+
+    return watched
 
 
 def _unchanged(rows: Rows) -> Rows:

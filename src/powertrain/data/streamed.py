@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from powertrain.data.pipeline import Pipeline
 from powertrain.data.rows import Rows
-from powertrain.data.shard import BATCH_SIZE, check_whole, formatted
+from powertrain.data.shard import BATCH_SIZE, UNWATCHED, Watch, check_whole, formatted, watched_copies
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -265,10 +265,11 @@ class StreamedShard:
         resume: Callable[[], Mapping[str, Any] | None] = lambda: None,
         began: Callable[[float | None], None] = lambda weight: None,
         device: str = "cpu",
+        watch: Watch = UNWATCHED,
     ) -> None:
         """``address`` is the path of the feed's socket. ``resume`` is asked once for what :meth:`kept` gave before a
-        restart; ``began`` and ``device`` are as for :class:`~powertrain.data.shard.DataShard`."""
-        self.name, self._address, self._device = name, address, device
+        restart; ``began``, ``device`` and ``watch`` are as for :class:`~powertrain.data.shard.DataShard`."""
+        self.name, self._address, self._device, self.watch = name, address, device, watch
         self.is_split, self._ranks = is_split, world_size if is_split else 1
         self._resume, self._began = resume, began
         #: Ranks have equally many rows, so each counts the same.
@@ -315,7 +316,7 @@ class StreamedShard:
             prefetch_batches,
         )
         cut = _shuffled(cut, local_shuffle_buffer_size, local_shuffle_seed, seed)
-        return StreamedBatches(self, cut, conversion.hand_out)
+        return StreamedBatches(self, cut, watched_copies(self.watch, conversion.hand_out, chosen))
 
     def iter_batches(
         self,
@@ -509,7 +510,12 @@ class StreamedBatches(Generic[T]):
         self._shard, self._cut, self._hand_out = shard, cut, hand_out
 
     def __iter__(self) -> StreamedEpoch[T]:
-        return self._shard._begin(self._cut, self._hand_out)
+        watch = self._shard.watch
+        began = watch.wait()
+        try:
+            return self._shard._begin(self._cut, self._hand_out)
+        finally:
+            watch.go_on(began)
 
     @property
     def epoch(self) -> int:
@@ -534,8 +540,12 @@ class StreamedEpoch(Generic[T]):
         self.over = False
         self._error: BaseException | None = None
         tables = _seen_by(shard, request.tables())
-        self._pipeline: Pipeline[Rows, T] = Pipeline(
-            cut.batches(tables, epoch), cut.convert, threads=1 if cut.prefetch else 0, depth=cut.prefetch
+        self._is_made_ahead = cut.prefetch > 0
+        self._pipeline: Pipeline[_Drawn, _Made[T]] = Pipeline(
+            _Drawing(cut.batches(tables, epoch)),
+            lambda drawn: _made(drawn, cut),
+            threads=1 if cut.prefetch else 0,
+            depth=cut.prefetch,
         )
 
     def __iter__(self) -> StreamedEpoch[T]:
@@ -546,6 +556,8 @@ class StreamedEpoch(Generic[T]):
             raise self._error
         if self.over:
             raise StopIteration
+        watch = self._shard.watch
+        began = watch.wait()
         try:
             made = next(self._pipeline)
         except StopIteration:
@@ -555,7 +567,10 @@ class StreamedEpoch(Generic[T]):
             self._error = error  # rows are missing from here on, which is not the end of the epoch
             self._let_go()
             raise
-        batch = self._hand_out(made)
+        finally:
+            watch.go_on(began)
+        batch = self._hand_out(made.batch)
+        watch.came(began, batch, made.rows, made.seconds if self._is_made_ahead else None)
         self._shard._handed_out()
         return batch
 
@@ -578,6 +593,44 @@ class StreamedEpoch(Generic[T]):
     def __del__(self) -> None:
         if hasattr(self, "_pipeline"):  # it was made
             self.close()
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A batch's rows as they came from Ray, and for how many seconds they were awaited."""
+
+    rows: Rows
+    seconds: float
+
+
+class _Drawing:
+    """Draws the rows of batches. No generator, which would keep the newest until the next is asked for."""
+
+    def __init__(self, batches: Iterator[Rows]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> _Drawing:
+        return self
+
+    def __next__(self) -> _Drawn:
+        began = time.perf_counter()
+        rows = next(self._batches)
+        return _Drawn(rows, time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class _Made(Generic[T]):
+    """A batch, and for how many seconds it was made, from asking Ray for its rows on."""
+
+    batch: T
+    rows: int
+    seconds: float
+
+
+def _made(drawn: _Drawn, cut: _Cut[T]) -> _Made[T]:
+    began = time.perf_counter()
+    batch = cut.convert(drawn.rows)
+    return _Made(batch, len(drawn.rows), drawn.seconds + time.perf_counter() - began)
 
 
 def _seen_by(shard: StreamedShard, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -39,6 +39,8 @@ from powertrain.data.device import map_tensors
 from powertrain.data.order import LANES, EpochOrder, after_epoch, part_of, steps_left
 from powertrain.data.position import Position
 from powertrain.errors import ConfigError, DataChangedError
+from powertrain.trace import spans
+from powertrain.trace.phases import H2D
 from powertrain.worker import batch_plan
 from powertrain.worker.progress import progress
 
@@ -947,21 +949,31 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]
     """Each batch on ``device``, the following one already being copied on a stream of its own."""
     make: Any = torch.cuda.Stream
     stream = make(device)
-    ahead = next(batches, _END)
     moved: list[torch.Tensor] = []
-    if ahead is not _END:
-        ahead = move_batch(ahead, device, stream, moved)
+    ahead = _copy_next(batches, device, stream, moved)
     while ahead is not _END:
-        computing = torch.cuda.current_stream(device)
-        computing.wait_stream(stream)
-        for tensor in moved:
-            # The memory belongs to the copying stream; it must not be given away while computing uses it.
-            tensor.record_stream(computing)
+        # For as long as the GPU itself waits for the copy, which is never this thread's time.
+        with spans.phase(H2D):
+            computing = torch.cuda.current_stream(device)
+            computing.wait_stream(stream)
+            for tensor in moved:
+                # The memory belongs to the copying stream; it must not be given away while computing uses it.
+                tensor.record_stream(computing)
         batch, moved = ahead, []
-        ahead = next(batches, _END)
-        if ahead is not _END:
-            ahead = move_batch(ahead, device, stream, moved)
+        ahead = _copy_next(batches, device, stream, moved)
         yield batch
+
+
+def _copy_next(
+    batches: Iterator[Any], device: torch.device, stream: torch.cuda.Stream, moved: list[torch.Tensor]
+) -> Any:
+    """The next batch, on its way to ``device``; ``_END`` after the last."""
+    batch = next(batches, _END)
+    if batch is _END:
+        return batch
+    # Around all of it and on the computing stream: the copies of single tensors are on one that nobody times.
+    with spans.phase(H2D):
+        return move_batch(batch, device, stream, moved)
 
 
 _END = object()

@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import mmap
+import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from powertrain.errors import ConfigError
 from powertrain.trace import cuda
-from powertrain.trace.phases import BACKWARD, COLLECTIVE, H2D, INPUT
-from powertrain.trace.spans import IGNORED, MADE_HERE, Recorder
+from powertrain.trace.phases import BACKWARD, COLLECTIVE, H2D, INPUT, REPORT
+from powertrain.trace.spans import IGNORED, LEARN, LOOK, MADE_HERE, Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +64,7 @@ class Choice:
     forward: bool
     backward: bool
     h2d: bool
-    #: Optimizers, gradient scalers and explicit collectives.
+    #: Optimizers, gradient scalers, explicit collectives and saving.
     rest: bool
 
 
@@ -109,9 +111,15 @@ def choose(
 # --------------------------------------------------------------------------- what a batch is
 
 
+_SEQUENCES = (tuple, list)
+
+
 def size_of(batch: Any) -> tuple[int, int]:
     """(samples, tokens): the first dimension of the first tensor or array found, and the elements of ``input_ids``."""
     try:
+        # Nearly always, and then without a search.
+        if type(batch) in _SEQUENCES and (shape := getattr(batch[0], "shape", None)) and (count := shape[0]):
+            return int(count), 0
         return _size_of(batch, depth=3)
     except Exception:  # what a user's own kind of batch answers is no reason to end a training
         return 0, 0
@@ -134,10 +142,16 @@ def _size_of(batch: Any, depth: int) -> tuple[int, int]:
     return 0, tokens
 
 
+#: Nothing is copied to these.
+_NOT_DEVICES = ("cpu", "meta")
+
+
 def goes_to_device(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True where ``tensor.to(*args, **kwargs)`` copies from the host to a device."""
     if not tensor.is_cpu:
         return False
+    if args and type(args[0]) is str:  # as usual
+        return not args[0].startswith(_NOT_DEVICES)
     target = kwargs.get("device") or kwargs.get("other") or (args[0] if args else None)
     target = getattr(target, "device", target)
     kind = getattr(target, "type", None)
@@ -146,7 +160,7 @@ def goes_to_device(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str
     if kind is None:
         # Of a plain number torch makes a device of the machine's accelerator; a dtype is none.
         return isinstance(target, int) and not isinstance(target, bool)
-    return kind not in ("cpu", "meta")
+    return kind not in _NOT_DEVICES
 
 
 # --------------------------------------------------------------------------- all patches
@@ -162,11 +176,6 @@ class _Within:
         self.model = False
 
 
-class _Met(NamedTuple):
-    module: weakref.ref[Any]
-    is_model: bool
-
-
 class Patches:
     """Torch as it says what it does to a recorder, until :meth:`close`."""
 
@@ -174,10 +183,15 @@ class Patches:
         """Installs them. ``choice`` says which."""
         self.recorder, self.choice = recorder, choice
         self._within = _Within()
+        self._is_closed = False
         self._undo = contextlib.ExitStack()
-        #: Modules that were called on their own, by their id, because a user's need not be hashable.
-        self._met: dict[int, _Met] = {}
+        #: Of modules that were called on their own, whether they are models and not losses; by their id, because a
+        #: user's need not be hashable; and what says that they are gone.
+        self._is_model: dict[int, bool] = {}
+        self._met: dict[int, weakref.ref[Any]] = {}
         self._exchanges: list[_Exchange] = []
+        #: By their iterators, what loaders' processes say.
+        self._making: weakref.WeakKeyDictionary[Any, _MakingTimes] = weakref.WeakKeyDictionary()
         installers = [
             (choice.dataloader, self._patch_loaders),
             (choice.forward, self._patch_forward),
@@ -185,6 +199,7 @@ class Patches:
             (choice.h2d, self._patch_copies),
             (choice.rest, self._patch_optimizers),
             (choice.rest, self._patch_collectives),
+            (choice.rest, self._patch_saving),
         ]
         try:
             for is_chosen, patch in installers:
@@ -196,6 +211,7 @@ class Patches:
 
     def close(self) -> None:
         """Put everything back. Again is fine."""
+        self._is_closed = True
         self._undo.close()
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
@@ -238,22 +254,51 @@ class Patches:
         from torch.utils.data import DataLoader, dataloader
 
         iterator: Any = dataloader._BaseDataLoaderIter
-        next_of, recorder = iterator.__next__, self.recorder
+        made_here: Any = dataloader._SingleProcessDataLoaderIter
+        next_of, recorder, seconds_of = iterator.__next__, self.recorder, self._seconds_of_newest
 
         @functools.wraps(next_of)
         def timed_next(batches: Any) -> Any:
             depth = recorder.enter(INPUT)
             try:
                 batch = next_of(batches)
-            finally:
+            except BaseException:
                 recorder.leave(depth)
-            if depth == 0:
-                recorder.batch(*size_of(batch), 0.0 if getattr(batches, "_num_workers", 1) else MADE_HERE)
+                raise
+            if depth:
+                recorder.leave(depth)
+            else:
+                seconds = MADE_HERE if type(batches) is made_here else seconds_of(batches)
+                samples, tokens = size_of(batch)
+                recorder.fetched(0, samples, tokens, seconds)
             return batch
 
         self._replace(iterator, "__next__", timed_next)
         # Where the loader's processes are started.
         self._replace(DataLoader, "__iter__", self._timed(DataLoader.__iter__, INPUT))
+        self._patch_loaders_processes()
+
+    def _seconds_of_newest(self, batches: Any) -> float:
+        """How long the newest batch of a loader's iterator was made, as :meth:`Recorder.batch` wants to know it."""
+        if not getattr(batches, "_num_workers", 1):
+            return MADE_HERE
+        times = self._making.get(batches)
+        return 0.0 if times is None else times.newest()
+
+    def _patch_loaders_processes(self) -> None:
+        """Let them say how long they make batches."""
+        from torch.utils.data import dataloader
+
+        iterator: Any = dataloader._MultiProcessingDataLoaderIter
+        begin, making = iterator.__init__, self._making
+
+        @functools.wraps(begin)
+        def begin_telling(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            making[batches] = times = _MakingTimes(loader.num_workers)
+            with times.of_children():
+                begin(batches, loader, *args, **kwargs)
+
+        self._replace(iterator, "__init__", begin_telling)
 
     # -- models
 
@@ -261,19 +306,18 @@ class Patches:
         from torch import is_grad_enabled, nn
         from torch.compiler import is_dynamo_compiling as is_compiling
 
-        recorder, within, met, meet = self.recorder, self._within, self._met, self._meet
+        recorder, within, met, meet = self.recorder, self._within, self._is_model, self._meet
         plain: Callable[..., Any] = nn.Module.__call__
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if within.model or is_compiling() or get_ident() != recorder.thread:
+            if within.model or is_compiling():
                 # What torch's own does, here rather than in a call of it: parts of models then cost nothing.
                 return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
-            known = met.get(id(module))
-            if known is None or known.module() is not module:
-                known = meet(module)
-            if not known.is_model:
+            is_model = met.get(id(module))
+            if is_model is None and get_ident() == recorder.thread:
+                is_model = meet(module)
+            if not is_model or (depth := recorder.enter(LEARN if is_grad_enabled() else LOOK)) == IGNORED:
                 return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
-            depth = recorder.enter_forward(is_grad_enabled())
             within.model = True
             try:
                 return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
@@ -287,12 +331,10 @@ class Patches:
     def is_model(self, module: Any) -> bool:
         """True for a model, False for a loss: that has no parameters. A module is looked at when it is first asked for:
         then it becomes known whether it is on a GPU, and whether its gradients are exchanged."""
-        met = self._met.get(id(module))
-        if met is None or met.module() is not module:
-            met = self._meet(module)
-        return met.is_model
+        is_model = self._is_model.get(id(module))
+        return self._meet(module) if is_model is None else is_model
 
-    def _meet(self, module: Any) -> _Met:
+    def _meet(self, module: Any) -> bool:
         key = id(module)
         parameter = None
         try:
@@ -303,9 +345,14 @@ class Patches:
                 self._watch_gradients(module)
         except Exception:  # something that is a module by its type only: no reason to end a training
             pass
-        gone = weakref.ref(module, lambda _: self._met.pop(key, None))
-        self._met[key] = _Met(gone, parameter is not None)
-        return self._met[key]
+        self._is_model[key] = parameter is not None
+        self._met[key] = weakref.ref(module, lambda _: self._forget(key))
+        return self._is_model[key]
+
+    def _forget(self, key: int) -> None:
+        """The module is gone, and another may get its id."""
+        self._is_model.pop(key, None)
+        self._met.pop(key, None)
 
     def _watch_gradients(self, module: Any) -> None:
         """Of every part of it that exchanges them with other ranks."""
@@ -338,7 +385,7 @@ class Patches:
         """``function`` as a backward pass; within a model's forward it is a part of that if it may be."""
         from torch.compiler import is_dynamo_compiling as is_compiling
 
-        recorder, within = self.recorder, self._within
+        recorder, within, exchanges = self.recorder, self._within, self._exchanges
 
         @functools.wraps(function)
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -353,7 +400,7 @@ class Patches:
             finally:
                 within.model = was_within
                 recorder.leave(depth)
-                for exchange in self._exchanges:
+                for exchange in exchanges:
                     exchange.learn()
 
         return backward
@@ -390,6 +437,25 @@ class Patches:
     # -- copies to a device
 
     def _patch_copies(self) -> None:
+        """At once, or when CUDA is first used: a process that computes on the CPU has nothing to copy, and need not
+        have its tensors' most called methods replaced."""
+        import torch
+
+        accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+        if accelerator is not None and accelerator.type != "cuda":
+            self._patch_tensors()
+            return
+        # Weak, because torch keeps it for as long as CUDA is not used.
+        patches = weakref.ref(self)
+
+        def cuda_is_used() -> None:
+            if (living := patches()) is not None and not living._is_closed:
+                living._patch_tensors()
+
+        torch_cuda: Any = torch.cuda
+        torch_cuda._lazy_call(cuda_is_used)
+
+    def _patch_tensors(self) -> None:
         import torch
         from torch.compiler import is_dynamo_compiling as is_compiling
 
@@ -417,6 +483,7 @@ class Patches:
 
         if not dist.is_available():
             return
+        from torch.distributed import _functional_collectives as functional
         from torch.distributed import distributed_c10d
 
         for name in _COLLECTIVES:
@@ -429,6 +496,86 @@ class Patches:
                     self._replace(owner, name, timed)
         work: Any = dist.Work
         self._replace(work, "wait", self._timed(work.wait, COLLECTIVE))
+        # What sharded tensors wait in, as in clipping the gradients of an FSDP model.
+        self._replace(functional, "wait_tensor", self._timed(functional.wait_tensor, COLLECTIVE))
+
+    # -- checkpoints
+
+    def _patch_saving(self) -> None:
+        """Files that a loop writes before it reports them are part of what its checkpoint costs."""
+        import torch
+        from torch import serialization
+
+        plain = serialization.save
+        timed = self._timed(plain, REPORT)
+        for owner in (torch, serialization):
+            if vars(owner).get("save") is plain:
+                self._replace(owner, "save", timed)
+
+
+class _MakingTimes:
+    """How long a loader's processes make batches. They add it up in memory that they share with the one that reads.
+
+    Only processes that are forked from this one know of it; of others nothing is known.
+    """
+
+    #: In a process that is forked here, the one to add to.
+    mine: _MakingTimes | None = None
+
+    def __init__(self, processes: int) -> None:
+        #: Seconds and batches of the first process, of the second, and so on.
+        self._sums = memoryview(mmap.mmap(-1, 16 * processes)).cast("d")
+        self._seconds = self._count = self._mean = 0.0
+
+    @contextlib.contextmanager
+    def of_children(self) -> Iterator[None]:
+        """Processes that are forked within are the loader's, and say how long they make batches. This one does not: it
+        may have other loaders, and need not ask itself with each of their batches whether it does."""
+        from torch.utils.data._utils import fetch
+
+        fetchers: list[Any] = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
+        plain = [fetcher.fetch for fetcher in fetchers]
+        before, _MakingTimes.mine = _MakingTimes.mine, self
+        for fetcher in fetchers:
+            fetcher.fetch = _telling_how_long(fetcher.fetch)
+        try:
+            yield
+        finally:
+            _MakingTimes.mine = before
+            for fetcher, method in zip(fetchers, plain, strict=True):
+                fetcher.fetch = method
+
+    def add(self, process: int, seconds: float) -> None:
+        """It has made a batch. In that process."""
+        self._sums[2 * process] += seconds
+        self._sums[2 * process + 1] += 1.0
+
+    def newest(self) -> float:
+        """Seconds in which one of the newest batches was made; 0 where that is not known."""
+        sums = self._sums.tolist()
+        seconds, count = sum(sums[::2]), sum(sums[1::2])
+        if count > self._count:
+            self._mean = (seconds - self._seconds) / (count - self._count)
+            self._seconds, self._count = seconds, count
+        return self._mean
+
+
+def _telling_how_long(fetch: Callable[..., Any]) -> Callable[..., Any]:
+    """``fetch``, which makes a batch; in a loader's process it says how long that took."""
+    from torch.utils.data import get_worker_info
+
+    @functools.wraps(fetch)
+    def timed(*args: Any) -> Any:
+        times = _MakingTimes.mine
+        process = None if times is None else get_worker_info()
+        if times is None or process is None:
+            return fetch(*args)
+        began = time.perf_counter()
+        batch = fetch(*args)
+        times.add(process.id, time.perf_counter() - began)
+        return batch
+
+    return timed
 
 
 class _OfInstances:

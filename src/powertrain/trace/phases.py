@@ -37,6 +37,8 @@ TIMED_ON_DEVICE = 1
 MARKED = 2
 #: The batch came from memory that is not pinned and was copied to a device.
 PAGEABLE = 4
+#: Its device times are the usual ones of steps around it: not every step is timed on the device.
+AS_USUAL_ON_DEVICE = 8
 
 _LAYOUT = struct.Struct(f"<IIdfff{COUNT}f{COUNT}fII")
 #: Bytes of one record.

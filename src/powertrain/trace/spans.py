@@ -22,6 +22,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Union
 
 from powertrain.trace.phases import (
+    AS_USUAL_ON_DEVICE,
     BACKWARD,
     COLLECTIVE,
     COUNT,
@@ -36,6 +37,7 @@ from powertrain.trace.phases import (
     PAGEABLE,
     RECORD_SIZE,
     REPORT,
+    TIMED_ON_DEVICE,
     StepRecord,
     pack_into,
 )
@@ -129,6 +131,8 @@ class _Ring:
 
 # --------------------------------------------------------------------------- one step, being made
 
+#: No thread's number: a recorder that nobody records with.
+NOBODY = -1
 #: What :meth:`Recorder.enter` gives to threads that do not record.
 IGNORED = -1
 #: With these a step begins, where it is found from the optimizer: what comes around them is inside it.
@@ -136,25 +140,50 @@ _BEGIN_A_STEP = frozenset({H2D, FORWARD, BACKWARD, COLLECTIVE})
 #: What a batch costs that was only looked at, in an evaluation.
 _OF_A_BATCH = (INPUT, H2D, FORWARD, COLLECTIVE, INSIDE)
 _NO_TIMES = (0.0,) * COUNT
+_NO_MEMORY = (0.0, 0.0)
 #: A batch took as long to make as it was waited for, because it was made in the same thread.
 MADE_HERE = -1.0
-#: Nanoseconds after which steps are made of what was noted, and how much may be noted until then: about 20 steps.
+#: Nanoseconds after which steps are made of what was noted, and how much may be noted until then: about 45 steps.
+#: More at once cost less, because what makes them has to come into the processor's caches first; but the one step that
+#: they are made in is longer by all of it.
 _SETTLE_EVERY = 100_000_000
-_SETTLE_AT = 3 * 256
+_SETTLE_AT = 2 * 400
+
+# What is noted is a number and a value, which is the moment unless another is named. The first numbers are those of the
+# phases: such a one begins.
+#: A model is called, with gradients and without: what :meth:`Recorder.enter` may be given for :data:`FORWARD`.
+LEARN, LOOK = COUNT, COUNT + 1
+#: The outermost phase is over; or one that lies within others, with (depth, moment).
+_LEAVE, _LEAVE_INNER = COUNT + 2, COUNT + 3
+#: Waiting for input is over and a batch has come; or it has come since; with how much is in it where that has changed.
+_FETCHED, _BATCH, _AMOUNTS = COUNT + 4, COUNT + 5, COUNT + 6
+_GRADIENTS, _PAGEABLE = COUNT + 7, COUNT + 8
+#: Which optimizer those that follow are about, where it has changed.
+_WHICH, _BEGINS, _ENDED = COUNT + 9, COUNT + 10, COUNT + 11
+_BEGIN_MARKED, _END_MARKED, _FAILED = COUNT + 12, COUNT + 13, COUNT + 14
+_REPORT, _FLUSH = COUNT + 15, COUNT + 16
+#: What was put on the device's stream; and whether anything is, from here on.
+_MARKS, _TIMING = COUNT + 17, COUNT + 18
+
+
+#: As what the device's work is counted in a phase that is entered.
+_MARKED_AS = {**{phase: phase for phase in ON_DEVICE}, LEARN: FORWARD, LOOK: FORWARD}
 
 
 class _Tally:
     """What was summed up since the last step ended, or since the last optimizer step."""
 
-    __slots__ = ("fetch", "flags", "marks", "samples", "sums", "tokens")
+    __slots__ = ("fetch", "flags", "is_timed", "marks", "samples", "sums", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, is_timed: bool) -> None:
         #: Nanoseconds by phase.
         self.sums = [0] * COUNT
         self.samples = self.tokens = self.flags = 0
         self.fetch = 0.0
         #: What was put on the device's stream: see :mod:`powertrain.trace.cuda`.
         self.marks: list[Mark] = []
+        #: Whether all of it was put there.
+        self.is_timed = is_timed
 
     def add_before(self, earlier: _Tally) -> None:
         """Take up what was summed up earlier."""
@@ -164,10 +193,11 @@ class _Tally:
         self.flags |= earlier.flags
         self.fetch += earlier.fetch
         self.marks[:0] = earlier.marks
+        self.is_timed &= earlier.is_timed
 
 
 class _Steps:
-    """Makes steps of what was noted. Every call has its argument and the moment of it, in nanoseconds."""
+    """Makes steps of what was noted."""
 
     def __init__(self, ring: _Ring, began: int, zero: float) -> None:
         self._ring = ring
@@ -194,11 +224,42 @@ class _Steps:
         self._looks = self._learns = self._has_learned = False
         #: When the newest batch was asked for and when it came.
         self._input_began = self._input_ended = 0
+        #: How much is in a batch, and which optimizer it is about, as was said last.
+        self._amounts = (0, 0, 0.0)
+        self._which = 0
+        #: Whether what is put on the device's stream is noted, and how many optimizer steps this step has had.
+        self._is_timing, self._optimizer_steps = True, 0
         self._renew()
+
+    def handlers(self) -> tuple[Callable[[int, Any], None], ...]:
+        """A call for each number that is noted, which takes it and its value."""
+        by_number: dict[int, Callable[[int, Any], None]] = {
+            **dict.fromkeys(range(COUNT), self.enter),
+            LEARN: self.learn,
+            LOOK: self.look,
+            _LEAVE: self.leave,
+            _LEAVE_INNER: self.leave_inner,
+            _FETCHED: self.fetched,
+            _BATCH: self.batch,
+            _AMOUNTS: self.amounts,
+            _GRADIENTS: self.wait_for_gradients,
+            _PAGEABLE: self.copy_pageable,
+            _WHICH: self.which_optimizer,
+            _BEGINS: self.optimizer_begins,
+            _ENDED: self.optimizer_ended,
+            _BEGIN_MARKED: self.begin_marked,
+            _END_MARKED: self.end_marked,
+            _FAILED: self.end_marked,
+            _REPORT: self.report,
+            _FLUSH: self.flush,
+            _MARKS: self.take_marks,
+            _TIMING: self.timing,
+        }
+        return tuple(by_number[number] for number in sorted(by_number))
 
     def _renew(self) -> None:
         """Begin to sum up anew."""
-        self._tally = _Tally()
+        self._tally = _Tally(self._is_timing)
         self._sums = self._tally.sums
         self._asked_at = None
 
@@ -210,24 +271,35 @@ class _Steps:
     # -- phases
 
     def enter(self, phase: int, now: int) -> None:
-        self._charge(now)
-        if self._stack and phase == INPUT and self._open_optimizers:
+        self._sums[self._phase] += now - self._since
+        self._since = now
+        stack = self._stack
+        if phase == INPUT and stack and self._open_optimizers:
             self._give_up_optimizers()
-        self._entered.append(len(self._stack))
-        self._open(phase, now)
-
-    def _open(self, phase: int, now: int) -> None:
-        if self._stack:
-            self._stack.append(self._phase)
+        self._entered.append(len(stack))
+        if stack:
+            stack.append(self._phase)
+            self._phase = phase
         else:
-            phase = self._begin(phase, now)
-            self._stack.append(self._rest)
-        self._phase = phase
+            self._phase = self._begin(phase, now)
+            stack.append(self._rest)
 
-    def leave(self, depth: int, now: int) -> None:
-        self._charge(now)
-        if not depth and self._phase == INPUT:
+    def leave(self, _: int, now: int) -> None:
+        phase, stack, entered = self._phase, self._stack, self._entered
+        self._sums[phase] += now - self._since
+        self._since = now
+        if phase == INPUT:
             self._input_ended = now
+        if stack and not entered[0] and not self._open_optimizers:  # which is nearly always so
+            self._phase = stack[0]
+            stack.clear()
+        else:
+            self._back_to(entered[0])
+        entered.clear()
+
+    def leave_inner(self, _: int, which: tuple[int, int]) -> None:
+        depth, now = which
+        self._charge(now)
         self._back_to(self._entered[depth])
         del self._entered[depth:]
 
@@ -254,23 +326,29 @@ class _Steps:
             self._rest = INSIDE
         return phase
 
-    def look(self, _: None, now: int) -> None:
+    def look(self, _: int, now: int) -> None:
         """A model is called without gradients."""
         self._looks = True
         self.enter(FORWARD, now)
 
-    def learn(self, _: None, now: int) -> None:
-        """A model is called with gradients."""
+    def learn(self, _: int, now: int) -> None:
+        """A model is called so that something can be learned: with gradients."""
         self._learns = True
         self.enter(FORWARD, now)
 
-    def wait_for_gradients(self, _: None, now: int) -> None:
+    def wait_for_gradients(self, _: int, now: int) -> None:
         if self._phase == BACKWARD or self._phase == COLLECTIVE:
             self._sums[BACKWARD] += now - self._since
             self._since, self._phase = now, COLLECTIVE
 
-    def mark(self, mark: Mark, now: int) -> None:
-        self._tally.marks.append(mark)
+    # -- the device
+
+    def take_marks(self, _: int, marks: list[Mark]) -> None:
+        self._tally.marks += marks
+
+    def timing(self, _: int, is_on: bool) -> None:
+        """Comes right after what begins to sum up anew."""
+        self._is_timing = self._tally.is_timed = is_on
 
     # -- batches
 
@@ -293,8 +371,15 @@ class _Steps:
             sums[OUTSIDE] += sums[phase] - before[phase]
             sums[phase] = before[phase]
 
-    def batch(self, amounts: tuple[int, int, float], now: int) -> None:
-        samples, tokens, fetch = amounts
+    def amounts(self, _: int, amounts: tuple[int, int, float]) -> None:
+        self._amounts = amounts
+
+    def fetched(self, _: int, now: int) -> None:
+        self.leave(_, now)
+        self.batch(_, now)
+
+    def batch(self, _: int, now: int) -> None:
+        samples, tokens, fetch = self._amounts
         tally = self._tally
         tally.samples += samples
         tally.tokens += tokens
@@ -302,7 +387,7 @@ class _Steps:
         if not self._marked and not self._stack:
             self._phase = self._rest = INSIDE
 
-    def copy_pageable(self, _: None, now: int) -> None:
+    def copy_pageable(self, _: int, now: int) -> None:
         self._tally.flags |= PAGEABLE
 
     # -- steps
@@ -315,25 +400,33 @@ class _Steps:
         else:
             self._phase = rest
 
-    def optimizer_begins(self, key: int, now: int) -> None:
+    def which_optimizer(self, _: int, key: int) -> None:
+        self._which = key
+
+    def optimizer_begins(self, _: int, now: int) -> None:
         self._charge(now)
+        key = self._which
         if key in self._open_optimizers:
             self._back_to(self._open_optimizers[key])  # it raised, and what it began was never ended
         if key in self._stepped:
             self._close_found()
         self._open_optimizers[key] = len(self._stack)
-        self._open(OPTIMIZER, now)
+        # Around it is what there was, or the rest of the step.
+        self._stack.append(self._phase if self._stack else self._rest)
+        self._phase = OPTIMIZER if len(self._stack) > 1 else self._begin(OPTIMIZER, now)
 
-    def optimizer_ended(self, key: int, now: int) -> None:
+    def optimizer_ended(self, _: int, now: int) -> None:
         self._charge(now)
+        key = self._which
         place = self._open_optimizers.pop(key, None)
-        if place is not None:
+        if place is not None and place < len(self._stack):
             self._back_to(place)
         self._learns = self._has_learned = True
         if self._marked:
             return
         self._rest_is(OUTSIDE)
         self._stepped.add(key)
+        self._optimizer_steps += 1
         if self._ended is not None:
             self._tally.add_before(self._ended)
         self._ended, self._ended_at = self._tally, now
@@ -343,7 +436,7 @@ class _Steps:
         """Those that began and never ended have raised."""
         self._back_to(min(self._open_optimizers.values()))
 
-    def begin_marked(self, _: None, now: int) -> None:
+    def begin_marked(self, _: int, now: int) -> None:
         self._within += 1
         if self._within == 1:
             self._close_found()
@@ -351,7 +444,7 @@ class _Steps:
             self._charge(now)
             self._rest_is(INSIDE)
 
-    def end_marked(self, failed: bool, now: int) -> None:
+    def end_marked(self, number: int, now: int) -> None:
         self._within = max(self._within - 1, 0)
         if self._within or not self._marked:
             return
@@ -359,37 +452,75 @@ class _Steps:
         if self._open_optimizers:
             self._give_up_optimizers()
         self._rest_is(OUTSIDE)
-        if not failed:
+        if number != _FAILED:
             self._learns = self._has_learned = True
             self._close(self._tally, now, MARKED)
             self._renew()
 
-    def report(self, _: None, now: int) -> None:
+    def report(self, _: int, now: int) -> None:
         if self._marked or self._has_learned:
             return
         self._charge(now)
         self._rest_is(OUTSIDE)
+        # Nobody says what is a step in such a loop, so nothing lies between two of them.
+        self._sums[INSIDE] += self._sums[OUTSIDE]
+        self._sums[OUTSIDE] = 0
         self._close(self._tally, now, 0)
         self._renew()
 
-    def flush(self, _: None, now: int) -> None:
+    def flush(self, _: int, now: int) -> None:
         self._close_found()
+
+    def phase_after(self, log: list[Any]) -> int:
+        """What time belongs to once everything in ``log`` has been made steps of; changes nothing. Any thread."""
+        opened, rest, optimizes = [self._phase] * len(self._entered), self._rest, bool(self._open_optimizers)
+        for number, value in zip(log[::2], log[1::2], strict=True):
+            if number < COUNT:
+                opened.append(number)
+                rest = INSIDE if number in _BEGIN_A_STEP else rest
+            elif number in (LEARN, LOOK):
+                opened.append(FORWARD)
+                rest = INSIDE
+            elif number == _LEAVE_INNER:
+                del opened[value[0] :]
+            elif number in (_LEAVE, _FETCHED):
+                opened.clear()
+                rest = INSIDE if number == _FETCHED else rest
+            elif number in (_BATCH, _BEGIN_MARKED):
+                rest = INSIDE
+            elif number == _BEGINS:
+                optimizes = True
+            elif number in (_ENDED, _END_MARKED, _FAILED):
+                optimizes, rest = False, OUTSIDE
+            elif number == _GRADIENTS and opened:
+                opened[-1] = COLLECTIVE
+        return opened[-1] if opened else OPTIMIZER if optimizes else rest
 
     def _close_found(self) -> None:
         """The step that ended with the newest optimizer step is whole."""
         if self._ended is not None:
+            if self.device is not None:
+                self.device.calls_of_step = self._optimizer_steps
+            self._optimizer_steps = 0
             self._close(self._ended, self._ended_at, 0)
             self._ended = None
             self._stepped.clear()
 
     def _close(self, tally: _Tally, ended_at: int, flags: int) -> None:
-        number = self._ring.written
+        number, device = self._ring.written, self.device
         start, self._began = self._zero + self._began * 1e-9, ended_at
         times = tuple([nanoseconds * 1e-9 for nanoseconds in tally.sums])
-        amounts = tally.fetch, times, _NO_TIMES, tally.samples, tally.tokens
-        self._ring.append(StepRecord(number, flags | tally.flags, start, 0.0, 0.0, *amounts))
-        if self.device is not None:
-            self.device.closed(number, tally.marks)
+        flags |= tally.flags
+        memory, on_device = _NO_MEMORY, _NO_TIMES
+        if device is not None and not tally.is_timed and device.usual is not None:
+            memory, on_device = device.usual
+            flags |= TIMED_ON_DEVICE | AS_USUAL_ON_DEVICE
+        record = StepRecord(
+            number, flags, start, *memory, tally.fetch, times, on_device, tally.samples, tally.tokens
+        )
+        self._ring.append(record)
+        if device is not None:
+            device.closed(number, tally.marks, tally.is_timed)
 
 
 class Recorder:
@@ -397,7 +528,7 @@ class Recorder:
 
     What code costs that runs once in a millisecond is mostly finding its way back into the processor's caches; so it is
     short here, and the rest is done for many steps at once. A process that is killed loses what it has noted since
-    then: at most 20 steps, or a tenth of a second where steps are longer.
+    then: at most some 45 steps, or a tenth of a second where steps are longer.
 
     Everything but :meth:`drain` and :attr:`steps` is for the thread that made it (or ``thread``); calls from any other
     do nothing.
@@ -405,18 +536,26 @@ class Recorder:
 
     __slots__ = (
         "__weakref__",
+        "_amounts",
         "_clock",
         "_depth",
         "_device",
         "_due",
+        "_ended",
+        "_handlers",
         "_is_marked",
         "_log",
+        "_marks",
+        "_marks_steps",
         "_note",
         "_ring",
         "_steps",
+        "_timing",
+        "_which",
         "_within",
         "is_scaling",
         "thread",
+        "trouble",
     )
 
     def __init__(
@@ -430,46 +569,60 @@ class Recorder:
         """``buffer`` has :func:`ring_size` bytes, of any content; ``clock`` gives nanoseconds, ``now`` Unix seconds."""
         self._ring = _Ring(bytearray(ring_size()) if buffer is None else buffer)
         self._clock = clock
+        #: What went wrong here, where something did: nothing is recorded from then on.
+        self.trouble = ""
         #: Identifies the thread that records; 0 for none, as in a forked child.
         self.thread = get_ident() if thread is None else thread
         #: Within the step of a gradient scaler, which may or may not call the optimizer's.
         self.is_scaling = False
-        self._device: DeviceTimer | None = None
         began = clock()
         self._steps = _Steps(self._ring, began, now() - began * 1e-9)
-        #: What was noted: a call of ``_steps``, its argument, the moment; and so on.
+        self._handlers = self._steps.handlers()
+        #: What was noted: a number, its value, and so on. Both at once, because a signal's handler may note something.
         self._log: list[Any] = []
         self._note = self._log.extend
         self._due = began + _SETTLE_EVERY
         self._depth = self._within = 0
-        #: Whether the open phase was marked on the device's stream.
+        #: What was said last of batches and of the optimizer.
+        self._amounts = (0, 0, 0.0)
+        self._which = 0
+        #: Once the device is timed at all, its timer; and the same where this step's work on it is.
+        self._device: DeviceTimer | None = None
+        self._timing: DeviceTimer | None = None
+        #: What was put on its stream and is not noted yet, and whether the open phase was.
+        self._marks: list[Mark] = []
         self._is_marked = False
+        #: Whether the loop marks its steps, and how many steps or optimizer steps have ended.
+        self._marks_steps, self._ended = False, 0
         _recorders.add(self)
 
     # -- phases
 
     def enter(self, phase: int) -> int:
         """From here on time belongs to ``phase``; the answer, which is how many phases it lies within, is for
-        :meth:`leave`."""
+        :meth:`leave`. :data:`IGNORED` for a thread that does not record."""
         if get_ident() != self.thread:
             return IGNORED
         depth = self._depth
         self._depth = depth + 1
-        self._note((self._steps.enter, phase, self._clock()))
-        if self._device is not None and not depth and phase in ON_DEVICE:
+        self._note((phase, self._clock()))
+        if self._timing is not None and not depth and phase in _MARKED_AS:
             self._is_marked = True
-            self._mark(phase)
+            self._mark(_MARKED_AS[phase])
         return depth
 
     def leave(self, depth: int) -> None:
         """Time belongs to what it belonged to before the :meth:`enter` that gave ``depth``, and so do phases within it
         that were never left."""
-        if not 0 <= depth < self._depth:
+        if depth or not self._depth:
+            if 0 < depth < self._depth:
+                self._depth = depth
+                self._note((_LEAVE_INNER, (depth, self._clock())))
             return
-        self._depth = depth
+        self._depth = 0
         now = self._clock()
-        self._note((self._steps.leave, depth, now))
-        if self._is_marked and not depth:
+        self._note((_LEAVE, now))
+        if self._is_marked:
             self._is_marked = False
             self._mark(OUTSIDE)
         if now >= self._due or len(self._log) > _SETTLE_AT:
@@ -477,15 +630,7 @@ class Recorder:
 
     def enter_forward(self, with_gradients: bool) -> int:
         """As ``enter(FORWARD)``; says whether anything can be learned from it."""
-        if get_ident() != self.thread:
-            return IGNORED
-        depth = self._depth
-        self._depth = depth + 1
-        self._note((self._steps.learn if with_gradients else self._steps.look, None, self._clock()))
-        if self._device is not None and not depth:
-            self._is_marked = True
-            self._mark(FORWARD)
-        return depth
+        return self.enter(LEARN if with_gradients else LOOK)
 
     @contextmanager
     def phase(self, phase: int) -> Iterator[None]:
@@ -503,83 +648,138 @@ class Recorder:
         called in a thread of torch's, while the thread that records waits for it: then only the device's time is split.
         """
         if get_ident() == self.thread:
-            self._note((self._steps.wait_for_gradients, None, self._clock()))
-        if self._device is not None:
-            self._mark(COLLECTIVE)
+            self._note((_GRADIENTS, self._clock()))
+        timing = self._timing
+        if timing is not None and (mark := timing.mark(COLLECTIVE)) is not None:
+            self._marks.append(mark)
 
     def _mark(self, phase: int) -> None:
-        if self._device is not None and (mark := self._device.mark(phase)) is not None:
-            self._note((self._steps.mark, mark, 0))
+        """From here on what is put on the device's stream belongs to ``phase``."""
+        if self._timing is not None and (mark := self._timing.mark(phase)) is not None:
+            self._marks.append(mark)
+            self._note((_MARKS, self._marks))
+            self._marks = []
 
     # -- batches
+
+    def fetched(self, depth: int, samples: int = 0, tokens: int = 0, fetch: float = 0.0) -> None:
+        """As :meth:`leave` of the phase :data:`INPUT`, which is left with a batch: :meth:`batch` says what the others
+        are."""
+        if depth or self._depth != 1:
+            self.leave(depth)
+            if not depth:
+                self.batch(samples, tokens, fetch)
+            return
+        amounts = samples, tokens, fetch
+        if amounts != self._amounts:
+            self._amounts = amounts
+            self._note((_AMOUNTS, amounts))
+        self._depth = 0
+        now = self._clock()
+        self._note((_FETCHED, now))
+        if now >= self._due or len(self._log) > _SETTLE_AT:
+            self.settle()
 
     def batch(self, samples: int = 0, tokens: int = 0, fetch: float = 0.0) -> None:
         """A batch was given to the loop: how much is in it, and for how many seconds it was made; 0 where that is not
         known, :data:`MADE_HERE` for as long as it was waited for. Called when the phase :data:`INPUT` has been left."""
         if get_ident() == self.thread:
-            self._note((self._steps.batch, (samples, tokens, fetch), 0))
+            amounts = samples, tokens, fetch
+            if amounts != self._amounts:
+                self._amounts = amounts
+                self._note((_AMOUNTS, amounts))
+            self._note((_BATCH, 0))
 
     def copies_pageable(self) -> None:
         """Something is copied to a device from memory that is not pinned."""
         if get_ident() == self.thread:
-            self._note((self._steps.copy_pageable, None, 0))
+            self._note((_PAGEABLE, 0))
 
     # -- steps
 
     def optimizer_begins(self, optimizer: object, *_: object) -> None:
         """It begins to step. Takes and ignores a hook's arguments."""
-        if get_ident() == self.thread and not self.is_scaling:
-            self._note((self._steps.optimizer_begins, id(optimizer), self._clock()))
-            if self._device is not None and not self._depth:
-                self._mark(OPTIMIZER)
+        if get_ident() != self.thread or self.is_scaling:
+            return
+        if id(optimizer) != self._which:
+            self._which = id(optimizer)
+            self._note((_WHICH, self._which))
+        self._note((_BEGINS, self._clock()))
+        if self._timing is not None and not self._depth:
+            self._mark(OPTIMIZER)
 
     def optimizer_ended(self, optimizer: object, *_: object) -> None:
         """It has stepped, and the step may be over with it. Takes and ignores a hook's arguments."""
         if get_ident() != self.thread or self.is_scaling:
             return
-        if self._device is not None and not self._depth:
+        if id(optimizer) != self._which:
+            self._which = id(optimizer)
+            self._note((_WHICH, self._which))
+        if self._timing is not None and not self._depth:
             self._mark(OUTSIDE)
-        self._note((self._steps.optimizer_ended, id(optimizer), self._clock()))
+        now = self._clock()
+        self._note((_ENDED, now))
+        if self._device is not None and not self._depth and not self._marks_steps:
+            self._choose_timing(self._device, now)
 
     def begin_marked_step(self) -> None:
         """``trace_step`` is entered. From the first time on, only this makes steps."""
         if get_ident() == self.thread:
             self._within += 1
-            self._note((self._steps.begin_marked, None, self._clock()))
+            self._marks_steps = True
+            self._note((_BEGIN_MARKED, self._clock()))
 
     def end_marked_step(self, failed: bool = False) -> None:
         """``trace_step`` is left. What a failed step took goes to the next one."""
         if get_ident() == self.thread and self._within:
             self._within -= 1
             now = self._clock()
-            self._note((self._steps.end_marked, failed, now))
+            self._note((_FAILED if failed else _END_MARKED, now))
+            if self._device is not None and not failed and not self._within:
+                self._choose_timing(self._device, now)
             if now >= self._due or len(self._log) > _SETTLE_AT:
                 self.settle()
+
+    def _choose_timing(self, device: DeviceTimer, now: int) -> None:
+        """A step has ended, or an optimizer step: whether the next one's work on the device is timed."""
+        self._ended += 1
+        is_on = device.is_due(self._ended, now)
+        if is_on != (self._timing is not None):
+            self._timing = device if is_on else None
+            self._note((_TIMING, is_on))
 
     def reported(self) -> None:
         """``report`` has returned. Ends a step where nothing else does."""
         if get_ident() == self.thread:
-            self._note((self._steps.report, None, self._clock()))
+            self._note((_REPORT, self._clock()))
             self.settle()
 
     def flush(self) -> None:
         """The user's function has ended: the last step is closed."""
         if get_ident() == self.thread:
-            self._note((self._steps.flush, None, 0))
+            self._note((_FLUSH, 0))
             self.settle()
 
     def settle(self) -> None:
         """Make steps of what was noted until here."""
         if get_ident() != self.thread:
             return
-        log = self._log
-        end = len(log)
-        for at in range(0, end, 3):
-            log[at](log[at + 1], log[at + 2])
-        del log[:end]  # and not what another thread has noted meanwhile
+        log, handlers = self._log, self._handlers
+        noted = log[:]
+        del log[: len(noted)]  # and not what a signal's handler has noted meanwhile
+        each = iter(noted)
+        try:
+            for number, value in zip(each, each, strict=True):
+                handlers[number](number, value)
+        except Exception as error:  # of ours: the user's loop, from which this is called, must not end for it
+            self.trouble, self.thread = f"{type(error).__name__}: {error}", NOBODY
         self._due = self._clock() + _SETTLE_EVERY
 
     # -- for whoever keeps the steps
+
+    def phase_now(self) -> int:
+        """What time belongs to at this moment, as far as was noted. Any thread; it may be late by a moment."""
+        return self._steps.phase_after(self._log.copy())
 
     @property
     def steps(self) -> int:
@@ -589,7 +789,7 @@ class Recorder:
     def time_on(self, make: Callable[[], DeviceTimer]) -> None:
         """From here on also time what a device does, with a timer that is made now. Again is fine."""
         if get_ident() == self.thread and self._device is None:
-            self._device = self._steps.device = make()
+            self._device = self._timing = self._steps.device = make()
 
     def drain(self, after: int, final: bool = False) -> tuple[int, bytes]:
         """The steps from number ``after`` on, as :func:`read_ring` gives them. One thread, whichever.
@@ -619,6 +819,25 @@ def current() -> Recorder:
     if _current is None:
         _current = Recorder()
     return _current
+
+
+def recording() -> Recorder | None:
+    """This process's recorder, where there is one: for code that notes what it does only if anybody records."""
+    return _current
+
+
+@contextmanager
+def phase(number: int) -> Iterator[None]:
+    """What is within belongs to a phase, where this process records at all."""
+    recorder = _current
+    if recorder is None:
+        yield
+        return
+    depth = recorder.enter(number)
+    try:
+        yield
+    finally:
+        recorder.leave(depth)
 
 
 def use(recorder: Recorder | None) -> None:

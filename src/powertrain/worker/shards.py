@@ -6,6 +6,7 @@ back when the next attempt starts from that checkpoint and its loop has asked fo
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import warnings
@@ -19,6 +20,8 @@ from weakref import WeakKeyDictionary
 from powertrain import wire
 from powertrain.errors import ConfigError
 from powertrain.storage import safety
+from powertrain.trace import spans
+from powertrain.trace.phases import H2D, INPUT
 from powertrain.worker.batch_plan import gradient_weight
 from powertrain.worker.progress import progress
 
@@ -82,6 +85,37 @@ def is_of_stream(state: Mapping[str, Any]) -> bool:
 
 def _shown(name: str, state: Mapping[str, Any]) -> str:
     return f"{name}: epoch {state['epoch']}" if is_of_stream(state) else in_words({name: state})
+
+
+class RecordedWaits:
+    """A shard's :class:`~powertrain.data.shard.Watch`: what the training thread waits for goes to its recorder, where
+    there is one."""
+
+    def wait(self) -> int:
+        recorder = spans.recording()
+        return recorder.enter(INPUT) if recorder is not None else spans.IGNORED
+
+    def copy(self) -> int:
+        recorder = spans.recording()
+        return recorder.enter(H2D) if recorder is not None else spans.IGNORED
+
+    def go_on(self, began: int) -> None:
+        recorder = spans.recording()
+        if recorder is not None:
+            recorder.leave(began)
+
+    def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
+        recorder = spans.recording()
+        # Within another wait, as that of torch's loader around a shard, the batch is counted there.
+        if recorder is not None and began == 0:
+            recorder.batch(rows, _tokens_in(batch), spans.MADE_HERE if seconds is None else seconds)
+
+
+def _tokens_in(batch: Any) -> int:
+    """Numbers in the column that models of text read."""
+    ids = batch.get("input_ids") if isinstance(batch, dict) else None
+    shape = getattr(ids, "shape", None)
+    return math.prod(shape) if shape else 0
 
 
 class StepWeights:
@@ -211,6 +245,7 @@ class Shards:
             on_change=place.on_data_change,
             device=self._device,
             warn=self._say,
+            watch=RecordedWaits(),
         )
 
     def _open_stream(self, name: str) -> StreamedShard:
@@ -225,6 +260,7 @@ class Shards:
             resume=lambda: self._saved(name),
             began=lambda weight: self._began(name, weight),
             device=self._device,
+            watch=RecordedWaits(),
         )
 
     @property

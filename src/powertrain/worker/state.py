@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain import wire
 from powertrain.errors import CheckpointError
+from powertrain.trace import spans
+from powertrain.trace.phases import REPORT
 from powertrain.worker import context
 from powertrain.worker.progress import progress
 
@@ -171,7 +173,7 @@ def automatic_checkpoint(session: Session, row: int, save_now: bool = False) -> 
 def _save(session: Session, objects: Mapping[str, Any]) -> Checkpoint:
     from powertrain.checkpoint.checkpoint import Checkpoint
 
-    with _phase("checkpoint"):
+    with _phase("checkpoint"), spans.phase(REPORT):
         directory = os.fspath(session.staging.new_directory())
         try:
             _state_of(session).saver.save(objects, directory)

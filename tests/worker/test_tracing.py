@@ -1,0 +1,189 @@
+"""What a rank records of itself, what it sends of it, and that nothing of this can end it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from powertrain.trace import samples, spans
+from powertrain.trace.phases import RECORD_SIZE, REPORT, StepRecord, unpack_from
+from powertrain.worker import tracing
+from powertrain.worker.tracing import TraceSettings, Tracing, newest_steps
+
+
+@pytest.fixture(autouse=True)
+def _nobody_records() -> Iterator[None]:
+    spans.use(None)
+    yield
+    spans.use(None)
+
+
+MANUAL = TraceSettings(mode="manual")
+
+
+def begun(settings: TraceSettings = MANUAL) -> tuple[Tracing, list[str]]:
+    said: list[str] = []
+    found = Tracing.begin(settings, said.append)
+    assert found is not None, said
+    return found, said
+
+
+def unpack(records: bytes) -> list[StepRecord]:
+    return [unpack_from(records, at) for at in range(0, len(records), RECORD_SIZE)]
+
+
+def make_steps(count: int) -> None:
+    recorder = spans.recording()
+    assert recorder is not None
+    for _ in range(count):
+        with spans.phase(REPORT):
+            pass
+        recorder.reported()
+
+
+def test_what_was_recorded_is_sent_once_and_the_rest_at_the_end() -> None:
+    traced, said = begun()
+    make_steps(5)
+    traced._next_send = 0.0
+    first = traced.collect()
+    make_steps(3)
+    last = traced.end()
+    assert first is not None
+    assert last is not None
+    numbers = [record.step for record in (*unpack(first.steps), *unpack(last.steps))]
+    assert numbers == list(range(8))
+    assert (first.first, last.first) == (0, 5)
+    assert len(first.samples) == samples.SAMPLE_SIZE
+    assert traced.end() is None
+    assert traced.collect() is None
+    assert traced.due == float("inf")
+    assert said == []
+    assert spans.recording() is None
+
+
+def test_a_message_has_a_bounded_number_of_steps_and_the_next_follows_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracing, "_MOST_STEPS", 4)
+    traced, _ = begun()
+    make_steps(6)
+    traced._next_send = 0.0
+    first, second = traced.collect(), traced.collect()
+    assert first is not None
+    assert second is not None
+    assert len(first.steps) == 4 * RECORD_SIZE
+    assert [record.step for record in unpack(second.steps)] == [4, 5]
+    traced.end()
+
+
+def test_what_cannot_be_sent_now_stays() -> None:
+    traced, _ = begun()
+    make_steps(2)
+    traced._next_send = 0.0
+    assert traced.collect(can_send=False) is None
+    assert traced.due > time.monotonic() - 1.0
+    traced._next_send = 0.0
+    found = traced.collect()
+    assert found is not None
+    assert len(found.steps) == 2 * RECORD_SIZE
+    traced.end()
+
+
+def test_a_failure_is_told_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced, said = begun()
+    monkeypatch.setattr(traced, "_look", lambda: 1 / 0)
+    assert traced.collect() is None
+    assert traced.collect() is None
+    assert traced.end() is None
+    assert len(said) == 1
+    assert "not traced any further: ZeroDivisionError" in said[0]
+
+
+def test_where_it_cannot_begin_the_rank_is_told_and_not_traced() -> None:
+    said: list[str] = []
+    assert Tracing.begin(TraceSettings(mode="selective"), said.append) is None
+    assert "This rank is not traced: ConfigError" in said[0]
+    assert spans.recording() is None
+
+
+def test_where_the_thread_was_found_is_told_by_phase() -> None:
+    traced, _ = begun(TraceSettings(mode="manual", facts={"flops_per_sample": 3.0}))
+    traced._next_send = traced._next_glance = 0.0
+    found = traced.collect()
+    assert found is not None
+    facts = msgspec.json.decode(found.facts)
+    assert facts["flops_per_sample"] == 3.0
+    assert "test_where_the_thread_was_found_is_told_by_phase" in facts["seen"]["outside"]
+    traced.end()
+
+
+def test_machines_are_looked_at_without_steps_where_only_they_are_asked_for() -> None:
+    traced, _ = begun(TraceSettings(steps=False))
+    assert spans.recording() is None
+    traced._next_send = 0.0
+    found = traced.collect()
+    assert found is not None
+    assert found.steps == b""
+    assert found.samples
+    traced.end()
+
+
+def test_the_newest_steps_of_a_killed_rank_are_read_from_its_ring(tmp_path: Path) -> None:
+    ring = tmp_path / "rings" / "0-0"
+    code = f"""
+import os, signal
+from powertrain.worker.tracing import Tracing, TraceSettings
+from powertrain.trace import spans
+Tracing.begin(TraceSettings(mode="manual", ring={str(ring)!r}), print)
+for _ in range(100):
+    spans.recording().reported()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert [record.step for record in unpack(newest_steps(str(ring)))] == list(range(100))
+    assert [record.step for record in unpack(newest_steps(str(ring), after=98))] == [98, 99]
+    assert [record.step for record in unpack(newest_steps(str(ring), most=1))] == [99]
+    ring.write_bytes(b"something else entirely, and of no use")
+    assert newest_steps(str(ring)) == b""
+    assert newest_steps(str(tmp_path / "none")) == b""
+
+
+def test_without_a_place_for_its_ring_a_rank_records_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    traced, said = begun(TraceSettings(mode="manual", ring=str(tmp_path / "file" / "0-0")))
+    make_steps(2)
+    found = traced.end()
+    assert found is not None
+    assert len(found.steps) == 2 * RECORD_SIZE
+    assert said == []
+
+
+def test_threads_that_collect_and_end_at_once_send_each_step_once() -> None:
+    traced, _ = begun()
+    got: list[int] = []
+    stop = threading.Event()
+
+    def collect() -> None:
+        while not stop.is_set():
+            traced._next_send = 0.0
+            if (found := traced.collect()) is not None:
+                got.extend(record.step for record in unpack(found.steps))
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        make_steps(3000)
+        last = traced.end()
+    finally:
+        stop.set()
+        thread.join()
+    if last is not None:
+        got.extend(record.step for record in unpack(last.steps))
+    assert got == list(range(3000))
