@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from powertrain.diagnosis.so_far import final_summary, summary
     from powertrain.trace.wrappers import (
         init,
         trace_step,
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
         wrap_optimizer,
     )
 
+    start = init
+
 __all__ = [
+    "final_summary",
     "init",
+    "start",
+    "summary",
     "trace_step",
     "wrap_backward",
     "wrap_dataloader_fetch",
@@ -30,11 +36,17 @@ __all__ = [
     "wrap_optimizer",
 ]
 
+#: Names that stand for what is said of records, which is no business of those who make them.
+_OF_DIAGNOSIS = ("final_summary", "summary")
+#: Other spellings, for people who come from TraceML.
+_ALIASES = {"start": "init"}
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'powertrain.trace' has no attribute {name!r}")
-    value = getattr(import_module("powertrain.trace.wrappers"), name)
+    home = "powertrain.diagnosis.so_far" if name in _OF_DIAGNOSIS else "powertrain.trace.wrappers"
+    value = getattr(import_module(home), _ALIASES.get(name, name))
     globals()[name] = value
     return value
 

@@ -15,7 +15,7 @@ from types import GeneratorType, TracebackType
 from typing import Any, TypeVar
 
 from powertrain.errors import ConfigError
-from powertrain.trace import patches, spans
+from powertrain.trace import alone, patches, spans
 from powertrain.trace.phases import BACKWARD, H2D, INPUT
 
 Thing = TypeVar("Thing")
@@ -31,10 +31,14 @@ def init(
     """Say what is traced without a word in the loop: everything (``"auto"``), nothing (``"manual"``), or what the
     ``patch_…`` name (``"selective"``). A worker of Powertrain has done this already; the last call counts.
 
-    In manual and selective mode, steps come from :func:`trace_step`, :func:`wrap_optimizer` or ``report``. Raises
+    In manual and selective mode, steps come from :func:`trace_step`, :func:`wrap_optimizer` or ``report``. In a script
+    that is no run, it begins to record what the calling thread does; when the script ends, it says on stderr what was
+    found, unless :func:`~powertrain.diagnosis.so_far.final_summary` was called. Raises
     :class:`~powertrain.errors.ConfigError` for arguments that do not go together.
     """
     choice = patches.choose(mode, patch_dataloader, patch_forward, patch_backward, patch_h2d)
+    if spans.recording() is None:
+        alone.begin()
     patches.install(spans.current(), choice)
 
 
@@ -102,10 +106,14 @@ class _TimedIterator:
         depth = recorder.enter(INPUT)
         try:
             batch = next(self._batches)
-        finally:
+        except BaseException:
             recorder.leave(depth)
-        if depth == 0:
-            recorder.batch(*patches.size_of(batch), spans.MADE_HERE if self._is_made_here else 0.0)
+            raise
+        if depth:
+            recorder.leave(depth)
+        else:
+            samples, tokens = patches.size_of(batch)
+            recorder.fetched(0, samples, tokens, spans.MADE_HERE if self._is_made_here else 0.0)
         return batch
 
     def __getattr__(self, name: str) -> Any:

@@ -1,0 +1,166 @@
+"""Lightning in traced workers: a small text classifier, with delays to try what the card at the end says of them.
+
+Needs Lightning (``pip install lightning``). It runs on this machine, or on the Ray cluster that ``--ray-address``
+names::
+
+    python examples/ray/lightning_text_classifier.py
+    python examples/ray/lightning_text_classifier.py --input-delay-rank=0 --input-delay-ms=200
+    python examples/ray/lightning_text_classifier.py --delay-rank=0 --delay-ms=200
+    python examples/ray/lightning_text_classifier.py --ray-address=auto --num-workers=2 --max-steps=100 --use-gpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+
+import powertrain
+import powertrain.trace as traceml
+from powertrain import ScalingConfig
+from powertrain.trace.integrations.lightning import TraceMLCallback
+from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer
+
+BATCH_SIZE, WORDS = 32, 24
+TOPICS = {
+    "cooking": "oven butter salt flour simmer onion knife broth taste garlic whisk plate",
+    "sailing": "wind mast harbour tide anchor rope hull compass wave deck keel captain",
+    "astronomy": "orbit comet telescope nebula planet dust eclipse lens crater signal dark star",
+}
+COMMON = ("the", "of", "and", "with", "from", "over", "under", "after", "before", "every")
+VOCABULARY = {word: number for number, word in enumerate([*COMMON, *" ".join(TOPICS.values()).split()])}
+
+
+def sentences(count: int) -> powertrain.data.Dataset:
+    """Rows of words as numbers, and the topic that a third of the words are of."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, len(TOPICS), count)
+    words = generator.integers(0, len(COMMON), (count, WORDS))
+    for label, topic in enumerate(TOPICS.values()):
+        own = np.array([VOCABULARY[word] for word in topic.split()])
+        of_topic = (labels == label)[:, None] & (generator.random((count, WORDS)) < 1 / 3)
+        words[of_topic] = generator.choice(own, int(of_topic.sum()))
+    return powertrain.data.from_numpy({"words": words, "label": labels})
+
+
+class Batches:
+    """This worker's share of the rows, epoch by epoch, as slow and as large as the options say."""
+
+    def __init__(self, delay: float, transfer_dim: int) -> None:
+        self._rows = powertrain.get_dataset_shard("train")
+        self._delay = delay
+        # One tensor for all batches: what is to be seen is how long it takes to the device.
+        self._ballast = torch.zeros(BATCH_SIZE, transfer_dim)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for batch in self._rows.iter_torch_batches(batch_size=BATCH_SIZE, device="cpu"):
+            time.sleep(self._delay)
+            yield {**batch, "ballast": self._ballast}
+
+
+class TextClassifier(nn.Module):
+    """Words to a topic; ``delay`` seconds slower than it has to be."""
+
+    def __init__(self, delay: float, width: int = 128) -> None:
+        super().__init__()
+        self.words = nn.Embedding(len(VOCABULARY), width)
+        self.reader = nn.GRU(width, width, batch_first=True)
+        self.topic = nn.Linear(width, len(TOPICS))
+        self._delay = delay
+
+    def forward(self, words: Tensor) -> Tensor:
+        time.sleep(self._delay)
+        read, _ = self.reader(self.words(words))
+        topic: Tensor = self.topic(read.mean(dim=1))
+        return topic
+
+
+class LearnTopics(lightning.LightningModule):
+    def __init__(self, delay: float) -> None:
+        super().__init__()
+        self.model = TextClassifier(delay)
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        guess = self.model(batch["words"])
+        self.log("accuracy", (guess.argmax(1) == batch["label"]).float().mean())
+        return nn.functional.cross_entropy(guess, batch["label"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=2e-3)
+
+
+def train_loop_per_worker(config: dict[str, Any]) -> None:
+    """What every worker runs: Lightning's Trainer, in the process group that is there already."""
+    context = powertrain.get_context()
+    rank, local = context.get_world_rank(), context.get_local_world_size()
+
+    def delay(kind: str) -> float:
+        return config[kind] / 1000 if config[f"{kind[:-3]}_rank"] in (None, rank) else 0.0
+
+    trainer = lightning.Trainer(
+        max_steps=config["max_steps"],
+        max_epochs=-1,
+        accelerator="gpu" if config["use_gpu"] else "cpu",
+        devices=local,
+        num_nodes=context.get_world_size() // local,
+        strategy=DDPStrategy(cluster_environment=TorchElasticEnvironment()),
+        callbacks=[TraceMLCallback()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    batches = traceml.wrap_dataloader_fetch(Batches(delay("input_delay_ms"), config["transfer_dim"]))
+    trainer.fit(LearnTopics(delay("delay_ms")), batches)
+    powertrain.report({"steps": trainer.global_step, "accuracy": trainer.callback_metrics["accuracy"]})
+
+
+def parsed() -> argparse.Namespace:
+    arguments = argparse.ArgumentParser(description="Train a text classifier with Lightning, traced.")
+    arguments.add_argument("--ray-address", help='a Ray cluster, or "auto"; this machine when left out')
+    arguments.add_argument("--num-workers", type=int, default=2)
+    arguments.add_argument("--max-steps", type=int, default=100)
+    arguments.add_argument("--use-gpu", action="store_true", help="one GPU for each worker")
+    arguments.add_argument(
+        "--input-delay-ms", type=float, default=0.0, help="how much later each batch comes"
+    )
+    arguments.add_argument("--input-delay-rank", type=int, help="only on this rank; on all when left out")
+    arguments.add_argument("--delay-ms", type=float, default=0.0, help="how much longer the model takes")
+    arguments.add_argument("--delay-rank", type=int, help="only on this rank; on all when left out")
+    arguments.add_argument(
+        "--transfer-dim", type=int, default=0, help="numbers beside each sentence that are copied to the GPU"
+    )
+    return arguments.parse_args()
+
+
+def main() -> None:
+    options = vars(parsed())
+    address, num_workers = options.pop("ray_address"), options.pop("num_workers")
+    if address and importlib.util.find_spec("ray") is None:
+        print("Ray is not installed, so this trains on this machine.")
+    elif address:
+        powertrain.init(address=address)
+
+    trainer = TraceMLTorchTrainer(
+        train_loop_per_worker,
+        train_loop_config=options,
+        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=options["use_gpu"]),
+        datasets={"train": sentences(max(num_workers, 1) * BATCH_SIZE * 50)},
+        traceml_config=TraceMLRayConfig(
+            mode="summary", init_mode="selective", patch_dataloader=True, patch_h2d=True
+        ),
+    )
+    print(trainer.fit())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The diagnosis of what has been recorded so far, for the loop that asks: ``summary()`` and ``final_summary()``.
+
+In a rank it is that of the whole run, read from the run's directory; where that lies elsewhere, and in a script that is
+no run, of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from powertrain.diagnosis.card import render
+from powertrain.diagnosis.final import is_telling
+from powertrain.diagnosis.recorded import report_of
+from powertrain.diagnosis.report import diagnose
+from powertrain.diagnosis.samples import SAMPLE, samples_of
+from powertrain.diagnosis.steps import RECORD, aligned
+from powertrain.diagnosis.summary import Report
+from powertrain.errors import OutsideWorkerError, StorageError
+from powertrain.trace import alone, spans, store
+from powertrain.trace.alone import Kept
+from powertrain.trace.phases import REPORT
+from powertrain.worker import context
+from powertrain.worker.context import Session
+
+#: Seconds that other ranks' steps are waited for once one's own have arrived; ranks send theirs each second.
+_OTHERS_WITHIN = 3.0
+#: Steps that a rank may have noted and not made records of, where it waits for this one.
+_NOT_SETTLED = 20
+#: Of the keys that :func:`summary` gives.
+_PREFIX = "trace"
+
+
+def final_summary(
+    *,
+    timeout_sec: float = 30.0,
+    poll_interval_sec: float = 0.1,
+    print_text: bool = False,
+    rank0_only: bool = True,
+) -> dict[str, Any] | None:
+    """What ``final_summary.json`` holds, of everything recorded until now; ``print_text`` also prints the card.
+
+    In a rank, recording goes on. It waits until what ranks have recorded has arrived where the run keeps it, for at
+    most ``timeout_sec``, looking every ``poll_interval_sec``. In a script that is no run, recording ends with it, and
+    it answers the same from then on.
+
+    None on other ranks than the first unless ``rank0_only=False``, and in a rank that is not traced. Raises
+    OutsideWorkerError (a RuntimeError) where nothing was ever recorded.
+    """
+    report = _report(rank0_only, timeout_sec, poll_interval_sec, final=True)
+    if report is not None and print_text:
+        print(render(report))
+    return None if report is None else msgspec.to_builtins(report)
+
+
+def summary(
+    *,
+    timeout_sec: float = 30.0,
+    poll_interval_sec: float = 0.1,
+    print_text: bool = False,
+    rank0_only: bool = True,
+) -> dict[str, Any] | None:
+    """As :func:`final_summary`, in a few plain values by name, as trackers of experiments take them; and recording goes
+    on everywhere."""
+    report = _report(rank0_only, timeout_sec, poll_interval_sec, final=False)
+    if report is not None and print_text:
+        print(render(report))
+    return None if report is None else flat(report)
+
+
+def flat(report: Report) -> dict[str, Any]:
+    """The weightiest finding, times in milliseconds, and speeds, each under a name of its own."""
+    values: dict[str, Any] = {"steps": report.steps, "step_ms": report.step_seconds * 1e3}
+    if report.findings:
+        first = report.findings[0]
+        values |= {"kind": first.kind, "severity": first.severity, "phase": first.phase, "cost": first.cost}
+        values |= {"summary": first.summary, "action": first.action}
+    for time_of in report.phases:
+        values[f"{time_of.phase}_ms"] = time_of.seconds * 1e3
+        values[f"{time_of.phase}_share"] = time_of.share
+    speeds = msgspec.structs.asdict(report.throughput)
+    values |= {name: speed for name, speed in speeds.items() if speed}
+    return {f"{_PREFIX}/{name}": value for name, value in values.items()}
+
+
+def say(kept: Kept) -> None:
+    """Print the card of a script that is no run, if it has made enough steps for one."""
+    report = _report_of(kept)
+    if is_telling(report):
+        print(render(report), file=sys.stderr)
+
+
+# --------------------------------------------------------------------------- of a rank, of a script
+
+
+def _report(rank0_only: bool, timeout: float, every: float, *, final: bool) -> Report | None:
+    if context.in_worker():
+        session = context.current("final_summary")
+        recorder = spans.recording()
+        is_asked = session.place.rank == 0 or not rank0_only
+        if recorder is None or session.service.tracing is None or not is_asked:
+            return None
+        if final:
+            recorder.flush()
+        else:
+            recorder.settle()
+        with recorder.phase(REPORT):
+            return _of_run(session, recorder, time.monotonic() + timeout, every)
+    if rank0_only and alone.own_rank() != 0:
+        return None
+    return _of_script(final)
+
+
+def _of_script(final: bool) -> Report:
+    own, recorder = alone.newest(), spans.recording()
+    if own is not None:
+        if final:
+            alone.end()
+        return _report_of(own.kept())
+    if recorder is None:
+        raise OutsideWorkerError(
+            "Nothing is recorded in this process, so there is nothing to sum up. Call powertrain.trace.init() before "
+            "the training loop, or give the loop to a trainer."
+        )
+    recorder.flush()
+    return _report_of(_in_ring(recorder, alone.own_rank()))
+
+
+def _in_ring(recorder: spans.Recorder, rank: int) -> Kept:
+    """The newest steps. They are not drained: that is for whoever keeps them."""
+    _, steps = spans.read_ring(recorder._ring.buffer)
+    return Kept(rank, socket.gethostname(), steps, b"", {})
+
+
+def _report_of(kept: Kept, *notes: str) -> Report:
+    hosts = {kept.rank: kept.host}
+    return diagnose(
+        aligned({kept.rank: np.frombuffer(kept.steps, RECORD)}, hosts),
+        samples_of({kept.rank: np.frombuffer(kept.samples, SAMPLE)}, hosts),
+        seen=kept.seen,
+        notes=notes,
+    )
+
+
+# --------------------------------------------------------------------------- of a whole run
+
+
+def _of_run(session: Session, recorder: spans.Recorder, until: float, every: float) -> Report:
+    place = session.place
+    if session.storage.local_path("telemetry") is not None and not place.run_filesystem:
+        if recorder.steps:
+            _wait(session, recorder.steps, until, every)
+        with contextlib.suppress(StorageError):  # nothing has arrived
+            return report_of(session.storage, place.run_name, place.attempt)
+    note = f"Of rank {place.rank} only: what the others have recorded is not at hand here."
+    return _report_of(_in_ring(recorder, place.rank), note)
+
+
+def _wait(session: Session, steps: int, until: float, every: float) -> None:
+    """Until this rank's first ``steps`` steps are on disk, and about as many of the others'; or time is up."""
+    place, size = session.place, -1
+    while time.monotonic() < until:
+        there = sum(entry.size for entry in session.storage.list("telemetry"))
+        if there != size:
+            size = there
+            reached = _reached(store.read(session.storage).steps.get(place.attempt, {}))
+            if reached.get(place.rank, -1) >= steps:
+                if sum(number >= steps - _NOT_SETTLED for number in reached.values()) >= place.world_size:
+                    return
+                until = min(until, time.monotonic() + _OTHERS_WITHIN)
+        time.sleep(every)
+
+
+def _reached(records: dict[int, Any]) -> dict[int, int]:
+    """By rank, how many steps it has made as far as is known."""
+    return {rank: int(table["step"][-1]) + 1 for rank, table in records.items() if len(table)}

@@ -1,0 +1,63 @@
+"""Something to be done as soon as a module is there: now, or when the user's code has imported it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class Arrival(MetaPathFinder):
+    """Calls ``then`` once, when the module ``name`` has been loaded: at once if it is there already.
+
+    What ``then`` raises is not raised where the module is imported: it goes to ``failed``.
+    """
+
+    def __init__(self, name: str, then: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        self._name, self._then, self._failed = name, then, failed
+
+    def wait(self) -> None:
+        """From here on. Raises what ``then`` raises where the module is there already."""
+        there = sys.modules.get(self._name)  # None also for one that may not be imported
+        if there is not None and not _is_being_loaded(there):
+            self._then()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def give_up(self) -> None:
+        """It need not be done any more. Again is fine, and so is when it was done."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the other finders say of the module, told apart only by that it is noticed when it has been loaded."""
+        if fullname != self._name:
+            return None
+        self.give_up()
+        spec = importlib.util.find_spec(fullname)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is None:
+            sys.meta_path.insert(0, self)  # it may be there the next time
+            return None
+        load = loader.exec_module
+
+        def load_and_tell(module: ModuleType) -> None:
+            loader.exec_module = load
+            load(module)
+            try:
+                self._then()
+            except Exception as error:
+                self._failed(error)
+
+        loader.exec_module = load_and_tell
+        return spec
+
+
+def _is_being_loaded(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))

@@ -1,0 +1,35 @@
+"""What kinds of GPUs can do at best, as their makers say."""
+
+from __future__ import annotations
+
+#: Floating-point operations a second in 16-bit matrix products, without sparsity: by a part of the device's name, the
+#: more special one first.
+_PEAK = (
+    ("GB200", 2.5e15),
+    ("B200", 2.25e15),
+    ("B100", 1.75e15),
+    ("H200", 989e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("A800", 312e12),
+    ("L40S", 362e12),
+    ("L40", 181e12),
+    ("L4", 121e12),
+    ("A40", 150e12),
+    ("A10G", 70e12),
+    ("A10", 125e12),
+    ("A30", 165e12),
+    ("V100", 125e12),
+    ("T4", 65e12),
+    ("RTX 4090", 165e12),
+    ("RTX 3090", 71e12),
+    ("MI300X", 1307e12),
+    ("MI250X", 383e12),
+)
+
+
+def peak_flops(name: str) -> float:
+    """Of one device with this name, as torch gives it; 0 for one that is not known here."""
+    return next((flops for part, flops in _PEAK if part.lower() in name.lower()), 0.0)

@@ -1,0 +1,48 @@
+"""Hugging Face's Trainer, traced: ``Trainer(..., callbacks=[TraceCallback()])``, in a worker or elsewhere.
+
+Importing this module imports transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from powertrain.trace.integrations.attaching import Attachment
+from powertrain.trace.wrappers import init
+
+__all__ = ["TraceCallback", "TraceMLTrainerCallback", "init"]
+
+
+def _callback_base() -> Any:
+    try:
+        return import_module("transformers").TrainerCallback
+    except ImportError as error:
+        raise ImportError(
+            f"transformers cannot be imported ({error}), and there is nothing else that this callback could be given "
+            "to. Install it: pip install transformers."
+        ) from error
+
+
+class _Attached:
+    """The hooks. A step is what the Trainer does from one update of the weights to the next; batches of an evaluation
+    lie outside of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._attachment = Attachment()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attachment.begin()  # which also ends what a training that raised has left
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attachment.end()
+
+
+#: Give one to Hugging Face's Trainer. It costs nothing that tracing does not cost anyway.
+TraceCallback: Any = type(
+    "TraceCallback", (_Attached, _callback_base()), {"__module__": __name__, "__doc__": _Attached.__doc__}
+)
+
+#: The other spelling, for people who come from TraceML.
+TraceMLTrainerCallback = TraceCallback

@@ -1,0 +1,73 @@
+"""TraceML's names for a traced Ray Train trainer. Every trainer of Powertrain is traced, so there is little to them:
+``TraceMLRayConfig`` is :class:`~powertrain.config.TraceConfig`, and ``traceml_config`` is ``RunConfig(trace=...)``.
+
+Needs no Ray: like any trainer, ``TraceMLTorchTrainer`` runs on this machine, or on the cluster that ``powertrain.init``
+has connected to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from powertrain.config import RunConfig, TraceConfig, as_config, replace
+from powertrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from powertrain.torch.trainer import TorchTrainer
+
+    class TraceMLTorchTrainer(TorchTrainer):
+        """As :func:`_trainer_class` makes it."""
+
+        def __init__(
+            self, train_loop_per_worker: Any, *, traceml_config: TraceConfig | None = None, **arguments: Any
+        ) -> None: ...
+
+
+__all__ = ["TraceMLRayConfig", "TraceMLTorchTrainer"]
+
+TraceMLRayConfig = TraceConfig
+
+
+def with_trace(run_config: RunConfig | None, traceml_config: TraceConfig | None) -> RunConfig:
+    """The run's config, traced as told. Raises ConfigError where the two say different things about it."""
+    run: RunConfig = as_config(run_config, RunConfig, "run_config")
+    if traceml_config is None:
+        return run
+    trace: TraceConfig = as_config(traceml_config, TraceConfig, "traceml_config")
+    if run.trace not in (TraceConfig(), trace):
+        raise ConfigError(
+            f"traceml_config={trace!r} and RunConfig(trace={run.trace!r}) say different things of the same run. Give "
+            "one of them."
+        )
+    return replace(run, trace=trace)
+
+
+def _trainer_class() -> type[TorchTrainer]:
+    """A trainer stands far above tracing, so it is loaded when it is asked for."""
+    from powertrain.torch.trainer import TorchTrainer
+
+    class TraceMLTorchTrainer(TorchTrainer):
+        """:class:`~powertrain.torch.TorchTrainer` with one more argument, ``traceml_config``."""
+
+        __module__, __qualname__ = __name__, "TraceMLTorchTrainer"
+
+        def __init__(
+            self,
+            train_loop_per_worker: Any,
+            *,
+            traceml_config: TraceConfig | None = None,
+            run_config: RunConfig | None = None,
+            **arguments: Any,
+        ) -> None:
+            super().__init__(
+                train_loop_per_worker, run_config=with_trace(run_config, traceml_config), **arguments
+            )
+
+    return TraceMLTorchTrainer
+
+
+def __getattr__(name: str) -> Any:
+    if name != "TraceMLTorchTrainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _trainer_class()
+    return globals()[name]
