@@ -22,7 +22,8 @@ FLOORS: list[set[str]] = [
     {"dashboard", "tune", "kubernetes"},
     {"torch", "lightning", "huggingface"},
     {"trainer"},
-    {"terminal", "result", "diagnosis", "trackers", "tasks", "collective", "blueprint"},
+    {"terminal", "result", "trackers", "tasks", "collective", "blueprint"},
+    {"diagnosis"},
     {"run"},
     {"engine"},
     {"worker"},
@@ -41,6 +42,8 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("config", "backend"): "BackendConfig.backend_cls names the backend that belongs to it",
     ("engine.server", "torch.backend"): "the warm server loads what every worker would load",
     ("engine.server", "torch.prepare"): "the warm server loads what every worker would load",
+    ("trace.integrations.ray", "torch.trainer"): "TraceML's name for our trainer, where TraceML has it",
+    ("trace.alone", "diagnosis.so_far"): "a script that is no run has nobody else to say what was found",
 }
 #: Modules of other people that only some rooms may import.
 RESERVED: dict[str, set[str]] = {

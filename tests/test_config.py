@@ -36,6 +36,7 @@ from powertrain.config import (
     ScalingConfig,
     SyncConfig,
     TorchConfig,
+    TraceConfig,
     ValidationConfig,
     ValidationTaskConfig,
     as_config,
@@ -53,9 +54,11 @@ ALL = [
     ScalingConfig,
     SyncConfig,
     TorchConfig,
+    TraceConfig,
     ValidationConfig,
     ValidationTaskConfig,
 ]
+PATCHES = ("dataloader", "forward", "backward", "h2d")
 DEFAULTABLE = [cls for cls in ALL if cls is not ValidationConfig]
 
 
@@ -234,6 +237,18 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (RunConfig, {"worker_runtime_env": {"env_vars": {"A": 1}}}, ["'A'", "not a string", "'1'"]),
     (RunConfig, {"worker_runtime_env": {"env_vars": {"A=B": "1"}}}, ["'A=B'", "environment variable"]),
     (RunConfig, {"port": 70000}, ["port=70000", "65535"]),
+    (RunConfig, {"trace": "off"}, ["trace='off'", "TraceConfig"]),
+    (TraceConfig, {"mode": "loud"}, ["mode='loud'", "'summary'", "'cli'"]),
+    (TraceConfig, {"profile": "deepest"}, ["profile='deepest'", "'run'"]),
+    (TraceConfig, {"init_mode": "some"}, ["init_mode='some'", "'selective'"]),
+    *((TraceConfig, {f"patch_{what}": "yes"}, [f"patch_{what}='yes'", "True"]) for what in PATCHES),
+    (TraceConfig, {"sampler_interval_sec": 0}, ["sampler_interval_sec=0", "positive"]),
+    (TraceConfig, {"logs_dir": 3}, ["logs_dir=3"]),
+    (TraceConfig, {"session_id": 3}, ["session_id=3"]),
+    (TraceConfig, {"bind_host": "example"}, ["bind_host='example'", "no IP address", "0.0.0.0"]),
+    (TraceConfig, {"port": -1}, ["port=-1", "65535"]),
+    (TraceConfig, {"flops_per_sample": -1.0}, ["flops_per_sample=-1.0", "positive"]),
+    (TraceConfig, {"peak_flops": "many"}, ["peak_flops='many'"]),
     (RunConfig, {"verbose": 4}, ["verbose=4", "from 0 to 3"]),
     (RunConfig, {"stop": {}}, ["stop={}", "empty", "training_iteration"]),
     (RunConfig, {"stop": {"loss": "low"}}, ["'low'", "not a number", "training_iteration"]),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain.version import __version__
 
 if TYPE_CHECKING:
-    from powertrain import backend, collective, data, torch
+    from powertrain import backend, collective, data, torch, trace
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
     from powertrain.config import (
         BackendConfig,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ScalingConfig,
         SyncConfig,
         TorchConfig,
+        TraceConfig,
         ValidationConfig,
         ValidationTaskConfig,
     )
@@ -69,6 +70,7 @@ _HOMES = {
         "ScalingConfig",
         "SyncConfig",
         "TorchConfig",
+        "TraceConfig",
         "ValidationConfig",
         "ValidationTaskConfig",
     ),
@@ -95,7 +97,7 @@ _HOMES = {
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 #: Other spellings, for people who come from Ray Train.
 _ALIASES = {"WorkerGroupError": "TrainingFailedError", "ControllerError": "TrainingFailedError"}
-_SUBMODULES = ("backend", "collective", "data", "torch")
+_SUBMODULES = ("backend", "collective", "data", "torch", "trace")
 
 __all__ = [
     "BackendConfig",
@@ -119,6 +121,7 @@ __all__ = [
     "ScalingConfig",
     "SyncConfig",
     "TorchConfig",
+    "TraceConfig",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
@@ -145,6 +148,7 @@ __all__ = [
     "collective",
     "data",
     "torch",
+    "trace",
     "__version__",
 ]
 

@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import ipaddress
 import logging
 import math
 import numbers
@@ -1001,6 +1002,75 @@ def _log_destination(value: Any) -> bool | str | tuple[str, str]:
     return (names[0], names[1]) if len(names) == 2 else str(value)
 
 
+def _address(value: Any) -> str:
+    try:
+        return str(ipaddress.ip_address(text(value)))
+    except ValueError:
+        raise Refusal(
+            "it is no IP address", "Give one of this machine's, or 0.0.0.0 for all of them."
+        ) from None
+
+
+def _any_text(value: Any) -> str:
+    return text(value) if value != "" else ""
+
+
+@dataclass(frozen=True, repr=False)
+class TraceConfig(Config):
+    """What is recorded of where the time goes, and what is made of it."""
+
+    mode: str = option("summary", one_of("summary", "cli"))
+    """``"summary"`` says at the end of the run what was found; ``"cli"`` also while it goes on, in the terminal."""
+
+    profile: str = option("run", one_of("run", "watch"))
+    """What is recorded: ``"run"``, every step of every rank and looks at its machine; ``"watch"``, only the looks."""
+
+    init_mode: str = option("auto", one_of("auto", "manual", "selective"))
+    """What is traced without a word in the loop: everything, nothing, or what the ``patch_...`` options name."""
+
+    patch_dataloader: bool | None = option(None, optional(flag))
+    """With ``init_mode="selective"``: torch's DataLoader."""
+
+    patch_forward: bool | None = option(None, optional(flag))
+    """With ``init_mode="selective"``: calls of models."""
+
+    patch_backward: bool | None = option(None, optional(flag))
+    """With ``init_mode="selective"``: backward passes."""
+
+    patch_h2d: bool | None = option(None, optional(flag))
+    """With ``init_mode="selective"``: copies to a device."""
+
+    sampler_interval_sec: float = option(1.0, positive)
+    """How often each rank looks at processor, memory, disk, network and GPU."""
+
+    logs_dir: str | os.PathLike[str] | None = option(None, optional(_path))
+    """A directory that gets a copy of the summary, besides the run's own."""
+
+    session_id: str = option("", _any_text)
+    """The name of that copy; the run's own name by default."""
+
+    bind_host: str | None = option(None, optional(_address))
+    """The address on which the run listens for its workers on other machines; None for this node's own. There is one
+    wire, for reports and telemetry alike, and nobody without its keys is heard on it."""
+
+    port: int = option(0, whole(at_least=0, at_most=65535))
+    """The port of that wire, as ``RunConfig(port=...)``; 0 for any that is free."""
+
+    flops_per_sample: float | None = option(None, optional(positive))
+    """Floating-point operations that one sample takes, forward and backward: with it the summary says how much of what
+    the device could do was used (MFU)."""
+
+    peak_flops: float | None = option(None, optional(positive))
+    """Floating-point operations a second that one worker's device can do at best; None for what its maker says, where
+    the kind of GPU is known."""
+
+
+def _trace(value: Any) -> Any:
+    if value is None or value is True:
+        return TraceConfig()
+    return value if value is False else instance_of(TraceConfig)(value)
+
+
 def _working_dir(value: Any) -> str:
     path = _path(value)
     if "://" in path:
@@ -1071,6 +1141,9 @@ class RunConfig(Config):
     port: int | None = option(None, optional(whole(at_least=1, at_most=65535)))
     """The TCP port on which the run listens for its workers on other machines, for clusters with a firewall between
     nodes; None takes any that is free. On one machine a Unix socket is used, and no port."""
+
+    trace: TraceConfig | bool | None = option(None, _trace)
+    """What is recorded of where the time goes: None and True for the defaults, False for nothing."""
 
     working_dir: str | os.PathLike[str] | None = option(None, optional(_working_dir))
     """Where each rank works: None for a scratch directory of its own, ``"."`` for the launch directory, or a

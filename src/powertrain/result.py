@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyarrow.fs import FileSystem
 
+    from powertrain.diagnosis.finding import Finding
+
 #: Seconds for which storage that does not answer is asked again.
 _READ_WITHIN = 60.0
 
@@ -121,6 +123,15 @@ class Result:
             )
         best = retention.best(self._manifests, metric, mode)
         return commit.checkpoint_of(self._storage, best) if best is not None else None
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with how the run spends its time, the weightiest first: what ``final_summary.json`` says, or
+        what follows from its record where it did not come to an end. Empty where nothing was recorded."""
+        from powertrain.diagnosis import final
+
+        report = final.report_of(self._storage, self._run_state.name)
+        return report.findings if report is not None else ()
 
     @property
     def filesystem(self) -> FileSystem:

@@ -947,6 +947,13 @@ class Terminal:
             self._queue([Line(text, rank) for text in assembler.feed(data)])
         self._write()
 
+    @_guarded
+    def text(self, text: str) -> None:
+        """Lines about the run as a whole."""
+        if self._verbose > 0:
+            self._queue([Line(line) for line in text.splitlines()])
+            self._write()
+
     def close(self, metrics: Mapping[str, Any] | None = None, checkpoint: str | None = None) -> None:
         """Print what is left and the end card (of a run that ended), and leave the terminal as it was.
 

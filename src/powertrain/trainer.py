@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
@@ -27,6 +27,7 @@ from powertrain.config import (
     DataConfig,
     RunConfig,
     ScalingConfig,
+    TraceConfig,
     ValidationConfig,
     as_config,
     replace,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
     from powertrain.worker.context import Place
+    from powertrain.worker.tracing import TraceSettings
 
 TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
 #: Some readers of JSON and msgpack know no larger whole numbers.
@@ -117,6 +119,7 @@ class DataParallelTrainer:
         self._data: DataConfig = as_config(dataset_config, DataConfig, "dataset_config")
         _refuse_unknown_split(self._data, self._datasets)
         _refuse_what_is_not_here(self.run_config)
+        _trace_settings(self.run_config)
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
         _refuse_unreachable_data(self._datasets, self._data, self._engine_name)
@@ -214,6 +217,7 @@ class DataParallelTrainer:
         record = self._run_record(name, earlier)
         datasets.update(self._prepare_data(record["data_seed"], places[2], earlier.checkpoint, storage))
         unkept = self._keep_record(storage, record)
+        storage.delete("final_summary.json")  # an earlier start's
         kept = self._with_real_files(storage, stack, terminal)
         tag = tag_for(storage, lease.number)
         spec = self._spec(name, kept, storage, runtime, places, record, tag, datasets)
@@ -225,10 +229,14 @@ class DataParallelTrainer:
         if self._starts_processes:  # elsewhere the rank in this process hears the signals
             stack.enter_context(signals.heard(lambda number: controller.notify(_asked_to_end(number))))
         _listen(name, storage, runtime, controller, stack)
-        with _interrupts(controller.interrupt, users_code_is_here=hasattr(engine, "serve")):
+        with (
+            _interrupts(controller.interrupt, users_code_is_here=hasattr(engine, "serve")),
+            self._live_findings(kept, name, terminal),
+        ):
             outcome = _run(controller, engine)
         left.extend(outcome.left)
         _tell_left_files(terminal, runtime)
+        self._diagnose(kept, name, terminal)
         return self._conclude(outcome, storage, engine)
 
     # -- pieces of fit
@@ -448,7 +456,9 @@ class DataParallelTrainer:
             segments=places[1],
             checkpoint_tag=tag,
             sync_timeout=run.sync_config.sync_timeout,
-            port=run.port or 0,
+            port=_port(run),
+            bind_host=_bind_host(run),
+            trace=_trace_settings(run),
             queue_timeout=scaling.queue_timeout_s,
             filesystem=_pickled(getattr(carried_to, "filesystem", None)),
             logs=_directory_of(storage, "logs"),
@@ -657,6 +667,33 @@ class DataParallelTrainer:
         )
         result.error = error
         raise error from getattr(engine, "error", None)
+
+    def _live_findings(self, storage: Storage, name: str, terminal: Any) -> AbstractContextManager[Any]:
+        """With ``TraceConfig(mode="cli")``: what is found while the run goes on."""
+        trace = self.run_config.trace
+        if not isinstance(trace, TraceConfig) or trace.mode != "cli":
+            return contextlib.nullcontext()
+        from powertrain.diagnosis.live import Live
+
+        return Live(storage, name, terminal.text)
+
+    def _diagnose(self, storage: Storage, name: str, terminal: Any) -> None:
+        """Say what the run spent its time on, and keep it. The run is over: whatever fails here is only told."""
+        trace = self.run_config.trace
+        if not isinstance(trace, TraceConfig):
+            return
+        from powertrain.diagnosis import card, final
+
+        try:
+            report = final.conclude(storage, name)
+            if report is None:
+                return
+            if final.is_telling(report):
+                terminal.text(card.render(report))
+            if trace.logs_dir is not None:
+                final.copy_to(os.fspath(trace.logs_dir), trace.session_id, report)
+        except Exception as error:
+            _tell(terminal, f"The run's diagnosis could not be kept: {type(error).__name__}: {error}")
 
     def _follow(self) -> Result:
         """Any rank but 0 under torchrun."""
@@ -1197,6 +1234,43 @@ def _refuse_what_is_not_here(run: RunConfig) -> None:
             "RunConfig(log_to_file=<name>) is not supported yet by this version of Powertrain. Use log_to_file=True: "
             "each rank's output goes to its own file under the run's logs/."
         )
+
+
+def _port(run: RunConfig) -> int:
+    """Of the run's one wire, which may be named in two places."""
+    return run.port or (run.trace.port if isinstance(run.trace, TraceConfig) else 0)
+
+
+def _bind_host(run: RunConfig) -> str:
+    return (run.trace.bind_host or "") if isinstance(run.trace, TraceConfig) else ""
+
+
+def _trace_settings(run: RunConfig) -> TraceSettings | None:
+    """What ranks are told of tracing; None for not at all. Raises ConfigError for what does not go together."""
+    from powertrain.trace import patches
+    from powertrain.worker.tracing import TraceSettings
+
+    trace = run.trace
+    if not isinstance(trace, TraceConfig):
+        return None
+    if run.port and trace.port and run.port != trace.port:
+        raise ConfigError(
+            f"RunConfig(port={run.port}) and TraceConfig(port={trace.port}) name two ports, and a run listens on one, "
+            "for reports and telemetry alike. Give it once."
+        )
+    chosen = (trace.patch_dataloader, trace.patch_forward, trace.patch_backward, trace.patch_h2d)
+    patches.choose(trace.init_mode, *chosen)
+    facts = {"flops_per_sample": trace.flops_per_sample, "peak_flops": trace.peak_flops}
+    return TraceSettings(
+        steps=trace.profile == "run",
+        mode=trace.init_mode,
+        dataloader=trace.patch_dataloader,
+        forward=trace.patch_forward,
+        backward=trace.patch_backward,
+        h2d=trace.patch_h2d,
+        interval=trace.sampler_interval_sec,
+        facts={name: value for name, value in facts.items() if value is not None},
+    )
 
 
 def _refuse_what_needs_own_processes(run: RunConfig, engine: str) -> None:

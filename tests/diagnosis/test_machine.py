@@ -1,4 +1,4 @@
-"""What a machine says of itself: idle GPUs, throttled GPUs, more threads than cores."""
+"""What a machine says of itself: idle GPUs, throttled GPUs, more threads than cores, cores that others use."""
 
 from __future__ import annotations
 
@@ -121,6 +121,36 @@ def test_only_the_crowded_host_is_named() -> None:
     assert (finding.ranks, finding.hosts) == ((2, 3), ("b",))
 
 
+# --------------------------------------------------------------------------- others
+
+
+def beside(rank: int, own: float, busy: float, host: str = "host-a") -> Samples:
+    """A rank that keeps ``own`` cores busy, on a host of four of which ``busy`` are."""
+    return looks(rank, 30, host, threads=1, host_cores=4.0, host_cpu=busy, cpu=own)
+
+
+def test_cores_that_others_keep_busy_are_told_with_how_many_and_where() -> None:
+    tables = by_rank(beside(0, 1.0, 2.0, "a"), beside(1, 0.5, 3.9, "b"), beside(2, 0.9, 3.9, "b"))
+    (finding,) = machine.find(STEPS, tables)
+    assert (finding.kind, finding.severity) == ("machine_shared", "info")
+    assert (finding.ranks, finding.hosts) == ((1, 2), ("b",))
+    assert finding.evidence["others_cores"] == pytest.approx(2.5, abs=0.01)
+    assert "2.5 of the 4 cores on b" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [beside(0, 0.5, 2.5), beside(1, 0.5, 2.5)],
+        [beside(0, 1.8, 4.0), beside(1, 1.8, 4.0)],
+        [beside(0, 0.0, 4.0), beside(1, 1.0, 4.0)],
+    ],
+    ids=["a core is free", "the run's own work", "a rank whose own use is not known"],
+)
+def test_cores_that_are_free_or_the_runs_own_are_no_finding(ranks: list[Samples]) -> None:
+    assert machine.find(STEPS, by_rank(*ranks)) == []
+
+
 # --------------------------------------------------------------------------- whatever the numbers are
 
 
@@ -139,10 +169,10 @@ def test_permuting_ranks_permutes_findings(order: list[int]) -> None:
 _anything = st.one_of(st.floats(width=32), st.just(float("nan")), st.just(0.0))
 
 
-@given(st.integers(0, 15), st.lists(_anything, min_size=6, max_size=6), st.integers(0, 7))
+@given(st.integers(0, 15), st.lists(_anything, min_size=7, max_size=7), st.integers(0, 7))
 @settings(max_examples=80)
 def test_no_number_and_no_length_makes_it_raise(count: int, values: list[float], bits: int) -> None:
-    names = ("gpu_busy", "gpu_memory_total", "threads", "host_cores", "host_cpu", "gpu_temperature")
+    names = ("gpu_busy", "gpu_memory_total", "cpu", "threads", "host_cores", "host_cpu", "gpu_temperature")
     fields = dict(zip(names, values, strict=True))
     tables = by_rank(*(looks(rank, count, throttle=bits, **fields) for rank in range(2)))
     machine.find(STEPS, tables)

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from tests.diagnosis import synthetic
 from tests.diagnosis.looks import looks
-from tests.diagnosis.run_directory import record
+from tests.diagnosis.run_directory import record, records
 
+from powertrain.diagnosis import recorded as recorded_module
 from powertrain.diagnosis.recorded import read, report_of
+from powertrain.diagnosis.steps import RECORD
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, open_storage
 from powertrain.trace import phases
-from powertrain.trace.store import Frame, encode
+from powertrain.trace.store import STEPS, Frame, TelemetryStore, encode
 
 
 @pytest.fixture
@@ -82,3 +84,20 @@ def test_a_run_that_recorded_nothing_and_an_attempt_that_is_not_there_are_refuse
     record(place, synthetic.run(0))
     with pytest.raises(StorageError, match=r"attempt 3 .* It has 0\."):
         read(place, 3)
+
+
+def test_a_long_run_is_judged_by_its_newest_steps_that_all_ranks_have(
+    place: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_module, "_JUDGED", 200)
+    steps = synthetic.run(3, steps=400)
+    record(place, steps)
+    longer = TelemetryStore(place, 2)  # rank 0 goes on alone
+    alone = np.frombuffer(records(steps, 0), RECORD).copy()
+    alone["step"] += 400
+    longer.add(Frame(0, 0, STEPS, alone.tobytes()))
+    longer.close()
+    report = report_of(place, "long")
+    assert report.steps == 100
+    assert "It is judged by the newest 100 of 800 steps that were kept." in report.notes
+    assert len(read(place).steps) == 400

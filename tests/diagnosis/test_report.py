@@ -98,6 +98,10 @@ def test_the_most_severe_comes_first_then_the_costliest() -> None:
             {"threads_oversubscribed": ["alternating_straggler"]},
         ),
         (
+            [found("threads_oversubscribed", ranks=(0, 1)), found("collective_bound", cost=0.3)],
+            {"threads_oversubscribed": ["collective_bound"]},
+        ),
+        (
             [
                 found("slow_node", ranks=(2, 3)),
                 found("backward_straggler", ranks=(3,)),
@@ -112,6 +116,25 @@ def test_echoes_are_folded_under_their_cause(causes: list[Finding], expected: di
     assert tree(fold(causes[::-1])) == expected
 
 
+def test_a_cause_is_as_severe_as_what_it_explains_and_then_leads() -> None:
+    shared = found("machine_shared", "info", ranks=(0, 1))
+    folded = fold([found("compute_bound", "info"), shared, found("collective_bound", cost=0.3)])
+    assert [(one.kind, one.severity, one.cost) for one in folded] == [
+        ("machine_shared", "warning", 0.3),
+        ("compute_bound", "info", 0.0),
+    ]
+    assert fold([found("input_bound", cost=0.2), found("gpu_idle", cost=0.8)])[0].cost == 0.2
+
+
+def test_a_rank_that_is_late_in_every_step_is_not_blamed_on_others_who_use_the_machine() -> None:
+    shared = found("machine_shared", "info", ranks=(0, 1))
+    now_and_then, always = (
+        found("alternating_straggler", cost=0.4, evidence={"late_in": often}) for often in (0.7, 1.0)
+    )
+    assert tree(fold([shared, now_and_then])) == {"machine_shared": ["alternating_straggler"]}
+    assert tree(fold([shared, always])) == {"alternating_straggler": [], "machine_shared": []}
+
+
 _KINDS = [
     *(
         "input_bound",
@@ -123,6 +146,7 @@ _KINDS = [
     ),
     *("alternating_straggler", "gpu_idle", "gpu_throttled", "threads_oversubscribed", "host_memory_leak"),
     *("device_memory_creep", "memory_pressure", "memory_imbalance", "periodic_spike", "incomplete"),
+    "machine_shared",
 ]
 _findings = st.builds(
     found,

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diagnosis import synthetic
-from tests.diagnosis.synthetic import HEAVY, QUIET, Fault, bound, every, first_batch
+from tests.diagnosis.synthetic import HEAVY, QUIET, Fault, bound, by_turns, every, first_batch
 
 from powertrain.diagnosis import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.steps import Steps
+from powertrain.diagnosis.report import diagnose
+from powertrain.diagnosis.steps import Floats, Steps
 from powertrain.trace import phases
 
 FAULT = 0.030
@@ -110,6 +111,26 @@ def test_batches_that_vary_are_told_how_many_to_load_ahead() -> None:
 def test_bursts_of_a_loader_with_few_workers_are_a_bound_and_no_spike(period: int) -> None:
     for steps in runs(20, every(period, phases.INPUT, 0.06)):
         assert [one.kind for one in wrong(everything(steps))] == ["input_bound"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_bursts_that_come_in_another_step_on_each_rank_are_a_bound_too(ranks: int) -> None:
+    def unaligned(times: Floats, generator: np.random.Generator) -> None:
+        for rank in range(ranks):
+            times[rank::3, rank, phases.INPUT] += 0.15
+
+    for seed in range(20):
+        steps = synthetic.run(seed, unaligned, ranks=ranks)
+        steps.fetch[:] = 0.24  # by three processes
+        report = diagnose(steps)
+        assert (report.findings[0].kind, report.findings[0].phase) == ("input_bound", "input")
+        assert not any(one.kind == "alternating_straggler" for one in report.findings)
+
+
+def test_batches_that_are_made_in_the_loop_and_are_slow_by_turns_are_late_by_turns() -> None:
+    for seed in range(20):
+        report = diagnose(synthetic.run(seed, by_turns(phases.INPUT, FAULT), ranks=3))
+        assert (report.findings[0].kind, report.findings[0].phase) == ("alternating_straggler", "input")
 
 
 def test_copies_from_memory_that_is_not_pinned_are_named() -> None:

@@ -25,13 +25,14 @@ def show(
     run: arguments.Run,
     storage: arguments.Storage = "",
 ) -> None:
-    """Show one run: state, attempts, checkpoints, last metrics, failures."""
+    """Show one run: state, attempts, checkpoints, last metrics, what was found, failures."""
     name, place = find_run(run, storage)
     events = journal.read(place)
     if not events:
         raise StorageError(_not_a_run(run, storage))
     last = metrics.last_of_rank(place, journal.replay(events), 0)
-    for line in describe(summarize(name, events), place.uri, events, committed(place), last, time.time()):
+    summary, found = summarize(name, events), _findings(place, name)
+    for line in describe(summary, place.uri, events, committed(place), last, time.time(), found):
         typer.echo(line)
 
 
@@ -63,6 +64,7 @@ def describe(
     manifests: Sequence[Manifest],
     last: Mapping[str, Any],
     now: float,
+    findings: Sequence[str] = (),
 ) -> list[str]:
     """The run in lines of text."""
     reason = journal.replay(events).reason
@@ -80,8 +82,17 @@ def describe(
     lines += _section("checkpoints", [_checkpoint(manifest) for manifest in manifests])
     values = [f"{key} = {value}" for key, value in metric_pairs(last, limit=100)]
     lines += _section("last metrics of rank 0", values)
+    lines += _section("diagnosis", findings)
     lines += _section("notices", _notices(events))
     return lines + _section("failures", _failures(events))
+
+
+def _findings(place: Storage, name: str) -> list[str]:
+    """What is wrong with how the run spends its time, a line each; ``powertrain diagnose`` says all of it."""
+    from powertrain.diagnosis import final
+
+    report = final.report_of(place, name)
+    return [f"{found.kind}: {found.summary}" for found in report.findings] if report is not None else []
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:

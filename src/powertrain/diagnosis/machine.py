@@ -1,4 +1,5 @@
-"""What a machine says of itself: GPUs that stand idle or run below their clock, more threads than cores."""
+"""What a machine says of itself: GPUs that stand idle or run below their clock, more threads than cores, and who else
+uses the cores."""
 
 from __future__ import annotations
 
@@ -25,12 +26,20 @@ _THROTTLED_LOOKS = 3
 #: Threads for each core, and cores of all that must be busy: without work for them, too many threads cost nothing.
 _THREADS_PER_CORE = 1.5
 _CORES_BUSY = 0.7
+#: Cores of all that must be busy, and cores of all that others must have of them, to hold up the ranks on a machine.
+_NO_CORE_LEFT = 0.9
+_CORES_OF_OTHERS = 0.25
 
 
 def find(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
     """What is wrong with the machines; nothing where nothing is, or where too little was recorded to say."""
     training = {rank: looks.while_training() for rank, looks in samples.items()}
-    return [*_idle_gpus(steps, training), *_throttled_gpus(training), *_too_many_threads(training)]
+    return [
+        *_idle_gpus(steps, training),
+        *_throttled_gpus(training),
+        *_too_many_threads(training),
+        *_others_on_the_machine(training),
+    ]
 
 
 # --------------------------------------------------------------------------- GPUs
@@ -187,7 +196,57 @@ def _fair_threads(ranks: Sequence[Samples]) -> int:
     return max(1, int(_cores(ranks) // len(ranks)))
 
 
+# --------------------------------------------------------------------------- others
+
+
+def _others_on_the_machine(samples: Mapping[int, Samples]) -> list[Finding]:
+    """One finding for all hosts whose cores are busy, many of them with something else than ranks.
+
+    By itself only worth knowing: whether it holds the run up is seen from what it explains.
+    """
+    shared = [on_host for on_host in by_host(samples).values() if _is_shared(on_host)]
+    if not shared:
+        return []
+    worst = max(shared, key=lambda on_host: _cores_of_others(on_host) / _cores(on_host))
+    others, cores = _cores_of_others(worst), _cores(worst)
+    hosts = _hosts(looks for on_host in shared for looks in on_host)
+    return [
+        Finding(
+            kind="machine_shared",
+            severity="info",
+            summary=f"Processes other than the ranks keep {others:.1f} of the {cores:.0f} cores{words.hosts(hosts)} "
+            "busy, and none is free: ranks are held up wherever they need one.",
+            action="Stop what else runs there, or give the run a machine or cores of its own; what is said of it here "
+            "may be different then.",
+            ranks=tuple(sorted(looks.rank for on_host in shared for looks in on_host)),
+            hosts=hosts,
+            evidence={"cores": cores, "busy_cores": _mean(worst, "host_cpu"), "others_cores": others},
+        )
+    ]
+
+
+def _is_shared(ranks: Sequence[Samples]) -> bool:
+    cores = _cores(ranks)
+    if not cores > 0 or any(len(looks) < LEAST_LOOKS for looks in ranks):
+        return False
+    if not all(_mean([looks], "cpu") > 0 for looks in ranks):  # then all of it would look like others'
+        return False
+    is_full = _mean(ranks, "host_cpu") >= _NO_CORE_LEFT * cores
+    return is_full and _cores_of_others(ranks) >= _CORES_OF_OTHERS * cores
+
+
+def _cores_of_others(ranks: Sequence[Samples]) -> float:
+    return max(0.0, _mean(ranks, "host_cpu") - sum(_mean([looks], "cpu") for looks in ranks))
+
+
 # --------------------------------------------------------------------------- small things
+
+
+def _mean(ranks: Sequence[Samples], name: str) -> float:
+    """Of all values of these ranks that are numbers, 0 where there are none."""
+    values = np.concatenate([looks.column(name) for looks in ranks])
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else 0.0
 
 
 def _median(ranks: Sequence[Samples], name: str) -> float:

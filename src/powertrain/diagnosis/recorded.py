@@ -35,9 +35,14 @@ class Recorded:
     notes: tuple[str, ...]
 
 
-def read(storage: Storage, attempt: int | None = None) -> Recorded:
+#: Records of all ranks together by which a run is judged, the newest: it takes a second for each of these.
+_JUDGED = 200_000
+
+
+def read(storage: Storage, attempt: int | None = None, *, most: int = 0) -> Recorded:
     """The given attempt; the newest one with enough steps to judge by where none is given, else that with most steps.
 
+    With ``most``, only so many records of all ranks together are read, the newest.
     Raises StorageError where the run has recorded nothing, or has no such attempt.
     """
     telemetry = store.read(storage)
@@ -45,10 +50,9 @@ def read(storage: Storage, attempt: int | None = None) -> Recorded:
     if not recorded or (attempt is not None and attempt not in recorded):
         raise StorageError(_nothing_there(storage, attempt, recorded))
     hosts = _hosts(storage)
-    tables = {
-        number: aligned(telemetry.steps.get(number, {}), hosts.get(number, {}))
-        for number in (recorded if attempt is None else [attempt])
-    }
+    wanted = recorded if attempt is None else [attempt]
+    every = {number: telemetry.steps.get(number, {}) for number in wanted}
+    tables = {number: aligned(_newest(every[number], most), hosts.get(number, {})) for number in wanted}
     chosen = _telling_attempt(tables) if attempt is None else attempt
     on_hosts = hosts.get(chosen, {})
     return Recorded(
@@ -56,13 +60,13 @@ def read(storage: Storage, attempt: int | None = None) -> Recorded:
         steps=tables[chosen],
         samples=samples_of(telemetry.samples.get(chosen, {}), on_hosts),
         facts=telemetry.facts.get(chosen, {}),
-        notes=tuple(_notes(chosen, recorded, tables[chosen], on_hosts)),
+        notes=(*_notes(chosen, recorded, tables[chosen], on_hosts), *_left_out(every[chosen], most)),
     )
 
 
 def report_of(storage: Storage, name: str = "", attempt: int | None = None) -> Report:
     """The diagnosis of a run from its directory alone. Raises as :func:`read` does."""
-    recorded = read(storage, attempt)
+    recorded = read(storage, attempt, most=_JUDGED)
     return diagnose(
         recorded.steps,
         recorded.samples,
@@ -99,6 +103,22 @@ def _notes(attempt: int, recorded: list[int], steps: Steps, hosts: Mapping[int, 
     if silent := sorted(set(hosts) - set(steps.ranks)):
         notes.append(f"Nothing was recorded of {rank_names(silent)}.")
     return notes
+
+
+def _newest(ranks: Mapping[int, Any], most: int) -> Mapping[int, Any]:
+    """Of each rank's steps the newest, ``most`` of all ranks together; and none that other ranks never came to."""
+    if not most or not all(map(len, ranks.values())) or not ranks:
+        return ranks
+    last = min(table["step"][-1] for table in ranks.values())
+    reached = {rank: table[table["step"] <= last] for rank, table in ranks.items()}
+    return {rank: table[-(most // len(ranks)) :] for rank, table in reached.items()}
+
+
+def _left_out(ranks: Mapping[int, Any], most: int) -> list[str]:
+    kept, judged = max(map(len, ranks.values()), default=0), most // max(1, len(ranks))
+    if not most or kept <= judged:
+        return []
+    return [f"It is judged by the newest {judged:,} of {kept:,} steps that were kept."]
 
 
 def _nothing_there(storage: Storage, attempt: int | None, recorded: list[int]) -> str:

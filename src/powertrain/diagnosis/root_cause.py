@@ -16,6 +16,8 @@ _COMPUTE_STRAGGLERS = frozenset(
     f"{phase}_straggler" for phase in ("forward", "backward", "optimizer", "inside")
 )
 STRAGGLERS = _COMPUTE_STRAGGLERS | {"input_straggler", "transfer_straggler", "outside_straggler"}
+#: Share of steps from which on a rank is late in every one.
+_EVERY_STEP = 0.95
 _BOUNDS = frozenset({"input_bound", "transfer_bound", "outside_bound", "checkpoint_bound"})
 
 
@@ -40,6 +42,15 @@ def _within_defect(cause: Finding, echo: Finding) -> bool:
     return cause.severity != "info" and _within(cause, echo)
 
 
+def _comes_and_goes(cause: Finding, echo: Finding) -> bool:
+    """Whoever waits for a core does so now and then; what comes in every step has another cause."""
+    return float(echo.evidence.get("late_in") or 0.0) < _EVERY_STEP
+
+
+def _in_same_phase(cause: Finding, echo: Finding) -> bool:
+    return cause.phase == echo.phase
+
+
 def _meets_on(where: str) -> Callable[[Finding, Finding], bool]:
     def meets(cause: Finding, echo: Finding) -> bool:
         return echo.evidence.get("where") == where and not set(cause.ranks).isdisjoint(echo.ranks)
@@ -52,13 +63,20 @@ _RULES = (
     _Rule(frozenset({"gpu_throttled"}), _COMPUTE_STRAGGLERS | {"slow_node"}, _within_defect),
     _Rule(frozenset({"slow_node"}), STRAGGLERS, _within),
     _Rule(frozenset({"threads_oversubscribed"}), _COMPUTE_STRAGGLERS, _within_defect),
-    _Rule(frozenset({"threads_oversubscribed"}), frozenset({"alternating_straggler"}), _always),
+    _Rule(
+        frozenset({"threads_oversubscribed"}),
+        frozenset({"alternating_straggler", "collective_bound"}),
+        _always,
+    ),
     _Rule(
         STRAGGLERS | {"slow_node", "alternating_straggler"},
         frozenset({"collective_bound", "gpu_idle"}),
         _always,
     ),
     _Rule(_BOUNDS, frozenset({"gpu_idle"}), _always),
+    _Rule(frozenset({"input_bound"}), frozenset({"alternating_straggler"}), _in_same_phase),
+    _Rule(frozenset({"machine_shared"}), frozenset({"collective_bound"}), _always),
+    _Rule(frozenset({"machine_shared"}), frozenset({"alternating_straggler"}), _comes_and_goes),
     _Rule(
         frozenset({"host_memory_leak"}), frozenset({"memory_pressure", "memory_imbalance"}), _meets_on("host")
     ),
@@ -71,7 +89,10 @@ _RULES = (
 
 
 def fold(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Causes, the weightiest first, each with its echoes; a finding that was made twice is there once."""
+    """Causes, the weightiest first, each with its echoes; a finding that was made twice is there once.
+
+    A cause matters as much as what it explains, and costs as much where its own cost is not known.
+    """
     ranked = _ranked(_once(findings))
     parents = {place: _cause_of(place, ranked) for place in range(len(ranked))}
     echoes: dict[int, list[Finding]] = {}
@@ -80,9 +101,16 @@ def fold(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         if root != place:
             echoes.setdefault(root, []).append(ranked[place])
     roots = [place for place in parents if _root(place, parents) == place]
-    return tuple(
-        msgspec.structs.replace(ranked[root], echoes=(*ranked[root].echoes, *echoes.get(root, ())))
-        for root in roots
+    return tuple(_ranked([_with_echoes(ranked[root], echoes.get(root, [])) for root in roots]))
+
+
+def _with_echoes(cause: Finding, echoes: Sequence[Finding]) -> Finding:
+    everything = (cause, *echoes)
+    return msgspec.structs.replace(
+        cause,
+        severity=min((one.severity for one in everything), key=SEVERITIES.index),
+        cost=cause.cost or max(one.cost for one in everything),
+        echoes=(*cause.echoes, *echoes),
     )
 
 

@@ -93,17 +93,30 @@ def _bounds(run: Settled, periodic: Sequence[spikes.Periodic], lines: Mapping[st
     for spike in periodic:
         if not _is_burst(spike):
             rows = np.setdiff1d(rows, spike.rows)
-    table, step = run.common()[rows], _usual(run.critical[rows])
+    step = _usual(run.critical[rows])
     findings = []
     for phase, least in _BOUND.items():
         if phase == phases.REPORT:
             continue
-        times = statistics.window_means(table[:, phase], WINDOW)
+        times = _spent_by_every_rank(run, phase, rows)
         if step <= 0 or statistics.median(times) < max(_LEAST, least * step):
             continue
         if statistics.median_interval(times, block=1).low >= 0.5 * least * step:
             findings.append(_bound(run, phase, statistics.median(times), rows, lines))
     return findings + _checkpoint_bound(run, periodic, lines)
+
+
+def _spent_by_every_rank(run: Settled, phase: int, rows: Rows) -> Floats:
+    """Of windows of steps, in seconds a step.
+
+    Processes of a loader deliver in bursts, and those of ranks come in different steps: each rank waits in its own, all
+    of them as much in the end.
+    """
+    if phase == phases.INPUT and _fetches(run).any() and not _made_in_loop(run):
+        by_rank = run.table[rows, :, phase].T
+        means = np.stack([statistics.window_means(times, WINDOW) for times in by_rank])
+        return np.asarray(means.min(axis=0), np.float64)
+    return statistics.window_means(run.common()[rows, phase], WINDOW)
 
 
 def _bound(run: Settled, phase: int, time: float, rows: Rows, lines: Mapping[str, str]) -> Finding:
@@ -168,7 +181,7 @@ def _transfer_advice(pageable: bool, saved: str) -> str:
 def _loader_advice(run: Settled, step: float, rest: float) -> tuple[str, dict[str, Any]]:
     """What would hide the loading, sized from how long making a batch takes and how long the rest of a step does."""
     rest = max(rest, 0.02 * step)
-    fetches = np.nan_to_num(run.steps.fetch[run.start_up :], posinf=0.0, neginf=0.0)
+    fetches = _fetches(run)
     fetch = max(_usual(column) for column in fetches.T)
     if fetch <= 0.0:
         factor = step / rest
@@ -178,8 +191,7 @@ def _loader_advice(run: Settled, step: float, rest: float) -> tuple[str, dict[st
         )
         return action, {"workers_factor": factor}
     needs = f"a batch takes {seconds(fetch)} to make and is needed every {seconds(rest)}"
-    waited = run.table[:, :, phases.INPUT]
-    in_loop = bool(np.abs(fetches - waited).sum() <= 0.25 * fetches.sum())
+    in_loop = _made_in_loop(run)
     if not in_loop and fetch <= rest:
         worst = max(statistics.quantile(column, 0.95) for column in fetches.T)
         prefetch = max(2, math.ceil(worst / rest) + 1)
@@ -191,6 +203,17 @@ def _loader_advice(run: Settled, step: float, rest: float) -> tuple[str, dict[st
         return f"Make batches cheaper: {needs}, which would take {workers} loader workers.", sizes
     where = "are made in the training loop" if in_loop else "come too late"
     return f"Give the loader num_workers={workers} (batches {where}): {needs}.", sizes
+
+
+def _fetches(run: Settled) -> Floats:
+    """(steps, ranks): how long making the batches of a step took, wherever that was."""
+    return np.asarray(np.nan_to_num(run.steps.fetch[run.start_up :], posinf=0.0, neginf=0.0), np.float64)
+
+
+def _made_in_loop(run: Settled) -> bool:
+    """Whether the training thread makes its batches itself: then it waits for as long as that takes."""
+    fetches, waited = _fetches(run), run.table[:, :, phases.INPUT]
+    return bool(np.abs(fetches - waited).sum() <= 0.25 * fetches.sum())
 
 
 def _checkpoint_bound(
@@ -269,19 +292,14 @@ def _compute_bound(run: Settled, otherwise_bound: bool, lines: Mapping[str, str]
     heavy = largest == phases.INSIDE and time >= max(_HEAVY_INSIDE * step, _LEAST) and not on_device_unknown
     if times[phases.FORWARD] <= 0.0 or (not heavy and (otherwise_bound or whole < _COMPUTE_BOUND * step)):
         return []
-    where = f"the rest of the step (loss, metrics, clipping){_at(lines, name)}" if heavy else name
-    action = "Make the model or its batch cheaper (mixed precision, torch.compile), or use more ranks."
+    said, action = _on_computing(run.step, whole, time, name)
     if heavy:
-        action = (
-            f"Look at what the step does beside model and optimizer: without it a step would take "
-            f"{seconds(step - time)} instead of {seconds(step)}."
-        )
+        said, action = _on_heavy_inside(run.step, time, _at(lines, name))
     return [
         Finding(
             kind="compute_bound",
             severity="warning" if heavy else "info",
-            summary=f"{run.everybody} computes for {seconds(whole)} of each {seconds(step)} step "
-            f"({share(whole / step)}); the largest part is {where}: {seconds(time)} ({share(time / step)}).",
+            summary=f"{run.everybody} {said}.",
             action=action,
             phase=name,
             cost=time / step if heavy else 0.0,
@@ -295,6 +313,27 @@ def _compute_bound(run: Settled, otherwise_bound: bool, lines: Mapping[str, str]
             },
         )
     ]
+
+
+def _on_computing(step: float, whole: float, time: float, name: str) -> tuple[str, str]:
+    """What a rank does, and the cure."""
+    said = (
+        f"computes for {seconds(whole)} of each {seconds(step)} step ({share(whole / step)}); the largest part is "
+        f"{name}: {seconds(time)} ({share(time / step)})"
+    )
+    return said, "Make the model or its batch cheaper (mixed precision, torch.compile), or use more ranks."
+
+
+def _on_heavy_inside(step: float, time: float, where: str) -> tuple[str, str]:
+    said = (
+        f"spends {seconds(time)} of each {seconds(step)} step ({share(time / step)}) within it but beside model and "
+        f"optimizer: in loss, metrics or clipping{where}"
+    )
+    action = (
+        f"Look at what the step does beside model and optimizer: without it a step would take "
+        f"{seconds(step - time)} instead of {seconds(step)}."
+    )
+    return said, action
 
 
 def _usual(values: Floats) -> float:
@@ -379,8 +418,11 @@ def _spike(run: Settled, spike: spikes.Periodic, lines: Mapping[str, str]) -> Fi
 def _spike_advice(spike: spikes.Periodic) -> str:
     period = spike.period
     if spike.phase == phases.INPUT:
-        also = f", and if the loader has {period} workers, more of them" if period <= 16 else ""
-        return f"If an epoch has {period} batches, keep loader workers between epochs (persistent_workers=True){also}."
+        workers = f"; if the loader has {period} workers, use more" if period <= 16 else ""
+        return (
+            f"If an epoch has {period} batches, keep loader workers between epochs (persistent_workers=True){workers}; "
+            f"otherwise look at what making a batch does every {period} times (opening the next file), and load ahead."
+        )
     if spike.phase == phases.REPORT:
         return f"Report or save less often than every {period} steps, or save with save_state."
     if spike.phase == phases.OUTSIDE:

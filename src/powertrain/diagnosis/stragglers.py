@@ -51,14 +51,27 @@ KINDS = {
     phases.INSIDE: "inside_straggler",
     phases.OUTSIDE: "outside_straggler",
 }
+_LIKE_THE_OTHERS = (
+    "See that {who} gets no larger batches than the others and has its device or cores to itself"
+)
 _ADVICE = {
     phases.INPUT: "Look at where {who} reads from and give every rank as much to read and decode",
     phases.H2D: "Look at the link to the device of {who} (other traffic, memory of another socket, not pinned)",
-    phases.FORWARD: "Give {who} batches as large as the others', and look for another process on its device or cores",
-    phases.BACKWARD: "Give {who} batches as large as the others', and look for another process on its device or cores",
+    phases.FORWARD: _LIKE_THE_OTHERS,
+    phases.BACKWARD: _LIKE_THE_OTHERS,
     phases.OPTIMIZER: "Look at what the optimizer does on {who} alone, and for another process on its device or cores",
     phases.INSIDE: "Look at what the step does on {who} alone (metrics, logging, printing)",
     phases.OUTSIDE: "Look at what the loop does between steps on {who} alone (logging, evaluation, saving)",
+}
+#: The same where ranks are late by turns.
+_EQUAL_WORK = "Give all ranks of a step equally much to do (batches of one length, as many rows)"
+_BY_THE_WAY = (
+    "Look at what single ranks do there by turns (logging, saving), and do it on all of them at once"
+)
+_TURNS_ADVICE = {
+    phases.INPUT: "Load further ahead on every rank, so that one slow batch is not waited for",
+    phases.INSIDE: _BY_THE_WAY,
+    phases.OUTSIDE: _BY_THE_WAY,
 }
 
 
@@ -173,7 +186,7 @@ def _straggler(run: Settled, late: _Late, everybody_late: Sequence[_Late]) -> Fi
     leads = late is everybody_late[0]
     saved = late.saved_by_all if leads else late.saved
     verb = "is" if len(late.columns) == 1 else "are"
-    said = f"{_capital(who)} {verb} {seconds(late.excess)} behind the others in each step"
+    said = f"{_capital(who)} {verb} {seconds(late.excess)} behind {_the_others(run)} in each step"
     where = f", {DOING[late.phase]}"
     advice = _ADVICE[late.phase].format(who=who)
     if node:
@@ -197,6 +210,10 @@ def _straggler(run: Settled, late: _Late, everybody_late: Sequence[_Late]) -> Fi
         evidence=_evidence(run, late),
         echoes=_echoes(run, late),
     )
+
+
+def _the_others(run: Settled) -> str:
+    return "the others" if len(run.steps.ranks) > 2 else "the other"
 
 
 def _capital(words: str) -> str:
@@ -305,7 +322,7 @@ def _by_turns(run: Settled, phase: int, excess: float, turns: Floats, often: flo
     mostly = [column for column in range(len(turns)) if turns[column] >= 0.5 / len(turns)]
     first = int(np.argmax(turns))
     saved = f"a step would take {seconds(run.step - excess)} instead of {seconds(run.step)}"
-    said = f"{seconds(excess)} behind the others, {DOING[phase]} ({share(part)} of the step)"
+    said = f"{seconds(excess)} ({share(part)} of a step) behind {_the_others(run)}, {DOING[phase]}"
     alone = float(turns[first]) >= 1.0 - _OTHER_TURN
     columns = [first] if alone else mostly
     if alone:
@@ -313,14 +330,9 @@ def _by_turns(run: Settled, phase: int, excess: float, turns: Floats, often: flo
         summary = f"{_capital(who)} is {said}, in {share(often)} of the steps."
         action = f"{_ADVICE[phase].format(who=who)}: {saved}."
     else:
-        summary = (
-            f"In {share(often)} of the steps one rank is {said}, another one each time ({run.who(columns)})."
-        )
-        action = (
-            f"Give all ranks of a step equally much to do (batches of one length, as many rows): {saved}."
-        )
-        if phase == phases.INPUT:
-            action = f"Load further ahead on every rank, so that one slow batch is not waited for: {saved}."
+        when = "every step" if often > 0.995 else f"{share(often)} of the steps"
+        summary = f"In {when} one rank is {said}; it is another one each time ({run.who(columns)})."
+        action = f"{_TURNS_ADVICE.get(phase, _EQUAL_WORK)}: {saved}."
     return Finding(
         kind=KINDS[phase] if alone else "alternating_straggler",
         severity="warning",

@@ -101,6 +101,8 @@ class ProcessSpec:
     #: Of a rank: the file in which it marks its row, and the directory in which its shares are staged.
     mark: str = ""
     staging: str = ""
+    #: Of a rank that is traced: the file in which it keeps its newest steps.
+    ring: str = ""
     #: Of a rank that an engine feeds with data: by dataset the socket at which it will ask for them.
     feeds: Mapping[str, str] = field(default_factory=dict)
 
@@ -170,6 +172,8 @@ class Exited:
     #: whose shares lie staged on its node.
     row: int = 0
     reports: tuple[Point, ...] = ()
+    #: And, should it have died, its newest steps, as they were recorded there.
+    steps: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,14 @@ from powertrain.storage.safety import is_network_file_system
 from powertrain.version import __version__
 from powertrain.worker.main import LAUNCH_DIR_VARIABLE
 from powertrain.worker.mark import marked_row
+from powertrain.worker.tracing import newest_steps
 
 #: Seconds of silence after which an agent ends everything. Before the driver gives the node up (``ray.LOST_AFTER``), so
 #: that what the run starts elsewhere never meets it; but a cut of 4 s heals, whose end TCP may notice 3 s late.
 FENCED_AFTER = 12.0
 _BEAT_EVERY = 1.0
+#: Of a rank that died, so many of its newest steps are told: far more than it makes between two messages.
+_STEPS_OF_THE_DEAD = 4000
 #: Messages in one batch, and bytes of output that may wait to be sent: beyond it whoever prints waits.
 _BATCH, _OUTPUT_LIMIT = 256, 16 * 2**20
 #: Seconds for the processes to be gone and the last words to be heard.
@@ -249,14 +252,17 @@ class NodeAgent:
         self._output.drain(_slot(id))
         command = self._processes.pop(id)
         self._pids.pop(id, None)
-        row, sealed = 0, []
+        row, sealed, steps = 0, [], b""
         if command.rank >= 0:  # also where the controller could look itself
             row = marked_row(command.mark) if command.mark else 0
             found = sealed_reports(command.staging, command.attempt, command.rank) if command.staging else {}
             sealed = [point for _, point in sorted(found.items())]
+            steps = newest_steps(command.ring, most=_STEPS_OF_THE_DEAD) if command.ring and code else b""
         lost = self._server is None or not self._server.alive or (self._is_over and self._is_going)
         self._say(
-            wire.ProcessEnded(id=id, pid=pid, code=code, out_of_memory=oom, lost=lost, row=row, sealed=sealed)
+            wire.ProcessEnded(
+                id=id, pid=pid, code=code, out_of_memory=oom, lost=lost, row=row, sealed=sealed, steps=steps
+            )
         )
 
     def _look_at(self, command: wire.LookAt) -> None:

@@ -401,6 +401,7 @@ class RayEngine:
                 message.error,
                 row=message.row,
                 reports=tuple(message.sealed),
+                steps=message.steps,
             )
         )
 
@@ -481,6 +482,7 @@ def _start_message(id: str, spec: ProcessSpec) -> wire.StartProcess:
         staging=spec.staging,
         attempt=spec.attempt,
         rank=spec.rank,
+        ring=spec.ring,
     )
 
 

@@ -136,7 +136,8 @@ def _detach() -> None:
 def _preload(torch_too: bool) -> None:
     """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
     gc.disable()
-    importlib.import_module("powertrain.worker.main")
+    for name in ("powertrain.worker.main", "powertrain.trace.patches", "powertrain.trace.samplers"):
+        importlib.import_module(name)
     if not torch_too:
         return
     try:

@@ -60,6 +60,7 @@ from powertrain.run.scaling_policy import Elastic, in_words
 from powertrain.run.slots import Slots
 from powertrain.run.spec import RunSpec
 from powertrain.run.steering import Steering
+from powertrain.run.telemetry import Telemetry
 from powertrain.run.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
 from powertrain.run.worker_group import WorkerCallError
 from powertrain.storage import Storage, safety
@@ -265,6 +266,8 @@ class Controller:
         with contextlib.ExitStack() as closing:  # from the last to the first, each even if another fails
             closing.callback(self._journal.close)
             closing.callback(self._close_metrics)
+            self._telemetry = Telemetry(self._spec, self._storage, self._lease, self._tell_once_recorded)
+            closing.callback(self._telemetry.close)
             self._hub = self._open_hub()
             closing.callback(self._hub.close)
             closing.callback(lambda: self._carriers.remove_empty_log())
@@ -310,6 +313,7 @@ class Controller:
                 lambda problem: self._inbox.put(wire.Noted(message=problem)),
                 directory=self._spec.runtime_dir,
                 port=self._spec.port,
+                listen_on=self._spec.bind_host,
             )
         except BaseException:
             self._engine.close()
@@ -486,7 +490,7 @@ class Controller:
                 self._fail(member, failures.silent(member, why))
 
     def _fork(self, attempt: Attempt, place: placement.Placement) -> None:
-        door = self._hub.admit(place.slot.key)
+        door = self._hub.admit(place.slot.key, speaks_as=(place.rank, attempt.number))
         member = Member(place, door.keys.public, attempt)
         attempt.members.append(member)
         self._members[member.key] = member
@@ -590,10 +594,11 @@ class Controller:
             return
         if received.envelope.boundary:
             member.attempt.has_trained = True
-        points = []
+        points: list[wire.Point] = []
         for message in received.envelope.messages:
             if isinstance(message, wire.Point):
-                points.append(message)
+                if self._can_be_next(member, message, points):
+                    points.append(message)
             else:
                 self._points(member, points)
                 points = []
@@ -602,6 +607,17 @@ class Controller:
                     handler(self, member, message)
         self._points(member, points)
         self._hub.acknowledge(received)
+
+    def _can_be_next(self, member: Member, point: wire.Point, before: list[wire.Point]) -> bool:
+        """Rows follow each other. One far ahead would have everything in between waited for."""
+        last = max(member.attempt.rows.last_row(member.rank), member.attempt.first_row - 1)
+        if point.solo or point.row <= last + len(before) + 1:
+            return True
+        self._tell_once_recorded(
+            f"Rank {member.rank} sent a report of row {point.row} after row {last + len(before)}, which no loop can "
+            "make: it is not kept."
+        )
+        return False
 
     def _from_uploader(self, received: wire.Received) -> None:
         if self._validations.heard(received):
@@ -712,6 +728,9 @@ class Controller:
         """How far data have been read is the same on every rank, so rank 0's word will do."""
         if member.rank == 0 and text:
             self._observer.data(text)
+
+    def _telemetry_came(self, member: Member, message: wire.Telemetry) -> None:
+        self._telemetry.heard(member, message)
 
     def _arrived(self, member: Member, message: wire.Arrived) -> None:
         member.attempt.arrive(member.rank, message)
@@ -970,6 +989,7 @@ class Controller:
     def _rank_is_gone(self, member: Member, event: base.Exited | None = None) -> None:
         """Nothing more comes from a rank: what it had reported counts, what it had to carry itself is lost."""
         self._recover_reports(member, event)
+        self._telemetry.rank_is_gone(member, event)
         self._checkpoints.rank_ended(member.attempt.number, member.rank)
         self._checkpoints.will_never_come(
             self._carriers.rank_ended(member),
@@ -1744,6 +1764,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
 _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
     wire.Hello: Controller._hello,
     wire.Beat: Controller._beat,
+    wire.Telemetry: Controller._telemetry_came,
     wire.Held: Controller._held,
     wire.Reached: Controller._reached,
     wire.Noticed: Controller._rank_noticed,

@@ -16,6 +16,7 @@ from powertrain.run.spec import RunSpec
 from powertrain.wire import Door
 from powertrain.worker.context import Place
 from powertrain.worker.main import ENTRY, WorkerSpec
+from powertrain.worker.tracing import TraceSettings
 
 
 def process_of(
@@ -32,6 +33,7 @@ def process_of(
         storage=start.storage,
         sync_timeout=spec.sync_timeout,
         datasets=spec.datasets,
+        trace=_trace(spec, attempt, placement, start),
     )
     return ProcessSpec(
         entry=ENTRY,
@@ -46,6 +48,7 @@ def process_of(
         world_size=attempt.world_size,
         attempt=attempt.number,
         mark=worker.place.mark,
+        ring=worker.trace.ring if worker.trace is not None else "",
         staging=worker.place.staging,
         feeds=worker.place.data_feeds,
     )
@@ -83,6 +86,11 @@ def stacks_path(spec: RunSpec, attempt: int, rank: int) -> str:
     return os.path.join(spec.runtime_dir, "stacks", f"{attempt}-{rank}")
 
 
+def ring_path(spec: RunSpec, attempt: int, rank: int) -> str:
+    """The file on its own node in which a rank keeps its newest steps."""
+    return os.path.join(spec.runtime_dir, "steps", f"{attempt}-{rank}")
+
+
 def staging_root(spec: RunSpec) -> str:
     """Where shares of checkpoints wait."""
     return spec.staging or os.path.join(spec.runtime_dir, "staging")
@@ -92,9 +100,19 @@ def _scratch(spec: RunSpec, rank: int) -> str:
     return os.path.join(spec.runtime_dir, f"rank-{rank}")
 
 
+def _has_runtime_directory(placement: Placement, start: Start) -> bool:
+    """The run's is on the controller's machine; elsewhere only an engine that knows nodes makes one."""
+    return placement.slot.local or placement.slot.host == start.host or bool(placement.slot.node)
+
+
+def _trace(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) -> TraceSettings | None:
+    if spec.trace is None or not _has_runtime_directory(placement, start):
+        return spec.trace
+    return msgspec.structs.replace(spec.trace, ring=ring_path(spec, attempt.number, placement.rank))
+
+
 def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) -> Place:
-    # The run's runtime directory is on the controller's machine; elsewhere only an engine that knows nodes makes one.
-    is_here = placement.slot.local or placement.slot.host == start.host or bool(placement.slot.node)
+    is_here = _has_runtime_directory(placement, start)
     return Place(
         rank=placement.rank,
         world_size=attempt.world_size,

@@ -9,6 +9,7 @@ from typing import Any
 from powertrain.config import BackendConfig, CheckpointConfig, DataConfig, ValidationConfig
 from powertrain.engine.base import SlotShape
 from powertrain.run import stopping
+from powertrain.worker.tracing import TraceSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,8 @@ class RunSpec:
     queue_timeout: float | None = None
     #: The port that the run listens on for processes of other machines; 0 for any that is free.
     port: int = 0
+    #: The address that it listens on; "" for the engine's choice.
+    bind_host: str = ""
     #: The run's storage, pickled, as processes on other nodes know it.
     storage: bytes = b""
     #: The pickled filesystem of the storage, where the user gave one.
@@ -75,6 +78,8 @@ class RunSpec:
     #: Datasets that the engine feeds to the ranks, and those of them that every rank gets whole.
     data_streams: Sequence[str] = ()
     data_streams_whole: Sequence[str] = ()
+    #: How ranks are traced; None for not at all.
+    trace: TraceSettings | None = None
     #: A checkpoint of another run to begin from, as a path; "" for none.
     begin_from: str = ""
     begin_from_filesystem: bytes = b""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
@@ -21,6 +21,8 @@ from powertrain import wire
 from powertrain.config import CheckpointConsistencyMode, CheckpointUploadMode, ValidationTaskConfig
 from powertrain.errors import CheckpointError, CollectiveError, OutsideWorkerError, ReportError
 from powertrain.storage.boundaries import training_step
+from powertrain.trace import spans
+from powertrain.trace.phases import COLLECTIVE, REPORT
 from powertrain.worker import saving
 from powertrain.worker.mark import RowMark
 from powertrain.worker.progress import Boundaries, Gate, progress
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from powertrain.worker.service import Service
 
 T = TypeVar("T")
+#: Bytes of a message beside the data that it carries.
+_ROOM = 4096
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,8 +173,14 @@ class Session:
 
     def meet(self, kind: str, data: bytes = b"") -> bytes:
         """Arrive at the next collective and wait for all ranks."""
+        if len(data) > wire.MESSAGE_LIMIT - _ROOM:
+            raise CollectiveError(
+                f"{kind}() was given {len(data):,} bytes once pickled, and at most {wire.MESSAGE_LIMIT - _ROOM:,} can "
+                "be sent to the other ranks. Put large data into a file or a dataset, and send its name."
+            )
         self.syncs += 1
-        opened = self.service.meet(wire.Arrived(sync=self.syncs, kind=kind, data=data))
+        with spans.phase(COLLECTIVE):
+            opened = self.service.meet(wire.Arrived(sync=self.syncs, kind=kind, data=data))
         if opened.error:
             raise CollectiveError(opened.error)
         return opened.data
@@ -330,14 +340,44 @@ def report(
     session = current("report")
     if validation:
         saving.refuse_validation(session)
+    how = partial(
+        saving.options,
+        checkpoint_dir_name,
+        checkpoint_upload_mode,
+        delete_local_checkpoint_after_upload,
+        checkpoint_upload_fn,
+        validation,
+    )
+    recorder = spans.recording()
+    depth = recorder.enter(REPORT) if recorder is not None else spans.IGNORED
+    try:
+        if solo:
+            _report_solo(session, metrics, checkpoint, barrier)
+        else:
+            _report(session, metrics, checkpoint, how, barrier)
+    finally:
+        if recorder is not None:
+            recorder.leave(depth)
+            recorder.reported()
+
+
+def _report_solo(
+    session: Session, metrics: dict[str, Any], checkpoint: Checkpoint | None, barrier: bool
+) -> None:
     values = normalise(metrics)
-    if solo:
-        if checkpoint is not None or barrier:
-            raise ReportError(
-                "report(solo=True) stands outside rows, so it takes no checkpoint and no barrier."
-            )
-        session.service.post(wire.Point(row=0, at=time.time(), metrics=values, solo=True))
-        return
+    if checkpoint is not None or barrier:
+        raise ReportError("report(solo=True) stands outside rows, so it takes no checkpoint and no barrier.")
+    session.service.post(wire.Point(row=0, at=time.time(), metrics=values, solo=True))
+
+
+def _report(
+    session: Session,
+    metrics: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    options: Callable[[], saving.SaveOptions],
+    barrier: bool,
+) -> None:
+    values = normalise(metrics)
     save_now = session.boundaries.enter_report()
     row = session.row + 1
     if checkpoint is None and session.registered:
@@ -345,18 +385,13 @@ def report(
     if checkpoint is None:  # what is said about one is meant for ranks that have one
         _post(session, wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier))
     else:
-        how = saving.options(
-            checkpoint_dir_name,
-            checkpoint_upload_mode,
-            delete_local_checkpoint_after_upload,
-            checkpoint_upload_fn,
-            validation,
-        )
+        how = options()
         part = saving.share(session, checkpoint, how, row)
         point = wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier, part=part)
         _report_with_share(session, point, how)
     if barrier:
-        session.service.wait_for_row(row)
+        with spans.phase(COLLECTIVE):
+            session.service.wait_for_row(row)
     session.boundaries.leave_report()
 
 
@@ -400,8 +435,19 @@ def checkpoint_dir() -> CheckpointDirectory:
     """
     directory = current("checkpoint_dir").staging.new_directory()
     phase = progress.phase
-    directory.begun = lambda: progress.enter("checkpoint")
-    directory.done = lambda: progress.enter(phase)
+    depths: list[int] = []
+
+    def begun() -> None:
+        progress.enter("checkpoint")
+        if (recorder := spans.recording()) is not None:
+            depths.append(recorder.enter(REPORT))
+
+    def done() -> None:
+        progress.enter(phase)
+        if depths and (recorder := spans.recording()) is not None:
+            recorder.leave(depths.pop())
+
+    directory.begun, directory.done = begun, done
     return directory
 
 
@@ -422,7 +468,10 @@ def get_all_reported_checkpoints(
             f"consistency_mode={consistency_mode!r} is none. Use CheckpointConsistencyMode.COMMITTED or .VALIDATED."
         )
     validated = consistency_mode is CheckpointConsistencyMode.VALIDATED
-    answer = session.service.ask_checkpoints(session.row, validated, -1.0 if timeout_s is None else timeout_s)
+    with spans.phase(REPORT):
+        answer = session.service.ask_checkpoints(
+            session.row, validated, -1.0 if timeout_s is None else timeout_s
+        )
     return [
         ReportedCheckpoint(
             session.checkpoint_at(found.path, session.place.run_filesystem),

@@ -20,12 +20,13 @@ import msgspec
 from powertrain import wire
 from powertrain.errors import EngineError
 from powertrain.storage import boundaries
-from powertrain.trace import stacks
+from powertrain.trace import spans, stacks
 from powertrain.worker import context, failure
 from powertrain.worker.context import Place, Session
 from powertrain.worker.progress import Gate, StopRun, progress
 from powertrain.worker.service import Service
 from powertrain.worker.signals import NoticedSignals
+from powertrain.worker.tracing import TraceSettings, Tracing
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.uploader import Carrier
@@ -57,6 +58,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     sync_timeout: float = 1800.0
     #: The pickled datasets of the run; empty where there are none, or the process has them already.
     datasets: bytes = b""
+    #: How the rank is traced; None for not at all.
+    trace: TraceSettings | None = None
 
 
 def run(payload: bytes) -> int:
@@ -190,6 +193,7 @@ class Rank:
         progress.phase = "training"
         try:
             function = self._local_function or _load_function(self._spec.function)
+            self._begin_tracing()
             value = function()
         except StopRun:
             self._tell(wire.Outcome(status="stopped"))
@@ -207,8 +211,22 @@ class Rank:
         self._tell(self._returned(value))
         return 0
 
+    def _begin_tracing(self) -> None:
+        """Just before the user's function: what loading it took is no part of a step."""
+        if self._spec.trace is None:
+            spans.use(spans.Recorder(bytearray(spans.ring_size(2)), thread=spans.NOBODY))
+        else:
+            tell = self._service.say
+            self._service.tracing = Tracing.begin(
+                self._spec.trace, lambda message: tell(wire.Noted(message=message))
+            )
+
     def _tell(self, outcome: wire.Outcome) -> None:
-        """Post how the function ended, with how far it has read its data."""
+        """Post how the function ended, with what is left of its record, and how far it has read its data."""
+        tracing = self._service.tracing
+        if tracing is not None and (rest := tracing.end()) is not None:
+            self._service.post(rest)
+        spans.use(None)
         with contextlib.suppress(Exception):  # a shard that broke is why the function raised
             outcome = msgspec.structs.replace(outcome, data=self._session.data.look())
         self._service.post(outcome)

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
@@ -26,6 +26,9 @@ from powertrain.trace import stacks
 from powertrain.worker import values
 from powertrain.worker.progress import Gate, Progress
 from powertrain.worker.signals import SAME_NOTICE, NoticedSignals
+
+if TYPE_CHECKING:
+    from powertrain.worker.tracing import Tracing
 
 #: Seconds within which messages are gathered into one batch, once one has just been sent.
 _GATHER = 0.003
@@ -75,6 +78,8 @@ class Service:
         self.on_settled: Callable[[wire.Settled | wire.Unstaged], None] = lambda _: None
         #: Called on this thread: how far data have been read, in words.
         self.describe_data: Callable[[], str] = lambda: ""
+        #: What records where the rank's time goes, while it does.
+        self.tracing: Tracing | None = None
         self._ordered: deque[wire.FromWorker] = deque()
         self._urgent: deque[wire.FromWorker] = deque()
         self._spill = _Spill(spill_directory)
@@ -190,6 +195,7 @@ class Service:
                 if now - last_beat >= _BEAT_EVERY:
                     last_beat = now
                     self._urgent.append(self._beat(now))
+                self._collect_telemetry(now)
                 self._keep_memory_bounded()
                 due = self._urgent or now - last_send >= _GATHER or self._closing
                 if due and self._send_batch():
@@ -202,6 +208,14 @@ class Service:
             self._release_waiters()
             self._link.close()
             self._spill.close()
+
+    def _collect_telemetry(self, now: float) -> None:
+        """Let the rank's record be looked after. What cannot be sent now stays in it."""
+        tracing = self.tracing
+        if tracing is not None and now >= tracing.due:
+            telemetry = tracing.collect(can_send=self._link.room > 0)
+            if telemetry is not None:
+                self._urgent.append(telemetry)
 
     def _hear_signals(self) -> None:
         """Pass a signal on. A scheduler and a launcher may both send one for the same cause: what comes at the same
@@ -250,7 +264,10 @@ class Service:
         if now - last_send < _GATHER:
             self._awake = True
             return _GATHER
-        return max(0.0, last_beat + _BEAT_EVERY - now)
+        due = last_beat + _BEAT_EVERY
+        if self.tracing is not None:
+            due = min(due, self.tracing.due)
+        return max(0.0, due - now)
 
     def _send_batch(self) -> bool:
         if self._link.room <= 0:
@@ -467,7 +484,7 @@ class _Spill:
         )
         try:
             for chunk in chunks:
-                self._write(len(chunk).to_bytes(4, "little") + chunk)
+                self._write(len(chunk).to_bytes(8, "little") + chunk)
         except OSError:
             self._file.truncate(end)
             if end == self._read_at:
@@ -481,9 +498,9 @@ class _Spill:
     def take(self) -> list[wire.FromWorker]:
         """The oldest messages: one chunk as it was put."""
         self._file.seek(self._read_at)
-        size = int.from_bytes(self._file.read(4), "little")
+        size = int.from_bytes(self._file.read(8), "little")
         messages: list[wire.FromWorker] = self._decode(self._file.read(size)) if size else []
-        self._read_at += 4 + size if size else 0
+        self._read_at += 8 + size if size else 0
         self._file.seek(0, os.SEEK_END)
         if self._read_at >= self._file.tell():
             self.close()

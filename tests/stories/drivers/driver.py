@@ -17,7 +17,13 @@ from powertrain import DataParallelTrainer, FailureConfig
 ENGINE = os.environ["STORY_ENGINE"]
 #: On one machine these play as where torch is not installed: a server that has loaded it is no part of them, and takes
 #: four seconds to.
-WITHOUT_TORCH = ("save_when_asked", "never_at_a_boundary", "validate_asleep", "with_a_child_of_its_own")
+WITHOUT_TORCH = (
+    "save_when_asked",
+    "never_at_a_boundary",
+    "validate_asleep",
+    "with_a_child_of_its_own",
+    "trace_until_killed",
+)
 
 
 def trainer(
@@ -99,6 +105,12 @@ def leave_a_loader_when_asked() -> Any:
 
 def never_at_a_boundary() -> dict[str, Any]:
     return story.outcome_of(trainer(loops.never_at_a_boundary, "killed").fit)
+
+
+def trace_until_killed() -> Any:
+    import traced
+
+    return trainer(traced.until_killed, "cut-off").fit()
 
 
 def validate_asleep() -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""The end of a run: its diagnosis is made, kept in ``final_summary.json`` and, where asked for, copied elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from powertrain.diagnosis import recorded
+from powertrain.diagnosis.settled import LEAST_STEPS
+from powertrain.diagnosis.summary import Report, from_json, to_json
+from powertrain.errors import StorageError
+from powertrain.storage import Storage
+
+#: In the run's directory.
+SUMMARY = "final_summary.json"
+
+
+def conclude(storage: Storage, name: str) -> Report | None:
+    """Make the report of a run that is over and keep it in its directory; None where nothing was recorded.
+
+    Raises StorageError where it cannot be kept.
+    """
+    try:
+        report = recorded.report_of(storage, name)
+    except StorageError:
+        return None
+    storage.put(SUMMARY, to_json(report))
+    return report
+
+
+def copy_to(directory: str, session: str, report: Report) -> str:
+    """Put a copy of the summary below a directory of the user's, as ``{session}/final_summary.json``; returns its path.
+
+    Raises OSError where that cannot be written.
+    """
+    target = Path(os.path.expanduser(directory), session or report.name or "run", SUMMARY)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_name(f".{SUMMARY}.{os.getpid()}")
+    try:
+        new.write_bytes(to_json(report))
+        os.replace(new, target)
+    finally:
+        new.unlink(missing_ok=True)
+    return str(target)
+
+
+def report_of(storage: Storage, name: str) -> Report | None:
+    """What was found at the end of a run, or can be found now where its end was not that; None for a run of which
+    nothing was recorded."""
+    try:
+        return from_json(storage.get(SUMMARY))
+    except FileNotFoundError:
+        pass
+    try:
+        return recorded.report_of(storage, name)
+    except StorageError:
+        return None
+
+
+def is_telling(report: Report) -> bool:
+    """Whether there is enough in it for a card: a run of a few steps is not worth one."""
+    return report.steps - report.start_up_steps >= LEAST_STEPS

@@ -1,0 +1,77 @@
+"""What ranks record of where their time goes, taken in and kept. It never ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from powertrain import wire
+from powertrain.engine import base
+from powertrain.run import launch
+from powertrain.run.attempt import Member
+from powertrain.run.spec import RunSpec
+from powertrain.storage import Storage
+from powertrain.trace.phases import RECORD_SIZE
+from powertrain.trace.samples import SAMPLE_SIZE
+from powertrain.trace.store import FACTS, SAMPLES, STEPS, Frame, TelemetryStore
+from powertrain.worker.tracing import newest_steps, remove_ring
+
+
+class Telemetry:
+    """The controller's side. All calls on its thread."""
+
+    def __init__(self, spec: RunSpec, storage: Storage, lease: int, tell_once: Callable[[str], None]) -> None:
+        self._spec, self._tell_once = spec, tell_once
+        self._store = TelemetryStore(storage, lease) if spec.trace is not None else None
+        #: By attempt and rank the number of the first step that has not come yet.
+        self._next: dict[tuple[int, int], int] = {}
+
+    def heard(self, member: Member, message: wire.Telemetry) -> None:
+        """A rank says what it has recorded since it last said so."""
+        if self._store is None:
+            return
+        attempt, rank = member.attempt.number, member.rank
+        if wrong := why_unusable(message):
+            self._tell_once(f"What rank {rank} has recorded of its steps is not kept: {wrong}.")
+            return
+        for kind, data in ((STEPS, message.steps), (SAMPLES, message.samples), (FACTS, message.facts)):
+            if data:
+                self._store.add(Frame(attempt, rank, kind, data))
+        if message.steps:
+            self._next[attempt, rank] = message.first + len(message.steps) // RECORD_SIZE
+
+    def rank_is_gone(self, member: Member, event: base.Exited | None) -> None:
+        """Take in what a rank had recorded and not sent: it lies in a file of its node. On another machine than this
+        the engine has looked, where there was one to ask."""
+        if self._store is None:
+            return
+        attempt, rank = member.attempt.number, member.rank
+        path, after = launch.ring_path(self._spec, attempt, rank), self._next.get((attempt, rank), 0)
+        steps = newest_steps(path, after)
+        if event is not None and event.steps and not steps:
+            steps = event.steps
+        if steps and not len(steps) % RECORD_SIZE:
+            self._store.add(Frame(attempt, rank, STEPS, steps))
+        remove_ring(path)
+
+    def close(self) -> None:
+        """Write what is there."""
+        if self._store is not None:
+            self._store.close()
+
+
+def why_unusable(message: wire.Telemetry) -> str:
+    """ "" for a message of whole records; otherwise what is wrong with it. Pure."""
+    if len(message.steps) % RECORD_SIZE or len(message.samples) % SAMPLE_SIZE or message.first < 0:
+        return (
+            f"{len(message.steps)} bytes of steps and {len(message.samples)} of samples are no whole records of "
+            f"{RECORD_SIZE} and {SAMPLE_SIZE}"
+        )
+    if message.facts:
+        try:
+            msgspec.json.decode(message.facts, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return f"its facts cannot be read ({error})"
+    return ""

@@ -1,0 +1,238 @@
+"""What one rank records of its own time: the recorder, what feeds it, and what the service thread sends of it.
+
+Telemetry never ends a run, nor slows it: whatever fails here is told once, and the rank trains on untraced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from powertrain import wire
+from powertrain.trace import spans
+from powertrain.trace.arrival import Arrival
+from powertrain.trace.devices import peak_flops
+from powertrain.trace.phases import NAMES, RECORD_SIZE
+from powertrain.trace.whereabouts import Whereabouts
+
+if TYPE_CHECKING:
+    from powertrain.trace import patches
+    from powertrain.trace.samplers import Sampler
+
+#: Seconds between two messages.
+_SEND_EVERY = 1.0
+#: Seconds between two looks at where the training thread is.
+_GLANCE_EVERY = 0.25
+#: Steps in one message: half a megabyte.
+_MOST_STEPS = 4096
+
+
+class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank is told of how it is traced."""
+
+    #: False where only the machine is looked at.
+    steps: bool = True
+    mode: str = "auto"
+    dataloader: bool | None = None
+    forward: bool | None = None
+    backward: bool | None = None
+    h2d: bool | None = None
+    #: Seconds between two looks at the machine.
+    interval: float = 1.0
+    #: A file for the newest steps, which outlives the process; "" for memory.
+    ring: str = ""
+    #: What is known from the start, for whoever reads the record.
+    facts: dict[str, Any] = {}
+
+
+class Tracing:
+    """Of one rank, from the beginning of the user's function to its end."""
+
+    def __init__(self, settings: TraceSettings, tell: Callable[[str], None]) -> None:
+        """On the thread that will run the user's function. ``tell`` gets the one sentence, should anything fail."""
+        self._settings, self._tell = settings, tell
+        self._recorder = spans.Recorder(_mapped(settings.ring))
+        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._is_over = False
+        self._sent = 0
+        self._facts: dict[str, Any] = dict(settings.facts)
+        self._seen = Whereabouts()
+        now = time.monotonic()
+        self._next_send, self._next_look, self._next_glance = now + _SEND_EVERY, now, now + _GLANCE_EVERY
+        self._samples: list[bytes] = []
+        self._sampler: Sampler | None = None
+        self._torch: Arrival | None = None
+        self._device_is_told = False
+
+    @classmethod
+    def begin(cls, settings: TraceSettings, tell: Callable[[str], None]) -> Tracing | None:
+        """The user's function is about to be called, on this thread. None where it cannot be traced, which is told."""
+        try:
+            tracing = cls(settings, tell)
+            if settings.steps:
+                spans.use(tracing._recorder)
+                tracing._patch()
+        except Exception as error:
+            spans.use(None)
+            tell(f"This rank is not traced: {type(error).__name__}: {error}")
+            return None
+        return tracing
+
+    def _patch(self) -> None:
+        """What torch does is noted from here on, or from the moment on when the function has loaded it."""
+        from powertrain.trace import patches
+
+        s = self._settings
+        choice = patches.choose(s.mode, s.dataloader, s.forward, s.backward, s.h2d)
+        self._torch = Arrival("torch", lambda: self._install(choice), self._failed)
+        self._torch.wait()
+
+    def _install(self, choice: patches.Choice) -> None:
+        from powertrain.trace import patches
+
+        if not self._is_over and os.getpid() == self._pid:  # and not a process that the function has forked
+            patches.install(self._recorder, choice)
+
+    def end(self) -> wire.Telemetry | None:
+        """The user's function has returned or raised, on the same thread: nothing is patched any more. What there is
+        still to send; nothing the second time."""
+        if self._is_over:
+            return None
+        try:
+            self._unpatch()
+            self._recorder.flush()
+            with self._lock:
+                self._is_over = True
+                return self._gather(final=True)
+        except Exception as error:
+            self._failed(error)
+            return None
+        finally:
+            spans.use(None)
+
+    def _unpatch(self) -> None:
+        if self._torch is not None:
+            self._torch.give_up()
+        if "powertrain.trace.patches" in sys.modules:
+            from powertrain.trace import patches
+
+            patches.uninstall()
+
+    def _failed(self, error: Exception) -> None:
+        self._is_over = True
+        self._tell(f"This rank is not traced any further: {type(error).__name__}: {error}")
+
+    # -- the service thread
+
+    @property
+    def due(self) -> float:
+        """When to call :meth:`collect` next, as ``time.monotonic`` tells it."""
+        glance = self._next_glance if self._settings.steps else float("inf")
+        return min(self._next_send, self._next_look, glance)
+
+    def collect(self, can_send: bool = True) -> wire.Telemetry | None:
+        """Look at the machine, if it is time to, and give what there is to send, if it is time for that."""
+        with self._lock:
+            if self._is_over:
+                self._next_send = self._next_look = self._next_glance = float("inf")
+                return None
+            try:
+                return self._collect(can_send)
+            except Exception as error:
+                self._failed(error)
+                return None
+
+    def _collect(self, can_send: bool) -> wire.Telemetry | None:
+        now = time.monotonic()
+        if self._recorder.trouble:
+            raise RuntimeError(self._recorder.trouble)
+        if now >= self._next_glance and self._settings.steps:
+            self._next_glance = now + _GLANCE_EVERY
+            self._seen.look(NAMES[self._recorder.phase_now()])
+        if now >= self._next_look:
+            self._next_look = now + self._settings.interval
+            self._look()
+        if now < self._next_send or not can_send:
+            if now >= self._next_send:
+                self._next_send = now + 0.05
+            return None
+        self._next_send = now + _SEND_EVERY
+        return self._gather(final=False)
+
+    def _gather(self, *, final: bool) -> wire.Telemetry | None:
+        first, steps = self._recorder.drain(self._sent, final)
+        if len(steps) > _MOST_STEPS * RECORD_SIZE and not final:
+            steps = steps[: _MOST_STEPS * RECORD_SIZE]
+            self._next_send = 0.0
+        self._sent = first + len(steps) // RECORD_SIZE
+        samples, self._samples = b"".join(self._samples), []
+        if places := self._seen.news():
+            self._facts["seen"] = places
+        facts, self._facts = msgspec.json.encode(self._facts) if self._facts else b"", {}
+        if not (steps or samples or facts):
+            return None
+        return wire.Telemetry(first=first, steps=steps, samples=samples, facts=facts)
+
+    def _look(self) -> None:
+        from powertrain.trace import samples
+        from powertrain.trace.samplers import Sampler
+
+        if self._sampler is None:
+            self._sampler = Sampler()
+        self._samples.append(samples.pack(self._sampler.look(self._recorder.steps)))
+        if not self._device_is_told:
+            self._tell_device()
+
+    def _tell_device(self) -> None:
+        """What the rank computes on, once it does."""
+        torch = sys.modules.get("torch")
+        cuda = getattr(torch, "cuda", None)
+        if cuda is None or not cuda.is_initialized():
+            return
+        self._device_is_told = True
+        name = cuda.get_device_name()
+        self._facts["device"] = name
+        if "peak_flops" not in self._settings.facts and (peak := peak_flops(name)):
+            self._facts["peak_flops"] = peak
+
+
+def newest_steps(path: str, after: int = 0, most: int = 0) -> bytes:
+    """What the ring of a rank holds from step ``after`` on, only the newest ``most`` of them where that is given; b""
+    where there is no ring. The rank may be dead."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as ring:
+            records = spans.read_ring(bytes(ring), after)[1]
+    except (OSError, ValueError):  # none, or not yet written
+        return b""
+    return records[-most * RECORD_SIZE :] if most else records
+
+
+def remove_ring(path: str) -> None:
+    """What it held has been taken."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _mapped(path: str) -> bytearray | mmap.mmap:
+    """A ring in a file that others can read, whatever becomes of this process; in memory where that cannot be."""
+    if not path:
+        return bytearray(spans.ring_size())
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            # Written, and not only made longer: a full disk is an error here, and a crash once it is mapped.
+            os.posix_fallocate(descriptor, 0, spans.ring_size())
+            return mmap.mmap(descriptor, spans.ring_size())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return bytearray(spans.ring_size())

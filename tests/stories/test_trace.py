@@ -1,0 +1,127 @@
+"""Every run records where its time goes, and says so at its end: on every engine, and whatever ends it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import story as stage
+import traced
+from tests.stories.engines import ON_ALL, ON_BOTH, ranks
+from typer.testing import CliRunner
+
+from powertrain import TraceConfig
+from powertrain.cli.main import app
+from powertrain.result import Result
+from powertrain.storage import open_storage
+from powertrain.trace import store
+
+
+def recorded(run: Path) -> dict[int, list[int]]:
+    """The numbers of the steps of the newest attempt, by rank."""
+    found = store.read(open_storage(run)).steps
+    return {rank: table["step"].tolist() for rank, table in found[max(found)].items()} if found else {}
+
+
+@ON_ALL
+def test_a_run_says_at_its_end_what_it_spent_its_time_on(
+    fits: Any, engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs = tmp_path / "logs"
+    trainer = fits.trainer(
+        traced.steps,
+        train_loop_config={},
+        name="told",
+        trace=TraceConfig(logs_dir=str(logs), session_id="here", flops_per_sample=1e6, peak_flops=1e9),
+    )
+    result = trainer.fit()
+    run = Path(result.path)
+    assert recorded(run) == {rank: list(range(150)) for rank in ranks(engine)}
+    assert result.findings
+    assert "diagnosis of told:" in capfd.readouterr().out
+    kept = json.loads((run / "final_summary.json").read_text())
+    assert kept["steps"] == 150
+    assert {one["phase"] for one in kept["phases"]} == {"inside", "report"}
+    assert json.loads((logs / "here" / "final_summary.json").read_text()) == kept
+    assert Result.from_path(run).findings == result.findings
+
+
+def test_a_run_that_is_not_traced_records_nothing(fits: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    result = fits.trainer(traced.steps, train_loop_config={}, name="untraced", trace=False).fit()
+    assert "diagnosis" not in capfd.readouterr().out
+    assert not Path(result.path, "telemetry").exists()
+    assert not Path(result.path, "final_summary.json").exists()
+    assert result.findings == ()
+
+
+@pytest.mark.parametrize(("trace", "count"), [(None, 30), (False, 0)])
+def test_what_a_loop_marks_itself_is_recorded_unless_it_is_not_traced(
+    fits: Any, trace: bool | None, count: int
+) -> None:
+    made = fits.trainer(traced.marked_steps, train_loop_config={}, name=f"marked-{count}", trace=trace)
+    assert made.fit().return_value == count
+
+
+@ON_BOTH
+def test_a_rank_that_is_killed_leaves_what_it_had_recorded(fits: Any) -> None:
+    config = {"dies": 1, "at": 120}
+    outcome = fits.outcome(traced.steps, train_loop_config=config, name="killed")
+    assert outcome["raised"] == "TrainingFailedError"
+    steps = recorded(fits.directory / "storage" / "killed")
+    # Up to its last report: what was noted becomes a step at each.
+    assert steps[1] == list(range(121))
+    assert steps[0] == list(range(len(steps[0])))
+    assert Path(fits.directory / "storage" / "killed" / "final_summary.json").exists()
+
+
+@ON_BOTH
+def test_a_killed_driver_leaves_a_record_of_which_the_summary_is_made_again(
+    stories: Any, engine: str
+) -> None:
+    driver = stories.start("trace_until_killed", engine)
+    driver.await_told("rank 0 trains", "rank 1 trains")
+    run, deadline = stories.storage / "cut-off", time.monotonic() + stage.PATIENCE
+    while len(recorded(run)) < 2:  # a rank sends each second, and what has come is written each second
+        assert time.monotonic() < deadline, driver.output
+        time.sleep(0.05)
+    driver.kill()
+    for numbers in recorded(run).values():
+        assert len(numbers) > 100
+        assert numbers == list(range(len(numbers)))
+    assert not (run / "final_summary.json").exists()
+    made = CliRunner().invoke(app, ["diagnose", str(run), "--json"])
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.output)["name"] == "cut-off"
+    assert Result.from_path(run).findings
+    stories.assert_nothing_left()
+
+
+def test_the_record_of_a_resumed_run_goes_on_and_its_old_summary_goes(fits: Any) -> None:
+    first = fits.trainer(traced.steps, train_loop_config={"steps": 60}, name="again").fit()
+    assert json.loads(Path(first.path, "final_summary.json").read_text())["steps"] == 60
+    fits.outcome(traced.steps, train_loop_config={"steps": 120, "dies": 0, "at": 100}, name="again")
+    kept = store.read(open_storage(first.path)).steps
+    assert [len(tables[0]) for _, tables in sorted(kept.items())] == [60, 101]
+    assert json.loads(Path(first.path, "final_summary.json").read_text())["steps"] > 60
+
+
+def test_findings_are_said_while_a_run_goes_on(
+    fits: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from powertrain.diagnosis import live
+
+    looks: list[int] = []
+    monkeypatch.setattr(live, "EVERY", 0.3)
+    found = live.recorded.report_of
+
+    def counted(*args: Any) -> Any:
+        looks.append(1)
+        return found(*args)
+
+    monkeypatch.setattr(live.recorded, "report_of", counted)
+    config = {"steps": 400, "seconds": 0.005}
+    fits.trainer(traced.steps, train_loop_config=config, name="live", trace=TraceConfig(mode="cli")).fit()
+    assert looks
