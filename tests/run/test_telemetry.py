@@ -27,6 +27,7 @@ def recorded(count: int, path: str = "") -> bytes:
     recorder = spans.Recorder(ring)
     for _ in range(count):
         recorder.reported()
+    recorder.settle()
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(ring)

@@ -871,7 +871,7 @@ def test_a_fault_of_the_recorder_ends_recording_and_nothing_else() -> None:
     recorder = spans.Recorder()
     recorder.reported()
     recorder._note((10_000, 0))  # which nobody knows
-    recorder.reported()
+    recorder.settle()
     assert "IndexError" in recorder.trouble
     for _ in range(3):
         recorder.leave(recorder.enter(phases.FORWARD))

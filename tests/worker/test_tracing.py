@@ -46,6 +46,7 @@ def make_steps(count: int) -> None:
         with spans.phase(REPORT):
             pass
         recorder.reported()
+    recorder.settle()
 
 
 def test_what_was_recorded_is_sent_once_and_the_rest_at_the_end() -> None:
@@ -144,6 +145,7 @@ from powertrain.trace import spans
 Tracing.begin(TraceSettings(mode="manual", ring={str(ring)!r}), print)
 for _ in range(100):
     spans.recording().reported()
+spans.recording().settle()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9

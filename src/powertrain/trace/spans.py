@@ -751,8 +751,10 @@ class Recorder:
     def reported(self) -> None:
         """``report`` has returned. Ends a step where nothing else does."""
         if get_ident() == self.thread:
-            self._note((_REPORT, self._clock()))
-            self.settle()
+            now = self._clock()
+            self._note((_REPORT, now))
+            if now >= self._due or len(self._log) > _SETTLE_AT:
+                self.settle()
 
     def flush(self) -> None:
         """The user's function has ended: the last step is closed."""
