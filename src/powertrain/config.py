@@ -1011,8 +1011,37 @@ def _address(value: Any) -> str:
         ) from None
 
 
-def _any_text(value: Any) -> str:
-    return text(value) if value != "" else ""
+#: Seconds between two looks at the machine, at least.
+_LEAST_INTERVAL = 0.1
+
+
+def _not_too_often(value: Any) -> float:
+    found = positive(value)
+    if found < _LEAST_INTERVAL:
+        raise Refusal(
+            f"a look takes about a millisecond, and more than {1 / _LEAST_INTERVAL:g} of them a second would disturb "
+            "the training",
+            f"Give at least {_LEAST_INTERVAL:g}.",
+        )
+    return found
+
+
+def _directory_here(value: Any) -> str:
+    path = _path(value)
+    if "://" in path:
+        raise Refusal(
+            "it is an address, and the copy goes to a directory of this machine", "Give a plain path."
+        )
+    return path
+
+
+def _one_name(value: Any) -> str:
+    if value == "":
+        return ""
+    name = text(value)
+    if "/" in name or name in (".", ".."):
+        raise Refusal("it names a directory below logs_dir, which has no '/' in it", "Give a plain name.")
+    return name
 
 
 @dataclass(frozen=True, repr=False)
@@ -1040,13 +1069,13 @@ class TraceConfig(Config):
     patch_h2d: bool | None = option(None, optional(flag))
     """With ``init_mode="selective"``: copies to a device."""
 
-    sampler_interval_sec: float = option(1.0, positive)
+    sampler_interval_sec: float = option(1.0, _not_too_often)
     """How often each rank looks at processor, memory, disk, network and GPU."""
 
-    logs_dir: str | os.PathLike[str] | None = option(None, optional(_path))
+    logs_dir: str | os.PathLike[str] | None = option(None, optional(_directory_here))
     """A directory that gets a copy of the summary, besides the run's own."""
 
-    session_id: str = option("", _any_text)
+    session_id: str = option("", _one_name)
     """The name of that copy; the run's own name by default."""
 
     bind_host: str | None = option(None, optional(_address))

@@ -217,7 +217,7 @@ class DataParallelTrainer:
         record = self._run_record(name, earlier)
         datasets.update(self._prepare_data(record["data_seed"], places[2], earlier.checkpoint, storage))
         unkept = self._keep_record(storage, record)
-        storage.delete("final_summary.json")  # an earlier start's
+        self._remove_summary(storage)
         kept = self._with_real_files(storage, stack, terminal)
         tag = tag_for(storage, lease.number)
         spec = self._spec(name, kept, storage, runtime, places, record, tag, datasets)
@@ -667,6 +667,13 @@ class DataParallelTrainer:
         )
         result.error = error
         raise error from getattr(engine, "error", None)
+
+    def _remove_summary(self, storage: Storage) -> None:
+        """Of an earlier start: until this one has ended there is none."""
+        try:
+            storage.delete("final_summary.json")
+        except (StorageError, OSError) as error:
+            self._remarks.append(f"The summary of an earlier start could not be removed: {error}")
 
     def _live_findings(self, storage: Storage, name: str, terminal: Any) -> AbstractContextManager[Any]:
         """With ``TraceConfig(mode="cli")``: what is found while the run goes on."""

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import story as stage
 import traced
+from tests.s3_server import S3Server
 from tests.stories.engines import ON_ALL, ON_BOTH, ranks
 from typer.testing import CliRunner
 
-from powertrain import TraceConfig
+from powertrain import DataParallelTrainer, RunConfig, ScalingConfig, TraceConfig
 from powertrain.cli.main import app
 from powertrain.result import Result
 from powertrain.storage import open_storage
@@ -128,3 +129,20 @@ def test_findings_are_said_while_a_run_goes_on(
     config = {"steps": 400, "seconds": 0.005}
     fits.trainer(traced.steps, train_loop_config=config, name="live", trace=TraceConfig(mode="cli")).fit()
     assert looks
+
+
+def test_a_run_in_a_bucket_is_recorded_there(s3: S3Server, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
+        spool = tmp_path / "spool"
+        spool.mkdir()
+        patch.setenv("TMPDIR", str(spool))
+        result = DataParallelTrainer(
+            traced.steps,
+            train_loop_config={},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(name="in-a-bucket", storage_path=s3.uri("runs")),
+        ).fit()
+    found = store.read(open_storage(result.path))
+    assert {rank: len(table) for rank, table in found.steps[0].items()} == {0: 150, 1: 150}
+    assert result.findings
+    assert Result.from_path(result.path).findings == result.findings

@@ -10,29 +10,42 @@ from powertrain.wire import Frame, Where
 def test_the_place_most_often_seen_in_a_phase_is_told_when_it_changes() -> None:
     places = Whereabouts()
     assert places.news() == {}
-    places.note("outside", "train.py:3 in a")
-    places.note("input", "train.py:9 in b")
+    places.note("outside", "train.py:3 in a", 1)
+    places.note("input", "train.py:9 in b", 2)
+    places.note("input", "train.py:9 in b", 3)
     assert places.news() == {"outside": "train.py:3 in a", "input": "train.py:9 in b"}
-    places.note("outside", "train.py:3 in a")
+    places.note("outside", "train.py:3 in a", 4)
     assert places.news() == {}
-    for _ in range(3):
-        places.note("outside", "train.py:4 in c")
+    for step in range(5, 10):
+        places.note("outside", "train.py:4 in c", step)
     assert places.news()["outside"] == "train.py:4 in c"
+
+
+def test_what_is_seen_before_the_first_step_and_after_the_last_does_not_count() -> None:
+    places = Whereabouts()
+    for _ in range(9):
+        places.note("outside", "train.py:1 in load_the_model", 0)
+    places.note("outside", "train.py:5 in log", 1)
+    places.note("outside", "train.py:5 in log", 2)
+    for _ in range(9):
+        places.note("outside", "train.py:9 in export", 2)
+    assert places.news() == {"outside": "train.py:5 in log"}
 
 
 def test_places_seen_once_do_not_pile_up() -> None:
     places = Whereabouts()
-    for _ in range(5):
-        places.note("outside", "train.py:1 in often")
+    for step in range(5):
+        places.note("outside", "train.py:1 in often", step + 1)
     for number in range(10_000):
-        places.note("outside", f"train.py:{number + 2} in once")
+        places.note("outside", f"train.py:{number + 2} in once", number + 6)
     assert len(places._found["outside"]) <= 200
     assert places.news() == {"outside": "train.py:1 in often"}
 
 
 def test_a_look_finds_the_line_that_runs_now() -> None:
     places = Whereabouts()
-    places.look("inside")
+    places.look("inside", 1)
+    places.look("outside", 2)
     assert "test_whereabouts.py" in places.news()["inside"]
 
 

@@ -15,7 +15,7 @@ import pytest
 from powertrain.trace import samples, spans
 from powertrain.trace.phases import RECORD_SIZE, REPORT, StepRecord, unpack_from
 from powertrain.worker import tracing
-from powertrain.worker.tracing import TraceSettings, Tracing, newest_steps
+from powertrain.worker.tracing import TraceSettings, Tracing, Untraced, newest_steps
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_what_was_recorded_is_sent_once_and_the_rest_at_the_end() -> None:
     assert traced.collect() is None
     assert traced.due == float("inf")
     assert said == []
-    assert spans.recording() is None
+    assert traced.is_over
 
 
 def test_a_message_has_a_bounded_number_of_steps_and_the_next_follows_at_once(
@@ -116,7 +116,11 @@ def test_where_it_cannot_begin_the_rank_is_told_and_not_traced() -> None:
 
 def test_where_the_thread_was_found_is_told_by_phase() -> None:
     traced, _ = begun(TraceSettings(mode="manual", facts={"flops_per_sample": 3.0}))
-    traced._next_send = traced._next_glance = 0.0
+    for _ in range(2):
+        make_steps(1)
+        traced._next_glance = 0.0
+        traced.collect(can_send=False)
+    traced._next_send = 0.0
     found = traced.collect()
     assert found is not None
     facts = msgspec.json.decode(found.facts)
@@ -189,3 +193,57 @@ def test_threads_that_collect_and_end_at_once_send_each_step_once() -> None:
     if last is not None:
         got.extend(record.step for record in unpack(last.steps))
     assert got == list(range(3000))
+
+
+def test_what_was_recorded_and_patched_before_a_rank_came_is_put_back() -> None:
+    from powertrain.trace import patches
+
+    before = spans.Recorder()
+    spans.use(before)
+    installed = patches.install(before, patches.choose("auto"))
+    try:
+        untraced = Untraced()
+        assert spans.recording() is not before
+        traced, _ = begun(TraceSettings(mode="selective", forward=True))
+        assert patches.installed() is not installed
+        traced.end()
+        untraced.restore()
+        assert spans.recording() is before
+        now = patches.installed()
+        assert now is not None
+        assert installed is not None
+        assert (now.recorder, now.choice) == (before, installed.choice)
+    finally:
+        patches.uninstall()
+
+
+def test_a_rank_that_is_not_traced_leaves_nothing_patched() -> None:
+    from torch.nn import Module
+
+    from powertrain import trace
+    from powertrain.trace import patches
+
+    plain = Module.__call__
+    untraced = Untraced()
+    trace.init()
+    with trace.trace_step():
+        pass
+    untraced.restore()
+    assert patches.installed() is None
+    assert Module.__call__ is plain
+    assert spans.recording() is None
+
+
+def test_a_rank_whose_tracing_failed_leaves_nothing_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn import Module
+
+    plain = Module.__call__
+    untraced = Untraced()
+    traced, said = begun(TraceSettings(mode="auto"))
+    monkeypatch.setattr(traced, "_look", lambda: 1 / 0)
+    traced.collect()
+    traced.end()
+    untraced.restore()
+    assert len(said) == 1
+    assert Module.__call__ is plain
+    assert spans.recording() is None

@@ -32,7 +32,7 @@ from powertrain.worker.context import Session
 #: Seconds that other ranks' steps are waited for once one's own have arrived; ranks send theirs each second.
 _OTHERS_WITHIN = 3.0
 #: Steps that a rank may have noted and not made records of, where it waits for this one.
-_NOT_SETTLED = 20
+_NOT_SETTLED = 50
 #: Of the keys that :func:`summary` gives.
 _PREFIX = "trace"
 
@@ -154,7 +154,8 @@ def _report_of(kept: Kept, *notes: str) -> Report:
 def _of_run(session: Session, recorder: spans.Recorder, until: float, every: float) -> Report:
     place = session.place
     if session.storage.local_path("telemetry") is not None and not place.run_filesystem:
-        if recorder.steps:
+        tracing = session.service.tracing
+        if recorder.steps and tracing is not None and not tracing.is_over:
             _wait(session, recorder.steps, until, every)
         with contextlib.suppress(StorageError):  # nothing has arrived
             return report_of(session.storage, place.run_name, place.attempt)

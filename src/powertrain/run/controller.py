@@ -266,7 +266,7 @@ class Controller:
         with contextlib.ExitStack() as closing:  # from the last to the first, each even if another fails
             closing.callback(self._journal.close)
             closing.callback(self._close_metrics)
-            self._telemetry = Telemetry(self._spec, self._storage, self._lease, self._tell_once_recorded)
+            self._telemetry = Telemetry(self._spec, self._storage, self._lease, self._tell_once)
             closing.callback(self._telemetry.close)
             self._hub = self._open_hub()
             closing.callback(self._hub.close)

@@ -54,7 +54,7 @@ class _Version(NamedTuple):
 
 def is_spooled(key: str) -> bool:
     """True for keys of values that grow while the run lasts."""
-    if key.startswith("metrics/"):
+    if key.startswith(("metrics/", "telemetry/")):
         return key.endswith(".open")
     return key.startswith(("journal/", "logs/"))
 

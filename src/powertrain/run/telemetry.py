@@ -23,14 +23,26 @@ class Telemetry:
     """The controller's side. All calls on its thread."""
 
     def __init__(self, spec: RunSpec, storage: Storage, lease: int, tell_once: Callable[[str], None]) -> None:
-        self._spec, self._tell_once = spec, tell_once
-        self._store = TelemetryStore(storage, lease) if spec.trace is not None else None
+        self._spec, self._storage, self._lease, self._tell_once = spec, storage, lease, tell_once
+        self._is_kept = spec.trace is not None
+        self._store: TelemetryStore | None = None
         #: By attempt and rank the number of the first step that has not come yet.
         self._next: dict[tuple[int, int], int] = {}
 
+    def _add(self, frame: Frame) -> None:
+        """Keep it, if anything can be kept; made when there is something to keep."""
+        if self._store is None and self._is_kept:
+            try:
+                self._store = TelemetryStore(self._storage, self._lease)
+            except Exception as error:
+                self._is_kept = False
+                self._tell_once(f"What ranks record of their time is not kept: {error}")
+        if self._store is not None:
+            self._store.add(frame)
+
     def heard(self, member: Member, message: wire.Telemetry) -> None:
         """A rank says what it has recorded since it last said so."""
-        if self._store is None:
+        if not self._is_kept:
             return
         attempt, rank = member.attempt.number, member.rank
         if wrong := why_unusable(message):
@@ -38,14 +50,14 @@ class Telemetry:
             return
         for kind, data in ((STEPS, message.steps), (SAMPLES, message.samples), (FACTS, message.facts)):
             if data:
-                self._store.add(Frame(attempt, rank, kind, data))
+                self._add(Frame(attempt, rank, kind, data))
         if message.steps:
             self._next[attempt, rank] = message.first + len(message.steps) // RECORD_SIZE
 
     def rank_is_gone(self, member: Member, event: base.Exited | None) -> None:
         """Take in what a rank had recorded and not sent: it lies in a file of its node. On another machine than this
         the engine has looked, where there was one to ask."""
-        if self._store is None:
+        if not self._is_kept:
             return
         attempt, rank = member.attempt.number, member.rank
         path, after = launch.ring_path(self._spec, attempt, rank), self._next.get((attempt, rank), 0)
@@ -53,13 +65,18 @@ class Telemetry:
         if event is not None and event.steps and not steps:
             steps = event.steps
         if steps and not len(steps) % RECORD_SIZE:
-            self._store.add(Frame(attempt, rank, STEPS, steps))
+            self._add(Frame(attempt, rank, STEPS, steps))
         remove_ring(path)
 
     def close(self) -> None:
-        """Write what is there."""
+        """Write what is there, and say how much of it was lost."""
         if self._store is not None:
             self._store.close()
+            if self._store.dropped:
+                self._tell_once(
+                    f"{self._store.dropped} messages with what ranks have recorded of their time could not be kept, "
+                    "because the storage did not take them. The diagnosis is made of the rest."
+                )
 
 
 def why_unusable(message: wire.Telemetry) -> str:

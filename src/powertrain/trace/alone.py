@@ -84,7 +84,7 @@ class Alone:
         sampler, places, next_look = Sampler(), Whereabouts(), 0.0
         while not self._over.wait(_GLANCE_EVERY):
             try:
-                places.look(NAMES[self.recorder.phase_now()])
+                places.look(NAMES[self.recorder.phase_now()], self.recorder.steps)
                 self._places = places.news() or self._places
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + _LOOK_EVERY

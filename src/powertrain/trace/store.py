@@ -25,6 +25,7 @@ import msgspec
 import xxhash
 
 from powertrain.errors import StorageError
+from powertrain.storage.addresses import without_secrets
 from powertrain.trace import phases, samples
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ PART = 4 << 20
 GROUP = 12
 #: Bytes that may wait to be written; more is dropped, oldest first, and counted.
 _BACKLOG = 16 << 20
-_WRITE_EVERY = 1.0
+_WRITE_EVERY = 0.25
 #: Length, attempt, rank, kind, xxh3-64 of what follows.
 _HEAD = struct.Struct("<IIIIQ")
 _PART_KEY = re.compile(r"telemetry/(\d+)-(\d+)-(\d+)\.frames")
@@ -159,6 +160,7 @@ class TelemetryStore:
         self._closing = False
         #: Frames that could not be kept.
         self.dropped = 0
+        self._is_troubled = False
         self._open = _OpenPart(storage, lease)
         self._next = 0
         self._thread = threading.Thread(target=self._write, name="powertrain-telemetry", daemon=True)
@@ -186,25 +188,34 @@ class TelemetryStore:
                 self._changed.wait_for(lambda: self._closing, _WRITE_EVERY)
                 frames, self._pending, self._bytes = self._pending, [], 0
                 closing = self._closing
+            # Whatever fails, of storage or of ours: a run is not ended for what it says of itself.
             try:
                 if not recovered:
                     self._recover()
                     recovered = True
                 self._save(frames, closing)
-            except (
-                Exception
-            ) as error:  # of storage, or of ours: a run is not ended for what it says of itself
-                self.dropped += len(frames)
-                _logger.warning(
-                    "Telemetry could not be written (%s): %d frames are lost.", error, len(frames)
-                )
+                self._tell("")
+            except Exception as error:
+                self._tell(f"{type(error).__name__}: {error}")
             if closing:
                 self._open.close()
                 return
 
+    def _tell(self, trouble: str) -> None:
+        """Say when it begins and when it is over, and not in between."""
+        if trouble and not self._is_troubled:
+            _logger.warning("What ranks record of their time cannot be written: %s", trouble)
+        elif self._is_troubled and not trouble:
+            _logger.warning("What ranks record of their time is written again.")
+        self._is_troubled = bool(trouble)
+
     def _save(self, frames: list[Frame], closing: bool) -> None:
         if frames:
-            self._open.append(encode(frames))
+            try:
+                self._open.append(encode(frames))
+            except BaseException:
+                self.dropped += len(frames)
+                raise
         if self._open.size and (closing or self._open.size >= self._part_size):
             self._storage.put(_part_key(self._lease, self._next, 0), self._open.content())
             self._next += 1
@@ -243,7 +254,8 @@ class _OpenPart:
     def __init__(self, storage: Storage, lease: int) -> None:
         path = storage.local_path(f"telemetry/{lease:04d}.open")
         if path is None:
-            raise StorageError(f"Telemetry cannot be kept at {storage.uri!r}: what grows needs real files.")
+            where = without_secrets(storage.uri)
+            raise StorageError(f"Telemetry cannot be kept at {where!r}: what grows needs real files.")
         self._path = path
         self._file: BinaryIO | None = None
         self.size = 0

@@ -17,16 +17,29 @@ class Whereabouts:
 
     def __init__(self) -> None:
         self._found: dict[str, Counter[str]] = {}
+        #: Seen since the newest step ended; what comes after the last one is no part of the training.
+        self._since: list[tuple[str, str]] = []
+        self._steps = 0
         self._told: dict[str, str] = {}
 
-    def look(self, phase: str) -> None:
-        """Note where the training thread is at this moment; its time belongs to ``phase`` now."""
+    def look(self, phase: str, steps: int) -> None:
+        """Note where the training thread is at this moment; its time belongs to ``phase`` now, and it has made so many
+        steps. Before the first and after the last of them nothing counts."""
         where = stacks.own_where(stacks.main_frame())
         if where is not None:
-            self.note(phase, in_words(where))
+            self.note(phase, in_words(where), steps)
 
-    def note(self, phase: str, place: str) -> None:
+    def note(self, phase: str, place: str, steps: int) -> None:
         """It was found there."""
+        if steps > self._steps:
+            self._steps = steps
+            for seen in self._since:
+                self._count(*seen)
+            self._since.clear()
+        if steps and len(self._since) < _MOST:
+            self._since.append((phase, place))
+
+    def _count(self, phase: str, place: str) -> None:
         places = self._found.setdefault(phase, Counter())
         places[place] += 1
         if len(places) > _MOST:

@@ -20,13 +20,13 @@ import msgspec
 from powertrain import wire
 from powertrain.errors import EngineError
 from powertrain.storage import boundaries
-from powertrain.trace import spans, stacks
+from powertrain.trace import stacks
 from powertrain.worker import context, failure
 from powertrain.worker.context import Place, Session
 from powertrain.worker.progress import Gate, StopRun, progress
 from powertrain.worker.service import Service
 from powertrain.worker.signals import NoticedSignals
-from powertrain.worker.tracing import TraceSettings, Tracing
+from powertrain.worker.tracing import TraceSettings, Tracing, Untraced
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.uploader import Carrier
@@ -107,6 +107,7 @@ class Rank:
             signals=self._signals,
         )
         self._carrier: Carrier | None = None
+        self._untraced: Untraced | None = None
         #: What the controller said at the end: see ``wire.Dismissed``.
         self.summary: dict[str, Any] = {}
         #: What the user's function raised.
@@ -213,9 +214,8 @@ class Rank:
 
     def _begin_tracing(self) -> None:
         """Just before the user's function: what loading it took is no part of a step."""
-        if self._spec.trace is None:
-            spans.use(spans.Recorder(bytearray(spans.ring_size(2)), thread=spans.NOBODY))
-        else:
+        self._untraced = Untraced()
+        if self._spec.trace is not None:
             tell = self._service.say
             self._service.tracing = Tracing.begin(
                 self._spec.trace, lambda message: tell(wire.Noted(message=message))
@@ -226,7 +226,8 @@ class Rank:
         tracing = self._service.tracing
         if tracing is not None and (rest := tracing.end()) is not None:
             self._service.post(rest)
-        spans.use(None)
+        if self._untraced is not None:
+            self._untraced.restore()
         with contextlib.suppress(Exception):  # a shard that broke is why the function raised
             outcome = msgspec.structs.replace(outcome, data=self._session.data.look())
         self._service.post(outcome)

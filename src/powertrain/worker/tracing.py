@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from powertrain.trace import patches
     from powertrain.trace.samplers import Sampler
 
-#: Seconds between two messages.
-_SEND_EVERY = 1.0
+#: Seconds between two messages, and until the first: what was not sent dies with the run's driver.
+_SEND_EVERY, _SEND_FIRST = 0.5, 0.1
 #: Seconds between two looks at where the training thread is.
 _GLANCE_EVERY = 0.25
+_PATCHES = "powertrain.trace.patches"
 #: Steps in one message: half a megabyte.
 _MOST_STEPS = 4096
 
@@ -53,6 +54,24 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] = {}
 
 
+class Untraced:
+    """What this process recorded before a rank came to live in it, put aside meanwhile: a script may trace itself and
+    train inline. Unless the rank is traced, what its loop says of itself is heard by nobody."""
+
+    def __init__(self) -> None:
+        self._recorder = spans.recording()
+        self._patches = patches.installed() if (patches := sys.modules.get(_PATCHES)) else None
+        spans.use(spans.Recorder(bytearray(spans.ring_size(2)), thread=spans.NOBODY))
+
+    def restore(self) -> None:
+        """As it was. Whatever the rank has patched is gone. Again is fine."""
+        if (patches := sys.modules.get(_PATCHES)) is not None:
+            patches.uninstall()
+            if self._patches is not None:
+                patches.install(self._patches.recorder, self._patches.choice)
+        spans.use(self._recorder)
+
+
 class Tracing:
     """Of one rank, from the beginning of the user's function to its end."""
 
@@ -66,7 +85,7 @@ class Tracing:
         self._facts: dict[str, Any] = dict(settings.facts)
         self._seen = Whereabouts()
         now = time.monotonic()
-        self._next_send, self._next_look, self._next_glance = now + _SEND_EVERY, now, now + _GLANCE_EVERY
+        self._next_send, self._next_look, self._next_glance = now + _SEND_FIRST, now, now + _GLANCE_EVERY
         self._samples: list[bytes] = []
         self._sampler: Sampler | None = None
         self._torch: Arrival | None = None
@@ -75,13 +94,14 @@ class Tracing:
     @classmethod
     def begin(cls, settings: TraceSettings, tell: Callable[[str], None]) -> Tracing | None:
         """The user's function is about to be called, on this thread. None where it cannot be traced, which is told."""
+        before = spans.recording()
         try:
             tracing = cls(settings, tell)
             if settings.steps:
                 spans.use(tracing._recorder)
                 tracing._patch()
         except Exception as error:
-            spans.use(None)
+            spans.use(before)
             tell(f"This rank is not traced: {type(error).__name__}: {error}")
             return None
         return tracing
@@ -104,27 +124,26 @@ class Tracing:
     def end(self) -> wire.Telemetry | None:
         """The user's function has returned or raised, on the same thread: nothing is patched any more. What there is
         still to send; nothing the second time."""
-        if self._is_over:
-            return None
         try:
             self._unpatch()
             self._recorder.flush()
             with self._lock:
+                if self._is_over:
+                    return None
                 self._is_over = True
                 return self._gather(final=True)
         except Exception as error:
             self._failed(error)
             return None
-        finally:
-            spans.use(None)
 
     def _unpatch(self) -> None:
         if self._torch is not None:
             self._torch.give_up()
-        if "powertrain.trace.patches" in sys.modules:
-            from powertrain.trace import patches
 
-            patches.uninstall()
+    @property
+    def is_over(self) -> bool:
+        """True when nothing is recorded any more, whatever the reason."""
+        return self._is_over
 
     def _failed(self, error: Exception) -> None:
         self._is_over = True
@@ -156,7 +175,7 @@ class Tracing:
             raise RuntimeError(self._recorder.trouble)
         if now >= self._next_glance and self._settings.steps:
             self._next_glance = now + _GLANCE_EVERY
-            self._seen.look(NAMES[self._recorder.phase_now()])
+            self._seen.look(NAMES[self._recorder.phase_now()], self._recorder.steps)
         if now >= self._next_look:
             self._next_look = now + self._settings.interval
             self._look()
