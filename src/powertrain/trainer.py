@@ -689,6 +689,12 @@ class DataParallelTrainer:
         trace = self.run_config.trace
         if not isinstance(trace, TraceConfig):
             return
+        if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
+            _tell(
+                terminal,
+                f"The storage does not answer: 'powertrain diagnose {name}' tells later how the time was spent.",
+            )
+            return
         from powertrain.diagnosis import card, final
 
         try:

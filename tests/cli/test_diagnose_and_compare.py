@@ -15,6 +15,7 @@ from powertrain.cli.main import app
 from powertrain.diagnosis.report import from_json
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, open_storage
+from powertrain.terminal import data_size
 from powertrain.trace import phases
 
 
@@ -86,6 +87,38 @@ def test_trace_export_writes_a_chrome_trace(
     assert "of 30 steps" in result.output
     events = json.loads((tmp_path / "run.trace.json").read_text())["traceEvents"]
     assert sum(event["name"] == "step 29" for event in events) == 2
+
+
+def test_trace_export_takes_the_newest_steps_alone(place: Storage, tmp_path: Path) -> None:
+    record(place.child("run"), synthetic.run(0, steps=30))
+    file = tmp_path / "part.json"
+    result = invoke("trace", "export", "run", "--last", "5", "--output", str(file))
+    assert "of 5 steps" in result.output
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {event["args"]["step"] for event in events if event.get("tid") == 1 and event["ph"] == "X"} == {
+        *range(25, 30)
+    }
+    assert min(event["ts"] for event in events if event["ph"] == "X") == 0
+
+
+def test_trace_export_of_more_steps_than_there_are_takes_all(place: Storage, tmp_path: Path) -> None:
+    record(place.child("run"), synthetic.run(0, steps=30))
+    result = invoke("trace", "export", "run", "--last", "500", "--output", str(tmp_path / "all.json"))
+    assert "of 30 steps" in result.output
+    assert CliRunner().invoke(app, ["trace", "export", "run", "--last", "0"]).exit_code == 2
+
+
+def test_a_large_trace_is_told_its_size_and_how_to_take_a_part(
+    place: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(place.child("run"), synthetic.run(0, steps=30))
+    out = ("--output", str(tmp_path / "file.json"))
+    assert "--last" not in invoke("trace", "export", "run", *out).output
+    size = (tmp_path / "file.json").stat().st_size
+    monkeypatch.setattr("powertrain.cli.trace._LARGE", size // 2)
+    told = invoke("trace", "export", "run", *out).output.splitlines()[1]
+    assert told.startswith(f"It has {data_size(size)}, ")
+    assert "`--last 10` writes only the newest 10 steps" in told
 
 
 def test_trace_export_says_where_it_cannot_write(place: Storage, tmp_path: Path) -> None:

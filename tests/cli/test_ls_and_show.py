@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.diagnosis import synthetic
+from tests.diagnosis.run_directory import record
 from typer.testing import CliRunner
 
 from powertrain.checkpoint import manifest as mf
@@ -18,6 +20,7 @@ from powertrain.run import events as ev
 from powertrain.run.journal import Journal
 from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.storage import Storage, open_storage
+from powertrain.trace import phases
 
 _CHECKPOINT = "checkpoint_000003"
 
@@ -231,6 +234,39 @@ def test_show_leaves_out_what_a_run_does_not_have(place: Storage) -> None:
     text = output_of("show", "young")
     assert "attempts" in text
     assert not {"checkpoints", "failures", "last metrics of rank 0"} & set(text.splitlines())
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"schema_version": 99}'])
+def test_show_makes_the_diagnosis_again_where_the_summary_cannot_be_read(
+    place: Storage, content: bytes
+) -> None:
+    record(place.child("slow"), synthetic.run(0, synthetic.late(1, phases.INPUT, 0.03)))
+    place.put("slow/final_summary.json", content)
+    lines = output_of("show", "slow").splitlines()
+    assert lines[0] == "run       slow"
+    assert lines[lines.index("diagnosis") + 1].startswith("  input_straggler: Rank 1")
+
+
+def test_show_says_in_one_line_that_nothing_can_be_read_of_a_runs_steps(
+    place: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(place, "digits", failed_once("digits"))
+    place.put("digits/final_summary.json", b"{")
+    lines = output_of("show", "digits").splitlines()
+    assert lines[lines.index("diagnosis") + 1 :][:2] == [
+        "  final_summary.json cannot be read, and nothing else was recorded of the run's steps",
+        "",
+    ]
+    assert "failures" in lines
+
+    def broken(*_: object) -> None:
+        raise ValueError("two\nlines")
+
+    monkeypatch.setattr("powertrain.diagnosis.final.report_of", broken)
+    assert (
+        "  what was recorded of the run's steps cannot be read: ValueError: two lines"
+        in output_of("show", "digits").splitlines()
+    )
 
 
 def test_show_of_an_unknown_run_names_those_that_are_there(place: Storage) -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,69 @@ def test_times_on_a_device_have_a_row_of_their_own() -> None:
     assert [event["name"] for event in on_device] == ["forward", "backward"] * 3
     assert on_device[1]["dur"] == pytest.approx(8000)
     assert spans(events, 1, chrome.DEVICE) == []
+
+
+def test_times_on_a_device_that_are_the_usual_ones_are_not_drawn_as_measured() -> None:
+    steps = synthetic.run(0, steps=4)
+    device, flags = np.zeros_like(steps.device), np.full_like(steps.flags, phases.TIMED_ON_DEVICE)
+    device[:, :, phases.FORWARD] = 0.004
+    flags[1:3, 0] |= phases.AS_USUAL_ON_DEVICE
+    flags[:, 1] |= phases.AS_USUAL_ON_DEVICE
+    memory = np.full_like(steps.memory, 100.0)
+    events = list(chrome.events([replace(steps, device=device, flags=flags, memory=memory)]))
+    of_steps, on_device = (spans(events, 0, row) for row in (chrome.STEPS, chrome.DEVICE))
+    within = [
+        any(step["ts"] <= event["ts"] < step["ts"] + step["dur"] for event in on_device) for step in of_steps
+    ]
+    assert within == [True, False, False, True]
+    assert [step["args"].get("device", "") != "" for step in of_steps] == [False, True, True, False]
+    assert [step["args"].get("MiB", 0) for step in of_steps] == [100, 0, 0, 100]
+    assert spans(events, 1, chrome.DEVICE) == []
+    named = [event for event in events if event["ph"] == "M" and event["args"].get("name") == "device"]
+    assert [event["pid"] for event in named] == [0]
+
+
+def test_a_device_that_is_timed_only_later_has_a_named_row() -> None:
+    steps = synthetic.run(0, steps=6)
+    device = np.zeros_like(steps.device)
+    device[4:, 1, phases.FORWARD] = 0.004
+    events = list(chrome.events(chrome.parts(replace(steps, device=device), 2)))
+    assert [e["pid"] for e in events if e["ph"] == "M" and e["args"].get("name") == "device"] == [1]
+
+
+@pytest.mark.parametrize("size", [1, 7, 30, 100])
+def test_parts_make_the_same_trace_as_the_whole(size: int) -> None:
+    steps, samples = synthetic.run(0, steps=30), by_rank(looks(0, 3, cpu=1.5))
+    whole, in_parts = io.BytesIO(), io.BytesIO()
+    chrome.write(whole, [steps], samples)
+    chrome.write(in_parts, chrome.parts(steps, size), samples)
+    assert in_parts.getvalue() == whole.getvalue()
+
+
+def test_a_long_trace_is_written_in_pieces_as_it_is_made() -> None:
+    class Pieces(io.BytesIO):
+        longest = 0
+
+        def write(self, data: Any) -> int:
+            self.longest = max(self.longest, memoryview(data).nbytes)
+            return super().write(data)
+
+    file = Pieces()
+    count = chrome.write(file, chrome.parts(synthetic.run(0, steps=1500)))
+    assert len(file.getvalue()) > 1.5 * file.longest
+    assert len(json.loads(file.getvalue())["traceEvents"]) == count
+
+
+@pytest.mark.parametrize(("count", "first"), [(1, 9), (4, 6), (10, 0), (50, 0)])
+def test_the_newest_steps_come_with_the_looks_since_they_began(count: int, first: int) -> None:
+    steps = synthetic.run(0, steps=10)
+    starts = np.stack([1000.0 + np.arange(10), 2000.0 + np.arange(10)], axis=1)
+    times = {0: 1000.5 + np.arange(10), 1: 2000.5 + np.arange(10), 2: 1000.5 + np.arange(10)}
+    samples = by_rank(*(looks(rank, 10, time=time) for rank, time in times.items()))
+    kept, seen = chrome.newest(replace(steps, start=starts), samples, count)
+    assert kept.numbers.tolist() == list(range(first, 10))
+    assert kept.phases.shape == (10 - first, 2, phases.COUNT)
+    assert {rank: len(table) for rank, table in seen.items()} == dict.fromkeys(range(3), 10 - first)
 
 
 def test_looks_are_curves_of_what_was_measured() -> None:

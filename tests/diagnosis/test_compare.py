@@ -16,6 +16,7 @@ from powertrain.diagnosis.compare import (
     LEAST_STEPS,
     TOLERANCE,
     Comparison,
+    PhaseChange,
     compare,
     render_comparison,
 )
@@ -56,7 +57,7 @@ def test_noise_that_could_be_either_is_the_same_without_confidence() -> None:
         steps = synthetic.run(1, steps=40)
         noise = np.exp(generator.normal(0, 1.0, (40, 1, 1)))
         runs.append(replace(steps, phases=steps.phases * noise * factor))
-    found = compare(*runs)
+    found = compare(runs[0], runs[1])
     assert found.verdict == "same"
     assert found.confidence < 0.95
     assert "not surely other than" in render_comparison(found)
@@ -101,6 +102,64 @@ def test_another_number_of_ranks_is_said() -> None:
     found = compare(synthetic.run(0, ranks=2), replace(synthetic.run(1, ranks=3), samples=np.zeros((200, 3))))
     assert found.notes[0] == "The first run has 2 ranks and the second 3."
     assert "Only one of the runs" in found.notes[1]
+
+
+SWAPPED = {"better": "worse", "worse": "better", "same": "same", "unknown": "unknown"}
+
+
+def steady(factor: float) -> synthetic.Steps:
+    """A run whose steps are all alike: its draws lie exactly where its medians do."""
+    return synthetic.scaled(synthetic.run(0, noise=synthetic.Noise(jitter=0.0, hiccups=0.0)), factor)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> synthetic.Steps:
+    """Faults about as large as the difference that does not count, steady runs exactly beside it, other batches."""
+    factor = draw(st.sampled_from([1.0, 1 / (1 + TOLERANCE), 1 + TOLERANCE, 1.05, 1.5, 3.0]))
+    if draw(st.booleans()):
+        return steady(factor)
+    faults = [
+        synthetic.bound(draw(st.sampled_from(range(phases.COUNT))), draw(st.floats(0, 0.003))),
+        synthetic.every(10, phases.REPORT, draw(st.sampled_from([0.0, 0.01, 0.1]))),
+    ]
+    steps = synthetic.run(
+        draw(st.integers(0, 1000)), *faults, ranks=draw(st.integers(1, 3)), steps=draw(st.integers(30, 150))
+    )
+    size = draw(st.sampled_from([1.0, 1.0, 1.01, 2.0]))
+    return replace(synthetic.scaled(steps, factor), samples=steps.samples * size)
+
+
+def swapped(change: PhaseChange) -> PhaseChange:
+    return PhaseChange(
+        change.phase, change.after, change.before, -change.high, -change.low, SWAPPED[change.verdict]
+    )
+
+
+@given(runs(), runs())
+@settings(max_examples=60)
+def test_swapped_runs_get_swapped_words_in_all_and_in_every_phase(
+    a: synthetic.Steps, b: synthetic.Steps
+) -> None:
+    there, back = compare(a, b), compare(b, a)
+    assert back.verdict == SWAPPED[there.verdict]
+    assert (back.by, back.per, back.confidence) == (there.by, there.per, there.confidence)
+    assert back.phases == tuple(swapped(change) for change in there.phases)
+    if there.verdict != "unknown":
+        assert back.ratio * there.ratio == pytest.approx(1)
+        assert (back.low * there.high, back.high * there.low) == pytest.approx((1, 1))
+
+
+def test_a_phase_that_grew_within_a_run_thrice_as_slow_is_told_from_either_side() -> None:
+    # 1.2 ms are 4 % of the faster run's step, and not much more than 1 % of the slower one's
+    fast, slow = steady(1.0), steady(3.0)
+    times = slow.phases.copy()
+    times[:, :, phases.INPUT] = fast.phases[:, :, phases.INPUT] + 0.0012
+    slow = replace(slow, phases=times)
+    words = [
+        {change.phase: change.verdict for change in compare(*pair).phases}["input"]
+        for pair in ((fast, slow), (slow, fast))
+    ]
+    assert words == ["worse", "better"]
 
 
 @pytest.mark.parametrize("count", [0, 1, LEAST_STEPS - 1])

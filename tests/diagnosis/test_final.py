@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.diagnosis import run_directory, synthetic
 
 from powertrain.diagnosis import final, summary
+from powertrain.diagnosis.summary import Report
 from powertrain.storage import open_storage
 from powertrain.trace import phases
 
@@ -51,6 +55,57 @@ def test_a_copy_goes_where_it_was_asked_for(bound: Path, tmp_path: Path) -> None
     assert Path(second).parent.name == "session"
     assert [p.name for p in Path(second).parent.iterdir()] == ["final_summary.json"]
     assert summary.from_json(Path(second).read_bytes()) == report
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b'{"schema_version": 1, "name": "\xff\xff"}',
+        b'{"schema_version": 1, "findings": 7}',
+        b'{"schema_version": 1, "findings": [{"kind": ' + b"[" * 50_000,
+        b'{"schema_version": 99, "findings": "other"}',
+    ],
+)
+def test_a_summary_that_cannot_be_read_is_made_again_and_that_is_noted(bound: Path, content: bytes) -> None:
+    before = final.conclude(open_storage(bound), "bound")
+    (bound / "final_summary.json").write_bytes(content)
+    again = final.report_of(open_storage(bound), "bound")
+    assert before is not None
+    assert again is not None
+    assert again.findings == before.findings
+    assert again.notes[:-1] == before.notes
+    assert again.notes[-1].startswith("final_summary.json could not be read")
+    assert (bound / "final_summary.json").read_bytes() == content
+
+
+def test_a_summary_that_cannot_be_read_is_no_error_where_nothing_else_is_there(tmp_path: Path) -> None:
+    (tmp_path / "final_summary.json").write_bytes(b"{")
+    assert final.report_of(open_storage(tmp_path), "run") is None
+
+
+@pytest.mark.parametrize("session", ["../elsewhere", "..", ".", "{tmp}/root", "a/b", "a\\..\\b", "a\0b"])
+def test_a_copy_stays_below_the_directory_it_was_asked_for(tmp_path: Path, session: str) -> None:
+    logs = tmp_path / "logs"
+    written = Path(final.copy_to(str(logs), session.replace("{tmp}", str(tmp_path)), Report()))
+    assert written.resolve().parent.parent == logs.resolve()
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_sessions_of_usual_names_keep_them(tmp_path: Path) -> None:
+    for session in ("run-1", "2026.01.02 night", ".hidden", "läuft"):
+        assert Path(final.copy_to(str(tmp_path), session, Report())).parent.name == session
+
+
+@given(st.text())
+@example("..")
+@example("/")
+def test_any_text_makes_one_component(text: str) -> None:
+    name = final._one_component(text)
+    assert os.path.basename(os.path.normpath(os.path.join("logs", name))) == name
+    assert os.path.dirname(os.path.normpath(os.path.join("logs", name))) == "logs"
 
 
 def test_a_few_steps_are_not_worth_a_card(tmp_path: Path) -> None:

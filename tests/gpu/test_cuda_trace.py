@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -123,6 +124,45 @@ def test_a_captured_graph_is_left_alone(recorder: spans.Recorder) -> None:
     train(Busy().cuda(), 2)
     torch.cuda.synchronize()
     assert steps(recorder)[-1].flags & phases.TIMED_ON_DEVICE
+
+
+def test_steps_that_are_taken_by_another_thread_do_not_end_a_capture(recorder: spans.Recorder) -> None:
+    """As torch captures by default, what any thread asks of the device makes the capture fail."""
+    model = Busy().cuda()
+    train(model, 3)
+    torch.cuda.synchronize()
+    recorder.flush()
+    x, graph = torch.ones(8, 64, device="cuda"), torch.cuda.CUDAGraph()
+    within: list[bytes] = []
+    after: list[bytes] = []
+
+    def take(into: list[bytes]) -> None:
+        thread = threading.Thread(target=lambda: into.append(recorder.drain(0)[1]))
+        thread.start()
+        thread.join()
+
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = x * 2
+        take(within)
+        z = y + 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((z == 3).all())
+    assert within == [b""], "nothing was asked, so nothing is known"
+    take(after)
+    assert len(after[0]) == 3 * RECORD_SIZE
+    assert all(step.flags & phases.TIMED_ON_DEVICE for step in steps(recorder))
+
+
+def test_a_capture_that_cannot_begin_does_not_hold_up_the_times_of_the_device(
+    recorder: spans.Recorder,
+) -> None:
+    model = Busy().cuda()
+    train(model, 2)
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="non-default stream"):
+        torch.cuda.CUDAGraph().capture_begin()
+    assert [bool(step.flags & phases.TIMED_ON_DEVICE) for step in steps(recorder)] == [True, True]
 
 
 def test_gradients_that_are_exchanged_split_the_devices_backward(

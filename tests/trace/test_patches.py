@@ -27,7 +27,7 @@ from torch.utils.data._utils import fetch
 import powertrain
 from powertrain import trace
 from powertrain.errors import ConfigError
-from powertrain.trace import patches, phases, spans
+from powertrain.trace import cuda, patches, phases, spans
 from powertrain.trace.phases import RECORD_SIZE, StepRecord
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
@@ -246,6 +246,30 @@ def test_a_compiled_model_is_seen_and_compiles_as_it_did(recorder: spans.Recorde
     assert all(step.phases[phases.BACKWARD] > 0 for step in found)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     assert not torch._dynamo.utils.counters["graph_break"]
+    torch._dynamo.reset()
+
+
+def test_a_compiled_optimizer_still_ends_steps_and_compiles_as_it_did(
+    recorder: spans.Recorder, recwarn: pytest.WarningsRecorder
+) -> None:
+    import torch._dynamo
+
+    def graphs_of_training() -> int:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            step()
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    plain = graphs_of_training()
+    trace.init()
+    assert graphs_of_training() == plain
+    assert [step.phases[phases.OPTIMIZER] > 0 for step in steps(recorder)] == [True] * 3
+    assert not [warning for warning in recwarn if "Dynamo does not know" in str(warning.message)]
     torch._dynamo.reset()
 
 
@@ -491,6 +515,7 @@ def test_custom_is_another_word_for_selective() -> None:
 def touched() -> dict[str, Any]:
     """Everything that patches replace."""
     import torch.distributed as dist
+    import torch.distributed._functional_collectives
 
     owners: list[Any] = [
         nn.Module,
@@ -507,6 +532,7 @@ def touched() -> dict[str, Any]:
         dist.distributed_c10d,
         dist._functional_collectives,
         dist.Work,
+        torch.cuda.CUDAGraph,
     ]
     found = {f"{owner}.{name}": value for owner in owners for name, value in vars(owner).items()}
     hooks = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
@@ -579,7 +605,94 @@ def test_the_second_init_takes_the_place_of_the_first(recorder: spans.Recorder) 
     trace.init()
     trace.init(mode="manual")
     after = touched()
-    assert {name for name in before if name != "hooks" and before[name] is not after[name]} == set()
+    changed = {name for name in before if name != "hooks" and before[name] is not after[name]}
+    graph = torch.cuda.CUDAGraph
+    assert changed == {f"{graph}.capture_begin", f"{graph}.capture_end"}, "which trace nothing"
+
+
+@pytest.mark.parametrize("mode", ["auto", "manual"])
+def test_where_nobody_records_nothing_is_patched(mode: str) -> None:
+    before = touched()
+    spans.use(spans.Recorder(bytearray(spans.ring_size(2)), thread=spans.NOBODY))
+    trace.init(mode=mode)
+    after = touched()
+    assert patches.installed() is None
+    assert after.pop("hooks") == before.pop("hooks")
+    assert {name for name in before if before[name] is not after[name]} == set()
+    train(Slow(), loader())
+    patches.uninstall()
+
+
+class Graph:
+    """In place of torch's, which only captures what a GPU does."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.fails = False
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self.done.append((pool, capture_error_mode, may_ask()))
+        if self.fails:
+            raise RuntimeError("no capture")
+
+    def capture_end(self) -> None:
+        self.done.append(may_ask())
+        if self.fails:
+            raise RuntimeError("no graph")
+
+
+def may_ask() -> bool:
+    """Whether a GPU would be asked for its times now."""
+    with cuda.captures.kept_out() as allowed:
+        return allowed
+
+
+@pytest.fixture
+def graph_class(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    return Graph
+
+
+@pytest.mark.parametrize("mode", ["auto", "manual"])
+def test_a_device_is_not_asked_while_a_graph_is_captured(graph_class: type[Graph], mode: str) -> None:
+    trace.init(mode=mode)
+    graph, other = graph_class(), graph_class()
+    graph.capture_begin("pool", capture_error_mode="relaxed")
+    assert not may_ask()
+    other.capture_begin()
+    other.capture_end()
+    assert not may_ask(), "the first one is still captured"
+    graph.capture_end()
+    assert graph.done == [("pool", "relaxed", False), False]
+    assert may_ask()
+
+
+def test_a_capture_that_fails_is_over(graph_class: type[Graph]) -> None:
+    trace.init()
+    graph = graph_class()
+    graph.fails = True
+    with pytest.raises(RuntimeError, match="no capture"):
+        graph.capture_begin()
+    assert may_ask()
+    graph.fails = False
+    graph.capture_begin()
+    graph.fails = True
+    with pytest.raises(RuntimeError, match="no graph"):
+        graph.capture_end()
+    assert may_ask()
+
+
+def test_a_capture_that_outlasts_tracing_holds_up_nothing_that_is_traced_later(
+    graph_class: type[Graph],
+) -> None:
+    plain = vars(graph_class)["capture_begin"], vars(graph_class)["capture_end"]
+    trace.init()
+    graph = graph_class()
+    graph.capture_begin()
+    patches.uninstall()
+    assert (vars(graph_class)["capture_begin"], vars(graph_class)["capture_end"]) == plain
+    graph.capture_end()
+    assert may_ask()
 
 
 def test_models_are_not_kept_alive() -> None:

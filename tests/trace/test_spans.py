@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import mmap
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -455,6 +459,35 @@ def test_no_order_of_calls_loses_time_or_makes_it_negative(calls: list[Any]) -> 
     assert [record.step for record in records] == list(range(len(records)))
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+@settings(max_examples=60)
+@given(calls=st.lists(_CALLS, min_size=1, max_size=5))
+def test_whatever_is_called_over_and_over_little_is_noted_at_once(calls: list[Any], on_device: bool) -> None:
+    loop, stream = Loop(), Stream()
+    if on_device:
+        loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record))
+    for _ in range(2 * spans._SETTLE_AT // len(calls)):
+        for name, *arguments in calls:
+            getattr(loop.recorder, name)(*arguments)
+            assert len(loop.recorder._log) <= spans._SETTLE_AT + 16
+    assert loop.recorder.trouble == ""
+
+
+@pytest.mark.parametrize("name", ["copies_pageable", "gradients_are_there", "batch", "begin_marked_step"])
+def test_what_comes_alone_is_not_kept_forever(loop: Loop, name: str) -> None:
+    for _ in range(2 * spans._SETTLE_AT):
+        getattr(loop.recorder, name)()
+    assert len(loop.recorder._log) <= spans._SETTLE_AT + 16
+
+
+def test_a_loop_of_which_only_the_optimizer_is_known_gives_its_steps_as_they_come(loop: Loop) -> None:
+    for number in range(2000):
+        loop.optimize(10)
+        made = len(loop.recorder.drain(0)[1]) // RECORD_SIZE + loop.recorder.drain(0)[0]
+        assert number - made <= 11, "those of the last tenth of a second"
+    assert loop.recorder.trouble == ""
+
+
 # --------------------------------------------------------------------------- the ring
 
 
@@ -678,6 +711,95 @@ def test_events_are_used_again(loop: Loop) -> None:
     assert len(made) <= 3 * len(stream.recorded) / 20
 
 
+class Graph:
+    """One that is captured, by its identity."""
+
+
+def test_a_device_is_asked_nothing_while_a_graph_is_captured(loop: Loop) -> None:
+    stream, captures, graph = Stream(), cuda.Captures(), Graph()
+    asked: list[bool] = []
+
+    class Asked(Event):
+        def query(self) -> bool:
+            asked.append(True)
+            return super().query()
+
+    timer = DeviceTimer(lambda: Asked(stream), Asked.record, captures=captures)
+    loop.recorder.time_on(lambda: timer)
+    device_step(loop, stream)
+    loop.recorder.flush()
+    stream.done = len(stream.recorded)
+    captures.begins(graph)
+    assert loop.records() == [], "they wait"
+    assert asked == []
+    captures.ended(graph)
+    captures.ended(graph)
+    assert [record.flags for record in loop.records()] == [phases.TIMED_ON_DEVICE]
+    assert asked
+
+
+def test_a_capture_waits_for_a_question_and_the_question_for_no_capture(loop: Loop) -> None:
+    stream, captures, graph = Stream(), cuda.Captures(), Graph()
+    is_asking, may_answer, has_begun = threading.Event(), threading.Event(), threading.Event()
+
+    class Asked(Event):
+        def query(self) -> bool:
+            is_asking.set()
+            assert may_answer.wait(10)
+            assert not has_begun.is_set()
+            return super().query()
+
+    def capture() -> None:
+        captures.begins(graph)
+        has_begun.set()
+
+    loop.recorder.time_on(lambda: DeviceTimer(lambda: Asked(stream), Asked.record, captures=captures))
+    device_step(loop, stream)
+    loop.recorder.flush()
+    stream.done = len(stream.recorded)
+    found: list[bytes] = []
+    drains = threading.Thread(target=lambda: found.append(loop.recorder.drain(0)[1]))
+    drains.start()
+    assert is_asking.wait(10)
+    captures_too = threading.Thread(target=capture)
+    captures_too.start()
+    assert loop.recorder.drain(0)[1] == b"", "and a second one that asks does not wait either"
+    assert not has_begun.is_set()
+    may_answer.set()
+    drains.join()
+    captures_too.join()
+    assert has_begun.is_set()
+    assert len(found[0]) == RECORD_SIZE
+
+
+def test_a_graph_that_is_gone_is_not_captured_any_more() -> None:
+    captures, graph = cuda.Captures(), Graph()
+    captures.begins(graph)
+    with captures.kept_out() as may_ask:
+        assert not may_ask
+    del graph
+    with captures.kept_out() as may_ask:
+        assert may_ask
+
+
+def test_a_loop_that_ends_no_step_uses_events_again_too(loop: Loop) -> None:
+    stream, made = Stream(), []
+
+    def make() -> Event:
+        made.append(Event(stream))
+        return made[-1]
+
+    loop.recorder.time_on(lambda: DeviceTimer(make, Event.record, memory=lambda: (3.0, 5.0)))
+    for _ in range(2 * spans._MOST_MARKS):
+        loop.recorder.leave(loop.recorder.enter_forward(with_gradients=False))
+    assert len(made) < 1.2 * spans._MOST_MARKS
+    loop.recorder.reported()
+    device_step(loop, stream)
+    loop.recorder.flush()
+    stream.done = len(stream.recorded)
+    assert [bool(record.flags & phases.TIMED_ON_DEVICE) for record in loop.records()] == [False, True]
+
+
 def test_nothing_is_put_into_a_graph_that_is_being_captured(loop: Loop) -> None:
     stream = Stream()
     loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record, lambda: True))
@@ -878,3 +1000,161 @@ def test_a_fault_of_the_recorder_ends_recording_and_nothing_else() -> None:
         recorder.reported()
     assert recorder.steps == 1
     assert recorder._log == []
+
+
+# --------------------------------------------------------------------------- exceptions that come from outside
+
+
+class Interrupted(Exception):
+    """Of the user's, as a handler of a signal raises it."""
+
+
+class At:
+    """Calls something at the ``number``-th line that is executed in the recorder, within a function of it."""
+
+    def __init__(self, number: int, function: str, call: Callable[[], None]) -> None:
+        self.left, self._function, self._call = number, function, call
+        self._depth = 0
+
+    def __enter__(self) -> At:
+        sys.settrace(self._begins)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _begins(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != spans.__file__:
+            return None
+        within: FrameType | None = frame
+        while within is not None and within.f_code.co_name != self._function:
+            within = within.f_back
+        return None if within is None else self._line
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                self._call()
+        return self._line
+
+
+def interrupt() -> None:
+    raise Interrupted
+
+
+def steps_of_both_kinds(loop: Loop, marked: bool) -> None:
+    for _ in range(2):
+        loop.fetch(1, samples=4)
+        if marked:
+            loop.recorder.begin_marked_step()
+        loop.within(FORWARD, 2)
+        with loop.recorder.phase(BACKWARD):
+            loop.spend(1)
+            loop.within(COLLECTIVE, 2)
+            loop.recorder.settle()
+        loop.optimize(4)
+        if marked:
+            loop.recorder.end_marked_step()
+    loop.recorder.settle()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_wherever_an_exception_of_the_users_comes_it_is_raised_and_recording_goes_on(marked: bool) -> None:
+    number, is_left = 0, False
+    while not is_left:
+        number += 1
+        loop = Loop()
+        with At(number, "settle", interrupt) as at:
+            try:
+                steps_of_both_kinds(loop, marked)
+            except Interrupted:
+                if marked:
+                    loop.recorder.end_marked_step(failed=True)
+            is_left = at.left > 0
+        assert (at.left == 0) != is_left
+        steps_of_both_kinds(loop, marked)
+        loop.recorder.flush()
+        assert loop.recorder.trouble == ""
+        usual = {"input": 1, "forward": 2, "backward": 1, "collective": 2, "optimizer": 4}
+        assert loop.steps()[-1] == usual
+        assert [record.samples for record in loop.records()][-1] == 4
+        assert [record.step for record in loop.records()] == list(range(len(loop.records())))
+    assert number > 100, "lines"
+
+
+def test_a_phase_that_could_not_be_entered_is_left_with_the_next() -> None:
+    for number in itertools.count(1):
+        loop = Loop()
+        with At(number, "enter", interrupt), contextlib.suppress(Interrupted):
+            loop.recorder.leave(loop.recorder.enter(FORWARD))
+        if loop.recorder._depth:
+            break  # from this line on it has been entered
+        for _ in range(3):
+            loop.fetch(1)
+            loop.within(BACKWARD, 2)
+            loop.optimize(4)
+        loop.recorder.flush()
+        assert loop.steps()[1:] == [{"input": 1, "backward": 2, "optimizer": 4}] * 2
+    assert number > 5, "lines"
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_handler_of_a_signal_may_train_while_a_phase_is_entered(loop: Loop, number: int) -> None:
+    def train() -> None:
+        loop.within(INPUT, 1)
+        loop.optimize(1)
+
+    for outer in (None, REPORT):
+        depth = None if outer is None else loop.recorder.enter(outer)
+        with At(number, "enter", train):
+            loop.within(FORWARD, 2)
+        if depth is not None:
+            loop.recorder.leave(depth)
+        for _ in range(2):
+            loop.fetch(1)
+            loop.within(BACKWARD, 2)
+            loop.optimize(4)
+        loop.recorder.flush()
+        assert loop.recorder.trouble == ""
+        assert loop.steps()[-1] == {"input": 1, "backward": 2, "optimizer": 4}
+
+
+def test_a_signal_that_ends_a_training_is_not_taken_for_a_fault(loop: Loop) -> None:
+    recorder = loop.recorder
+    plain = recorder._handlers
+
+    def late(signum: int, frame: Any) -> None:
+        raise TimeoutError("the epoch took too long")
+
+    def signalled(number: int, value: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    recorder._handlers = (signalled, *plain[1:])
+    before = signal.signal(signal.SIGUSR1, late)
+    try:
+        depth = recorder.enter(INPUT)
+        with pytest.raises(TimeoutError, match="the epoch"):
+            recorder.settle()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    recorder.leave(depth)
+    loop.optimize(3)
+    recorder.flush()
+    assert loop.steps() == [{"optimizer": 3}]
+    assert recorder.trouble == ""
+
+
+def test_what_another_thread_raises_here_is_told_from_a_fault_by_its_class(loop: Loop) -> None:
+    """Such an exception comes from no call, so its traceback shows the recorder's own lines only."""
+    code = compile("def handler(number, value):\n    raise error", spans.__file__, "exec")
+    for error, is_theirs in ((Interrupted(), True), (KeyError("a phase"), False)):
+        recorder = Loop().recorder
+        names: dict[str, Any] = {"error": error}
+        exec(code, names)
+        recorder._handlers = (names["handler"], *recorder._handlers[1:])
+        recorder.enter(INPUT)
+        with pytest.raises(Interrupted) if is_theirs else contextlib.nullcontext():
+            recorder.settle()
+        assert bool(recorder.trouble) is not is_theirs

@@ -88,11 +88,23 @@ def describe(
 
 
 def _findings(place: Storage, name: str) -> list[str]:
-    """What is wrong with how the run spends its time, a line each; ``powertrain diagnose`` says all of it."""
+    """What is wrong with how the run spends its time, a line each; ``powertrain diagnose`` says all of it.
+
+    Never raises: the rest of what is known of a run does not depend on it.
+    """
     from powertrain.diagnosis import final
 
-    report = final.report_of(place, name)
-    return [f"{found.kind}: {found.summary}" for found in report.findings] if report is not None else []
+    try:
+        report = final.report_of(place, name)
+        if report is not None:
+            return [f"{found.kind}: {found.summary}" for found in report.findings]
+        place.modified(final.SUMMARY)
+        return [f"{final.SUMMARY} cannot be read, and nothing else was recorded of the run's steps"]
+    except FileNotFoundError:  # neither is there
+        return []
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        return [f"what was recorded of the run's steps cannot be read: {type(error).__name__}: {reason}"]
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:

@@ -10,6 +10,10 @@ import typer
 from powertrain.cli import arguments
 from powertrain.cli.show import find_run
 from powertrain.errors import StorageError
+from powertrain.terminal import data_size
+
+#: Bytes of a trace above which viewers in a browser have their trouble with it.
+_LARGE = 200 * 10**6
 
 trace = typer.Typer(help="What the ranks of a run recorded, for other programs.", no_args_is_help=True)
 
@@ -30,6 +34,12 @@ def export(
         ),
     ] = "",
     attempt: arguments.Attempt = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last", help="Only the newest so many steps; all when left out.", show_default=False, min=1
+        ),
+    ] = None,
 ) -> None:
     """Write a run's steps as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing."""
     from powertrain.diagnosis import chrome
@@ -37,14 +47,27 @@ def export(
 
     name, place = find_run(run, storage)
     recorded = read(place, attempt)
+    steps, samples = recorded.steps, recorded.samples
+    if last is not None:
+        steps, samples = chrome.newest(steps, samples, last)
     path = Path(output or f"{name}.trace.json")
     try:
         with path.open("wb") as file:
-            count = chrome.write(file, [recorded.steps], recorded.samples)
+            count = chrome.write(file, chrome.parts(steps), samples)
+        size = path.stat().st_size
     except OSError as error:
         raise StorageError(
             f"The trace cannot be written to {path}: {error}. Name another file with --output."
         ) from error
-    typer.echo(
-        f"{path}: {count:,} events of {len(recorded.steps):,} steps. Open it at https://ui.perfetto.dev."
+    typer.echo(f"{path}: {count:,} events of {len(steps):,} steps. Open it at https://ui.perfetto.dev.")
+    if size > _LARGE:
+        typer.echo(_too_large(size, len(steps)))
+
+
+def _too_large(size: int, steps: int) -> str:
+    fitting = max(1, steps * _LARGE // size)
+    fitting -= fitting % 10 ** (len(str(fitting)) - 1)
+    return (
+        f"It has {data_size(size)}, and viewers are slow with more than {data_size(_LARGE)}. "
+        f"`--last {fitting}` writes only the newest {fitting:,} steps."
     )

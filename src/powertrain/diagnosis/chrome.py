@@ -2,17 +2,20 @@
 
 Each rank is a process of the trace, with a row of steps, a row of phases and, with a device, a row of phases there.
 Within a step only the time of each phase is known: phases are laid out in the order in which a loop usually comes
-through them. Ranks are laid beside each other by their own clocks.
+through them. Ranks are laid beside each other by their own clocks. A step whose times on the device were not taken has
+none in that row: the usual ones are what its record holds, and not its own.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from typing import IO, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from powertrain.diagnosis.samples import Samples
 from powertrain.diagnosis.steps import Floats, Steps
@@ -43,6 +46,10 @@ _CURVES = {
     "gpu_power": "GPU power (W)",
 }
 _MICROSECONDS = 1e6
+#: Steps of a part: its tables are copied while it is written, those of the whole run never.
+_PART = 2_000
+#: Bytes that are written at once.
+_PIECE = 1 << 20
 
 Event = dict[str, Any]
 
@@ -53,27 +60,51 @@ def write(file: IO[bytes], steps: Iterable[Steps], samples: Mapping[int, Samples
     ``steps`` may come in parts, in the order of time: one is held in memory at a time.
     """
     count = 0
-    file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+    encoder = msgspec.json.Encoder()
+    piece = bytearray(b'{"displayTimeUnit":"ms","traceEvents":[')
     for event in events(steps, samples):
-        file.write(b",\n" if count else b"\n")
-        file.write(msgspec.json.encode(event))
+        piece += b",\n" if count else b"\n"
+        encoder.encode_into(event, piece, -1)
         count += 1
-    file.write(b"\n]}\n")
+        if len(piece) >= _PIECE:
+            file.write(piece)
+            piece.clear()
+    file.write(piece + b"\n]}\n")
     return count
+
+
+def parts(steps: Steps, size: int = _PART) -> Iterator[Steps]:
+    """The same steps in parts of ``size``, in order."""
+    for start in range(0, len(steps), size):
+        yield _rows(steps, slice(start, start + size))
+
+
+def newest(steps: Steps, samples: Mapping[int, Samples], count: int) -> tuple[Steps, dict[int, Samples]]:
+    """The last ``count`` steps, and of each rank's samples those since the first of these began."""
+    kept = _rows(steps, slice(max(0, len(steps) - count), None))
+    began = dict(zip(kept.ranks, kept.start[0].tolist(), strict=True)) if len(kept) else {}
+    first = min(began.values(), default=-np.inf)
+    return kept, {
+        rank: replace(looks, table=looks.table[looks.column("time") >= began.get(rank, first)])
+        for rank, looks in samples.items()
+    }
+
+
+def _rows(steps: Steps, rows: slice) -> Steps:
+    whole = {"ranks", "hosts"}
+    cut = {f.name: getattr(steps, f.name)[rows] for f in fields(steps) if f.name not in whole}
+    return replace(steps, **cut)
 
 
 def events(steps: Iterable[Steps], samples: Mapping[int, Samples] | None = None) -> Iterator[Event]:
     """The events of a trace, with times in microseconds since the first step."""
-    parts = iter(steps)
-    first = next(parts, None)
+    rest = iter(steps)
+    first = next(rest, None)
     samples = samples or {}
     began = _beginning(first, samples)
-    named: set[int] = set()
-    for part in itertools.chain([first] if first is not None else [], parts):
-        for column, rank in enumerate(part.ranks):
-            if rank not in named:
-                named.add(rank)
-                yield from _names(rank, part.hosts[column], bool(part.device[:, column].any()))
+    named: set[tuple[int, int]] = set()
+    for part in itertools.chain([first] if first is not None else [], rest):
+        yield from _names(part, named)
         yield from _step_events(part, began)
     for rank in sorted(samples):
         yield from _curves(samples[rank], began)
@@ -87,24 +118,44 @@ def _beginning(steps: Steps | None, samples: Mapping[int, Samples]) -> float:
     return float(known.min()) if len(known) else 0.0
 
 
-def _names(rank: int, host: str, has_device: bool) -> Iterator[Event]:
-    name = f"rank {rank} on {host}" if host else f"rank {rank}"
-    yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}}
-    yield {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}}
-    for row, row_name in _ROW_NAMES.items():
-        if row != DEVICE or has_device:
-            yield {"ph": "M", "pid": rank, "tid": row, "name": "thread_name", "args": {"name": row_name}}
+def _names(steps: Steps, named: set[tuple[int, int]]) -> Iterator[Event]:
+    """The names of ranks and their rows that come up with these steps; adds them to ``named``."""
+    has_device = _on_device(steps).sum(axis=(0, 2)) > 0
+    for column, (rank, host) in enumerate(zip(steps.ranks, steps.hosts, strict=True)):
+        if (rank, STEPS) not in named:
+            name = f"rank {rank} on {host}" if host else f"rank {rank}"
+            yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}}
+            yield {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}}
+        for row, row_name in _ROW_NAMES.items():
+            if (rank, row) not in named and (row != DEVICE or has_device[column]):
+                named.add((rank, row))
+                yield {"ph": "M", "pid": rank, "tid": row, "name": "thread_name", "args": {"name": row_name}}
+
+
+def _as_usual(steps: Steps) -> NDArray[np.bool_]:
+    """(steps, ranks): whether what is recorded of the device is not that step's own."""
+    return (steps.flags & phases.AS_USUAL_ON_DEVICE).astype(bool)
+
+
+def _on_device(steps: Steps) -> Floats:
+    """(steps, ranks, phases): what was measured there."""
+    device = np.maximum(_numbers(steps.device), 0.0)
+    return np.where(_as_usual(steps)[:, :, None], 0.0, device)
 
 
 def _step_events(steps: Steps, began: float) -> Iterator[Event]:
-    thread, device = (np.maximum(_numbers(table), 0.0) for table in (steps.phases, steps.device))
+    thread, device = np.maximum(_numbers(steps.phases), 0.0), _on_device(steps)
+    as_usual = _as_usual(steps)
+    memory = np.where(as_usual, 0.0, steps.memory)
     starts = _numbers(steps.start - began)
     for row, number in enumerate(steps.numbers.tolist()):
         for column, rank in enumerate(steps.ranks):
             start = float(starts[row, column])
             spent = thread[row, column].tolist()
-            arguments: dict[str, float] = {"step": number}
-            for name, values in (("samples", steps.samples), ("tokens", steps.tokens), ("MiB", steps.memory)):
+            arguments: dict[str, float | str] = {"step": number}
+            if as_usual[row, column]:
+                arguments["device"] = "not timed in this step"
+            for name, values in (("samples", steps.samples), ("tokens", steps.tokens), ("MiB", memory)):
                 if 0 < values[row, column] < np.inf:
                     arguments[name] = float(values[row, column])
             yield {

@@ -4,10 +4,14 @@ Of each run the steps after start-up are drawn again in blocks, many times; the 
 interval. A run is worse only when the whole interval lies beyond the difference that does not count (3 %). The same is
 done with the means, because what comes every few steps (a checkpoint, an evaluation) moves no median; single hiccups
 make that interval wide, and then it decides nothing.
+
+Swapped runs get swapped words: ratios are held as logarithms, both runs are drawn with the same seeds, and what does
+not count is a part of the faster run's time, whichever of the two that is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,7 +26,7 @@ from powertrain.trace import phases
 BETTER, SAME, WORSE, UNKNOWN = "better", "same", "worse", "unknown"
 #: What `powertrain compare` exits with, for CI. 1 is an error, 2 a wrong call.
 EXIT_CODES = {BETTER: 0, SAME: 0, WORSE: 3, UNKNOWN: 4}
-#: A difference that does not count, as a part of the first run's time.
+#: A difference that does not count, as a part of the faster run's time.
 TOLERANCE = 0.03
 _CONFIDENCE = 0.95
 _SURE = 0.99
@@ -30,9 +34,10 @@ _SURE = 0.99
 LEAST_STEPS = 30
 #: Blocks of each run: few and long, so that a machine that is slow for a while is drawn as a whole or not at all.
 _BLOCKS = 20
+#: Of the draws half have the first run drawn with the first seed and the second with the other, half the reverse.
 _REPEATS = 400
-_MOST_STEPS = 2000
 _SEEDS = (1, 2)
+_MOST_STEPS = 2000
 #: Batches whose sizes differ by more are compared by the sample.
 _OTHER_BATCH = 0.01
 
@@ -100,8 +105,16 @@ class _Measure(NamedTuple):
         """Of the run drawn again in blocks."""
         kept = self.condensed(values, max(1, len(values) // _MOST_STEPS))
         return statistics.bootstrap(
-            kept, self.rows, block=max(1, len(kept) // _BLOCKS), repeats=_REPEATS, seed=seed
+            kept, self.rows, block=max(1, len(kept) // _BLOCKS), repeats=_REPEATS // len(_SEEDS), seed=seed
         )
+
+    def draws_of_both(self, before: Floats, after: Floats) -> tuple[Floats, Floats]:
+        """To be held against each other one by one: swapped runs give the same pairs, swapped and in another order.
+
+        A pair never has one seed, because what both runs do at the same steps would be drawn together.
+        """
+        old, new = ([self.draws(run, seed) for seed in _SEEDS] for run in (before, after))
+        return np.concatenate(old), np.concatenate(new[::-1])
 
 
 def _every(values: Floats, width: int) -> Floats:
@@ -118,38 +131,41 @@ def compare(a: Steps, b: Steps, tolerance: float = TOLERANCE) -> Comparison:
     if min(len(first.numbers), len(second.numbers)) < LEAST_STEPS or min(first.step, second.step) <= 0:
         return _unknown(first, second)
     sizes = _batch(first), _batch(second)
-    by_sample = min(sizes) > 0 and abs(sizes[1] / sizes[0] - 1) > _OTHER_BATCH
+    by_sample = min(sizes) > 0 and max(sizes) / min(sizes) - 1 > _OTHER_BATCH
     before, after = (
         _series(run, size if by_sample else 1.0) for run, size in zip((first, second), sizes, strict=True)
     )
     if min(_MEDIAN.of(before.total), _MEDIAN.of(after.total)) <= 0:
         return _unknown(first, second)
-    measure, ratios, verdict = _decide(before.total, after.total, tolerance)
-    interval = statistics.interval(ratios, _CONFIDENCE)
+    measure, changes, verdict = _decide(before.total, after.total, math.log1p(tolerance))
+    interval = _interval(changes, _CONFIDENCE)
     usual = measure.of(before.total), measure.of(after.total)
     return Comparison(
         verdict=verdict,
         by=measure.name,
-        confidence=_agreeing(ratios, verdict, tolerance),
+        confidence=_agreeing(changes, verdict, math.log1p(tolerance)),
         ratio=usual[1] / usual[0],
-        low=interval.low,
-        high=interval.high,
+        low=math.exp(interval.low),
+        high=math.exp(interval.high),
         before=usual[0],
         after=usual[1],
         per="sample" if by_sample else "step",
-        phases=_phase_changes(measure, before, after, tolerance * usual[0]),
+        phases=_phase_changes(measure, before, after, tolerance * min(usual)),
         notes=tuple(_notes(first, second, by_sample, sizes)),
     )
 
 
 def _decide(before: Floats, after: Floats, tolerance: float) -> tuple[_Measure, Floats, str]:
-    """The measure that finds a difference, its draws and its verdict: means count for more, they are the run's time."""
+    """The measure that finds a difference, the logarithms of the ratios drawn, and its verdict.
+
+    Means count for more, they are the run's time. ``tolerance`` is a logarithm, too.
+    """
     verdicts = []
     for measure in (_MEAN, _MEDIAN):
         with np.errstate(all="ignore"):  # a draw of nothing but zeros, in a run that is mostly zeros
-            ratios = measure.draws(after, _SEEDS[1]) / measure.draws(before, _SEEDS[0])
-        interval = statistics.interval(ratios, measure.confidence)
-        verdicts.append((measure, ratios, _verdict(interval, 1.0 - tolerance, 1.0 + tolerance)))
+            old, new = map(np.log, measure.draws_of_both(before, after))
+            changes = np.asarray(new - old, np.float64)
+        verdicts.append((measure, changes, _verdict(_interval(changes, measure.confidence), tolerance)))
     mean, median = verdicts
     return mean if mean[2] != SAME and mean[2] != median[2] else median
 
@@ -169,17 +185,23 @@ def _series(run: Settled, by: float) -> _Series:
     return _Series(run.table.sum(axis=2).max(axis=1) / by, run.table.mean(axis=1) / by)
 
 
-def _verdict(interval: statistics.Interval, low: float, high: float) -> str:
-    if interval.low > high:
+def _interval(changes: Floats, confidence: float) -> statistics.Interval:
+    """Of changes with the other sign exactly the same with the other sign: each end is found as a lower one."""
+    low = statistics.interval(changes, confidence).low
+    return statistics.Interval(low, -statistics.interval(-changes, confidence).low)
+
+
+def _verdict(interval: statistics.Interval, tolerance: float) -> str:
+    if interval.low > tolerance:
         return WORSE
-    return BETTER if interval.high < low else SAME
+    return BETTER if interval.high < -tolerance else SAME
 
 
-def _agreeing(ratios: Floats, verdict: str, tolerance: float) -> float:
+def _agreeing(changes: Floats, verdict: str, tolerance: float) -> float:
     agree = {
-        WORSE: ratios > 1 + tolerance,
-        BETTER: ratios < 1 - tolerance,
-        SAME: np.abs(ratios - 1) <= tolerance,
+        WORSE: changes > tolerance,
+        BETTER: changes < -tolerance,
+        SAME: np.abs(changes) <= tolerance,
     }
     return float(np.mean(agree[verdict]))
 
@@ -193,10 +215,9 @@ def _phase_changes(
         old, new = before.phases[:, phase], after.phases[:, phase]
         if not old.any() and not new.any():
             continue
-        interval = statistics.interval(
-            measure.draws(new, _SEEDS[1]) - measure.draws(old, _SEEDS[0]), measure.confidence
-        )
-        verdict = _verdict(interval, -tolerance, tolerance)
+        olds, news = measure.draws_of_both(old, new)
+        interval = _interval(news - olds, measure.confidence)
+        verdict = _verdict(interval, tolerance)
         changes.append(
             PhaseChange(name, measure.of(old), measure.of(new), interval.low, interval.high, verdict)
         )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+
+import msgspec
 
 from powertrain.diagnosis import recorded
 from powertrain.diagnosis.settled import LEAST_STEPS
@@ -31,9 +34,10 @@ def conclude(storage: Storage, name: str) -> Report | None:
 def copy_to(directory: str, session: str, report: Report) -> str:
     """Put a copy of the summary below a directory of the user's, as ``{session}/final_summary.json``; returns its path.
 
+    It lies in a directory directly below, whatever the session is called: what would lead elsewhere is replaced.
     Raises OSError where that cannot be written.
     """
-    target = Path(os.path.expanduser(directory), session or report.name or "run", SUMMARY)
+    target = Path(os.path.expanduser(directory), _one_component(session or report.name or "run"), SUMMARY)
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f".{SUMMARY}.{os.getpid()}")
     try:
@@ -44,17 +48,27 @@ def copy_to(directory: str, session: str, report: Report) -> str:
     return str(target)
 
 
+def _one_component(name: str) -> str:
+    """``name`` as the name of a directory that lies where it is made; never empty."""
+    plain = re.sub(r"[/\\\0]", "_", name) or "_"
+    return plain if plain.strip(".") else "_" * len(plain)
+
+
 def report_of(storage: Storage, name: str) -> Report | None:
-    """What was found at the end of a run, or can be found now where its end was not that; None for a run of which
-    nothing was recorded."""
+    """What was found at the end of a run; or what can be found now, where that was not kept or cannot be read, which a
+    note says. None for a run of which nothing was recorded."""
+    notes: tuple[str, ...] = ()
     try:
         return from_json(storage.get(SUMMARY))
     except FileNotFoundError:
         pass
+    except Exception as error:  # whatever is wrong with a file that can be made again
+        notes = (f"{SUMMARY} could not be read, so this was made again from the run's record. {error}",)
     try:
-        return recorded.report_of(storage, name)
+        report = recorded.report_of(storage, name)
     except StorageError:
         return None
+    return msgspec.structs.replace(report, notes=(*report.notes, *notes))
 
 
 def is_telling(report: Report) -> bool:

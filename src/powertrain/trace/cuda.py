@@ -2,8 +2,8 @@
 
 Where steps are short, only every second, fourth, … is timed, so that timing costs at most a quarter of a percent; the
 records of those between have the usual times of the timed ones. Nothing here waits for the device: events are asked
-whether they have happened, by a side thread. The counters of peak memory are read and never reset. Loading this module
-does not load torch.
+whether they have happened, by a side thread, and not while the loop captures a graph. The counters of peak memory are
+read and never reset. Loading this module does not load torch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 import statistics
 import struct
+import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -54,6 +57,44 @@ _MEMORY_AT, _DEVICE_AT, _FLAGS_AT = _offset_of("memory"), _offset_of("device"), 
 _MEMORY, _TIMES, _FLAGS = struct.Struct("<2f"), struct.Struct(f"<{COUNT}f"), struct.Struct("<I")
 
 
+class Captures:
+    """The CUDA graphs that are being captured. As torch captures them, a question to the device by any thread, such as
+    whether an event has happened, makes the capture fail."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: Weak, because a graph that is gone is not captured any more, whether somebody has ended that or not.
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begins(self, graph: Any) -> None:
+        """It is about to be captured. Waits while the device is being asked something, which takes microseconds."""
+        with self._lock:
+            self._graphs.add(graph)
+
+    def ended(self, graph: Any) -> None:
+        """It is not captured any more, or could not be."""
+        self._graphs.discard(graph)
+
+    def forget(self) -> None:
+        """From here on nobody says what ends."""
+        self._graphs.clear()
+
+    @contextmanager
+    def kept_out(self) -> Iterator[bool]:
+        """Whether the device may be asked something within; then no capture begins meanwhile. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield not self._graphs
+        finally:
+            self._lock.release()
+
+
+#: Of this process.
+captures = Captures()
+
+
 class DeviceTimer:
     """Puts events on the current stream, and adds the device's times to records when they are known.
 
@@ -68,11 +109,12 @@ class DeviceTimer:
         is_capturing: Callable[[], bool] = lambda: False,
         memory: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         clock: Callable[[], int] = time.perf_counter_ns,
+        captures: Captures = captures,
     ) -> None:
         """``make_event`` gives what has ``query()`` and ``elapsed_time(later)`` in milliseconds, ``record`` puts it on
         the current stream; ``memory`` tells the MiB in use and the most there ever were, ``clock`` nanoseconds."""
         self._make_event, self._record, self._is_capturing = make_event, record, is_capturing
-        self._memory, self._clock = memory, clock
+        self._memory, self._clock, self._captures = memory, clock, captures
         self._unused: deque[Any] = deque()
         self._waiting: deque[tuple[int, list[Mark]]] = deque()
         self._newest: deque[list[float]] = deque(maxlen=_USUAL_OF)
@@ -118,17 +160,16 @@ class DeviceTimer:
 
     def resolve(self, slot_of: Callable[[int], memoryview | None]) -> int | None:
         """Add times to the records of steps whose work is done; returns the number of the first that is not done, or
-        None. ``slot_of`` gives the bytes of a record."""
+        None. While a graph is being captured, none is known to be done. ``slot_of`` gives the bytes of a record."""
         memory: tuple[float, float] | None = None
         unresolved = None
         while self._waiting:
             number, marks = self._waiting[0]
-            if not marks[-1].event.query():
+            if (times := self._times_once_done(marks)) is None:
                 unresolved = number
                 break
             if memory is None:
                 memory = self._memory()
-            times = times_on_device(marks)
             self._newest.append(times)
             if (slot := slot_of(number)) is not None:
                 _write(slot, memory, times)
@@ -138,6 +179,11 @@ class DeviceTimer:
             usual = (statistics.median(of_phase) for of_phase in zip(*self._newest, strict=True))
             self.usual = memory, tuple(usual)
         return unresolved
+
+    def _times_once_done(self, marks: list[Mark]) -> list[float] | None:
+        """None where the work is not done, or nothing may be asked now."""
+        with self._captures.kept_out() as may_ask:
+            return times_on_device(marks) if may_ask and marks[-1].event.query() else None
 
     def _give_back(self, marks: Sequence[Mark]) -> None:
         self._unused.extend(mark.event for mark in marks)

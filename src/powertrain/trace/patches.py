@@ -2,7 +2,8 @@
 
 Nothing is put on the user's models, loaders or optimizers: torch's own classes and functions are replaced, and put back
 by :meth:`Patches.close`. Only DDP's parameters get hooks, which torch keeps out of copies and files. Compiled code sees
-through every replacement. Loads torch when patches are installed.
+through every replacement; not through the hooks of optimizers, which are called around the compiled part of a step,
+because without them no step would be found. Loads torch when patches are installed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain.errors import ConfigError
 from powertrain.trace import cuda
 from powertrain.trace.phases import BACKWARD, COLLECTIVE, H2D, INPUT, REPORT
-from powertrain.trace.spans import IGNORED, LEARN, LOOK, MADE_HERE, Recorder
+from powertrain.trace.spans import IGNORED, LEARN, LOOK, MADE_HERE, NOBODY, Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -200,6 +201,8 @@ class Patches:
             (choice.rest, self._patch_optimizers),
             (choice.rest, self._patch_collectives),
             (choice.rest, self._patch_saving),
+            # Whatever is chosen, a model on a GPU may be met, and is timed from then on.
+            (True, self._patch_captures),
         ]
         try:
             for is_chosen, patch in installers:
@@ -476,6 +479,36 @@ class Patches:
         self._replace(torch.Tensor, "to", _OfInstances(to, timed_to))
         self._replace(torch.Tensor, "cuda", _OfInstances(to_cuda, timed_cuda))
 
+    # -- graphs
+
+    def _patch_captures(self) -> None:
+        """Nothing is asked of the device while a graph is being captured, because that would end the capture."""
+        import torch
+
+        graph: Any = torch.cuda.CUDAGraph
+        plain_begin, plain_end, captures = graph.capture_begin, graph.capture_end, cuda.captures
+
+        @functools.wraps(plain_begin)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                captures.begins(graph)
+                return plain_begin(graph, *args, **kwargs)
+            except BaseException:
+                captures.ended(graph)
+                raise
+
+        @functools.wraps(plain_end)
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return plain_end(graph, *args, **kwargs)
+            finally:
+                captures.ended(graph)
+
+        # What is under way when they are put back would never be said to have ended.
+        self._undo.callback(captures.forget)
+        self._replace(graph, "capture_begin", capture_begin)
+        self._replace(graph, "capture_end", capture_end)
+
     # -- other ranks
 
     def _patch_collectives(self) -> None:
@@ -649,11 +682,12 @@ class _Exchange:
 _installed: Patches | None = None
 
 
-def install(recorder: Recorder, choice: Choice) -> Patches:
-    """Patch torch for this process, instead of what was patched before."""
+def install(recorder: Recorder, choice: Choice) -> Patches | None:
+    """Patch torch for this process, instead of what was patched before. Nothing, where nobody records."""
     global _installed
     uninstall()
-    _installed = Patches(recorder, choice)
+    if recorder.thread != NOBODY:
+        _installed = Patches(recorder, choice)
     return _installed
 
 

@@ -148,6 +148,8 @@ MADE_HERE = -1.0
 #: they are made in is longer by all of it.
 _SETTLE_EVERY = 100_000_000
 _SETTLE_AT = 2 * 400
+#: What is kept of one step that was put on the device's stream: a loop may end no step, as one that only evaluates.
+_MOST_MARKS = 10_000
 
 # What is noted is a number and a value, which is the moment unless another is named. The first numbers are those of the
 # phases: such a one begins.
@@ -231,6 +233,17 @@ class _Steps:
         self._is_timing, self._optimizer_steps = True, 0
         self._renew()
 
+    def begun_anew(self, now: int, depth: int, within: int, is_timing: bool) -> _Steps:
+        """Goes on from here where making steps was broken off: ``depth`` phases are open, which is all that is known of
+        them, and ``within`` marked steps. What was summed up and not yet made a step is left out."""
+        anew = _Steps(self._ring, now, self._zero)
+        anew.device, anew._is_timing, anew._tally.is_timed = self.device, is_timing, False
+        anew._has_learned = self._has_learned
+        anew._marked, anew._within = self._marked or within > 0, within
+        anew._phase = anew._rest = INSIDE if within else OUTSIDE
+        anew._stack, anew._entered = [anew._rest] * depth, list(range(depth))
+        return anew
+
     def handlers(self) -> tuple[Callable[[int, Any], None], ...]:
         """A call for each number that is noted, which takes it and its value."""
         by_number: dict[int, Callable[[int, Any], None]] = {
@@ -290,6 +303,8 @@ class _Steps:
         self._since = now
         if phase == INPUT:
             self._input_ended = now
+        if not entered:  # it was noted, and before it was counted a signal's handler has left it with its own
+            return
         if stack and not entered[0] and not self._open_optimizers:  # which is nearly always so
             self._phase = stack[0]
             stack.clear()
@@ -300,8 +315,9 @@ class _Steps:
     def leave_inner(self, _: int, which: tuple[int, int]) -> None:
         depth, now = which
         self._charge(now)
-        self._back_to(self._entered[depth])
-        del self._entered[depth:]
+        if depth < len(self._entered):
+            self._back_to(self._entered[depth])
+            del self._entered[depth:]
 
     def _back_to(self, place: int) -> None:
         """What began at this place of the stack is over, and what began within it."""
@@ -344,7 +360,11 @@ class _Steps:
     # -- the device
 
     def take_marks(self, _: int, marks: list[Mark]) -> None:
-        self._tally.marks += marks
+        tally = self._tally
+        tally.marks += marks
+        if len(tally.marks) > _MOST_MARKS and self.device is not None:
+            self.device.closed(self._ring.written, tally.marks, is_whole=False)
+            tally.marks, tally.is_timed = [], False
 
     def timing(self, _: int, is_on: bool) -> None:
         """Comes right after what begins to sum up anew."""
@@ -604,8 +624,12 @@ class Recorder:
         if get_ident() != self.thread:
             return IGNORED
         depth = self._depth
-        self._depth = depth + 1
+        if depth and len(self._log) > _SETTLE_AT:
+            self.settle()
+        # Noted first: an exception of the user's may come in between, and what is noted and never left is left with
+        # the next one. What is counted and never left would stay.
         self._note((phase, self._clock()))
+        self._depth = depth + 1
         if self._timing is not None and not depth and phase in _MARKED_AS:
             self._is_marked = True
             self._mark(_MARKED_AS[phase])
@@ -617,7 +641,10 @@ class Recorder:
         if depth or not self._depth:
             if 0 < depth < self._depth:
                 self._depth = depth
-                self._note((_LEAVE_INNER, (depth, self._clock())))
+                now = self._clock()
+                self._note((_LEAVE_INNER, (depth, now)))
+                if now >= self._due or len(self._log) > _SETTLE_AT:
+                    self.settle()
             return
         self._depth = 0
         now = self._clock()
@@ -649,6 +676,7 @@ class Recorder:
         """
         if get_ident() == self.thread:
             self._note((_GRADIENTS, self._clock()))
+            self._settle_if_long()
         timing = self._timing
         if timing is not None and (mark := timing.mark(COLLECTIVE)) is not None:
             self._marks.append(mark)
@@ -689,11 +717,13 @@ class Recorder:
                 self._amounts = amounts
                 self._note((_AMOUNTS, amounts))
             self._note((_BATCH, 0))
+            self._settle_if_long()
 
     def copies_pageable(self) -> None:
         """Something is copied to a device from memory that is not pinned."""
         if get_ident() == self.thread:
             self._note((_PAGEABLE, 0))
+            self._settle_if_long()
 
     # -- steps
 
@@ -701,6 +731,8 @@ class Recorder:
         """It begins to step. Takes and ignores a hook's arguments."""
         if get_ident() != self.thread or self.is_scaling:
             return
+        if len(self._log) > _SETTLE_AT:
+            self.settle()
         if id(optimizer) != self._which:
             self._which = id(optimizer)
             self._note((_WHICH, self._which))
@@ -721,10 +753,13 @@ class Recorder:
         self._note((_ENDED, now))
         if self._device is not None and not self._depth and not self._marks_steps:
             self._choose_timing(self._device, now)
+        if now >= self._due or len(self._log) > _SETTLE_AT:
+            self.settle()
 
     def begin_marked_step(self) -> None:
         """``trace_step`` is entered. From the first time on, only this makes steps."""
         if get_ident() == self.thread:
+            self._settle_if_long()
             self._within += 1
             self._marks_steps = True
             self._note((_BEGIN_MARKED, self._clock()))
@@ -763,19 +798,40 @@ class Recorder:
             self.settle()
 
     def settle(self) -> None:
-        """Make steps of what was noted until here."""
+        """Make steps of what was noted until here.
+
+        A fault of ours ends recording, and nothing else. An exception of the user's that comes here, as a signal's
+        handler raises it, is the user's; what was noted until then is left out.
+        """
         if get_ident() != self.thread:
             return
         log, handlers = self._log, self._handlers
-        noted = log[:]
-        del log[: len(noted)]  # and not what a signal's handler has noted meanwhile
-        each = iter(noted)
         try:
+            # First, so that a signal's handler that is called meanwhile does not come here too.
+            self._due = self._clock() + _SETTLE_EVERY
+            noted = log[:]
+            del log[: len(noted)]  # and not what a signal's handler has noted meanwhile
+            each = iter(noted)
             for number, value in zip(each, each, strict=True):
                 handlers[number](number, value)
-        except Exception as error:  # of ours: the user's loop, from which this is called, must not end for it
+        except BaseException as error:
+            if not _is_of_ours(error):
+                self._begin_anew()
+                raise
             self.trouble, self.thread = f"{type(error).__name__}: {error}", NOBODY
-        self._due = self._clock() + _SETTLE_EVERY
+
+    def _settle_if_long(self) -> None:
+        if len(self._log) > _SETTLE_AT:
+            self.settle()
+
+    def _begin_anew(self) -> None:
+        """Making steps was broken off somewhere, so nothing is sure but what is known here."""
+        self._log.clear()
+        # Of these the next call says again what they are.
+        self._amounts, self._which = (0, 0, 0.0), 0
+        is_timing = self._timing is not None
+        self._steps = self._steps.begun_anew(self._clock(), self._depth, self._within, is_timing)
+        self._handlers = self._steps.handlers()
 
     # -- for whoever keeps the steps
 
@@ -807,6 +863,32 @@ class Recorder:
                 end = min(end, unresolved)
         first, records = read_ring(self._ring.buffer, after)
         return first, records[: max(end - first, 0) * RECORD_SIZE]
+
+
+for _hook in (Recorder.optimizer_begins, Recorder.optimizer_ended):
+    # Lets torch.compile call them as they are, where it would otherwise warn that it cannot see what they do.
+    vars(_hook)["_torchdynamo_disable"] = True
+
+#: Where the code lies that makes steps.
+_HERE = os.path.dirname(__file__)
+
+
+def _is_of_ours(error: BaseException) -> bool:
+    """Whether an exception that came up in :meth:`Recorder.settle` is a fault of what is called there.
+
+    A signal's handler is a call of somebody else's code, however deep within ours. What other threads can raise in this
+    one comes from no call; it is told by its class, because what is ours is one of Python's own.
+    """
+    if not isinstance(error, Exception) or isinstance(error, OSError):
+        return False
+    if type(error).__module__ not in ("builtins", "struct"):
+        return False
+    traceback = error.__traceback__
+    while traceback is not None:
+        if os.path.dirname(traceback.tb_frame.f_code.co_filename) != _HERE:
+            return False
+        traceback = traceback.tb_next
+    return True
 
 
 # --------------------------------------------------------------------------- of this process

@@ -45,6 +45,8 @@ GROUP = 12
 #: Bytes that may wait to be written; more is dropped, oldest first, and counted.
 _BACKLOG = 16 << 20
 _WRITE_EVERY = 0.25
+#: Seconds that storage is given to take or give a part.
+_PATIENCE = 3.0
 #: Length, attempt, rank, kind, xxh3-64 of what follows.
 _HEAD = struct.Struct("<IIIIQ")
 _PART_KEY = re.compile(r"telemetry/(\d+)-(\d+)-(\d+)\.frames")
@@ -153,7 +155,11 @@ class TelemetryStore:
 
     def __init__(self, storage: Storage, lease: int, *, budget: int = BUDGET, part: int = PART) -> None:
         """``storage`` is the run's; it must have real files for what grows (``local_path``)."""
-        self._storage, self._lease, self._budget, self._part_size = storage, lease, budget, part
+        # Less patient than for what counts: a storage that does not answer must not keep a run from its end.
+        self._storage, self._lease = storage.within(_PATIENCE), lease
+        self._budget, self._part_size = budget, part
+        #: Elsewhere the file that grew goes to storage as it is, by whoever carries it there.
+        self._closes_at_once = storage.local_path(_part_key(lease, 0, 0)) is not None
         self._changed = threading.Condition()
         self._pending: list[Frame] = []
         self._bytes = 0
@@ -190,10 +196,10 @@ class TelemetryStore:
                 closing = self._closing
             # Whatever fails, of storage or of ours: a run is not ended for what it says of itself.
             try:
-                if not recovered:
+                self._save(frames, closing)
+                if not recovered and not (closing and self._is_troubled):
                     self._recover()
                     recovered = True
-                self._save(frames, closing)
                 self._tell("")
             except Exception as error:
                 self._tell(f"{type(error).__name__}: {error}")
@@ -216,7 +222,8 @@ class TelemetryStore:
             except BaseException:
                 self.dropped += len(frames)
                 raise
-        if self._open.size and (closing or self._open.size >= self._part_size):
+        is_last = closing and self._closes_at_once
+        if self._open.size and (is_last or self._open.size >= self._part_size):
             self._storage.put(_part_key(self._lease, self._next, 0), self._open.content())
             self._next += 1
             self._open.empty()
