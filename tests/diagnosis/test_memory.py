@@ -129,17 +129,6 @@ def test_nine_of_ten_intervals_and_more_hold_the_true_slope() -> None:
     assert sum(trend is not None and trend.low <= 1.0 <= trend.high for trend in trends) >= 180
 
 
-def test_looks_that_were_recorded_with_an_old_step_tell_the_same_slope() -> None:
-    steps = synthetic.run(3, steps=400)
-    began = steps.start[:, 0]
-    table = looks(0, 100, every=(began[-1] - began[0]) / 100)
-    made = np.interp(table.column("time"), began, steps.numbers)
-    table.table["rss"] = 500.0 + made
-    table.table["step"] = made // 60 * 60  # a rank makes steps of what it noted only now and then
-    finding = only(memory.find(steps, by_rank(table)), "host_memory_leak")
-    assert finding.evidence["mib_per_step"] == [pytest.approx(1.0, rel=0.05)]
-
-
 def test_a_leak_that_begins_halfway_is_found() -> None:
     values = 500 + 3.0 * np.maximum(0, np.arange(300) - 150) + np.random.default_rng(1).normal(0, 2, 300)
     finding = only(memory.find(NO_STEPS, by_rank(looks(count=300, rss=values))), "host_memory_leak")

@@ -87,6 +87,14 @@ def test_loading_in_the_loop_is_told_how_many_workers_would_hide_it() -> None:
     assert "num_workers=4" in found.action
     assert found.evidence["fetch"] == pytest.approx(0.070, rel=0.1)
     assert found.evidence["rest"] == pytest.approx(0.029, rel=0.1)
+    assert "make it cheaper" not in found.action
+
+
+def test_more_workers_than_cores_are_advised_with_a_word_about_it() -> None:
+    steps = synthetic.run(3, bound(phases.INPUT, 0.070), noise=QUIET)
+    (found,) = wrong(step_time.find(steps, cores=1.0))
+    assert "This machine has one core for each rank" in found.action
+    assert "make it cheaper instead" in found.action
 
 
 def test_loading_elsewhere_of_unknown_cost_is_told_how_many_times_the_workers() -> None:

@@ -102,6 +102,24 @@ def test_each_phase_of_a_plain_loop_is_seen_where_it_is(recorder: spans.Recorder
     assert [step.samples for step in steps(recorder)] == [4, 4]
 
 
+def test_an_optimizer_that_calls_the_step_of_its_base_steps_once(recorder: spans.Recorder) -> None:
+    class Slower(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            found = super().step(closure)
+            time.sleep(LONG)
+            return found
+
+    torch.optim.SGD(
+        [torch.zeros(1, requires_grad=True)]
+    )  # from here on torch itself calls hooks in the base's step
+    trace.init()
+    model = Slow()
+    train(model, loader(rows=12), Slower(model.parameters(), lr=0.1))
+    found = steps(recorder)
+    assert len(found) == 3
+    assert [long_phases(step) for step in found] == [{"optimizer"}] * 3
+
+
 def test_files_that_a_loop_saves_count_as_reporting(recorder: spans.Recorder, tmp_path: Path) -> None:
     trace.init()
     model = Slow()

@@ -97,9 +97,9 @@ def _table(report: Report) -> list[str]:
 
 def _speed(report: Report) -> list[str]:
     speed = report.throughput
-    parts = [f"{words.seconds(report.step_seconds)} a step"] if report.step_seconds > 0 else []
+    parts = [f"median step {words.seconds(report.step_seconds)}"] if report.step_seconds > 0 else []
     for rate, name in (
-        (speed.steps_per_second, "steps/s"),
+        (speed.steps_per_second, "steps/s on average"),
         (speed.samples_per_second, "samples/s"),
         (speed.tokens_per_second, "tokens/s"),
     ):

@@ -35,8 +35,6 @@ _GROWTH = 16.0
 _GROWTH_SHARE = 0.02
 #: The first tenth of a run fills caches and pools.
 _STARTUP = 0.1
-#: Looks that must fall between the first and the last step, to be numbered by when they were taken.
-_TIMES_AGREE = 0.7
 #: Memory that is full within so many seconds is critical; later than that only worth knowing.
 _SOON = 3600.0
 _FAR = 30 * 86400.0
@@ -53,7 +51,7 @@ def find(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
     """What is wrong with memory; nothing where nothing is, or where too little was recorded to say."""
     with np.errstate(all="ignore"):
         return [
-            *_host_leaks({rank: _counted(looks, steps) for rank, looks in samples.items()}),
+            *_host_leaks(samples),
             *_device_creep(steps, samples),
             *_host_pressure(samples),
             *_device_pressure(steps, samples),
@@ -192,21 +190,6 @@ _CREEP_ACTION = (
     "Look for tensors that outlive their step: a loss kept with its graph (use .item() or .detach()), outputs appended "
     "to a list, retain_graph=True, hidden states carried over without .detach()."
 )
-
-
-def _counted(looks: Samples, steps: Steps) -> Samples:
-    """The looks, each with the step that its rank was in by the time of both: the number it was recorded with may be
-    old by as much as ranks take to make steps of what they noted. As they are where most were taken at other times."""
-    if looks.rank not in steps.ranks or len(steps) < 2 or not len(looks):
-        return looks
-    began = steps.start[:, steps.ranks.index(looks.rank)]
-    times = looks.column("time")
-    within = (times >= began[0]) & (times <= began[-1])
-    if not np.all(np.diff(began) > 0) or within.mean() < _TIMES_AGREE:
-        return looks
-    table = looks.table[within].copy()
-    table["step"] = np.interp(times[within], began, steps.numbers)
-    return Samples(looks.rank, looks.host, table)
 
 
 def _without_startup(looks: Samples) -> Samples:

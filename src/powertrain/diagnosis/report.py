@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -75,13 +76,24 @@ def _on_hosts(samples: Mapping[int, Samples], hosts: Mapping[int, str]) -> dict[
     }
 
 
+def _cores_of_a_rank(samples: Mapping[int, Samples]) -> float:
+    """How many each has for itself on the fullest machine; 0 where nobody looked."""
+    ranks = Counter(looks.host for looks in samples.values())
+    parts = [
+        float(looks.table["host_cores"].max()) / ranks[looks.host]
+        for looks in samples.values()
+        if len(looks.table)
+    ]
+    return min(parts, default=0.0)
+
+
 def _all_findings(
     run: Settled, samples: Mapping[int, Samples], seen: Mapping[str, str] | None
 ) -> tuple[tuple[Finding, ...], list[str]]:
     """The findings, and for each kind that could not be looked for a sentence."""
     steps = run.steps
     finders: dict[str, Callable[[], list[Finding]]] = {
-        "step times": lambda: step_time.find(steps, seen),
+        "step times": lambda: step_time.find(steps, seen, _cores_of_a_rank(samples)),
         "late ranks": lambda: stragglers.find(steps),
         "memory": lambda: memory.find(steps, samples),
         "machines": lambda: machine.find(steps, samples),

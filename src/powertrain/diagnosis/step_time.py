@@ -47,17 +47,18 @@ _MOST_WORKERS = 64
 _REPORT_SHARE = 0.05
 
 
-def find(steps: Steps, seen: Mapping[str, str] | None = None) -> list[Finding]:
+def find(steps: Steps, seen: Mapping[str, str] | None = None, cores: float = 0.0) -> list[Finding]:
     """What the run is bound by, the costliest first; ``incomplete`` alone where there are too few steps to say.
 
-    ``seen`` has for names of phases where in the user's code they were mostly seen ("train.py:31 in evaluate").
+    ``seen`` has for names of phases where in the user's code they were mostly seen ("train.py:31 in evaluate");
+    ``cores`` is how many of its machine's a rank has for itself, 0 where that is not known.
     """
     run = settled(steps)
     if not run.enough:
         return [_too_few(run)]
     lines = dict(seen or {})
     periodic = spikes.find(run)
-    bounds = _bounds(run, periodic, lines)
+    bounds = _bounds(run, periodic, lines, cores)
     findings = [*bounds, *_unseen_phases(run), *_slow_start(run), *_compute_bound(run, bool(bounds), lines)]
     findings += [_spike(run, spike, lines) for spike in periodic if not _told_as_bound(spike, bounds)]
     return sorted(findings, key=lambda finding: -finding.cost)
@@ -87,7 +88,9 @@ def _too_few(run: Settled) -> Finding:
     )
 
 
-def _bounds(run: Settled, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str]) -> list[Finding]:
+def _bounds(
+    run: Settled, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str], cores: float
+) -> list[Finding]:
     """Phases that take too much of every step. Steps with a periodic spike do not count: they are named by that."""
     rows = np.arange(len(run.numbers))
     for spike in periodic:
@@ -102,7 +105,7 @@ def _bounds(run: Settled, periodic: Sequence[spikes.Periodic], lines: Mapping[st
         if step <= 0 or statistics.median(times) < max(_LEAST, least * step):
             continue
         if statistics.median_interval(times, block=1).low >= 0.5 * least * step:
-            findings.append(_bound(run, phase, statistics.median(times), rows, lines))
+            findings.append(_bound(run, phase, statistics.median(times), rows, lines, cores))
     return findings + _checkpoint_bound(run, periodic, lines)
 
 
@@ -119,14 +122,16 @@ def _spent_by_every_rank(run: Settled, phase: int, rows: Rows) -> Floats:
     return statistics.window_means(run.common()[rows, phase], WINDOW)
 
 
-def _bound(run: Settled, phase: int, time: float, rows: Rows, lines: Mapping[str, str]) -> Finding:
+def _bound(
+    run: Settled, phase: int, time: float, rows: Rows, lines: Mapping[str, str], cores: float
+) -> Finding:
     name, step = phases.NAMES[phase], _usual(run.critical[rows])
     part, rest = time / step, _usual(run.critical_without(phase)[rows])
     evidence: dict[str, Any] = {"step": step, "time": time, "share": part, "rest": rest, **_line(lines, name)}
     saved = f"without it a step would take {seconds(rest)} instead of {seconds(step)}"
     if phase == phases.INPUT:
         kind, said = "input_bound", "waits for its next batch"
-        action, sizes = _loader_advice(run, step, rest)
+        action, sizes = _loader_advice(run, step, rest, cores)
         evidence |= sizes
     elif phase == phases.H2D:
         kind, said = "transfer_bound", "copies its batch to the device"
@@ -178,7 +183,7 @@ def _transfer_advice(pageable: bool, saved: str) -> str:
     return f"Send less: smaller types (uint8 pixels, 16-bit floats) turned to floats on the device; {saved}."
 
 
-def _loader_advice(run: Settled, step: float, rest: float) -> tuple[str, dict[str, Any]]:
+def _loader_advice(run: Settled, step: float, rest: float, cores: float) -> tuple[str, dict[str, Any]]:
     """What would hide the loading, sized from how long making a batch takes and how long the rest of a step does."""
     rest = max(rest, 0.02 * step)
     fetches = _fetches(run)
@@ -202,7 +207,20 @@ def _loader_advice(run: Settled, step: float, rest: float) -> tuple[str, dict[st
     if workers > _MOST_WORKERS:
         return f"Make batches cheaper: {needs}, which would take {workers} loader workers.", sizes
     where = "are made in the training loop" if in_loop else "come too late"
-    return f"Give the loader num_workers={workers} (batches {where}): {needs}.", sizes
+    action = (
+        f"Give the DataLoader num_workers={workers}, or the dataset shard prefetch_batches={workers} (batches "
+        f"{where}): {needs}."
+    )
+    if 0 < cores < workers:
+        action += (
+            f" This machine has {_cores(cores)} for each rank: where a batch takes computing and not waiting, make it "
+            "cheaper instead."
+        )
+    return action, sizes
+
+
+def _cores(cores: float) -> str:
+    return "one core" if cores == 1 else f"{cores:.3g} cores"
 
 
 def _fetches(run: Settled) -> Floats:

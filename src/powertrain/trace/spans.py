@@ -218,6 +218,8 @@ class _Steps:
         #: Optimizers that have stepped in this step, and those within a step, with the depth they began at.
         self._stepped: set[int] = set()
         self._open_optimizers: dict[int, int] = {}
+        #: Whether any phase was entered since the newest of them began, and how many steps within its own it has begun.
+        self._has_entered, self._inner_steps = False, 0
         #: Whether the loop marks its steps, and how deep in marked steps it is.
         self._marked, self._within = False, 0
         #: What was summed up when the newest batch was asked for; whether it was given to a model without gradients,
@@ -284,6 +286,7 @@ class _Steps:
     # -- phases
 
     def enter(self, phase: int, now: int) -> None:
+        self._has_entered = True
         self._sums[self._phase] += now - self._since
         self._since = now
         stack = self._stack
@@ -427,7 +430,11 @@ class _Steps:
         self._charge(now)
         key = self._which
         if key in self._open_optimizers:
+            if not self._has_entered:
+                self._inner_steps += 1  # a step of a subclass, which calls that of its base
+                return
             self._back_to(self._open_optimizers[key])  # it raised, and what it began was never ended
+        self._has_entered, self._inner_steps = False, 0
         if key in self._stepped:
             self._close_found()
         self._open_optimizers[key] = len(self._stack)
@@ -437,6 +444,9 @@ class _Steps:
 
     def optimizer_ended(self, _: int, now: int) -> None:
         self._charge(now)
+        if self._inner_steps:
+            self._inner_steps -= 1
+            return
         key = self._which
         place = self._open_optimizers.pop(key, None)
         if place is not None and place < len(self._stack):
