@@ -91,7 +91,7 @@ def from_json(data: bytes) -> Report:
                 "Read it with the version of Powertrain that wrote it, or a later one."
             )
         return msgspec.json.decode(data, type=Report)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StorageError(
             f"This is not a summary that Powertrain wrote: {error}. Make it again with `powertrain diagnose RUN`."
         ) from error

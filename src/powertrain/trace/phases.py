@@ -20,7 +20,7 @@ COLLECTIVE = 4
 OPTIMIZER = 5
 #: The rest of a step: loss, metrics, gradient clipping.
 INSIDE = 6
-#: In ``report``, in saving state, at barriers of ours.
+#: In ``report``, in saving state and files.
 REPORT = 7
 #: Between two steps: logging, evaluation, whatever the loop does beside.
 OUTSIDE = 8

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two messages, and until the first: what was not sent dies with the run's driver.
 _SEND_EVERY, _SEND_FIRST = 0.5, 0.1
+#: The same where the run does not keep up.
+_TRY_AGAIN = 0.05
 #: Seconds between two looks at where the training thread is.
 _GLANCE_EVERY = 0.25
 _PATCHES = "powertrain.trace.patches"
@@ -56,7 +58,7 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class Untraced:
     """What this process recorded before a rank came to live in it, put aside meanwhile: a script may trace itself and
-    train inline. Unless the rank is traced, what its loop says of itself is heard by nobody."""
+    train inline. Until the rank is traced, what its loop says of itself is heard by nobody."""
 
     def __init__(self) -> None:
         self._recorder = spans.recording()
@@ -122,10 +124,11 @@ class Tracing:
             patches.install(self._recorder, choice)
 
     def end(self) -> wire.Telemetry | None:
-        """The user's function has returned or raised, on the same thread: nothing is patched any more. What there is
-        still to send; nothing the second time."""
+        """The user's function has returned or raised, on the same thread: nothing is recorded any more. What there is
+        still to send; nothing the second time. What is patched is :class:`Untraced`'s to put back."""
         try:
-            self._unpatch()
+            if self._torch is not None:
+                self._torch.give_up()
             self._recorder.flush()
             with self._lock:
                 if self._is_over:
@@ -135,10 +138,6 @@ class Tracing:
         except Exception as error:
             self._failed(error)
             return None
-
-    def _unpatch(self) -> None:
-        if self._torch is not None:
-            self._torch.give_up()
 
     @property
     def is_over(self) -> bool:
@@ -181,7 +180,7 @@ class Tracing:
             self._look()
         if now < self._next_send or not can_send:
             if now >= self._next_send:
-                self._next_send = now + 0.05
+                self._next_send = now + _TRY_AGAIN
             return None
         self._next_send = now + _SEND_EVERY
         return self._gather(final=False)
