@@ -27,6 +27,7 @@ from torch.utils.data._utils import fetch
 import powertrain
 from powertrain import trace
 from powertrain.errors import ConfigError
+from powertrain.torch import prepare
 from powertrain.trace import cuda, patches, phases, spans
 from powertrain.trace.phases import RECORD_SIZE, StepRecord
 
@@ -283,6 +284,7 @@ def test_a_compiled_optimizer_still_ends_steps_and_compiles_as_it_did(
             step()
         return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
+    prepare.watch_optimizer_steps()
     plain = graphs_of_training()
     trace.init()
     assert graphs_of_training() == plain
