@@ -415,7 +415,9 @@ def test_what_other_threads_do_is_not_counted(recorder: spans.Recorder) -> None:
     thread.join()
     found = steps(recorder)
     assert found
-    assert all(step.phases[phases.FORWARD] < LONG / 2 and not step.samples for step in found[1:])
+    assert not any(step.samples for step in found)
+    # The other thread's four; a busy machine may hold this one up for as long now and then.
+    assert sum("forward" in long_phases(step) for step in found[1:]) < 4
 
 
 # --------------------------------------------------------------------------- by hand
