@@ -428,16 +428,13 @@ class DataParallelTrainer:
 
         scaling, run, streamed = self.scaling_config, self.run_config, self._streamed_datasets()
         minimum, maximum = self._worker_bounds()
-        working_dir = ""
-        if run.working_dir is not None:
-            working_dir = os.path.abspath(os.path.expanduser(run.working_dir))
         return RunSpec(
             name=name,
             path=storage.uri,
             storage_path=run.storage_root,
             launch_dir=os.getcwd(),
             runtime_dir=str(runtime),
-            working_dir=working_dir,
+            working_dir=_working_dir(run),
             min_workers=minimum,
             max_workers=maximum,
             shape=_shape(scaling),
@@ -479,13 +476,16 @@ class DataParallelTrainer:
             begin_from=self._begin_from.path if self._begin_from is not None else "",
             begin_from_filesystem=_pickled(getattr(self._begin_from, "given_filesystem", None)),
             version=__version__,
-            arguments={
-                "run_config": run,
-                "scaling_config": scaling,
-                "backend_config": self._backend,
-                "train_loop_config": self._config,
-            },
+            arguments=self._told_to_callbacks(),
         )
+
+    def _told_to_callbacks(self) -> dict[str, Any]:
+        return {
+            "run_config": self.run_config,
+            "scaling_config": self.scaling_config,
+            "backend_config": self._backend,
+            "train_loop_config": self._config,
+        }
 
     def _user_env(self) -> dict[str, str]:
         return dict(self.run_config.worker_runtime_env.get("env_vars", {}))
@@ -1247,6 +1247,10 @@ def _refuse_what_is_not_here(run: RunConfig) -> None:
             "RunConfig(log_to_file=<name>) is not supported yet by this version of Powertrain. Use log_to_file=True: "
             "each rank's output goes to its own file under the run's logs/."
         )
+
+
+def _working_dir(run: RunConfig) -> str:
+    return "" if run.working_dir is None else os.path.abspath(os.path.expanduser(run.working_dir))
 
 
 def _port(run: RunConfig) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trace.records import phases_longer_than, steps
 from torch.utils.data import DataLoader, Dataset
 
 from powertrain import RunConfig, ScalingConfig, trace
@@ -25,8 +26,9 @@ from powertrain.torch import TorchTrainer
 from powertrain.trace import patches, phases, spans
 from powertrain.trace.integrations.attaching import Attachment
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer, with_trace
-from powertrain.trace.phases import RECORD_SIZE, StepRecord
+from powertrain.trace.phases import StepRecord
 
+pytestmark = pytest.mark.timed
 LONG = 0.01
 AUTO = patches.choose("auto")
 
@@ -40,16 +42,9 @@ def recorder() -> Iterator[spans.Recorder]:
     spans.use(None)
 
 
-def steps(recorder: spans.Recorder) -> list[StepRecord]:
-    recorder.flush()
-    data = recorder.drain(0)[1]
-    return [phases.unpack_from(data, at) for at in range(0, len(data), RECORD_SIZE)]
-
-
 def long_phases(record: StepRecord) -> set[str]:
     """The names of those that took as long as somebody made them take."""
-    named = zip(phases.NAMES, record.phases, strict=True)
-    return {name for name, seconds in named if seconds > LONG * 0.9}
+    return phases_longer_than(record, LONG * 0.9)
 
 
 # --------------------------------------------------------------------------- Ray

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trace.records import phases_longer_than, steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
@@ -29,10 +30,11 @@ from powertrain import trace
 from powertrain.errors import ConfigError
 from powertrain.torch import prepare
 from powertrain.trace import cuda, patches, phases, spans
-from powertrain.trace.phases import RECORD_SIZE, StepRecord
+from powertrain.trace.phases import StepRecord
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
 #: Long enough to be told from whatever else a step on a busy machine does.
+pytestmark = pytest.mark.timed
 LONG = 0.03
 
 
@@ -63,16 +65,9 @@ def recorder() -> Iterator[spans.Recorder]:
     spans.use(None)
 
 
-def steps(recorder: spans.Recorder) -> list[StepRecord]:
-    recorder.flush()
-    data = recorder.drain(0)[1]
-    return [phases.unpack_from(data, at) for at in range(0, len(data), RECORD_SIZE)]
-
-
 def long_phases(record: StepRecord) -> set[str]:
     """The names of those that took as long as somebody made them take."""
-    named = zip(phases.NAMES, record.phases, strict=True)
-    return {name for name, seconds in named if seconds > LONG * 0.9}
+    return phases_longer_than(record, LONG * 0.9)
 
 
 def seen(record: StepRecord) -> set[str]:
@@ -879,7 +874,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks have recorded, one of them late."""
     store = tmp_path_factory.mktemp("store") / "store"

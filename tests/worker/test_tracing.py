@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.trace.records import unpacked as unpack
 
 from powertrain.trace import samples, spans
-from powertrain.trace.phases import RECORD_SIZE, REPORT, StepRecord, unpack_from
+from powertrain.trace.phases import RECORD_SIZE, REPORT
 from powertrain.worker import tracing
 from powertrain.worker.tracing import TraceSettings, Tracing, Untraced, newest_steps
 
@@ -33,10 +34,6 @@ def begun(settings: TraceSettings = MANUAL) -> tuple[Tracing, list[str]]:
     found = Tracing.begin(settings, said.append)
     assert found is not None, said
     return found, said
-
-
-def unpack(records: bytes) -> list[StepRecord]:
-    return [unpack_from(records, at) for at in range(0, len(records), RECORD_SIZE)]
 
 
 def make_steps(count: int) -> None:

@@ -609,9 +609,13 @@ class Controller:
         self._hub.acknowledge(received)
 
     def _can_be_next(self, member: Member, point: wire.Point, before: list[wire.Point]) -> bool:
-        """Rows follow each other. One far ahead would have everything in between waited for."""
+        """Rows follow each other. One far ahead would have everything in between waited for.
+
+        Of an attempt that is over nothing is waited for any more, and its points are only kept."""
+        if point.solo or member.attempt is not self._attempt:
+            return True
         last = max(member.attempt.rows.last_row(member.rank), member.attempt.first_row - 1)
-        if point.solo or point.row <= last + len(before) + 1:
+        if point.row <= last + len(before) + 1:
             return True
         self._tell_once_recorded(
             f"Rank {member.rank} sent a report of row {point.row} after row {last + len(before)}, which no loop can "

@@ -81,7 +81,7 @@ class Telemetry:
 
 def why_unusable(message: wire.Telemetry) -> str:
     """ "" for a message of whole records; otherwise what is wrong with it. Pure."""
-    if len(message.steps) % RECORD_SIZE or len(message.samples) % SAMPLE_SIZE or message.first < 0:
+    if len(message.steps) % RECORD_SIZE or len(message.samples) % SAMPLE_SIZE:
         return (
             f"{len(message.steps)} bytes of steps and {len(message.samples)} of samples are no whole records of "
             f"{RECORD_SIZE} and {SAMPLE_SIZE}"
