@@ -1,6 +1,7 @@
-"""A plugin of pytest: writes down how far a session has come, and leaves out what an earlier one has done.
+"""A plugin of pytest: writes down how far a session has come, runs only what is wanted of it, and tells of a failure at
+once, because a session that is ended from outside never comes to the place where pytest does.
 
-``python -m tests`` reads it, should the process of a session end without a word.
+``python -m tests`` reads what is written.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 
-#: Names the file.
-VARIABLE = "POWERTRAIN_TESTS_PROGRESS"
+#: Name the file, and one with the tests that are to be run, where it is not all of them.
+VARIABLE, ONLY = "POWERTRAIN_TESTS_PROGRESS", "POWERTRAIN_TESTS_ONLY"
 BEGUN, PASSED, FAILED, OVER = "begun", "passed", "failed", "over"
 
 
@@ -35,28 +36,46 @@ def _write(word: str, what: str) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    done = Progress(Path(os.environ[VARIABLE]).read_text()).passed
-    if left_out := [item for item in items if item.nodeid in done]:
+    progress = Progress(Path(os.environ[VARIABLE]).read_text())
+    done = progress.passed | progress.failed
+    only = Path(os.environ[ONLY]).read_text().splitlines() if ONLY in os.environ else None
+    left_out = [
+        item for item in items if item.nodeid in done or (only is not None and item.nodeid not in only)
+    ]
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.nodeid not in done]
+        items[:] = [item for item in items if item not in left_out]
 
 
-_has_failed = False
+class _Failures:
+    """Of the test that runs; and where to tell of them."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+        self.terminal: Any = None
+
+
+_failures = _Failures()
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal's own
+def pytest_configure(config: pytest.Config) -> None:
+    _failures.terminal = config.pluginmanager.getplugin("terminalreporter")
 
 
 def pytest_runtest_logstart(nodeid: str, location: Any) -> None:
-    global _has_failed
-    _has_failed = False
+    _failures.has_failed = False
     _write(BEGUN, nodeid)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    global _has_failed
-    _has_failed |= report.failed
+    if report.failed:
+        _failures.has_failed = True
+        _failures.terminal.write_line(f"\n{report.nodeid} ({report.when}):\n{report.longreprtext}")
 
 
 def pytest_runtest_logfinish(nodeid: str, location: Any) -> None:
-    _write(FAILED if _has_failed else PASSED, nodeid)
+    _write(FAILED if _failures.has_failed else PASSED, nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -49,6 +49,24 @@ def unused_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
+# --------------------------------------------------------------------------- a cluster that was left
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_who_only_asks_joins_no_cluster_that_it_has_left() -> None:
+    """Ray joins one, or starts one, with whatever it is asked; and an engine may be about to ask when its process
+    leaves. The first test of this file: later ones are connected."""
+    with ray_client.only_asking():
+        with pytest.raises(Exception, match=r"^(?!Ray was asked)."):
+            ray.nodes()
+        with ray_client.only_asking(), pytest.raises(Exception, match=r"^(?!Ray was asked)."):
+            ray.util.placement_group([{"CPU": 1}])
+        with pytest.raises(Exception, match=r"^(?!Ray was asked)."):
+            ray.put(1)
+    with pytest.raises(AssertionError, match="Ray was asked"):
+        ray.put(1)
+
+
 # --------------------------------------------------------------------------- nobody is there
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
+from ray._private import auto_init_hook
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from powertrain.config import did_you_mean
@@ -229,6 +230,38 @@ def alive() -> list[dict[str, Any]]:
     return [found for found in table() if found["Alive"]]
 
 
+class _JoinsByItself:
+    """In place of Ray's word for whether it joins or starts a cluster when it is asked outside of one: never for
+    whoever is :func:`only_asking`. Looking first whether this process is in a cluster is not enough: it may leave it
+    between that and the question."""
+
+    is_unwanted = threading.local()
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def __bool__(self) -> bool:
+        return bool(self._plain) and not getattr(self.is_unwanted, "here", False)
+
+    @classmethod
+    def install(cls) -> None:
+        """For this process. Again is fine."""
+        if not isinstance(auto_init_hook.enable_auto_connect, cls):
+            vars(auto_init_hook)["enable_auto_connect"] = cls(auto_init_hook.enable_auto_connect)
+
+
+@contextlib.contextmanager
+def only_asking() -> Iterator[None]:
+    """What is asked of Ray within, on this thread, raises where this process has left the cluster."""
+    _JoinsByItself.install()
+    was = getattr(_JoinsByItself.is_unwanted, "here", False)
+    _JoinsByItself.is_unwanted.here = True
+    try:
+        yield
+    finally:
+        _JoinsByItself.is_unwanted.here = was
+
+
 class RayThread:
     """All of Ray is asked on this thread. It wakes when Ray has an answer, and once a second to look at the cluster,
     for which Ray has no event.
@@ -279,7 +312,11 @@ class RayThread:
     @property
     def is_connected(self) -> bool:
         """Whether this process is still part of the cluster that the engine began on."""
-        return ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job
+        with only_asking():
+            try:
+                return ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job
+            except Exception:  # it leaves the cluster at this moment
+                return False
 
     def soon(self, act: Callable[[], None]) -> None:
         """Call ``act`` on this thread. Any thread."""
@@ -301,13 +338,13 @@ class RayThread:
 
     def kill(self, actor: Any) -> None:
         """End an actor, if there is one and it has not ended. Never raises."""
-        with contextlib.suppress(Exception):  # it is gone already, or Ray is
+        with only_asking(), contextlib.suppress(Exception):  # it is gone already, or Ray is
             if actor is not None and self.is_connected:
                 ray.kill(actor)
 
     def remove(self, group: PlacementGroup) -> None:
         """Give back a placement group. Never raises."""
-        with contextlib.suppress(Exception):
+        with only_asking(), contextlib.suppress(Exception):
             if self.is_connected:
                 remove_placement_group(group)
 
@@ -332,7 +369,8 @@ class RayThread:
         if self._is_gone:
             return
         try:
-            task()
+            with only_asking():
+                task()
         except Exception as error:  # of Ray: the cluster may be going away
             self._failed(task, error)
 

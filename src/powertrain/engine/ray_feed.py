@@ -52,9 +52,12 @@ def end(iterators: Sequence[Any]) -> None:
     """
     import ray
 
+    from powertrain.engine.ray_client import only_asking
+
     shared = {iterator._coord_actor for iterator in iterators if hasattr(iterator, "_coord_actor")}
-    for coordinator in shared:
-        ray.kill(coordinator)
+    with only_asking():
+        for coordinator in shared:
+            ray.kill(coordinator)
 
 
 class Feed:
