@@ -374,7 +374,7 @@ def test_an_exception_within_a_step_leaves_everything_right(recorder: spans.Reco
         train(model, [(x,)], optimizer)
     (step,) = steps(recorder)
     assert long_phases(step) - {"outside"} == {"forward"}
-    assert recorder._depth == 0
+    assert recorder.depth == 0
 
 
 def test_a_loader_that_is_left_early_or_fails_leaves_everything_right(recorder: spans.Recorder) -> None:
@@ -390,7 +390,7 @@ def test_a_loader_that_is_left_early_or_fails_leaves_everything_right(recorder: 
 
     with pytest.raises(OSError, match="no such file"):
         next(iter(DataLoader(TensorDataset(torch.ones(4, 4)), collate_fn=fails)))
-    assert recorder._depth == 0
+    assert recorder.depth == 0
     assert len(steps(recorder)) == 2
 
 

@@ -466,18 +466,18 @@ def test_whatever_is_called_over_and_over_little_is_noted_at_once(calls: list[An
     loop, stream = Loop(), Stream()
     if on_device:
         loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record))
-    for _ in range(2 * spans._SETTLE_AT // len(calls)):
+    for _ in range(2 * spans.SETTLE_AT // len(calls)):
         for name, *arguments in calls:
             getattr(loop.recorder, name)(*arguments)
-            assert len(loop.recorder._log) <= spans._SETTLE_AT + 16
+            assert len(loop.recorder.log) <= spans.SETTLE_AT + 16
     assert loop.recorder.trouble == ""
 
 
 @pytest.mark.parametrize("name", ["copies_pageable", "gradients_are_there", "batch", "begin_marked_step"])
 def test_what_comes_alone_is_not_kept_forever(loop: Loop, name: str) -> None:
-    for _ in range(2 * spans._SETTLE_AT):
+    for _ in range(2 * spans.SETTLE_AT):
         getattr(loop.recorder, name)()
-    assert len(loop.recorder._log) <= spans._SETTLE_AT + 16
+    assert len(loop.recorder.log) <= spans.SETTLE_AT + 16
 
 
 def test_a_loop_of_which_only_the_optimizer_is_known_gives_its_steps_as_they_come(loop: Loop) -> None:
@@ -992,14 +992,14 @@ def test_what_a_signals_handler_notes_while_steps_are_made_is_kept(loop: Loop) -
 def test_a_fault_of_the_recorder_ends_recording_and_nothing_else() -> None:
     recorder = spans.Recorder()
     recorder.reported()
-    recorder._note((10_000, 0))  # which nobody knows
+    recorder.note((10_000, 0))  # which nobody knows
     recorder.settle()
     assert "IndexError" in recorder.trouble
     for _ in range(3):
         recorder.leave(recorder.enter(phases.FORWARD))
         recorder.reported()
     assert recorder.steps == 1
-    assert recorder._log == []
+    assert recorder.log == []
 
 
 # --------------------------------------------------------------------------- exceptions that come from outside
@@ -1089,7 +1089,7 @@ def test_a_phase_that_could_not_be_entered_is_left_with_the_next() -> None:
         loop = Loop()
         with At(number, "enter", interrupt), contextlib.suppress(Interrupted):
             loop.recorder.leave(loop.recorder.enter(FORWARD))
-        if loop.recorder._depth:
+        if loop.recorder.depth:
             break  # from this line on it has been entered
         for _ in range(3):
             loop.fetch(1)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain.errors import ConfigError
 from powertrain.trace import cuda
 from powertrain.trace.phases import BACKWARD, COLLECTIVE, H2D, INPUT, REPORT
-from powertrain.trace.spans import IGNORED, LEARN, LOOK, MADE_HERE, NOBODY, Recorder
+from powertrain.trace.spans import IGNORED, LEARN, LEAVE, LOOK, MADE_HERE, NOBODY, SETTLE_AT, Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -259,21 +259,26 @@ class Patches:
         iterator: Any = dataloader._BaseDataLoaderIter
         made_here: Any = dataloader._SingleProcessDataLoaderIter
         next_of, recorder, seconds_of = iterator.__next__, self.recorder, self._seconds_of_newest
+        note, clock = recorder.note, recorder.clock
+
+        def next_within(batches: Any) -> Any:
+            with recorder.phase(INPUT):
+                return next_of(batches)
 
         @functools.wraps(next_of)
         def timed_next(batches: Any) -> Any:
-            depth = recorder.enter(INPUT)
+            if recorder.depth or get_ident() != recorder.thread:
+                return next_within(batches)
+            note((INPUT, clock()))  # as recorder.enter does: see _patch_forward
+            recorder.depth = 1
             try:
                 batch = next_of(batches)
             except BaseException:
-                recorder.leave(depth)
+                recorder.leave(0)
                 raise
-            if depth:
-                recorder.leave(depth)
-            else:
-                seconds = MADE_HERE if type(batches) is made_here else seconds_of(batches)
-                samples, tokens = size_of(batch)
-                recorder.fetched(0, samples, tokens, seconds)
+            seconds = MADE_HERE if type(batches) is made_here else seconds_of(batches)
+            samples, tokens = size_of(batch)
+            recorder.fetched(0, samples, tokens, seconds)
             return batch
 
         self._replace(iterator, "__next__", timed_next)
@@ -310,7 +315,18 @@ class Patches:
         from torch.compiler import is_dynamo_compiling as is_compiling
 
         recorder, within, met, meet = self.recorder, self._within, self._is_model, self._meet
+        note, clock, log = recorder.note, recorder.clock, recorder.log
         plain: Callable[..., Any] = nn.Module.__call__
+
+        def call_within(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if (depth := recorder.enter(LEARN if is_grad_enabled() else LOOK)) == IGNORED:
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            within.model = True
+            try:
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            finally:
+                within.model = False
+                recorder.leave(depth)
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if within.model or is_compiling():
@@ -319,14 +335,24 @@ class Patches:
             is_model = met.get(id(module))
             if is_model is None and get_ident() == recorder.thread:
                 is_model = meet(module)
-            if not is_model or (depth := recorder.enter(LEARN if is_grad_enabled() else LOOK)) == IGNORED:
+            if not is_model:
                 return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            if recorder.depth or recorder.timing is not None or get_ident() != recorder.thread:
+                return call_within(module, args, kwargs)
+            # As nearly always. What the recorder does then is done here and not in calls of it: most of what they cost
+            # once in a step is that their code has to come into the processor's caches.
+            note((LEARN if is_grad_enabled() else LOOK, clock()))
+            recorder.depth = 1
             within.model = True
             try:
                 return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
             finally:
                 within.model = False
-                recorder.leave(depth)
+                recorder.depth = 0
+                now = clock()
+                note((LEAVE, now))
+                if now >= recorder.due or len(log) > SETTLE_AT:
+                    recorder.settle()
 
         self._replace(nn.Module, "__call__", functools.wraps(plain)(call))
         self._patch_buffers()
@@ -389,20 +415,38 @@ class Patches:
         from torch.compiler import is_dynamo_compiling as is_compiling
 
         recorder, within, exchanges = self.recorder, self._within, self._exchanges
+        note, clock, log = recorder.note, recorder.clock, recorder.log
 
-        @functools.wraps(function)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or (is_part_of_model and within.model):
+        def backward_within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if (depth := recorder.enter(BACKWARD)) == IGNORED:
                 return function(*args, **kwargs)
-            depth = recorder.enter(BACKWARD)
-            if depth == IGNORED:
-                return function(*args, **kwargs)
-            was_within, within.model = within.model, True  # what is computed again in it is a part of it
+            was_within, within.model = within.model, True
             try:
                 return function(*args, **kwargs)
             finally:
                 within.model = was_within
                 recorder.leave(depth)
+                for exchange in exchanges:
+                    exchange.learn()
+
+        @functools.wraps(function)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or (is_part_of_model and within.model):
+                return function(*args, **kwargs)
+            if recorder.depth or recorder.timing is not None or get_ident() != recorder.thread:
+                return backward_within(args, kwargs)
+            note((BACKWARD, clock()))  # as in _patch_forward
+            recorder.depth = 1
+            within.model = True  # what is computed again in it is a part of it
+            try:
+                return function(*args, **kwargs)
+            finally:
+                within.model = False
+                recorder.depth = 0
+                now = clock()
+                note((LEAVE, now))
+                if now >= recorder.due or len(log) > SETTLE_AT:
+                    recorder.settle()
                 for exchange in exchanges:
                     exchange.learn()
 

@@ -147,7 +147,7 @@ MADE_HERE = -1.0
 #: More at once cost less, because what makes them has to come into the processor's caches first; but the one step that
 #: they are made in is longer by all of it.
 _SETTLE_EVERY = 100_000_000
-_SETTLE_AT = 2 * 400
+SETTLE_AT = 2 * 400
 #: What is kept of one step that was put on the device's stream: a loop may end no step, as one that only evaluates.
 _MOST_MARKS = 10_000
 
@@ -156,7 +156,7 @@ _MOST_MARKS = 10_000
 #: A model is called, with gradients and without: what :meth:`Recorder.enter` may be given for :data:`FORWARD`.
 LEARN, LOOK = COUNT, COUNT + 1
 #: The outermost phase is over; or one that lies within others, with (depth, moment).
-_LEAVE, _LEAVE_INNER = COUNT + 2, COUNT + 3
+LEAVE, _LEAVE_INNER = COUNT + 2, COUNT + 3
 #: Waiting for input is over and a batch has come; or it has come since; with how much is in it where that has changed.
 _FETCHED, _BATCH, _AMOUNTS = COUNT + 4, COUNT + 5, COUNT + 6
 _GRADIENTS, _PAGEABLE = COUNT + 7, COUNT + 8
@@ -252,7 +252,7 @@ class _Steps:
             **dict.fromkeys(range(COUNT), self.enter),
             LEARN: self.learn,
             LOOK: self.look,
-            _LEAVE: self.leave,
+            LEAVE: self.leave,
             _LEAVE_INNER: self.leave_inner,
             _FETCHED: self.fetched,
             _BATCH: self.batch,
@@ -513,7 +513,7 @@ class _Steps:
                 rest = INSIDE
             elif number == _LEAVE_INNER:
                 del opened[value[0] :]
-            elif number in (_LEAVE, _FETCHED):
+            elif number in (LEAVE, _FETCHED):
                 opened.clear()
                 rest = INSIDE if number == _FETCHED else rest
             elif number in (_BATCH, _BEGIN_MARKED):
@@ -567,24 +567,24 @@ class Recorder:
     __slots__ = (
         "__weakref__",
         "_amounts",
-        "_clock",
-        "_depth",
         "_device",
-        "_due",
         "_ended",
         "_handlers",
         "_is_marked",
-        "_log",
         "_marks",
         "_marks_steps",
-        "_note",
         "_ring",
         "_steps",
-        "_timing",
         "_which",
         "_within",
+        "clock",
+        "depth",
+        "due",
         "is_scaling",
+        "log",
+        "note",
         "thread",
+        "timing",
         "trouble",
     )
 
@@ -598,7 +598,7 @@ class Recorder:
     ) -> None:
         """``buffer`` has :func:`ring_size` bytes, of any content; ``clock`` gives nanoseconds, ``now`` Unix seconds."""
         self._ring = _Ring(bytearray(ring_size()) if buffer is None else buffer)
-        self._clock = clock
+        self.clock = clock
         #: What went wrong here, where something did: nothing is recorded from then on.
         self.trouble = ""
         #: Identifies the thread that records; 0 for none, as in a forked child.
@@ -609,16 +609,16 @@ class Recorder:
         self._steps = _Steps(self._ring, began, now() - began * 1e-9)
         self._handlers = self._steps.handlers()
         #: What was noted: a number, its value, and so on. Both at once, because a signal's handler may note something.
-        self._log: list[Any] = []
-        self._note = self._log.extend
-        self._due = began + _SETTLE_EVERY
-        self._depth = self._within = 0
+        self.log: list[Any] = []
+        self.note = self.log.extend
+        self.due = began + _SETTLE_EVERY
+        self.depth = self._within = 0
         #: What was said last of batches and of the optimizer.
         self._amounts = (0, 0, 0.0)
         self._which = 0
         #: Once the device is timed at all, its timer; and the same where this step's work on it is.
         self._device: DeviceTimer | None = None
-        self._timing: DeviceTimer | None = None
+        self.timing: DeviceTimer | None = None
         #: What was put on its stream and is not noted yet, and whether the open phase was.
         self._marks: list[Mark] = []
         self._is_marked = False
@@ -633,14 +633,14 @@ class Recorder:
         :meth:`leave`. :data:`IGNORED` for a thread that does not record."""
         if get_ident() != self.thread:
             return IGNORED
-        depth = self._depth
-        if depth and len(self._log) > _SETTLE_AT:
+        depth = self.depth
+        if depth and len(self.log) > SETTLE_AT:
             self.settle()
         # Noted first: an exception of the user's may come in between, and what is noted and never left is left with
         # the next one. What is counted and never left would stay.
-        self._note((phase, self._clock()))
-        self._depth = depth + 1
-        if self._timing is not None and not depth and phase in _MARKED_AS:
+        self.note((phase, self.clock()))
+        self.depth = depth + 1
+        if self.timing is not None and not depth and phase in _MARKED_AS:
             self._is_marked = True
             self._mark(_MARKED_AS[phase])
         return depth
@@ -648,21 +648,21 @@ class Recorder:
     def leave(self, depth: int) -> None:
         """Time belongs to what it belonged to before the :meth:`enter` that gave ``depth``, and so do phases within it
         that were never left."""
-        if depth or not self._depth:
-            if 0 < depth < self._depth:
-                self._depth = depth
-                now = self._clock()
-                self._note((_LEAVE_INNER, (depth, now)))
-                if now >= self._due or len(self._log) > _SETTLE_AT:
+        if depth or not self.depth:
+            if 0 < depth < self.depth:
+                self.depth = depth
+                now = self.clock()
+                self.note((_LEAVE_INNER, (depth, now)))
+                if now >= self.due or len(self.log) > SETTLE_AT:
                     self.settle()
             return
-        self._depth = 0
-        now = self._clock()
-        self._note((_LEAVE, now))
+        self.depth = 0
+        now = self.clock()
+        self.note((LEAVE, now))
         if self._is_marked:
             self._is_marked = False
             self._mark(OUTSIDE)
-        if now >= self._due or len(self._log) > _SETTLE_AT:
+        if now >= self.due or len(self.log) > SETTLE_AT:
             self.settle()
 
     def enter_forward(self, with_gradients: bool) -> int:
@@ -685,17 +685,17 @@ class Recorder:
         called in a thread of torch's, while the thread that records waits for it: then only the device's time is split.
         """
         if get_ident() == self.thread:
-            self._note((_GRADIENTS, self._clock()))
+            self.note((_GRADIENTS, self.clock()))
             self._settle_if_long()
-        timing = self._timing
+        timing = self.timing
         if timing is not None and (mark := timing.mark(COLLECTIVE)) is not None:
             self._marks.append(mark)
 
     def _mark(self, phase: int) -> None:
         """From here on what is put on the device's stream belongs to ``phase``."""
-        if self._timing is not None and (mark := self._timing.mark(phase)) is not None:
+        if self.timing is not None and (mark := self.timing.mark(phase)) is not None:
             self._marks.append(mark)
-            self._note((_MARKS, self._marks))
+            self.note((_MARKS, self._marks))
             self._marks = []
 
     # -- batches
@@ -703,7 +703,7 @@ class Recorder:
     def fetched(self, depth: int, samples: int = 0, tokens: int = 0, fetch: float = 0.0) -> None:
         """As :meth:`leave` of the phase :data:`INPUT`, which is left with a batch: :meth:`batch` says what the others
         are."""
-        if depth or self._depth != 1:
+        if depth or self.depth != 1:
             self.leave(depth)
             if not depth:
                 self.batch(samples, tokens, fetch)
@@ -711,11 +711,11 @@ class Recorder:
         amounts = samples, tokens, fetch
         if amounts != self._amounts:
             self._amounts = amounts
-            self._note((_AMOUNTS, amounts))
-        self._depth = 0
-        now = self._clock()
-        self._note((_FETCHED, now))
-        if now >= self._due or len(self._log) > _SETTLE_AT:
+            self.note((_AMOUNTS, amounts))
+        self.depth = 0
+        now = self.clock()
+        self.note((_FETCHED, now))
+        if now >= self.due or len(self.log) > SETTLE_AT:
             self.settle()
 
     def batch(self, samples: int = 0, tokens: int = 0, fetch: float = 0.0) -> None:
@@ -725,14 +725,14 @@ class Recorder:
             amounts = samples, tokens, fetch
             if amounts != self._amounts:
                 self._amounts = amounts
-                self._note((_AMOUNTS, amounts))
-            self._note((_BATCH, 0))
+                self.note((_AMOUNTS, amounts))
+            self.note((_BATCH, 0))
             self._settle_if_long()
 
     def copies_pageable(self) -> None:
         """Something is copied to a device from memory that is not pinned."""
         if get_ident() == self.thread:
-            self._note((_PAGEABLE, 0))
+            self.note((_PAGEABLE, 0))
             self._settle_if_long()
 
     # -- steps
@@ -741,13 +741,13 @@ class Recorder:
         """It begins to step. Takes and ignores a hook's arguments."""
         if get_ident() != self.thread or self.is_scaling:
             return
-        if len(self._log) > _SETTLE_AT:
+        if len(self.log) > SETTLE_AT:
             self.settle()
         if id(optimizer) != self._which:
             self._which = id(optimizer)
-            self._note((_WHICH, self._which))
-        self._note((_BEGINS, self._clock()))
-        if self._timing is not None and not self._depth:
+            self.note((_WHICH, self._which))
+        self.note((_BEGINS, self.clock()))
+        if self.timing is not None and not self.depth:
             self._mark(OPTIMIZER)
 
     def optimizer_ended(self, optimizer: object, *_: object) -> None:
@@ -756,14 +756,14 @@ class Recorder:
             return
         if id(optimizer) != self._which:
             self._which = id(optimizer)
-            self._note((_WHICH, self._which))
-        if self._timing is not None and not self._depth:
+            self.note((_WHICH, self._which))
+        if self.timing is not None and not self.depth:
             self._mark(OUTSIDE)
-        now = self._clock()
-        self._note((_ENDED, now))
-        if self._device is not None and not self._depth and not self._marks_steps:
+        now = self.clock()
+        self.note((_ENDED, now))
+        if self._device is not None and not self.depth and not self._marks_steps:
             self._choose_timing(self._device, now)
-        if now >= self._due or len(self._log) > _SETTLE_AT:
+        if now >= self.due or len(self.log) > SETTLE_AT:
             self.settle()
 
     def begin_marked_step(self) -> None:
@@ -772,39 +772,39 @@ class Recorder:
             self._settle_if_long()
             self._within += 1
             self._marks_steps = True
-            self._note((_BEGIN_MARKED, self._clock()))
+            self.note((_BEGIN_MARKED, self.clock()))
 
     def end_marked_step(self, failed: bool = False) -> None:
         """``trace_step`` is left. What a failed step took goes to the next one."""
         if get_ident() == self.thread and self._within:
             self._within -= 1
-            now = self._clock()
-            self._note((_FAILED if failed else _END_MARKED, now))
+            now = self.clock()
+            self.note((_FAILED if failed else _END_MARKED, now))
             if self._device is not None and not failed and not self._within:
                 self._choose_timing(self._device, now)
-            if now >= self._due or len(self._log) > _SETTLE_AT:
+            if now >= self.due or len(self.log) > SETTLE_AT:
                 self.settle()
 
     def _choose_timing(self, device: DeviceTimer, now: int) -> None:
         """A step has ended, or an optimizer step: whether the next one's work on the device is timed."""
         self._ended += 1
         is_on = device.is_due(self._ended, now)
-        if is_on != (self._timing is not None):
-            self._timing = device if is_on else None
-            self._note((_TIMING, is_on))
+        if is_on != (self.timing is not None):
+            self.timing = device if is_on else None
+            self.note((_TIMING, is_on))
 
     def reported(self) -> None:
         """``report`` has returned. Ends a step where nothing else does."""
         if get_ident() == self.thread:
-            now = self._clock()
-            self._note((_REPORT, now))
-            if now >= self._due or len(self._log) > _SETTLE_AT:
+            now = self.clock()
+            self.note((_REPORT, now))
+            if now >= self.due or len(self.log) > SETTLE_AT:
                 self.settle()
 
     def flush(self) -> None:
         """The user's function has ended: the last step is closed."""
         if get_ident() == self.thread:
-            self._note((_FLUSH, 0))
+            self.note((_FLUSH, 0))
             self.settle()
 
     def settle(self) -> None:
@@ -815,10 +815,10 @@ class Recorder:
         """
         if get_ident() != self.thread:
             return
-        log, handlers = self._log, self._handlers
+        log, handlers = self.log, self._handlers
         try:
             # First, so that a signal's handler that is called meanwhile does not come here too.
-            self._due = self._clock() + _SETTLE_EVERY
+            self.due = self.clock() + _SETTLE_EVERY
             noted = log[:]
             del log[: len(noted)]  # and not what a signal's handler has noted meanwhile
             each = iter(noted)
@@ -831,23 +831,23 @@ class Recorder:
             self.trouble, self.thread = f"{type(error).__name__}: {error}", NOBODY
 
     def _settle_if_long(self) -> None:
-        if len(self._log) > _SETTLE_AT:
+        if len(self.log) > SETTLE_AT:
             self.settle()
 
     def _begin_anew(self) -> None:
         """Making steps was broken off somewhere, so nothing is sure but what is known here."""
-        self._log.clear()
+        self.log.clear()
         # Of these the next call says again what they are.
         self._amounts, self._which = (0, 0, 0.0), 0
-        is_timing = self._timing is not None
-        self._steps = self._steps.begun_anew(self._clock(), self._depth, self._within, is_timing)
+        is_timing = self.timing is not None
+        self._steps = self._steps.begun_anew(self.clock(), self.depth, self._within, is_timing)
         self._handlers = self._steps.handlers()
 
     # -- for whoever keeps the steps
 
     def phase_now(self) -> int:
         """What time belongs to at this moment, as far as was noted. Any thread; it may be late by a moment."""
-        return self._steps.phase_after(self._log.copy())
+        return self._steps.phase_after(self.log.copy())
 
     @property
     def steps(self) -> int:
@@ -857,7 +857,7 @@ class Recorder:
     def time_on(self, make: Callable[[], DeviceTimer]) -> None:
         """From here on also time what a device does, with a timer that is made now. Again is fine."""
         if get_ident() == self.thread and self._device is None:
-            self._device = self._timing = self._steps.device = make()
+            self._device = self.timing = self._steps.device = make()
 
     def drain(self, after: int, final: bool = False) -> tuple[int, bytes]:
         """The steps from number ``after`` on, as :func:`read_ring` gives them. One thread, whichever.
