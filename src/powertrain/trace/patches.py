@@ -18,15 +18,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from powertrain.errors import ConfigError
 from powertrain.trace import cuda
 from powertrain.trace.phases import BACKWARD, COLLECTIVE, H2D, INPUT, REPORT
-from powertrain.trace.spans import IGNORED, LEARN, LEAVE, LOOK, MADE_HERE, NOBODY, SETTLE_AT, Recorder
-
-if TYPE_CHECKING:
-    import torch
+from powertrain.trace.spans import (
+    BEGINS,
+    ENDED,
+    FETCHED,
+    IGNORED,
+    LEARN,
+    LEAVE,
+    LOOK,
+    MADE_HERE,
+    NOBODY,
+    SETTLE_AT,
+    Recorder,
+)
 
 MODES = ("auto", "manual", "selective")
 #: Copies below it leave pageable memory at once, and tell nothing about the loader.
@@ -147,10 +156,8 @@ def _size_of(batch: Any, depth: int) -> tuple[int, int]:
 _NOT_DEVICES = ("cpu", "meta")
 
 
-def goes_to_device(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True where ``tensor.to(*args, **kwargs)`` copies from the host to a device."""
-    if not tensor.is_cpu:
-        return False
+def goes_to_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True where ``tensor.to(*args, **kwargs)`` of one in the host's memory copies it to a device."""
     if args and type(args[0]) is str:  # as usual
         return not args[0].startswith(_NOT_DEVICES)
     target = kwargs.get("device") or kwargs.get("other") or (args[0] if args else None)
@@ -259,7 +266,7 @@ class Patches:
         iterator: Any = dataloader._BaseDataLoaderIter
         made_here: Any = dataloader._SingleProcessDataLoaderIter
         next_of, recorder, seconds_of = iterator.__next__, self.recorder, self._seconds_of_newest
-        note, clock = recorder.note, recorder.clock
+        note, clock, log = recorder.note, recorder.clock, recorder.log
 
         def next_within(batches: Any) -> Any:
             with recorder.phase(INPUT):
@@ -276,9 +283,15 @@ class Patches:
             except BaseException:
                 recorder.leave(0)
                 raise
-            seconds = MADE_HERE if type(batches) is made_here else seconds_of(batches)
             samples, tokens = size_of(batch)
-            recorder.fetched(0, samples, tokens, seconds)
+            amounts = samples, tokens, MADE_HERE if type(batches) is made_here else seconds_of(batches)
+            if amounts != recorder.amounts:
+                recorder.tell_amounts(amounts)
+            recorder.depth = 0
+            now = clock()
+            note((FETCHED, now))
+            if now >= recorder.due or len(log) > SETTLE_AT:
+                recorder.settle()
             return batch
 
         self._replace(iterator, "__next__", timed_next)
@@ -459,10 +472,9 @@ class Patches:
         from torch.optim import optimizer as optimizers
 
         recorder = self.recorder
-        begins = optimizers.register_optimizer_step_pre_hook(recorder.optimizer_begins)
-        self._undo.callback(begins.remove)
-        ended = optimizers.register_optimizer_step_post_hook(recorder.optimizer_ended)
-        self._undo.callback(ended.remove)
+        begins, ended = self._optimizer_hooks()
+        self._undo.callback(optimizers.register_optimizer_step_pre_hook(begins).remove)
+        self._undo.callback(optimizers.register_optimizer_step_post_hook(ended).remove)
         scaler: Any = torch.amp.GradScaler
         step = scaler.step
 
@@ -480,6 +492,41 @@ class Patches:
                 recorder.optimizer_ended(optimizer)
 
         self._replace(scaler, "step", scaled_step)
+
+    def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """What is called before and after each optimizer's step."""
+        recorder = self.recorder
+        note, clock, log = recorder.note, recorder.clock, recorder.log
+
+        def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if (
+                recorder.device is None
+                and id(optimizer) == recorder.which
+                and not recorder.is_scaling
+                and get_ident() == recorder.thread
+            ):
+                note((BEGINS, clock()))  # as in _patch_forward
+            else:
+                recorder.optimizer_begins(optimizer)
+
+        def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if (
+                recorder.device is None
+                and id(optimizer) == recorder.which
+                and not recorder.is_scaling
+                and get_ident() == recorder.thread
+            ):
+                now = clock()
+                note((ENDED, now))
+                if now >= recorder.due or len(log) > SETTLE_AT:
+                    recorder.settle()
+            else:
+                recorder.optimizer_ended(optimizer)
+
+        for hook in (begins, ended):
+            # Lets torch.compile call them as they are, where it would otherwise warn that it cannot see what they do.
+            vars(hook)["_torchdynamo_disable"] = True
+        return begins, ended
 
     # -- copies to a device
 
@@ -507,13 +554,27 @@ class Patches:
         from torch.compiler import is_dynamo_compiling as is_compiling
 
         recorder = self.recorder
+        note, clock, log = recorder.note, recorder.clock, recorder.log
         to: Any = torch.Tensor.to
         to_cuda: Any = torch.Tensor.cuda
 
         def timed_to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if goes_to_device(tensor, args, kwargs) and not is_compiling():
+            if not tensor.is_cpu or not goes_to_device(args, kwargs) or is_compiling():
+                return to(tensor, *args, **kwargs)
+            if recorder.depth or recorder.timing is not None or get_ident() != recorder.thread:
                 return copied(recorder, tensor, to, args, kwargs)
-            return to(tensor, *args, **kwargs)
+            note((H2D, clock()))  # as in _patch_forward
+            recorder.depth = 1
+            try:
+                if tensor.nbytes >= _SMALL_COPY and not tensor.is_pinned():
+                    recorder.copies_pageable()
+                return to(tensor, *args, **kwargs)
+            finally:
+                recorder.depth = 0
+                now = clock()
+                note((LEAVE, now))
+                if now >= recorder.due or len(log) > SETTLE_AT:
+                    recorder.settle()
 
         def timed_cuda(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if tensor.is_cpu and not is_compiling():

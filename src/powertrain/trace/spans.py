@@ -158,10 +158,10 @@ LEARN, LOOK = COUNT, COUNT + 1
 #: The outermost phase is over; or one that lies within others, with (depth, moment).
 LEAVE, _LEAVE_INNER = COUNT + 2, COUNT + 3
 #: Waiting for input is over and a batch has come; or it has come since; with how much is in it where that has changed.
-_FETCHED, _BATCH, _AMOUNTS = COUNT + 4, COUNT + 5, COUNT + 6
+FETCHED, _BATCH, _AMOUNTS = COUNT + 4, COUNT + 5, COUNT + 6
 _GRADIENTS, _PAGEABLE = COUNT + 7, COUNT + 8
 #: Which optimizer those that follow are about, where it has changed.
-_WHICH, _BEGINS, _ENDED = COUNT + 9, COUNT + 10, COUNT + 11
+_WHICH, BEGINS, ENDED = COUNT + 9, COUNT + 10, COUNT + 11
 _BEGIN_MARKED, _END_MARKED, _FAILED = COUNT + 12, COUNT + 13, COUNT + 14
 _REPORT, _FLUSH = COUNT + 15, COUNT + 16
 #: What was put on the device's stream; and whether anything is, from here on.
@@ -254,14 +254,14 @@ class _Steps:
             LOOK: self.look,
             LEAVE: self.leave,
             _LEAVE_INNER: self.leave_inner,
-            _FETCHED: self.fetched,
+            FETCHED: self.fetched,
             _BATCH: self.batch,
             _AMOUNTS: self.amounts,
             _GRADIENTS: self.wait_for_gradients,
             _PAGEABLE: self.copy_pageable,
             _WHICH: self.which_optimizer,
-            _BEGINS: self.optimizer_begins,
-            _ENDED: self.optimizer_ended,
+            BEGINS: self.optimizer_begins,
+            ENDED: self.optimizer_ended,
             _BEGIN_MARKED: self.begin_marked,
             _END_MARKED: self.end_marked,
             _FAILED: self.end_marked,
@@ -513,14 +513,14 @@ class _Steps:
                 rest = INSIDE
             elif number == _LEAVE_INNER:
                 del opened[value[0] :]
-            elif number in (LEAVE, _FETCHED):
+            elif number in (LEAVE, FETCHED):
                 opened.clear()
-                rest = INSIDE if number == _FETCHED else rest
+                rest = INSIDE if number == FETCHED else rest
             elif number in (_BATCH, _BEGIN_MARKED):
                 rest = INSIDE
-            elif number == _BEGINS:
+            elif number == BEGINS:
                 optimizes = True
-            elif number in (_ENDED, _END_MARKED, _FAILED):
+            elif number in (ENDED, _END_MARKED, _FAILED):
                 optimizes, rest = False, OUTSIDE
             elif number == _GRADIENTS and opened:
                 opened[-1] = COLLECTIVE
@@ -566,8 +566,6 @@ class Recorder:
 
     __slots__ = (
         "__weakref__",
-        "_amounts",
-        "_device",
         "_ended",
         "_handlers",
         "_is_marked",
@@ -575,10 +573,11 @@ class Recorder:
         "_marks_steps",
         "_ring",
         "_steps",
-        "_which",
         "_within",
+        "amounts",
         "clock",
         "depth",
+        "device",
         "due",
         "is_scaling",
         "log",
@@ -586,6 +585,7 @@ class Recorder:
         "thread",
         "timing",
         "trouble",
+        "which",
     )
 
     def __init__(
@@ -614,10 +614,10 @@ class Recorder:
         self.due = began + _SETTLE_EVERY
         self.depth = self._within = 0
         #: What was said last of batches and of the optimizer.
-        self._amounts = (0, 0, 0.0)
-        self._which = 0
+        self.amounts = (0, 0, 0.0)
+        self.which = 0
         #: Once the device is timed at all, its timer; and the same where this step's work on it is.
-        self._device: DeviceTimer | None = None
+        self.device: DeviceTimer | None = None
         self.timing: DeviceTimer | None = None
         #: What was put on its stream and is not noted yet, and whether the open phase was.
         self._marks: list[Mark] = []
@@ -708,13 +708,10 @@ class Recorder:
             if not depth:
                 self.batch(samples, tokens, fetch)
             return
-        amounts = samples, tokens, fetch
-        if amounts != self._amounts:
-            self._amounts = amounts
-            self.note((_AMOUNTS, amounts))
+        self.tell_amounts((samples, tokens, fetch))
         self.depth = 0
         now = self.clock()
-        self.note((_FETCHED, now))
+        self.note((FETCHED, now))
         if now >= self.due or len(self.log) > SETTLE_AT:
             self.settle()
 
@@ -722,12 +719,15 @@ class Recorder:
         """A batch was given to the loop: how much is in it, and for how many seconds it was made; 0 where that is not
         known, :data:`MADE_HERE` for as long as it was waited for. Called when the phase :data:`INPUT` has been left."""
         if get_ident() == self.thread:
-            amounts = samples, tokens, fetch
-            if amounts != self._amounts:
-                self._amounts = amounts
-                self.note((_AMOUNTS, amounts))
+            self.tell_amounts((samples, tokens, fetch))
             self.note((_BATCH, 0))
             self._settle_if_long()
+
+    def tell_amounts(self, amounts: tuple[int, int, float]) -> None:
+        """What is in the batches from here on, as :meth:`batch` says it."""
+        if amounts != self.amounts:
+            self.amounts = amounts
+            self.note((_AMOUNTS, amounts))
 
     def copies_pageable(self) -> None:
         """Something is copied to a device from memory that is not pinned."""
@@ -743,10 +743,10 @@ class Recorder:
             return
         if len(self.log) > SETTLE_AT:
             self.settle()
-        if id(optimizer) != self._which:
-            self._which = id(optimizer)
-            self.note((_WHICH, self._which))
-        self.note((_BEGINS, self.clock()))
+        if id(optimizer) != self.which:
+            self.which = id(optimizer)
+            self.note((_WHICH, self.which))
+        self.note((BEGINS, self.clock()))
         if self.timing is not None and not self.depth:
             self._mark(OPTIMIZER)
 
@@ -754,15 +754,15 @@ class Recorder:
         """It has stepped, and the step may be over with it. Takes and ignores a hook's arguments."""
         if get_ident() != self.thread or self.is_scaling:
             return
-        if id(optimizer) != self._which:
-            self._which = id(optimizer)
-            self.note((_WHICH, self._which))
+        if id(optimizer) != self.which:
+            self.which = id(optimizer)
+            self.note((_WHICH, self.which))
         if self.timing is not None and not self.depth:
             self._mark(OUTSIDE)
         now = self.clock()
-        self.note((_ENDED, now))
-        if self._device is not None and not self.depth and not self._marks_steps:
-            self._choose_timing(self._device, now)
+        self.note((ENDED, now))
+        if self.device is not None and not self.depth and not self._marks_steps:
+            self._choose_timing(self.device, now)
         if now >= self.due or len(self.log) > SETTLE_AT:
             self.settle()
 
@@ -780,8 +780,8 @@ class Recorder:
             self._within -= 1
             now = self.clock()
             self.note((_FAILED if failed else _END_MARKED, now))
-            if self._device is not None and not failed and not self._within:
-                self._choose_timing(self._device, now)
+            if self.device is not None and not failed and not self._within:
+                self._choose_timing(self.device, now)
             if now >= self.due or len(self.log) > SETTLE_AT:
                 self.settle()
 
@@ -838,7 +838,7 @@ class Recorder:
         """Making steps was broken off somewhere, so nothing is sure but what is known here."""
         self.log.clear()
         # Of these the next call says again what they are.
-        self._amounts, self._which = (0, 0, 0.0), 0
+        self.amounts, self.which = (0, 0, 0.0), 0
         is_timing = self.timing is not None
         self._steps = self._steps.begun_anew(self.clock(), self.depth, self._within, is_timing)
         self._handlers = self._steps.handlers()
@@ -856,8 +856,8 @@ class Recorder:
 
     def time_on(self, make: Callable[[], DeviceTimer]) -> None:
         """From here on also time what a device does, with a timer that is made now. Again is fine."""
-        if get_ident() == self.thread and self._device is None:
-            self._device = self.timing = self._steps.device = make()
+        if get_ident() == self.thread and self.device is None:
+            self.device = self.timing = self._steps.device = make()
 
     def drain(self, after: int, final: bool = False) -> tuple[int, bytes]:
         """The steps from number ``after`` on, as :func:`read_ring` gives them. One thread, whichever.
@@ -865,7 +865,7 @@ class Recorder:
         Steps whose work on a device is not done are kept back, unless this is the ``final`` time: then they are given
         without the device's times. The device is asked, never waited for.
         """
-        device = self._device
+        device = self.device
         end = self._ring.written
         if device is not None:
             unresolved = device.resolve(self._ring.slot)
@@ -874,10 +874,6 @@ class Recorder:
         first, records = read_ring(self._ring.buffer, after)
         return first, records[: max(end - first, 0) * RECORD_SIZE]
 
-
-for _hook in (Recorder.optimizer_begins, Recorder.optimizer_ended):
-    # Lets torch.compile call them as they are, where it would otherwise warn that it cannot see what they do.
-    vars(_hook)["_torchdynamo_disable"] = True
 
 #: Where the code lies that makes steps.
 _HERE = os.path.dirname(__file__)

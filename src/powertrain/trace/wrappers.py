@@ -302,7 +302,7 @@ class _TimedCopy:
 
         thing, recorder = self._thing, spans.current()
         if isinstance(thing, torch.Tensor):
-            if patches.goes_to_device(thing, args, kwargs):
+            if thing.is_cpu and patches.goes_to_device(args, kwargs):
                 return patches.copied(recorder, thing, torch.Tensor.to, args, kwargs)
             return thing.to(*args, **kwargs)
         with recorder.phase(H2D):
