@@ -46,7 +46,7 @@ from harness import (
 )
 
 SCRIPTS = Path(__file__).resolve().parent / "trace_scripts"
-REPETITIONS, QUICK_REPETITIONS = 3, 1
+REPETITIONS, QUICK_REPETITIONS = 5, 1
 TIMEOUT_SECONDS = 300.0
 STEPS_OF_BLOCK = 200
 #: As in trace_scripts/training.py, which this file does not load: it loads torch.

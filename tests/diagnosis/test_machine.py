@@ -151,6 +151,22 @@ def test_cores_that_are_free_or_the_runs_own_are_no_finding(ranks: list[Samples]
     assert machine.find(STEPS, by_rank(*ranks)) == []
 
 
+# --------------------------------------------------------------------------- cores that are taken away
+
+
+def robbed(rank: int, stolen: float, host: str) -> Samples:
+    return looks(rank, 30, host, threads=1, host_cores=4.0, host_cpu=2.0, cpu=1.0, stolen=stolen)
+
+
+def test_cores_that_a_virtual_machine_does_not_get_are_told_with_how_many_and_where() -> None:
+    tables = by_rank(robbed(0, 0.0, "a"), robbed(1, 0.7, "b"), robbed(2, 0.7, "b"), robbed(3, 0.1, "c"))
+    (finding,) = machine.find(STEPS, tables)
+    assert (finding.kind, finding.severity) == ("cpu_stolen", "info")
+    assert (finding.ranks, finding.hosts) == ((1, 2), ("b",))
+    assert finding.evidence["stolen_cores"] == pytest.approx(0.7, abs=0.01)
+    assert "Of the 4 cores on b, 0.7 are taken away" in finding.summary
+
+
 # --------------------------------------------------------------------------- whatever the numbers are
 
 
@@ -169,10 +185,19 @@ def test_permuting_ranks_permutes_findings(order: list[int]) -> None:
 _anything = st.one_of(st.floats(width=32), st.just(float("nan")), st.just(0.0))
 
 
-@given(st.integers(0, 15), st.lists(_anything, min_size=7, max_size=7), st.integers(0, 7))
+@given(st.integers(0, 15), st.lists(_anything, min_size=8, max_size=8), st.integers(0, 7))
 @settings(max_examples=80)
 def test_no_number_and_no_length_makes_it_raise(count: int, values: list[float], bits: int) -> None:
-    names = ("gpu_busy", "gpu_memory_total", "cpu", "threads", "host_cores", "host_cpu", "gpu_temperature")
+    names = (
+        "gpu_busy",
+        "gpu_memory_total",
+        "cpu",
+        "threads",
+        "host_cores",
+        "host_cpu",
+        "gpu_temperature",
+        "stolen",
+    )
     fields = dict(zip(names, values, strict=True))
     tables = by_rank(*(looks(rank, count, throttle=bits, **fields) for rank in range(2)))
     machine.find(STEPS, tables)

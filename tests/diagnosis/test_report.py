@@ -126,13 +126,14 @@ def test_a_cause_is_as_severe_as_what_it_explains_and_then_leads() -> None:
     assert fold([found("input_bound", cost=0.2), found("gpu_idle", cost=0.8)])[0].cost == 0.2
 
 
-def test_a_rank_that_is_late_in_every_step_is_not_blamed_on_others_who_use_the_machine() -> None:
-    shared = found("machine_shared", "info", ranks=(0, 1))
+@pytest.mark.parametrize("kind", ["machine_shared", "cpu_stolen"])
+def test_a_rank_that_is_late_in_every_step_is_not_blamed_on_others_who_use_the_machine(kind: str) -> None:
+    shared = found(kind, "info", ranks=(0, 1))
     now_and_then, always = (
         found("alternating_straggler", cost=0.4, evidence={"late_in": often}) for often in (0.7, 1.0)
     )
-    assert tree(fold([shared, now_and_then])) == {"machine_shared": ["alternating_straggler"]}
-    assert tree(fold([shared, always])) == {"alternating_straggler": [], "machine_shared": []}
+    assert tree(fold([shared, now_and_then])) == {kind: ["alternating_straggler"]}
+    assert tree(fold([shared, always])) == {"alternating_straggler": [], kind: []}
 
 
 _KINDS = [
@@ -146,7 +147,7 @@ _KINDS = [
     ),
     *("alternating_straggler", "gpu_idle", "gpu_throttled", "threads_oversubscribed", "host_memory_leak"),
     *("device_memory_creep", "memory_pressure", "memory_imbalance", "periodic_spike", "incomplete"),
-    "machine_shared",
+    *("machine_shared", "cpu_stolen"),
 ]
 _findings = st.builds(
     found,

@@ -33,6 +33,22 @@ def test_processor_time_of_this_process_is_seen_as_cores() -> None:
     assert seen.host_cores == psutil.cpu_count()
 
 
+def test_cores_that_others_get_are_told_and_are_not_busy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = psutil.cpu_times()
+    if "steal" not in times._fields:
+        pytest.skip("this system does not tell")
+    given = [times]
+    monkeypatch.setattr(psutil, "cpu_times", lambda: given[-1])
+    sampler = Sampler()
+    began = time.monotonic()
+    busy(0.1)
+    given.append(times._replace(steal=times.steal + 0.05, user=times.user + 0.1))
+    seen = sampler.look(0)
+    took = time.monotonic() - began
+    assert seen.stolen == pytest.approx(0.05 / took, rel=0.2)
+    assert seen.host_cpu == pytest.approx(0.1 / took, rel=0.2)
+
+
 def test_processes_that_it_has_started_count_with_it() -> None:
     sampler = Sampler()
     before = sampler.look(0).rss

@@ -29,6 +29,8 @@ _CORES_BUSY = 0.7
 #: Cores of all that must be busy, and cores of all that others must have of them, to hold up the ranks on a machine.
 _NO_CORE_LEFT = 0.9
 _CORES_OF_OTHERS = 0.25
+#: Cores of all that a virtual machine must be kept from using to be worth a word.
+_STOLEN = 0.05
 
 
 def find(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
@@ -39,6 +41,7 @@ def find(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
         *_throttled_gpus(training),
         *_too_many_threads(training),
         *_others_on_the_machine(training),
+        *_stolen_cores(training),
     ]
 
 
@@ -237,6 +240,39 @@ def _is_shared(ranks: Sequence[Samples]) -> bool:
 
 def _cores_of_others(ranks: Sequence[Samples]) -> float:
     return max(0.0, _mean(ranks, "host_cpu") - sum(_mean([looks], "cpu") for looks in ranks))
+
+
+def _stolen_cores(samples: Mapping[int, Samples]) -> list[Finding]:
+    """One finding for all hosts that are virtual machines and do not get the cores that they are said to have.
+
+    As with :func:`_others_on_the_machine`, it is as severe as what it explains.
+    """
+    robbed = [on_host for on_host in by_host(samples).values() if _is_robbed(on_host)]
+    if not robbed:
+        return []
+    worst = max(robbed, key=lambda on_host: _mean(on_host, "stolen") / _cores(on_host))
+    stolen, cores = _mean(worst, "stolen"), _cores(worst)
+    hosts = _hosts(looks for on_host in robbed for looks in on_host)
+    return [
+        Finding(
+            kind="cpu_stolen",
+            severity="info",
+            summary=f"Of the {cores:.0f} cores{words.hosts(hosts)}, {stolen:.1f} are taken away when they are needed: "
+            "it is a virtual machine, and others on the same hardware get them. Ranks are held up at any moment.",
+            action="Use a kind of machine whose cores are not shared, or another one of this kind; what is said of the "
+            "run here may be different then.",
+            ranks=tuple(sorted(looks.rank for on_host in robbed for looks in on_host)),
+            hosts=hosts,
+            evidence={"cores": cores, "stolen_cores": stolen},
+        )
+    ]
+
+
+def _is_robbed(ranks: Sequence[Samples]) -> bool:
+    cores = _cores(ranks)
+    if not cores > 0 or any(len(looks) < LEAST_LOOKS for looks in ranks):
+        return False
+    return _mean(ranks, "stolen") >= _STOLEN * cores
 
 
 # --------------------------------------------------------------------------- small things

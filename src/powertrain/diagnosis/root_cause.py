@@ -18,6 +18,8 @@ _COMPUTE_STRAGGLERS = frozenset(
 STRAGGLERS = _COMPUTE_STRAGGLERS | {"input_straggler", "transfer_straggler", "outside_straggler"}
 #: Share of steps from which on a rank is late in every one.
 _EVERY_STEP = 0.95
+#: Ranks have fewer cores than they think.
+_OF_THE_MACHINE = frozenset({"machine_shared", "cpu_stolen"})
 _BOUNDS = frozenset({"input_bound", "transfer_bound", "outside_bound", "checkpoint_bound"})
 
 
@@ -75,8 +77,8 @@ _RULES = (
     ),
     _Rule(_BOUNDS, frozenset({"gpu_idle"}), _always),
     _Rule(frozenset({"input_bound"}), frozenset({"alternating_straggler"}), _in_same_phase),
-    _Rule(frozenset({"machine_shared"}), frozenset({"collective_bound"}), _always),
-    _Rule(frozenset({"machine_shared"}), frozenset({"alternating_straggler"}), _comes_and_goes),
+    _Rule(_OF_THE_MACHINE, frozenset({"collective_bound"}), _always),
+    _Rule(_OF_THE_MACHINE, frozenset({"alternating_straggler"}), _comes_and_goes),
     _Rule(
         frozenset({"host_memory_leak"}), frozenset({"memory_pressure", "memory_imbalance"}), _meets_on("host")
     ),

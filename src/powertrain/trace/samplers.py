@@ -18,6 +18,9 @@ from powertrain.trace import processes, samples
 from powertrain.trace.samples import Sample
 
 _MIB = float(1 << 20)
+#: Of what psutil gives for a machine's processors: time in which they did nothing, or nothing for this machine, or that
+#: is counted twice.
+_NOT_BUSY = ("idle", "iowait", "steal", "guest", "guest_nice")
 
 
 class Sampler:
@@ -42,6 +45,7 @@ class Sampler:
             cpu=rates["cpu"],
             host_cpu=rates["host_cpu"],
             host_cores=float(psutil.cpu_count() or 1),
+            stolen=rates["stolen"],
             threads=float(_threads()),
             rss=self._resident() / _MIB,
             ram_used=(memory.total - memory.available) / _MIB,
@@ -63,7 +67,8 @@ class Sampler:
         return {
             "time": time.monotonic(),
             "cpu": sum(_busy(process) for process in self._family()),
-            "host_cpu": sum(host) - host.idle - getattr(host, "iowait", 0.0) - getattr(host, "guest", 0.0),
+            "host_cpu": sum(host) - sum(getattr(host, name, 0.0) for name in _NOT_BUSY),
+            "stolen": getattr(host, "steal", 0.0),
             "disk_read": getattr(disk, "read_bytes", 0.0),
             "disk_write": getattr(disk, "write_bytes", 0.0),
             "net_in": getattr(net, "bytes_recv", 0.0),

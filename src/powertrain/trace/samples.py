@@ -16,6 +16,8 @@ _FLOATS = (
     "cpu",
     "host_cpu",
     "host_cores",
+    #: Cores that it would have used, and that whatever it is a virtual machine on gave to others.
+    "stolen",
     #: Threads that torch and OpenMP use in this process.
     "threads",
     #: MiB: of the process and its children, used on the machine, there.
@@ -49,6 +51,7 @@ class Sample(NamedTuple):
     cpu: float = 0.0
     host_cpu: float = 0.0
     host_cores: float = 0.0
+    stolen: float = 0.0
     threads: float = 0.0
     rss: float = 0.0
     ram_used: float = 0.0
