@@ -1,5 +1,7 @@
-"""``python -m tests [what pytest takes]``: all tests, to the last, even where one ends the process that it runs in or
-keeps it for ever.
+"""``python -m tests [what pytest takes]``: all tests, in two processes side by side, to the last, even where one ends
+the process that it runs in or keeps it for ever.
+
+Most tests wait for other processes. So those that need Ray run beside all others; each line says which it is of.
 
 Tests of the Ray engine connect to Ray from the process of the tests. Ray's core ends such a process without a word
 (``_Exit(1)``) when one of its own checks fails, and what waits in it cannot be interrupted by pytest's timeout; both
@@ -7,7 +9,7 @@ were seen once in some hundred runs, and the results of four thousand tests woul
 a new process, beginning with the test that was under way. It is told loudly, and a test that does so again has failed.
 
 Tests with real processes on a machine that does other things too may fail for that alone. A few that failed are run
-once more, by themselves and in a new process; which they were is told at the end. More than a few have failed at once.
+once more, when nothing else runs; which they were is told at the end. More than a few have failed at once.
 """
 
 from __future__ import annotations
@@ -17,23 +19,25 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.progress import ONLY, VARIABLE, Progress
+from tests.progress import ONLY, SHARE, SHARES, VARIABLE, Progress
 
 #: pytest's words for "the user has interrupted it" and "no tests were left to run".
 _INTERRUPTED, _NOTHING_LEFT = 2, 5
 #: How many tests that failed are run once more.
-_FEW = 5
+_FEW = 8
 #: Seconds for which nothing may happen; pytest's own timeout for a test comes long before.
 _PATIENCE = float(os.environ.get("POWERTRAIN_TESTS_PATIENCE", "300"))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``code`` is pytest's; ``failed`` are tests, of which ``died`` kept or ended their process twice."""
+    """``code`` is pytest's, of a run in which some tests have ``failed``; or one kept or ended its process twice."""
 
     code: int
     failed: frozenset[str] = frozenset()
@@ -48,63 +52,102 @@ def main(arguments: list[str]) -> int:
 
 def run_all(arguments: list[str], directory: Path) -> int:
     """The exit code: 0 where every test has passed, if need be when it was run once more."""
-    first = _run(arguments, directory / "first")
+    first = merged(_side_by_side(arguments, directory))
     if first.died or not 0 < len(first.failed) <= _FEW or first.code == _INTERRUPTED:
-        return first.code or (1 if first.failed else 0)
+        return first.code
     names = "\n".join(sorted(first.failed))
-    print(
-        f"\n!!! These have failed, and are run once more by themselves:\n{names}\n",
-        file=sys.stderr,
-        flush=True,
-    )
+    _shout(f"These have failed, and are run once more by themselves:\n{names}")
     (directory / "only").write_text(names)
-    second = _run(arguments, directory / "second", {ONLY: str(directory / "only")})
-    if second.code == 0 and not second.failed:
-        print(
-            f"\n!!! These have failed, and passed when they were run once more:\n{names}\n", file=sys.stderr
-        )
-        return 0
-    return second.code or 1
+    second = _Session(arguments, directory / "second", variables={ONLY: str(directory / "only")}).run()
+    if second.code == 0:
+        _shout(f"These have failed, and passed when they were run once more:\n{names}")
+    return second.code
 
 
-def _run(arguments: list[str], file: Path, variables: dict[str, str] | None = None) -> Outcome:
-    """In as many processes as it takes."""
-    victims: set[str] = set()
-    file.touch()
-    while True:
-        code = _session(arguments, file, variables or {})
-        progress = Progress(file.read_text())
-        if progress.is_over:
-            code = 0 if code == _NOTHING_LEFT and progress.passed | progress.failed else code
-            return Outcome(code, frozenset(progress.failed))
-        print(_about(code, progress.running), file=sys.stderr, flush=True)
-        if not progress.running or progress.running in victims:
-            return Outcome(code or 1, frozenset(progress.failed), died=True)
-        victims.add(progress.running)
+def merged(outcomes: Sequence[Outcome]) -> Outcome:
+    """Of shares of one run: one without a test is none, unless all are."""
+    codes = [outcome.code for outcome in outcomes]
+    bad = [code for code in codes if code not in (0, _NOTHING_LEFT)]
+    failed = frozenset().union(*(outcome.failed for outcome in outcomes))
+    return Outcome(max(bad, default=min(codes)), failed, any(outcome.died for outcome in outcomes))
 
 
-def _session(arguments: list[str], file: Path, variables: dict[str, str]) -> int:
-    command = [sys.executable, "-m", "pytest", "-p", "tests.progress", *arguments]
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **variables, VARIABLE: str(file)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
-    ) as process:
+def _side_by_side(arguments: list[str], directory: Path) -> list[Outcome]:
+    sessions = [_Session(arguments, directory / share, {SHARE: share}, f"{share}: ") for share in SHARES]
+    outcomes: list[Outcome] = []
+    threads = [threading.Thread(target=lambda one=one: outcomes.append(one.run())) for one in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+@dataclass
+class _Session:
+    """Some tests, in one process after the other until all were run."""
+
+    arguments: list[str]
+    #: Where it is written down how far they have come.
+    file: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    #: Before each line that is printed.
+    prefix: str = ""
+
+    def run(self) -> Outcome:
+        victims: set[str] = set()
+        self.file.touch()
+        while True:
+            code = self._process()
+            progress = Progress(self.file.read_text())
+            if progress.is_over:
+                code = 0 if code == _NOTHING_LEFT and progress.passed | progress.failed else code
+                return Outcome(code or (1 if progress.failed else 0), frozenset(progress.failed))
+            _shout(_about(code, progress.running))
+            if not progress.running or progress.running in victims:
+                return Outcome(code or 1, frozenset(progress.failed), died=True)
+            victims.add(progress.running)
+
+    def _process(self) -> int:
+        colors = ["--color=yes"] if sys.stdout.isatty() else []
+        with subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-p", "tests.progress", *colors, *self.arguments],
+            env={**os.environ, **self.variables, VARIABLE: str(self.file)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        ) as process:
+            relay = threading.Thread(target=self._relay, args=(process,), daemon=True)
+            relay.start()
+            code = self._wait(process)
+            # What a killed process leaves running may hold the pipe open: it is not waited for.
+            relay.join(5.0)
+            return code
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
         began = time.time()
         while True:
             try:
                 return process.wait(timeout=min(5.0, _PATIENCE))
             except subprocess.TimeoutExpired:
-                if time.time() - max(began, file.stat().st_mtime) > _PATIENCE:
+                if time.time() - max(began, self.file.stat().st_mtime) > _PATIENCE:
                     process.send_signal(signal.SIGABRT)  # pytest then shows what each thread is in
+
+    def _relay(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stdout.buffer.write(self.prefix.encode() + line)
+            sys.stdout.buffer.flush()
 
 
 def _about(code: int, running: str) -> str:
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     where = f"in {running}" if running else "outside of any test"
-    return (
-        f"\n!!! The process of the tests ended {where} without a word ({how}). A new one runs what is left.\n"
-    )
+    return f"The process of the tests ended {where} without a word ({how}). A new one runs what is left."
+
+
+def _shout(text: str) -> None:
+    print(f"\n!!! {text}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ once, because a session that is ended from outside never comes to the place wher
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 
 #: Name the file, and one with the tests that are to be run, where it is not all of them.
 VARIABLE, ONLY = "POWERTRAIN_TESTS_PROGRESS", "POWERTRAIN_TESTS_ONLY"
+#: Names the share of the tests that are to be run: those that need Ray, or the others.
+SHARE = "POWERTRAIN_TESTS_SHARE"
+SHARES = RAY, REST = "ray", "rest"
 BEGUN, PASSED, FAILED, OVER = "begun", "passed", "failed", "over"
 
 
@@ -38,13 +42,21 @@ def _write(word: str, what: str) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     progress = Progress(Path(os.environ[VARIABLE]).read_text())
     done = progress.passed | progress.failed
-    only = Path(os.environ[ONLY]).read_text().splitlines() if ONLY in os.environ else None
-    left_out = [
-        item for item in items if item.nodeid in done or (only is not None and item.nodeid not in only)
-    ]
+    only = set(Path(os.environ[ONLY]).read_text().splitlines()) if ONLY in os.environ else None
+    share = os.environ.get(SHARE)
+    wanted, left_out = [], []
+    for item in items:
+        is_wanted = item.nodeid not in done and (only is None or item.nodeid in only)
+        (wanted if is_wanted and share in (None, share_of(item)) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = wanted
+
+
+def share_of(item: pytest.Item) -> str:
+    """Told by its name, and by the names of its fixtures."""
+    names = [item.nodeid, *getattr(item, "fixturenames", ())]
+    return RAY if any(word == "ray" for name in names for word in re.split(r"[^a-z]+", name)) else REST
 
 
 class _Failures:

@@ -42,6 +42,29 @@ def test_after(): pass
     assert "2 passed, 1 deselected" in said
 
 
+def test_what_needs_ray_runs_beside_the_rest_and_each_runs_once(tmp_path: Path) -> None:
+    code, said = played(
+        tmp_path,
+        f"""
+import pytest
+from pathlib import Path
+def meet(name, other):
+    Path({str(tmp_path)!r}, name).touch()
+    while not Path({str(tmp_path)!r}, other).exists(): pass
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_on_an_engine(engine): meet(engine, "ray" if engine == "local" else "local")
+@pytest.fixture
+def ray_cluster(): pass
+def test_with_a_cluster(ray_cluster): pass
+def test_an_array_of_words(): pass
+""",
+    )
+    assert code == 0, said
+    assert said.count("2 passed, 2 deselected") == 2
+    assert "\nray: 2 passed" in said
+    assert "\nrest: 2 passed" in said
+
+
 ONCE = """
 import os, time
 from pathlib import Path

@@ -21,9 +21,11 @@ _WIDTH = 64
 class Model(nn.Module):
     """Some layers, of which one multiplies matrices for as long as a step is to take."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, is_small: bool) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 1))
+        self.layers: nn.Module = nn.Linear(_WIDTH, 1)
+        if not is_small:
+            self.layers = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 1))
         size = 96 if device == "cpu" else 1024
         self.register_buffer("matrix", torch.eye(size))
         self.multiplications = 0
@@ -39,11 +41,12 @@ class Model(nn.Module):
 class Training:
     """A usual loop over a usual loader, without a word about tracing."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", is_small: bool = False) -> None:
+        """A small one has a step that is as short as a step can be, so that a late one is soon made up for."""
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.device = device
-        self.model = Model(device).to(device)
+        self.model = Model(device, is_small).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self._criterion = nn.MSELoss()
         batches = [(torch.randn(16, _WIDTH), torch.randn(16, 1)) for _ in range(64)]

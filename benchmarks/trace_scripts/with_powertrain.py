@@ -68,7 +68,7 @@ def at_pace(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     count = round(settings["pace"] * settings["pace_seconds"])
     if not count:
         return {}
-    training = Training()
+    training = Training(is_small=True)
     training.run(200)
     recorder = make_recorder(directory / "pace")
     patches.install(recorder, patches.choose())

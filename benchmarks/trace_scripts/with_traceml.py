@@ -25,7 +25,7 @@ def traced(is_on: bool) -> Any:
 training = Training(settings["device"])
 training.make_step_take(settings["step_seconds"])
 pairs = alternate(training, settings["blocks"], settings["steps"], traced)
-small = Training()
+small = Training(is_small=True)
 small.run(200)
 count = round(settings["pace"] * settings["pace_seconds"])
 began = time.monotonic()

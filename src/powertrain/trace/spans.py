@@ -143,11 +143,11 @@ _NO_TIMES = (0.0,) * COUNT
 _NO_MEMORY = (0.0, 0.0)
 #: A batch took as long to make as it was waited for, because it was made in the same thread.
 MADE_HERE = -1.0
-#: Nanoseconds after which steps are made of what was noted, and how much may be noted until then: about 45 steps.
+#: Nanoseconds after which steps are made of what was noted, and how much may be noted until then: about 22 steps.
 #: More at once cost less, because what makes them has to come into the processor's caches first; but the one step that
 #: they are made in is longer by all of it.
 _SETTLE_EVERY = 100_000_000
-SETTLE_AT = 2 * 400
+SETTLE_AT = 2 * 200
 #: What is kept of one step that was put on the device's stream: a loop may end no step, as one that only evaluates.
 _MOST_MARKS = 10_000
 
@@ -558,7 +558,7 @@ class Recorder:
 
     What code costs that runs once in a millisecond is mostly finding its way back into the processor's caches; so it is
     short here, and the rest is done for many steps at once. A process that is killed loses what it has noted since
-    then: at most some 45 steps, or a tenth of a second where steps are longer.
+    then: at most some 22 steps, or a tenth of a second where steps are longer.
 
     Everything but :meth:`drain` and :attr:`steps` is for the thread that made it (or ``thread``); calls from any other
     do nothing.
