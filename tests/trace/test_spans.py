@@ -459,6 +459,77 @@ def test_no_order_of_calls_loses_time_or_makes_it_negative(calls: list[Any]) -> 
     assert [record.step for record in records] == list(range(len(records)))
 
 
+_PHASES = st.sampled_from([H2D, FORWARD, BACKWARD, COLLECTIVE, REPORT, spans.LEARN, spans.LOOK, INPUT])
+_PARTS = st.one_of(
+    st.tuples(st.just("within"), _PHASES),
+    st.tuples(st.just("optimize"), st.integers(1, 2)),
+    st.tuples(st.sampled_from(["backward", "fetched", "spend", "settle"])),
+    st.tuples(st.just("plain"), _CALLS),
+)
+_BODIES = st.lists(_PARTS, max_size=6).map(lambda parts: [("fetched",), *parts, ("optimize", 1)])
+
+
+def play(loop: Loop, body: list[Any], milliseconds: int) -> None:
+    """Each part takes another time, so that none can be taken for another."""
+    for number, (name, *arguments) in enumerate(body):
+        took = milliseconds + number
+        if name == "fetched":
+            depth = loop.recorder.enter(INPUT)
+            loop.spend(took)
+            loop.recorder.fetched(depth, 4, 2, spans.MADE_HERE)
+        elif name == "backward":
+            with loop.recorder.phase(BACKWARD):
+                for _ in range(2):
+                    loop.spend(took)
+                    loop.recorder.gradients_are_there()
+                loop.spend(took)
+        elif name == "plain":
+            getattr(loop.recorder, arguments[0][0])(*arguments[0][1:])
+        elif name == "settle":
+            loop.recorder.settle()
+        elif name == "spend":
+            loop.spend(took)
+        else:
+            getattr(loop, name)(*(arguments if name == "within" else ()), took)
+        loop.spend(1)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(_BODIES, st.integers(1, 6)), min_size=1, max_size=4), st.integers(1, 20))
+def test_what_is_done_over_and_over_is_recorded_as_if_it_were_done_once(
+    bodies: list[tuple[list[Any], int]], between: int
+) -> None:
+    loops = [Loop(), Loop()]
+    # Of one of them no state is ever the same, so that each thing is looked at by itself.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops[1].recorder._steps, "_state", lambda: (object(),))
+        for loop in loops:
+            for number, (body, times) in enumerate(bodies):
+                for time in range(times):
+                    play(loop, body, 1 + (number + time) % between)
+            loop.recorder.flush()
+    assert loops[0].records() == loops[1].records()
+    assert loops[0].recorder.phase_now() == loops[1].recorder.phase_now()
+
+
+def test_a_usual_step_is_not_looked_at_part_by_part(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = [("fetched",), ("within", spans.LEARN), ("backward",), ("optimize", 1)]
+    for _ in range(4):
+        play(loop, body, 2)
+    loop.recorder.settle()
+
+    def is_looked_at(*_: Any) -> None:
+        raise AssertionError
+
+    steps = loop.recorder._steps
+    monkeypatch.setattr(steps, "_handlers", (is_looked_at,) * len(steps._handlers))
+    for _ in range(4):
+        play(loop, body, 2)
+    loop.recorder.settle()
+    assert loop.recorder.trouble == ""
+    assert len(loop.records()) == 7
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 @settings(max_examples=60)
 @given(calls=st.lists(_CALLS, min_size=1, max_size=5))
@@ -970,7 +1041,7 @@ def test_a_batch_that_came_is_counted_as_waiting_that_is_over(loop: Loop) -> Non
 def test_what_a_signals_handler_notes_while_steps_are_made_is_kept(loop: Loop) -> None:
     """The handlers of the recorder are called while more is noted, as from a signal's handler."""
     recorder = loop.recorder
-    plain = recorder._handlers
+    plain = recorder._steps._handlers
     fired: list[int] = []
 
     def interrupted(number: int, value: Any) -> None:
@@ -979,7 +1050,7 @@ def test_what_a_signals_handler_notes_while_steps_are_made_is_kept(loop: Loop) -
             fired.append(number)
             recorder.enter(phases.REPORT)
 
-    recorder._handlers = (interrupted, *plain[1:])
+    recorder._steps._handlers = (interrupted, *plain[1:])
     loop.within(INPUT, 2)
     recorder.settle()
     loop.spend(5)
@@ -1123,7 +1194,7 @@ def test_a_handler_of_a_signal_may_train_while_a_phase_is_entered(loop: Loop, nu
 
 def test_a_signal_that_ends_a_training_is_not_taken_for_a_fault(loop: Loop) -> None:
     recorder = loop.recorder
-    plain = recorder._handlers
+    plain = recorder._steps._handlers
 
     def late(signum: int, frame: Any) -> None:
         raise TimeoutError("the epoch took too long")
@@ -1131,7 +1202,7 @@ def test_a_signal_that_ends_a_training_is_not_taken_for_a_fault(loop: Loop) -> N
     def signalled(number: int, value: Any) -> None:
         signal.raise_signal(signal.SIGUSR1)
 
-    recorder._handlers = (signalled, *plain[1:])
+    recorder._steps._handlers = (signalled, *plain[1:])
     before = signal.signal(signal.SIGUSR1, late)
     try:
         depth = recorder.enter(INPUT)
@@ -1153,7 +1224,7 @@ def test_what_another_thread_raises_here_is_told_from_a_fault_by_its_class(loop:
         recorder = Loop().recorder
         names: dict[str, Any] = {"error": error}
         exec(code, names)
-        recorder._handlers = (names["handler"], *recorder._handlers[1:])
+        recorder._steps._handlers = (names["handler"], *recorder._steps._handlers[1:])
         recorder.enter(INPUT)
         with pytest.raises(Interrupted) if is_theirs else contextlib.nullcontext():
             recorder.settle()

@@ -28,7 +28,7 @@ _MIB = 2.0**20
 #: Timed steps of which the usual times are made.
 _USUAL_OF = 9
 #: The part of a step that timing may take.
-_COST = 0.0025
+_COST = 0.001
 #: An event costs the device about as much as it costs the thread to put it there.
 _AND_ON_DEVICE = 2.0
 #: Steps from one that is timed to the next, at most.
@@ -198,7 +198,7 @@ def _write(slot: memoryview, memory: tuple[float, float], times: list[float]) ->
 
 
 class Rhythm:
-    """How often steps are timed: as often as costs at most a quarter of a percent. Counts in nanoseconds."""
+    """How often steps are timed: as often as costs at most a thousandth. Counts in nanoseconds."""
 
     __slots__ = ("_before", "_cost", "_step", "every", "spent")
 

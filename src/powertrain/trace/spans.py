@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from mmap import mmap
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from powertrain.trace.phases import (
     AS_USUAL_ON_DEVICE,
@@ -168,6 +168,8 @@ _REPORT, _FLUSH = COUNT + 15, COUNT + 16
 _MARKS, _TIMING = COUNT + 17, COUNT + 18
 
 
+#: What a loop may do over and over, with nothing but a moment as its value. What is not is looked at each time.
+_IN_A_CYCLE = frozenset(range(COUNT)) | {LEARN, LEAVE, FETCHED, _GRADIENTS, BEGINS, ENDED}
 #: As what the device's work is counted in a phase that is entered.
 _MARKED_AS = {**{phase: phase for phase in ON_DEVICE}, LEARN: FORWARD, LOOK: FORWARD}
 
@@ -198,8 +200,30 @@ class _Tally:
         self.is_timed &= earlier.is_timed
 
 
+class _Cycle(NamedTuple):
+    """What is noted from one batch to the next in a loop that does the same over and over; and as what the time before
+    each of it counts."""
+
+    numbers: list[int]
+    phases: list[int]
+
+
+class _Attempt:
+    """A cycle that may be one: what was noted since a batch was asked for, where that began."""
+
+    __slots__ = ("cycle", "state")
+
+    def __init__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+        self.cycle = _Cycle([], [])
+
+
 class _Steps:
-    """Makes steps of what was noted."""
+    """Makes steps of what was noted.
+
+    Mostly that is the same from step to step. So it is compared with what came before as a whole, and then only the
+    times are summed up; see :meth:`_repeat`.
+    """
 
     def __init__(self, ring: _Ring, began: int, zero: float) -> None:
         self._ring = ring
@@ -233,7 +257,12 @@ class _Steps:
         self._which = 0
         #: Whether what is put on the device's stream is noted, and how many optimizer steps this step has had.
         self._is_timing, self._optimizer_steps = True, 0
+        #: What the loop does over and over, whether it has just done it, and what may become that.
+        self._cycle: _Cycle | None = None
+        self._may_repeat = False
+        self._attempt: _Attempt | None = None
         self._renew()
+        self._handlers = self._handlers_by_number()
 
     def begun_anew(self, now: int, depth: int, within: int, is_timing: bool) -> _Steps:
         """Goes on from here where making steps was broken off: ``depth`` phases are open, which is all that is known of
@@ -246,7 +275,75 @@ class _Steps:
         anew._stack, anew._entered = [anew._rest] * depth, list(range(depth))
         return anew
 
-    def handlers(self) -> tuple[Callable[[int, Any], None], ...]:
+    def take(self, noted: list[Any]) -> None:
+        """Make steps of numbers and values, one after the other."""
+        numbers, values, handlers = noted[::2], noted[1::2], self._handlers
+        at, end = 0, len(numbers)
+        while at < end:
+            number = numbers[at]
+            if number == INPUT and self._may_repeat and (cycle := self._cycle) is not None:
+                after = at + len(cycle.numbers)
+                if numbers[at:after] == cycle.numbers:
+                    self._repeat(cycle, values[at:after])
+                    at = after
+                    continue
+            self._learn_before(number)
+            handlers[number](number, values[at])
+            self._learn_after(number)
+            at += 1
+
+    # -- what is done over and over
+
+    def _learn_before(self, number: int) -> None:
+        self._may_repeat = False
+        if number == INPUT and not self._entered:
+            self._attempt = _Attempt(self._state())
+        if (attempt := self._attempt) is not None:
+            # Waiting for gradients counts the time before it as backward, if it counts it at all.
+            phase = BACKWARD if number == _GRADIENTS and self._phase == COLLECTIVE else self._phase
+            attempt.cycle.numbers.append(number)
+            attempt.cycle.phases.append(phase)
+            if number not in _IN_A_CYCLE or len(attempt.cycle.numbers) > SETTLE_AT:
+                self._attempt = None
+
+    def _learn_after(self, number: int) -> None:
+        if number == ENDED and (attempt := self._attempt) is not None:
+            self._attempt = None
+            is_one = attempt.state[0] and attempt.state == self._state()
+            if is_one and attempt.cycle.numbers.count(FETCHED) == 1 and attempt.cycle.numbers[1] == FETCHED:
+                self._cycle, self._may_repeat = attempt.cycle, True
+
+    def _state(self) -> tuple[Any, ...]:
+        """Whatever decides what is made of what is noted next: first, whether a step has just ended, which will be
+        closed when a batch is asked for. A cycle is what leaves all of it as it was."""
+        return (
+            self._ended is not None and not any(self._sums),
+            (self._phase, self._rest, tuple(self._stack), tuple(self._entered)),
+            (
+                frozenset(self._stepped),
+                tuple(self._open_optimizers.items()),
+                self._which,
+                self._optimizer_steps,
+            ),
+            (self._has_entered, self._inner_steps, self._marked, self._within),
+            (self._looks, self._learns, self._has_learned, self._is_timing, self._amounts),
+        )
+
+    def _repeat(self, cycle: _Cycle, moments: list[int]) -> None:
+        """As if each of it had been taken. Before and after: the state of the cycle."""
+        self._close_ended()
+        self._input_began, self._input_ended = moments[0], moments[1]
+        tally = _Tally(self._is_timing)
+        sums, before = tally.sums, self._since
+        for phase, moment in zip(cycle.phases, moments, strict=True):
+            sums[phase] += moment - before
+            before = moment
+        self._fill(tally)
+        self._ended, self._ended_at, self._since = tally, before, before
+
+    # -- one by one
+
+    def _handlers_by_number(self) -> tuple[Callable[[int, Any], None], ...]:
         """A call for each number that is noted, which takes it and its value."""
         by_number: dict[int, Callable[[int, Any], None]] = {
             **dict.fromkeys(range(COUNT), self.enter),
@@ -401,12 +498,15 @@ class _Steps:
         self.leave(_, now)
         self.batch(_, now)
 
-    def batch(self, _: int, now: int) -> None:
+    def _fill(self, tally: _Tally) -> None:
+        """The newest batch is one of the step's."""
         samples, tokens, fetch = self._amounts
-        tally = self._tally
         tally.samples += samples
         tally.tokens += tokens
         tally.fetch += (self._input_ended - self._input_began) * 1e-9 if fetch == MADE_HERE else fetch
+
+    def batch(self, _: int, now: int) -> None:
+        self._fill(self._tally)
         if not self._marked and not self._stack:
             self._phase = self._rest = INSIDE
 
@@ -529,12 +629,16 @@ class _Steps:
     def _close_found(self) -> None:
         """The step that ended with the newest optimizer step is whole."""
         if self._ended is not None:
-            if self.device is not None:
-                self.device.calls_of_step = self._optimizer_steps
+            self._close_ended()
             self._optimizer_steps = 0
-            self._close(self._ended, self._ended_at, 0)
             self._ended = None
             self._stepped.clear()
+
+    def _close_ended(self) -> None:
+        assert self._ended is not None
+        if self.device is not None:
+            self.device.calls_of_step = self._optimizer_steps
+        self._close(self._ended, self._ended_at, 0)
 
     def _close(self, tally: _Tally, ended_at: int, flags: int) -> None:
         number, device = self._ring.written, self.device
@@ -567,7 +671,6 @@ class Recorder:
     __slots__ = (
         "__weakref__",
         "_ended",
-        "_handlers",
         "_is_marked",
         "_marks",
         "_marks_steps",
@@ -607,7 +710,6 @@ class Recorder:
         self.is_scaling = False
         began = clock()
         self._steps = _Steps(self._ring, began, now() - began * 1e-9)
-        self._handlers = self._steps.handlers()
         #: What was noted: a number, its value, and so on. Both at once, because a signal's handler may note something.
         self.log: list[Any] = []
         self.note = self.log.extend
@@ -815,15 +917,13 @@ class Recorder:
         """
         if get_ident() != self.thread:
             return
-        log, handlers = self.log, self._handlers
+        log = self.log
         try:
             # First, so that a signal's handler that is called meanwhile does not come here too.
             self.due = self.clock() + _SETTLE_EVERY
             noted = log[:]
             del log[: len(noted)]  # and not what a signal's handler has noted meanwhile
-            each = iter(noted)
-            for number, value in zip(each, each, strict=True):
-                handlers[number](number, value)
+            self._steps.take(noted)
         except BaseException as error:
             if not _is_of_ours(error):
                 self._begin_anew()
@@ -841,7 +941,6 @@ class Recorder:
         self.amounts, self.which = (0, 0, 0.0), 0
         is_timing = self.timing is not None
         self._steps = self._steps.begun_anew(self.clock(), self.depth, self._within, is_timing)
-        self._handlers = self._steps.handlers()
 
     # -- for whoever keeps the steps
 
