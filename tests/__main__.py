@@ -22,13 +22,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.progress import ONLY, SHARE, SHARES, VARIABLE, Progress
 
-#: pytest's words for "the user has interrupted it" and "no tests were left to run".
-_INTERRUPTED, _NOTHING_LEFT = 2, 5
+#: pytest's words for "some tests have failed" and "no tests were left to run".
+_FAILED, _NOTHING_LEFT = 1, 5
 #: How many tests that failed are run once more.
 _FEW = 8
 #: Seconds for which nothing may happen; pytest's own timeout for a test comes long before.
@@ -37,11 +38,11 @@ _PATIENCE = float(os.environ.get("POWERTRAIN_TESTS_PATIENCE", "300"))
 
 @dataclass(frozen=True)
 class Outcome:
-    """``code`` is pytest's, of a run in which some tests have ``failed``; or one kept or ended its process twice."""
+    """``code`` is pytest's, of a run in which some tests have ``failed``, and which came to its end or not."""
 
     code: int
     failed: frozenset[str] = frozenset()
-    died: bool = False
+    is_complete: bool = False
 
 
 def main(arguments: list[str]) -> int:
@@ -53,15 +54,15 @@ def main(arguments: list[str]) -> int:
 def run_all(arguments: list[str], directory: Path) -> int:
     """The exit code: 0 where every test has passed, if need be when it was run once more."""
     first = merged(_side_by_side(arguments, directory))
-    if first.died or not 0 < len(first.failed) <= _FEW or first.code == _INTERRUPTED:
+    if first.code != _FAILED or not first.is_complete or not 0 < len(first.failed) <= _FEW:
         return first.code
     names = "\n".join(sorted(first.failed))
     _shout(f"These have failed, and are run once more by themselves:\n{names}")
     (directory / "only").write_text(names)
     second = _Session(arguments, directory / "second", variables={ONLY: str(directory / "only")}).run()
-    if second.code == 0:
+    if second.code == 0 and second.is_complete:
         _shout(f"These have failed, and passed when they were run once more:\n{names}")
-    return second.code
+    return second.code or (0 if second.is_complete else _FAILED)
 
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
@@ -69,18 +70,13 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
     codes = [outcome.code for outcome in outcomes]
     bad = [code for code in codes if code not in (0, _NOTHING_LEFT)]
     failed = frozenset().union(*(outcome.failed for outcome in outcomes))
-    return Outcome(max(bad, default=min(codes)), failed, any(outcome.died for outcome in outcomes))
+    return Outcome(max(bad, default=min(codes)), failed, all(outcome.is_complete for outcome in outcomes))
 
 
 def _side_by_side(arguments: list[str], directory: Path) -> list[Outcome]:
     sessions = [_Session(arguments, directory / share, {SHARE: share}, f"{share}: ") for share in SHARES]
-    outcomes: list[Outcome] = []
-    threads = [threading.Thread(target=lambda one=one: outcomes.append(one.run())) for one in sessions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        return list(pool.map(_Session.run, sessions))
 
 
 @dataclass
@@ -102,10 +98,11 @@ class _Session:
             progress = Progress(self.file.read_text())
             if progress.is_over:
                 code = 0 if code == _NOTHING_LEFT and progress.passed | progress.failed else code
-                return Outcome(code or (1 if progress.failed else 0), frozenset(progress.failed))
+                code = code or (_FAILED if progress.failed else 0)
+                return Outcome(code, frozenset(progress.failed), progress.is_complete)
             _shout(_about(code, progress.running))
             if not progress.running or progress.running in victims:
-                return Outcome(code or 1, frozenset(progress.failed), died=True)
+                return Outcome(code or _FAILED, frozenset(progress.failed))
             victims.add(progress.running)
 
     def _process(self) -> int:
@@ -130,7 +127,10 @@ class _Session:
             try:
                 return process.wait(timeout=min(5.0, _PATIENCE))
             except subprocess.TimeoutExpired:
-                if time.time() - max(began, self.file.stat().st_mtime) > _PATIENCE:
+                written = self.file.stat()
+                # Before the first test everything is imported, and all tests are collected.
+                patience = _PATIENCE if written.st_size else 10 * _PATIENCE
+                if time.time() - max(began, written.st_mtime) > patience:
                     process.send_signal(signal.SIGABRT)  # pytest then shows what each thread is in
 
     def _relay(self, process: subprocess.Popen[bytes]) -> None:

@@ -18,7 +18,7 @@ VARIABLE, ONLY = "POWERTRAIN_TESTS_PROGRESS", "POWERTRAIN_TESTS_ONLY"
 #: Names the share of the tests that are to be run: those that need Ray, or the others.
 SHARE = "POWERTRAIN_TESTS_SHARE"
 SHARES = RAY, REST = "ray", "rest"
-BEGUN, PASSED, FAILED, OVER = "begun", "passed", "failed", "over"
+COLLECTED, BEGUN, PASSED, FAILED, OVER = "collected", "begun", "passed", "failed", "over"
 
 
 class Progress:
@@ -32,6 +32,9 @@ class Progress:
         if self.running in self.passed | self.failed:
             self.running = ""
         self.is_over = any(word == OVER for word, _ in lines)
+        #: Whether all that was to be run was, and not only until somebody or something stopped it.
+        wanted = [int(count) for word, count in lines if word == COLLECTED]
+        self.is_complete = bool(wanted) and len(self.passed | self.failed) >= wanted[-1]
 
 
 def _write(word: str, what: str) -> None:
@@ -51,6 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = wanted
+    _write(COLLECTED, str(len(done) + len(wanted)))
 
 
 def share_of(item: pytest.Item) -> str:

@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def played(directory: Path, text: str, **variables: str) -> tuple[int, str]:
+def played(directory: Path, text: str, *options: str, **variables: str) -> tuple[int, str]:
     (directory / "test_played.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "tests", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={directory}",
-         str(directory)],
+         *options, str(directory)],
         cwd=ROOT, capture_output=True, text=True, env={**os.environ, **variables},
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
@@ -116,6 +116,12 @@ def test_a_failure_stays_one(tmp_path: Path, text: str, needle: str) -> None:
     code, said = played(tmp_path, text)
     assert code != 0, said
     assert needle in said
+
+
+def test_what_was_never_run_is_no_success(tmp_path: Path) -> None:
+    text = ONCE + "def test_fails_first(): assert not is_first('a')\ndef test_broken(): assert 0\n"
+    code, said = played(tmp_path, text, "-x")
+    assert code == 1, said
 
 
 def test_a_failure_is_told_before_the_end(tmp_path: Path) -> None:

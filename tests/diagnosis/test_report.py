@@ -128,12 +128,21 @@ def test_a_cause_is_as_severe_as_what_it_explains_and_then_leads() -> None:
 
 @pytest.mark.parametrize("kind", ["machine_shared", "cpu_stolen"])
 def test_a_rank_that_is_late_in_every_step_is_not_blamed_on_others_who_use_the_machine(kind: str) -> None:
-    shared = found(kind, "info", ranks=(0, 1))
+    shared = found(kind, "info", ranks=(0, 1), evidence={"stolen_cores": 0.6, "cores": 4.0})
     now_and_then, always = (
         found("alternating_straggler", cost=0.4, evidence={"late_in": often}) for often in (0.7, 1.0)
     )
     assert tree(fold([shared, now_and_then])) == {kind: ["alternating_straggler"]}
     assert tree(fold([shared, always])) == {"alternating_straggler": [], kind: []}
+
+
+def test_cores_that_were_stolen_explain_no_more_than_they_can_cost_and_nothing_elsewhere() -> None:
+    stolen = found("cpu_stolen", "info", ranks=(0, 1), evidence={"stolen_cores": 0.4, "cores": 4.0})
+    little, much = (found("collective_bound", cost=cost) for cost in (0.25, 0.7))
+    assert tree(fold([stolen, little])) == {"cpu_stolen": ["collective_bound"]}
+    assert tree(fold([stolen, much])) == {"collective_bound": [], "cpu_stolen": []}
+    elsewhere = found("alternating_straggler", cost=0.2, ranks=(2, 3), evidence={"late_in": 0.5})
+    assert tree(fold([stolen, elsewhere])) == {"alternating_straggler": [], "cpu_stolen": []}
 
 
 _KINDS = [

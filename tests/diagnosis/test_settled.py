@@ -40,6 +40,18 @@ def test_steps_whose_beginning_was_thinned_away_have_no_start_up() -> None:
     assert settled(replace(steps, numbers=steps.numbers + 1000)).start_up == 0
 
 
+def test_of_a_run_whose_older_steps_were_thinned_the_newer_ones_are_judged() -> None:
+    """Of each group that was thinned, the slowest step has stayed."""
+    whole = synthetic.run(1, steps=400)
+    numbers = np.concatenate([np.arange(0, 2000, 10), np.arange(2000, 2200)])
+    run = settled(replace(whole, numbers=numbers))
+    assert run.numbers.tolist() == list(range(2000, 2200))
+    assert run.begins == 200
+    assert len(run.start) == run.start_up
+    few = settled(replace(whole, numbers=np.concatenate([np.arange(0, 3000, 10), np.arange(3000, 3100)])))
+    assert few.begins == few.start_up, "too few to judge by them alone"
+
+
 def test_an_optimizer_step_counts_before_the_meeting_that_it_delays() -> None:
     steps = synthetic.run(1, noise=synthetic.QUIET)
     steps.phases[100, 1, phases.OPTIMIZER] = 0.5

@@ -121,15 +121,16 @@ def test_bursts_of_a_loader_with_few_workers_are_a_bound_and_no_spike(period: in
         assert [one.kind for one in wrong(everything(steps))] == ["input_bound"]
 
 
+@pytest.mark.parametrize("fetch", [0.24, 0.0], ids=["made by three processes", "nobody knows how"])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_bursts_that_come_in_another_step_on_each_rank_are_a_bound_too(ranks: int) -> None:
+def test_bursts_that_come_in_another_step_on_each_rank_are_a_bound_too(ranks: int, fetch: float) -> None:
     def unaligned(times: Floats, generator: np.random.Generator) -> None:
         for rank in range(ranks):
             times[rank::3, rank, phases.INPUT] += 0.15
 
     for seed in range(20):
         steps = synthetic.run(seed, unaligned, ranks=ranks)
-        steps.fetch[:] = 0.24  # by three processes
+        steps.fetch[:] = fetch
         report = diagnose(steps)
         assert (report.findings[0].kind, report.findings[0].phase) == ("input_bound", "input")
         assert not any(one.kind == "alternating_straggler" for one in report.findings)

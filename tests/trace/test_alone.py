@@ -56,6 +56,18 @@ def test_init_begins_to_record_and_a_second_one_goes_on() -> None:
     assert numbers(own.kept()) == [0, 1, 2, 3, 4]
 
 
+def test_init_begins_to_record_although_something_wrapped_was_used_before() -> None:
+    spans.current()  # as a wrapped model does when it is called
+    trace.init()
+    own = alone.newest()
+    assert own is not None
+    assert spans.recording() is own.recorder
+    alone.end()
+    spans.current()
+    trace.init()
+    assert alone.newest() is not own
+
+
 def test_init_in_a_process_that_records_already_begins_nothing_of_its_own() -> None:
     spans.use(recorder := spans.Recorder())
     trace.init(mode="manual")

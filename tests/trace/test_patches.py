@@ -470,6 +470,20 @@ def test_wrapped_things_stay_what_they_are(recorder: spans.Recorder) -> None:
     assert len(steps(recorder)) == 1
 
 
+def test_accelerates_optimizer_is_wrapped_by_what_it_steps(recorder: spans.Recorder) -> None:
+    optimizers = pytest.importorskip("accelerate.optimizer")
+    pytest.importorskip("accelerate").state.PartialState(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    optimizer = trace.wrap_optimizer(
+        optimizers.AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    )
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    recorder.flush()
+    assert recorder.steps == 3
+
+
 @pytest.mark.parametrize(
     ("wrap", "thing"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -65,6 +66,30 @@ def test_processes_that_it_has_started_count_with_it() -> None:
 def test_the_memory_of_the_machine_is_told() -> None:
     seen = Sampler().look(0)
     assert 0 < seen.ram_used < seen.ram_total == pytest.approx(psutil.virtual_memory().total / MIB)
+
+
+def test_the_gpu_of_the_thread_that_trains_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have a current one of their own, which is the first."""
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 4,
+        current_device=lambda: 0,
+        get_device_properties=lambda number: SimpleNamespace(uuid=f"GPU-{number}"),
+    )
+    watts = {"GPU-0": 100_000, "GPU-3": 400_000}
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetPowerUsage=lambda uuid: watts[uuid],
+    )
+    torch = SimpleNamespace(cuda=cuda, get_num_threads=lambda: 1)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    given: list[int | None] = [None]
+    sampler = Sampler(lambda: given[0])
+    assert sampler.look(0).gpu_power == 0, "it is not known yet which it is"
+    given[0] = 3
+    assert sampler.look(0).gpu_power == 400
 
 
 def test_a_record_comes_back_as_it_was() -> None:

@@ -178,7 +178,7 @@ def _unknown(first: Settled, second: Settled) -> Comparison:
 
 def _batch(run: Settled) -> float:
     """Samples of all ranks in a usual step, 0 where that is not known."""
-    return statistics.median(run.steps.samples[run.start_up :].sum(axis=1))
+    return statistics.median(run.steps.samples[run.begins :].sum(axis=1))
 
 
 def _series(run: Settled, by: float) -> _Series:

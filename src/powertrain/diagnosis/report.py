@@ -156,7 +156,7 @@ def _rank_times(run: Settled, column: int) -> RankTimes:
 def _throughput(run: Settled, flops_per_sample: float, peak_flops: float) -> Throughput:
     rate = _steps_per_second(run)
     samples, tokens = (
-        rate * _mean(column[run.start_up :].sum(axis=1)) for column in (run.steps.samples, run.steps.tokens)
+        rate * _mean(column[run.begins :].sum(axis=1)) for column in (run.steps.samples, run.steps.tokens)
     )
     flops = samples * flops_per_sample
     best = peak_flops * len(run.steps.ranks)
@@ -172,7 +172,7 @@ def _throughput(run: Settled, flops_per_sample: float, peak_flops: float) -> Thr
 def _steps_per_second(run: Settled) -> float:
     """From when steps began, which holds for thinned runs too; else from how long they took."""
     if len(run.numbers) > 1:
-        started = run.steps.start[run.start_up :]
+        started = run.steps.start[run.begins :]
         took = started[-1] - started[0]
         took = took[np.isfinite(took) & (took > 0)]
         if len(took):

@@ -18,8 +18,8 @@ _COMPUTE_STRAGGLERS = frozenset(
 STRAGGLERS = _COMPUTE_STRAGGLERS | {"input_straggler", "transfer_straggler", "outside_straggler"}
 #: Share of steps from which on a rank is late in every one.
 _EVERY_STEP = 0.95
-#: Ranks have fewer cores than they think.
-_OF_THE_MACHINE = frozenset({"machine_shared", "cpu_stolen"})
+#: What ranks that wait for each other lose at most, for each part of their cores that is stolen.
+_LOST_PER_STOLEN = 3.0
 _BOUNDS = frozenset({"input_bound", "transfer_bound", "outside_bound", "checkpoint_bound"})
 
 
@@ -47,6 +47,14 @@ def _within_defect(cause: Finding, echo: Finding) -> bool:
 def _comes_and_goes(cause: Finding, echo: Finding) -> bool:
     """Whoever waits for a core does so now and then; what comes in every step has another cause."""
     return float(echo.evidence.get("late_in") or 0.0) < _EVERY_STEP
+
+
+def _robs_enough(cause: Finding, echo: Finding) -> bool:
+    """A core that is gone for a moment holds up everybody, so that more is lost than was stolen; but not much more, and
+    not by ranks elsewhere."""
+    stolen = float(cause.evidence.get("stolen_cores") or 0.0) / float(cause.evidence.get("cores") or 1.0)
+    are_there = not echo.ranks or set(echo.ranks) <= set(cause.ranks)
+    return are_there and echo.cost <= _LOST_PER_STOLEN * stolen and _comes_and_goes(cause, echo)
 
 
 def _in_same_phase(cause: Finding, echo: Finding) -> bool:
@@ -77,8 +85,9 @@ _RULES = (
     ),
     _Rule(_BOUNDS, frozenset({"gpu_idle"}), _always),
     _Rule(frozenset({"input_bound"}), frozenset({"alternating_straggler"}), _in_same_phase),
-    _Rule(_OF_THE_MACHINE, frozenset({"collective_bound"}), _always),
-    _Rule(_OF_THE_MACHINE, frozenset({"alternating_straggler"}), _comes_and_goes),
+    _Rule(frozenset({"machine_shared"}), frozenset({"collective_bound"}), _always),
+    _Rule(frozenset({"machine_shared"}), frozenset({"alternating_straggler"}), _comes_and_goes),
+    _Rule(frozenset({"cpu_stolen"}), frozenset({"collective_bound", "alternating_straggler"}), _robs_enough),
     _Rule(
         frozenset({"host_memory_leak"}), frozenset({"memory_pressure", "memory_imbalance"}), _meets_on("host")
     ),

@@ -14,6 +14,8 @@ from powertrain.trace import phases
 #: Fewer steps say nothing about a run, nor do fewer after its start-up.
 LEAST_STEPS = 20
 LEAST_SETTLED = 12
+#: So many of the newest steps, none of them missing, say more than all of which some are.
+_LEAST_UNBROKEN = 200
 #: Steps whose mean counts as one value: loaders deliver in bursts that are shorter, hiccups are rarer.
 WINDOW = 20
 #: Where a thread is held up rather than busy: late ranks are not late because of them.
@@ -44,8 +46,10 @@ class Settled:
     """Steps after start-up. Columns are places in ``steps.ranks``; rows are places in ``numbers``."""
 
     steps: Steps
-    #: Rows of ``steps`` that belong to start-up: all before the first row of the tables below.
+    #: Rows of ``steps`` that belong to start-up, and the first of those that are judged: later, where older steps were
+    #: thinned, because what is left of them is not what they were like on average.
     start_up: int
+    begins: int
     #: (steps, ranks, phases): where their time went.
     start: Floats
     numbers: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -129,16 +133,25 @@ def settled(steps: Steps) -> Settled:
     between = _between_meetings(table, steps)
     critical = _critical(between)
     cut = _start_up(critical, steps)
+    begins = max(cut, _first_unbroken(steps))
     return Settled(
         steps=steps,
         start_up=cut,
+        begins=begins,
         start=table[:cut],
-        numbers=steps.numbers[cut:],
-        table=table[cut:],
-        between=between[cut:],
-        critical=critical[cut:],
-        step=statistics.median(statistics.window_means(critical[cut:], WINDOW)),
+        numbers=steps.numbers[begins:],
+        table=table[begins:],
+        between=between[begins:],
+        critical=critical[begins:],
+        step=statistics.median(statistics.window_means(critical[begins:], WINDOW)),
     )
+
+
+def _first_unbroken(steps: Steps) -> int:
+    """The first row from which on no step is missing; 0 where too few come after it to judge by them alone."""
+    gaps = np.flatnonzero(np.diff(steps.numbers) > 1)
+    first = int(gaps[-1]) + 1 if len(gaps) else 0
+    return first if len(steps) - first >= _LEAST_UNBROKEN else 0
 
 
 def spent(steps: Steps) -> Floats:
@@ -150,7 +163,7 @@ def spent(steps: Steps) -> Floats:
     """
     thread = _clean(steps.phases)
     device = np.zeros_like(thread)
-    device[:, :, list(phases.ON_DEVICE)] = _clean(steps.device)[:, :, list(phases.ON_DEVICE)]
+    device[:, :, list(phases.TIMED_PHASES)] = _clean(steps.device)[:, :, list(phases.TIMED_PHASES)]
     timed = (steps.flags & phases.TIMED_ON_DEVICE).astype(bool) & (device.sum(axis=2) > 0)
     if not timed.any():
         return thread

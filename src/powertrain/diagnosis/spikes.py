@@ -103,7 +103,7 @@ def _first_of_unbroken(settled: Settled) -> int:
     if len(settled.numbers) < 2:
         return 0
     broken = np.diff(settled.numbers) != 1
-    weight = settled.steps.weight[settled.start_up :]
+    weight = settled.steps.weight[settled.begins :]
     if len(weight) == len(settled.numbers):
         broken |= weight[:-1] != 1
     places = np.flatnonzero(broken)

@@ -115,7 +115,7 @@ def _spent_by_every_rank(run: Settled, phase: int, rows: Rows) -> Floats:
     Processes of a loader deliver in bursts, and those of ranks come in different steps: each rank waits in its own, all
     of them as much in the end.
     """
-    if phase == phases.INPUT and _fetches(run).any() and not _made_in_loop(run):
+    if phase == phases.INPUT and not (_fetches(run).any() and _made_in_loop(run)):
         by_rank = run.table[rows, :, phase].T
         means = np.stack([statistics.window_means(times, WINDOW) for times in by_rank])
         return np.asarray(means.min(axis=0), np.float64)
@@ -173,7 +173,7 @@ def _accumulation(time: float, rest: float) -> int:
 
 
 def _pageable(run: Settled) -> bool:
-    flags = run.steps.flags[run.start_up :]
+    flags = run.steps.flags[run.begins :]
     return bool(flags.size) and bool(((flags & phases.PAGEABLE) != 0).mean(axis=0).max() >= 0.5)
 
 
@@ -225,7 +225,7 @@ def _cores(cores: float) -> str:
 
 def _fetches(run: Settled) -> Floats:
     """(steps, ranks): how long making the batches of a step took, wherever that was."""
-    return np.asarray(np.nan_to_num(run.steps.fetch[run.start_up :], posinf=0.0, neginf=0.0), np.float64)
+    return np.asarray(np.nan_to_num(run.steps.fetch[run.begins :], posinf=0.0, neginf=0.0), np.float64)
 
 
 def _made_in_loop(run: Settled) -> bool:
@@ -253,6 +253,7 @@ def _checkpoint_bound(
     by_rank = reports[often].mean(axis=0)
     columns = np.flatnonzero(by_rank >= 0.5 * by_rank.max()).tolist()
     alone = len(columns) < len(run.steps.ranks)
+    lines = {} if alone else lines
     who = run.who(columns).capitalize() if alone else run.everybody
     evidence = {"step": usual, "time": each, "share": part, "every": every, "every_wanted": wanted}
     periods = [spike.period for spike in periodic if spike.phase == phases.REPORT]
@@ -364,7 +365,8 @@ def _slow_start(run: Settled) -> list[Finding]:
         return []
     usual = np.median(run.table, axis=0)
     beyond = np.maximum(run.start.sum(axis=0) - run.start_up * usual, 0.0)
-    whole = float(run.critical.sum()) + float(run.start.sum(axis=2).max(axis=1).sum())
+    judged = float(run.critical.sum()) * int(run.numbers[-1] + 1 - run.start_up) / len(run.numbers)
+    whole = judged + float(run.start.sum(axis=2).max(axis=1).sum())
     first = float(beyond[:, phases.INPUT].max())
     if first >= max(_FIRST_BATCH[0] * run.step, _FIRST_BATCH[1]):
         return [_slow_first(run, phases.INPUT, beyond[:, phases.INPUT], whole)]
@@ -409,6 +411,7 @@ def _slow_first(run: Settled, phase: int, beyond: Floats, whole: float) -> Findi
 def _spike(run: Settled, spike: spikes.Periodic, lines: Mapping[str, str]) -> Finding:
     name = phases.NAMES[spike.phase]
     alone = len(spike.columns) < len(run.steps.ranks)
+    lines = {} if alone else lines  # which are those of one rank, perhaps another
     who = f" on {run.who(spike.columns)}" if alone else ""
     period = spike.period
     return Finding(

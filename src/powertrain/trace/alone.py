@@ -81,7 +81,7 @@ class Alone:
     # -- the watching thread
 
     def _watch(self) -> None:
-        sampler, places, next_look = Sampler(), Whereabouts(), 0.0
+        sampler, places, next_look = Sampler(lambda: self.recorder.gpu), Whereabouts(), 0.0
         while not self._over.wait(_GLANCE_EVERY):
             try:
                 places.look(NAMES[self.recorder.phase_now()], self.recorder.steps)

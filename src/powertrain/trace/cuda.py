@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from powertrain.trace.phases import BACKWARD, COLLECTIVE, COUNT, FIELDS, ON_DEVICE, TIMED_ON_DEVICE
+from powertrain.trace.phases import BACKWARD, COLLECTIVE, COUNT, FIELDS, TIMED_ON_DEVICE, TIMED_PHASES
 
 #: Steps that wait for their device at most; those beyond stay without its times.
 _WAITING = 4096
@@ -110,9 +110,12 @@ class DeviceTimer:
         memory: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         clock: Callable[[], int] = time.perf_counter_ns,
         captures: Captures = captures,
+        index: int | None = None,
     ) -> None:
         """``make_event`` gives what has ``query()`` and ``elapsed_time(later)`` in milliseconds, ``record`` puts it on
-        the current stream; ``memory`` tells the MiB in use and the most there ever were, ``clock`` nanoseconds."""
+        the current stream; ``memory`` tells the MiB in use and the most there ever were, ``clock`` nanoseconds;
+        ``index`` is the device's number, where it has one."""
+        self.index = index
         self._make_event, self._record, self._is_capturing = make_event, record, is_capturing
         self._memory, self._clock, self._captures = memory, clock, captures
         self._unused: deque[Any] = deque()
@@ -232,7 +235,7 @@ def times_on_device(marks: Sequence[Mark]) -> list[float]:
     for (phase, event), (then, later) in pairwise(marks):
         # Gradients were thought to be complete, and then there were more.
         phase = BACKWARD if phase == then == COLLECTIVE else phase
-        if phase in ON_DEVICE:
+        if phase in TIMED_PHASES:
             times[phase] += max(event.elapsed_time(later), 0.0) * 1e-3
     return times
 
@@ -258,6 +261,5 @@ def timer() -> DeviceTimer:
     def memory() -> tuple[float, float]:
         return torch.cuda.memory_allocated(device) / _MIB, torch.cuda.max_memory_allocated(device) / _MIB
 
-    return DeviceTimer(
-        lambda: event_class(enable_timing=True), record, torch._C._cuda_isCurrentStreamCapturing, memory
-    )
+    is_capturing = torch._C._cuda_isCurrentStreamCapturing
+    return DeviceTimer(lambda: event_class(enable_timing=True), record, is_capturing, memory, index=device)

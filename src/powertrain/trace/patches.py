@@ -265,7 +265,7 @@ class Patches:
 
         iterator: Any = dataloader._BaseDataLoaderIter
         made_here: Any = dataloader._SingleProcessDataLoaderIter
-        next_of, recorder, seconds_of = iterator.__next__, self.recorder, self._seconds_of_newest
+        next_of, recorder, seconds_of = iterator.__next__, self.recorder, self.seconds_of_newest
         note, clock, log = recorder.note, recorder.clock, recorder.log
 
         def next_within(batches: Any) -> Any:
@@ -280,11 +280,11 @@ class Patches:
             recorder.depth = 1
             try:
                 batch = next_of(batches)
+                samples, tokens = size_of(batch)
+                amounts = samples, tokens, MADE_HERE if type(batches) is made_here else seconds_of(batches)
             except BaseException:
                 recorder.leave(0)
                 raise
-            samples, tokens = size_of(batch)
-            amounts = samples, tokens, MADE_HERE if type(batches) is made_here else seconds_of(batches)
             if amounts != recorder.amounts:
                 recorder.tell_amounts(amounts)
             recorder.depth = 0
@@ -299,7 +299,7 @@ class Patches:
         self._replace(DataLoader, "__iter__", self._timed(DataLoader.__iter__, INPUT))
         self._patch_loaders_processes()
 
-    def _seconds_of_newest(self, batches: Any) -> float:
+    def seconds_of_newest(self, batches: Any) -> float:
         """How long the newest batch of a loader's iterator was made, as :meth:`Recorder.batch` wants to know it."""
         if not getattr(batches, "_num_workers", 1):
             return MADE_HERE
@@ -545,6 +545,9 @@ class Patches:
         def cuda_is_used() -> None:
             if (living := patches()) is not None and not living._is_closed:
                 living._patch_tensors()
+                # Models that were met before may be moved to a GPU now, and are looked at again.
+                living._is_model.clear()
+                living._met.clear()
 
         torch_cuda: Any = torch.cuda
         torch_cuda._lazy_call(cuda_is_used)

@@ -29,6 +29,8 @@ NAMES = ("input", "h2d", "forward", "backward", "collective", "optimizer", "insi
 COUNT = len(NAMES)
 #: Phases whose work may go on on a device after the call has returned.
 ON_DEVICE = (H2D, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER)
+#: What a device's own time is told of: also of what a step does between them, as its loss.
+TIMED_PHASES = (*ON_DEVICE, INSIDE)
 
 #: Bits of ``StepRecord.flags``.
 #: Device times are in the record; without it they are not known (yet).

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -26,7 +27,9 @@ _NOT_BUSY = ("idle", "iowait", "steal", "guest", "guest_nice")
 class Sampler:
     """Looks of one process at itself and its machine. One thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: Callable[[], int | None] = lambda: None) -> None:
+        """``gpu`` answers with the number of the one that is trained on, as far as that is known."""
+        self._gpu_number = gpu
         self._process = psutil.Process()
         self._below: dict[int, psutil.Process] = {}
         self._gpu: _Gpu | None = None
@@ -93,7 +96,7 @@ class Sampler:
 
     def _look_at_gpu(self) -> dict[str, Any]:
         if self._gpu is None:
-            self._gpu = _Gpu.of_this_process()
+            self._gpu = _Gpu.of_this_process(self._gpu_number())
         return self._gpu.look() if self._gpu is not None else {}
 
 
@@ -131,16 +134,19 @@ class _Gpu:
         self._library, self._handle = library, handle
 
     @classmethod
-    def of_this_process(cls) -> _Gpu | None:
-        """None while the process uses none, or nothing tells of it. Never makes torch use a GPU."""
+    def of_this_process(cls, number: int | None) -> _Gpu | None:
+        """The ``number``-th, or the only one. None while the process uses none, or nothing tells of it. Never makes
+        torch use a GPU, and never asks for the current one: each thread has its own."""
         torch = sys.modules.get("torch")
         try:
             if torch is None or not torch.cuda.is_initialized():
                 return None
+            if number is None and torch.cuda.device_count() > 1:
+                return None
             import pynvml
 
             pynvml.nvmlInit()
-            uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+            uuid = str(torch.cuda.get_device_properties(number or 0).uuid)
             return cls(
                 pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
             )

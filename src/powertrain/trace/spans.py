@@ -250,6 +250,8 @@ class _Steps:
         #: and whether anything was learned from it. And whether anything ever was.
         self._asked_at: tuple[list[int], int, int, float] | None = None
         self._looks = self._learns = self._has_learned = False
+        #: Whether an optimizer ever stepped: then that ends steps, and reports do not.
+        self._has_stepped = False
         #: When the newest batch was asked for and when it came.
         self._input_began = self._input_ended = 0
         #: How much is in a batch, and which optimizer it is about, as was said last.
@@ -269,7 +271,7 @@ class _Steps:
         them, and ``within`` marked steps. What was summed up and not yet made a step is left out."""
         anew = _Steps(self._ring, now, self._zero)
         anew.device, anew._is_timing, anew._tally.is_timed = self.device, is_timing, False
-        anew._has_learned = self._has_learned
+        anew._has_learned, anew._has_stepped = self._has_learned, self._has_stepped
         anew._marked, anew._within = self._marked or within > 0, within
         anew._phase = anew._rest = INSIDE if within else OUTSIDE
         anew._stack, anew._entered = [anew._rest] * depth, list(range(depth))
@@ -551,7 +553,7 @@ class _Steps:
         place = self._open_optimizers.pop(key, None)
         if place is not None and place < len(self._stack):
             self._back_to(place)
-        self._learns = self._has_learned = True
+        self._learns = self._has_learned = self._has_stepped = True
         if self._marked:
             return
         self._rest_is(OUTSIDE)
@@ -588,7 +590,7 @@ class _Steps:
             self._renew()
 
     def report(self, _: int, now: int) -> None:
-        if self._marked or self._has_learned:
+        if self._marked or self._has_stepped:
             return
         self._charge(now)
         self._rest_is(OUTSIDE)
@@ -672,6 +674,7 @@ class Recorder:
         "__weakref__",
         "_ended",
         "_is_marked",
+        "_is_optimizing",
         "_marks",
         "_marks_steps",
         "_ring",
@@ -724,6 +727,8 @@ class Recorder:
         #: What was put on its stream and is not noted yet, and whether the open phase was.
         self._marks: list[Mark] = []
         self._is_marked = False
+        #: Within an optimizer's step, where the device is timed.
+        self._is_optimizing = False
         #: Whether the loop marks its steps, and how many steps or optimizer steps have ended.
         self._marks_steps, self._ended = False, 0
         _recorders.add(self)
@@ -744,7 +749,11 @@ class Recorder:
         self.depth = depth + 1
         if self.timing is not None and not depth and phase in _MARKED_AS:
             self._is_marked = True
-            self._mark(_MARKED_AS[phase])
+            try:
+                self._mark(_MARKED_AS[phase])
+            except BaseException:  # of the user's, by a signal: nobody will leave what was not entered
+                self.leave(depth)
+                raise
         return depth
 
     def leave(self, depth: int) -> None:
@@ -763,7 +772,8 @@ class Recorder:
         self.note((LEAVE, now))
         if self._is_marked:
             self._is_marked = False
-            self._mark(OUTSIDE)
+            # Back to a closure's optimizer, or to the rest of the step: the loss is computed there.
+            self._mark(OPTIMIZER if self._is_optimizing else INSIDE)
         if now >= self.due or len(self.log) > SETTLE_AT:
             self.settle()
 
@@ -849,6 +859,7 @@ class Recorder:
             self.which = id(optimizer)
             self.note((_WHICH, self.which))
         self.note((BEGINS, self.clock()))
+        self._is_optimizing = True
         if self.timing is not None and not self.depth:
             self._mark(OPTIMIZER)
 
@@ -859,6 +870,7 @@ class Recorder:
         if id(optimizer) != self.which:
             self.which = id(optimizer)
             self.note((_WHICH, self.which))
+        self._is_optimizing = False
         if self.timing is not None and not self.depth:
             self._mark(OUTSIDE)
         now = self.clock()
@@ -949,6 +961,12 @@ class Recorder:
         return self._steps.phase_after(self.log.copy())
 
     @property
+    def gpu(self) -> int | None:
+        """The number of the device that is timed, once one is. Any thread: each has a current device of its own, so
+        that only the one that trains can say which it trains on."""
+        return self.device.index if self.device is not None else None
+
+    @property
     def steps(self) -> int:
         """How many steps were made of what was noted. Any thread."""
         return self._ring.written
@@ -1000,19 +1018,25 @@ def _is_of_ours(error: BaseException) -> bool:
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _current: Recorder | None = None
+_is_kept = False
 
 
 def current() -> Recorder:
     """This process's recorder: its rank's, or one that is made now for the thread that asks."""
-    global _current
+    global _current, _is_kept
     if _current is None:
-        _current = Recorder()
+        _current, _is_kept = Recorder(), False
     return _current
 
 
 def recording() -> Recorder | None:
     """This process's recorder, where there is one: for code that notes what it does only if anybody records."""
     return _current
+
+
+def is_kept() -> bool:
+    """Whether somebody keeps what this process records: not where there is a recorder only because it was asked for."""
+    return _current is not None and _is_kept
 
 
 @contextmanager
@@ -1030,9 +1054,9 @@ def phase(number: int) -> Iterator[None]:
 
 
 def use(recorder: Recorder | None) -> None:
-    """Let ``recorder`` be this process's; None for none yet."""
-    global _current
-    _current = recorder
+    """Let ``recorder`` be this process's, which somebody keeps; None for none yet."""
+    global _current, _is_kept
+    _current, _is_kept = recorder, True
 
 
 def _record_nothing_in_child() -> None:

@@ -37,7 +37,7 @@ def init(
     :class:`~powertrain.errors.ConfigError` for arguments that do not go together.
     """
     choice = patches.choose(mode, patch_dataloader, patch_forward, patch_backward, patch_h2d)
-    if spans.recording() is None:
+    if not spans.is_kept():
         alone.begin()
     patches.install(spans.current(), choice)
 
@@ -106,15 +106,23 @@ class _TimedIterator:
         depth = recorder.enter(INPUT)
         try:
             batch = next(self._batches)
+            samples, tokens = (0, 0) if depth else patches.size_of(batch)
+            seconds = 0.0 if depth else self._seconds_of_newest()
         except BaseException:
             recorder.leave(depth)
             raise
         if depth:
             recorder.leave(depth)
         else:
-            samples, tokens = patches.size_of(batch)
-            recorder.fetched(0, samples, tokens, spans.MADE_HERE if self._is_made_here else 0.0)
+            recorder.fetched(0, samples, tokens, seconds)
         return batch
+
+    def _seconds_of_newest(self) -> float:
+        """For how long it was made; where it comes from processes that torch was made to tell of, they say."""
+        if self._is_made_here:
+            return spans.MADE_HERE
+        installed = patches.installed() if hasattr(self._batches, "_num_workers") else None
+        return installed.seconds_of_newest(self._batches) if installed is not None else 0.0
 
     def __getattr__(self, name: str) -> Any:
         if name == "_batches":  # asked by copy and pickle before anything is there
@@ -246,6 +254,10 @@ def wrap_optimizer(optimizer: Thing) -> Thing:
     """``optimizer`` itself; its steps count as such, and end steps of the loop unless it marks them. Twice is once."""
     from torch.optim import Optimizer
 
+    if isinstance(optimizer, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        # One that only looks like torch's, as Accelerate's: it steps another, or leaves that out to accumulate.
+        wrap_optimizer(getattr(optimizer, "optimizer", None))
+        return optimizer
     if isinstance(optimizer, Optimizer):
         if _optimizer_begins not in optimizer._optimizer_step_pre_hooks.values():
             optimizer.register_step_pre_hook(_optimizer_begins)

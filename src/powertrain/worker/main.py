@@ -218,7 +218,7 @@ class Rank:
         if self._spec.trace is not None:
             tell = self._service.say
             self._service.tracing = Tracing.begin(
-                self._spec.trace, lambda message: tell(wire.Noted(message=message))
+                self._spec.trace, lambda message: tell(wire.Noted(message=message)), self._spec.device
             )
 
     def _tell(self, outcome: wire.Outcome) -> None:

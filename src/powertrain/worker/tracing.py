@@ -92,13 +92,22 @@ class Tracing:
         self._sampler: Sampler | None = None
         self._torch: Arrival | None = None
         self._device_is_told = False
+        self._given_gpu: int | None = None
+
+    @property
+    def _gpu(self) -> int | None:
+        """The one that the rank trains on; until that is seen, the one that it was given."""
+        seen = self._recorder.gpu
+        return self._given_gpu if seen is None else seen
 
     @classmethod
-    def begin(cls, settings: TraceSettings, tell: Callable[[str], None]) -> Tracing | None:
-        """The user's function is about to be called, on this thread. None where it cannot be traced, which is told."""
+    def begin(cls, settings: TraceSettings, tell: Callable[[str], None], gpu: int = -1) -> Tracing | None:
+        """The user's function is about to be called, on this thread, with the ``gpu``-th as its own unless that is -1.
+        None where it cannot be traced, which is told."""
         before = spans.recording()
         try:
             tracing = cls(settings, tell)
+            tracing._given_gpu = gpu if gpu >= 0 else None
             if settings.steps:
                 spans.use(tracing._recorder)
                 tracing._patch()
@@ -204,7 +213,7 @@ class Tracing:
         from powertrain.trace.samplers import Sampler
 
         if self._sampler is None:
-            self._sampler = Sampler()
+            self._sampler = Sampler(lambda: self._gpu)
         self._samples.append(samples.pack(self._sampler.look(self._recorder.steps)))
         if not self._device_is_told:
             self._tell_device()
@@ -213,10 +222,10 @@ class Tracing:
         """What the rank computes on, once it does."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
-        if cuda is None or not cuda.is_initialized():
+        if cuda is None or not cuda.is_initialized() or (self._gpu is None and cuda.device_count() > 1):
             return
         self._device_is_told = True
-        name = cuda.get_device_name()
+        name = cuda.get_device_name(self._gpu or 0)
         self._facts["device"] = name
         if "peak_flops" not in self._settings.facts and (peak := peak_flops(name)):
             self._facts["peak_flops"] = peak
