@@ -26,6 +26,8 @@ from powertrain.run import journal
 from powertrain.run.events import Warned
 from powertrain.storage import open_storage
 
+ray = pytest.importorskip("ray")
+
 
 def files(directory: Path, rows: int = 1000) -> Dataset:
     """A dataset of Parquet files with several row groups."""
@@ -78,6 +80,16 @@ def many_tasks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(cluster_tasks, "_fetched", counted)
     return begun
+
+
+def test_without_a_cluster_the_way_to_one_is_told(tmp_path: Path) -> None:
+    """The first test of this file: later ones are connected, and to say otherwise would have any thread of Ray's that
+    asks for something connect again, which ends the process."""
+    assert not ray.is_initialized()
+    with pytest.raises(ConfigError, match=r"not connected to one.*powertrain.init\(address"):
+        files(tmp_path / "in").materialize(on="ray")
+    with pytest.raises(DataError, match="on='spark' is unknown"):
+        files(tmp_path / "other").materialize(on="spark")
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -155,16 +167,6 @@ def test_what_cannot_be_pickled_is_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(DataError, match="cannot be sent to Ray's tasks"):
         files(tmp_path / "in").map(lambda row: {"held": lock.locked()}).materialize(on="ray")
-
-
-def test_without_a_cluster_the_way_to_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(ConfigError, match=r"not connected to one.*powertrain.init\(address"):
-        files(tmp_path / "in").materialize(on="ray")
-    with pytest.raises(DataError, match="on='spark' is unknown"):
-        files(tmp_path / "other").materialize(on="spark")
 
 
 # --------------------------------------------------------------------------- Ray's datasets, written into a run
