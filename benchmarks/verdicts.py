@@ -47,7 +47,8 @@ WORLD_SIZES = (2, 3)
 #: TraceML was judged on two ranks before; a launch of it takes some seconds.
 PEER_WORLD_SIZES = (2,)
 
-#: Share of this machine's cores that others may get while a run is judged, how often it is tried, and which were not.
+#: Share of this machine's cores that others may get while a run is judged, how often it is then made, the last one
+#: counting whatever it had; and all in which they got more.
 STOLEN_AT_MOST, TRIES = 0.03, 3
 DISTURBED: list[str] = []
 
@@ -406,7 +407,8 @@ def notes_of_disturbed() -> list[str]:
     if not DISTURBED:
         return []
     return [
-        f"made anew, since others got more than {STOLEN_AT_MOST:.0%} of the cores: {', '.join(DISTURBED)}."
+        f"others got more than {STOLEN_AT_MOST:.0%} of the cores, so made anew, {TRIES} times in all at most: "
+        f"{', '.join(DISTURBED)}."
     ]
 
 

@@ -109,7 +109,7 @@ class _Session:
         colors = ["--color=yes"] if sys.stdout.isatty() else []
         with subprocess.Popen(
             [sys.executable, "-m", "pytest", "-p", "tests.progress", *colors, *self.arguments],
-            env={**os.environ, **self.variables, VARIABLE: str(self.file)},
+            env={**_own_environment(), **self.variables, VARIABLE: str(self.file)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
@@ -138,6 +138,11 @@ class _Session:
         for line in process.stdout:
             sys.stdout.buffer.write(self.prefix.encode() + line)
             sys.stdout.buffer.flush()
+
+
+def _own_environment() -> dict[str, str]:
+    """Without what is said to the tests around these, where this is called by one of them."""
+    return {name: value for name, value in os.environ.items() if name not in (ONLY, SHARE)}
 
 
 def _about(code: int, running: str) -> str:

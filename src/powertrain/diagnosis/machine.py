@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -157,7 +158,7 @@ def _too_many_threads(samples: Mapping[int, Samples]) -> list[Finding]:
         return []
     worst = max(crowded, key=lambda on_host: _threads(on_host) / _cores(on_host))
     threads, cores, fair = _threads(worst), _cores(worst), _fair_threads(worst)
-    hosts = _hosts(looks for on_host in crowded for looks in on_host)
+    hosts = _hosts(chain(*crowded))
     return [
         Finding(
             kind="threads_oversubscribed",
@@ -165,7 +166,7 @@ def _too_many_threads(samples: Mapping[int, Samples]) -> list[Finding]:
             summary=f"{len(worst)} {'rank' if len(worst) == 1 else 'ranks'}{words.hosts(hosts)} together use "
             f"{threads:.0f} compute threads on {cores:.0f} cores, and the cores are busy.",
             action=f"Set OMP_NUM_THREADS={fair}, or call torch.set_num_threads({fair}) in the training function.",
-            ranks=tuple(sorted(looks.rank for on_host in crowded for looks in on_host)),
+            ranks=_ranks_on(crowded),
             hosts=hosts,
             evidence={
                 "threads": threads,
@@ -180,7 +181,7 @@ def _too_many_threads(samples: Mapping[int, Samples]) -> list[Finding]:
 def _is_crowded(ranks: Sequence[Samples]) -> bool:
     """Not where each rank has its fair number already: then there are too many ranks, and fewer threads cannot help."""
     cores = _cores(ranks)
-    if not cores > 0 or any(len(looks) < LEAST_LOOKS for looks in ranks):
+    if not _were_looked_at(ranks):
         return False
     too_many = max(_median([looks], "threads") for looks in ranks) > _fair_threads(ranks)
     busy = _median(ranks, "host_cpu") >= _CORES_BUSY * cores
@@ -212,7 +213,7 @@ def _others_on_the_machine(samples: Mapping[int, Samples]) -> list[Finding]:
         return []
     worst = max(shared, key=lambda on_host: _cores_of_others(on_host) / _cores(on_host))
     others, cores = _cores_of_others(worst), _cores(worst)
-    hosts = _hosts(looks for on_host in shared for looks in on_host)
+    hosts = _hosts(chain(*shared))
     return [
         Finding(
             kind="machine_shared",
@@ -221,7 +222,7 @@ def _others_on_the_machine(samples: Mapping[int, Samples]) -> list[Finding]:
             "busy, and none is free: ranks are held up wherever they need one.",
             action="Stop what else runs there, or give the run a machine or cores of its own; what is said of it here "
             "may be different then.",
-            ranks=tuple(sorted(looks.rank for on_host in shared for looks in on_host)),
+            ranks=_ranks_on(shared),
             hosts=hosts,
             evidence={"cores": cores, "busy_cores": _mean(worst, "host_cpu"), "others_cores": others},
         )
@@ -230,7 +231,7 @@ def _others_on_the_machine(samples: Mapping[int, Samples]) -> list[Finding]:
 
 def _is_shared(ranks: Sequence[Samples]) -> bool:
     cores = _cores(ranks)
-    if not cores > 0 or any(len(looks) < LEAST_LOOKS for looks in ranks):
+    if not _were_looked_at(ranks):
         return False
     if not all(_mean([looks], "cpu") > 0 for looks in ranks):  # then all of it would look like others'
         return False
@@ -252,7 +253,7 @@ def _stolen_cores(samples: Mapping[int, Samples]) -> list[Finding]:
         return []
     worst = max(robbed, key=lambda on_host: _mean(on_host, "stolen") / _cores(on_host))
     stolen, cores = _mean(worst, "stolen"), _cores(worst)
-    hosts = _hosts(looks for on_host in robbed for looks in on_host)
+    hosts = _hosts(chain(*robbed))
     return [
         Finding(
             kind="cpu_stolen",
@@ -261,7 +262,7 @@ def _stolen_cores(samples: Mapping[int, Samples]) -> list[Finding]:
             "it is a virtual machine, and others on the same hardware get them. Ranks are held up at any moment.",
             action="Use a kind of machine whose cores are not shared, or another one of this kind; what is said of the "
             "run here may be different then.",
-            ranks=tuple(sorted(looks.rank for on_host in robbed for looks in on_host)),
+            ranks=_ranks_on(robbed),
             hosts=hosts,
             evidence={"cores": cores, "stolen_cores": stolen},
         )
@@ -269,10 +270,7 @@ def _stolen_cores(samples: Mapping[int, Samples]) -> list[Finding]:
 
 
 def _is_robbed(ranks: Sequence[Samples]) -> bool:
-    cores = _cores(ranks)
-    if not cores > 0 or any(len(looks) < LEAST_LOOKS for looks in ranks):
-        return False
-    return _mean(ranks, "stolen") >= _STOLEN * cores
+    return _were_looked_at(ranks) and _mean(ranks, "stolen") >= _STOLEN * _cores(ranks)
 
 
 # --------------------------------------------------------------------------- small things
@@ -295,6 +293,15 @@ def _median(ranks: Sequence[Samples], name: str) -> float:
 def _largest(looks: Samples, name: str) -> float:
     values = looks.column(name)
     return float(np.max(values[np.isfinite(values)], initial=0.0))
+
+
+def _were_looked_at(ranks: Sequence[Samples]) -> bool:
+    """Often enough to say something about the cores of their host."""
+    return _cores(ranks) > 0 and all(len(looks) >= LEAST_LOOKS for looks in ranks)
+
+
+def _ranks_on(hosts: Sequence[Sequence[Samples]]) -> tuple[int, ...]:
+    return tuple(sorted(looks.rank for looks in chain(*hosts)))
 
 
 def _hosts(looks: Iterable[Samples]) -> tuple[str, ...]:
