@@ -41,6 +41,7 @@ VERSIONED = (
     "datasets",
     "torchdata",
     "pillow",
+    "tensorboardX",
 )
 
 

@@ -1,26 +1,34 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powertrain.errors import StorageError
+from powertrain.run import metric_segments
 from powertrain.run import metrics as mt
 from powertrain.run.lifecycle import Branch, RunState
+from powertrain.run.metric_segments import encode_segment
+from powertrain.run.metric_spool import Spool, joined, points_in, read_spool
+from powertrain.run.metric_view import curve
 from powertrain.run.metrics import MetricsStore, PointRecord, dataframe, last_of_rank, read_table
-from powertrain.run.points import encode_records, table_of
+from powertrain.run.points import decode_records, encode_records, table_of
 from powertrain.storage import Storage, open_storage
 
 
@@ -64,7 +72,7 @@ def test_close_leaves_every_point_once_in_one_segment(storage: Storage) -> None:
     store.close()
     store.close()
     assert rows(storage) == list(range(20_000))
-    assert files(storage) == ["0001-000001.arrow"]
+    assert files(storage) == ["0001-000001-000003.arrow"]
 
 
 def test_a_store_without_points_leaves_nothing(storage: Storage) -> None:
@@ -113,6 +121,7 @@ def test_points_of_many_threads_are_all_kept(storage: Storage) -> None:
     for thread in threads:
         thread.join()
     store.close()
+    assert store._bytes == 0  # or it would seem crowded one day
     table = read_table(storage)
     found = sorted(zip(table.column("rank").to_pylist(), table.column("row").to_pylist(), strict=True))
     assert found == [(rank, row) for rank in range(4) for row in range(1, 501)]
@@ -159,7 +168,7 @@ def test_many_small_segments_become_few_while_the_run_goes_on(
         store.close()
     assert most < 30
     assert rows(storage) == list(range(200))
-    assert files(storage) == ["0001-000001.arrow"]
+    assert files(storage) == ["0001-000001-000100.arrow"]
 
 
 def test_segments_of_different_columns_and_types_merge_without_loss(
@@ -179,7 +188,7 @@ def test_segments_of_different_columns_and_types_merge_without_loss(
         for row, metrics in enumerate(dicts, 1):
             store.add([PointRecord(0, 0, row, 0.0, False, metrics)])
         store.close()
-    assert files(storage) == ["0001-000001.arrow"]
+    assert files(storage) == ["0001-000001-000006.arrow"]
     for row, metrics in enumerate(dicts, 1):
         cut = RunState(branches=(Branch(1, row + 1),))
         assert repr(last_of_rank(storage, cut)) == repr(metrics)
@@ -281,11 +290,11 @@ def test_a_close_that_fails_says_where_the_points_are_and_the_next_start_takes_t
 def test_a_spool_write_cut_short_hides_nothing_that_follows(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spool = mt._Spool(storage, 1)
+    spool = Spool(storage, 1)
     spool.append([encode_records([point(1)])], 1)
-    write = mt.os.write
+    write = os.write
     with monkeypatch.context() as patch:
-        patch.setattr(mt.os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
         with pytest.raises(OSError, match="only a part"):
             spool.append([encode_records([point(2)])], 1)
     spool.append([encode_records([point(3)])], 1)
@@ -293,12 +302,89 @@ def test_a_spool_write_cut_short_hides_nothing_that_follows(
     assert rows(storage) == [1, 3]
 
 
+@contextlib.contextmanager
+def errors_after_each_put(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is put is there, and yet the put fails: when the directory cannot be flushed, say."""
+    put = type(storage).put
+
+    def put_and_fail(this: Storage, key: str, data: bytes) -> None:
+        put(this, key, data)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
+        patch.setattr(type(storage), "put", put_and_fail)
+        yield
+
+
+def test_a_segment_that_is_there_although_its_put_failed_hides_no_later_point(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, spool = mt._SegmentWriter(storage, 1), Spool(storage, 1)
+    spool.append([encode_records([point(1)])], writer.next)
+    with errors_after_each_put(storage, monkeypatch):
+        writer.put([point(1)])
+    spool.append([encode_records([point(2)])], writer.next)
+    spool.close(keep=True)  # as a crash would
+    assert rows(storage) == [1, 2]
+    MetricsStore(storage, 2).close()
+    assert rows(storage) == [1, 2]
+
+
+def test_a_merged_segment_that_is_there_although_its_put_failed_hides_no_other_merge(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = mt._SegmentWriter(storage, 1)
+    for row in range(1, 5):
+        writer.put([point(row)])
+    with errors_after_each_put(storage, monkeypatch):
+        writer.merge_small()
+    writer.put([point(5)])
+    writer.merge_small()
+    assert files(storage) == ["0001-000001.arrow", "0001-000002-000005.arrow"]
+    assert rows(storage) == [1, 2, 3, 4, 5]
+
+
+def test_segments_that_cannot_be_merged_are_told_of_and_neither_lose_points_nor_fail_the_close(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "powertrain"):
+        patch.setattr(mt, "SEGMENT_POINTS", 1)
+        patch.setattr(mt, "merged", refused)
+        store = MetricsStore(storage, 1)
+        for row in range(1, 21):
+            store.add([point(row)])
+        assert store.wait_spooled(10)
+        store.close()
+    assert store.problem == ""
+    assert rows(storage) == list(range(1, 21))
+    assert len(files(storage)) == 20
+    assert caplog.text.count("could not be put in order") == 1
+
+
+def test_the_spool_of_a_later_version_is_passed_over_and_left_where_it_is(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(storage, 1)
+    spool.append([msgspec.msgpack.encode([["of", "a", "later", "version"]])], 1)
+    spool.close(keep=True)
+    with caplog.at_level(logging.WARNING, "powertrain"):
+        kept(storage, [point(1)], lease=2)
+        assert rows(storage) == [1]
+    assert files(storage) == ["0001.open", "0002-000001.arrow"]
+    assert "'metrics/0001.open' is damaged" in caplog.text
+
+
 # --------------------------------------------------------------------------- crashes
 
 _WRITER = """
 import sys
+from powertrain.run import metrics
 from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.storage import open_storage
+metrics.SEGMENT_POINTS = int(sys.argv[2])
 store = MetricsStore(open_storage(sys.argv[1]), 1)
 row = 0
 while True:
@@ -310,9 +396,12 @@ while True:
 """
 
 
-def test_spooled_points_survive_sigkill_and_the_next_start_makes_segments_of_them(storage: Storage) -> None:
+@pytest.mark.parametrize("segment_points", [8192, 40], ids=["while-it-writes", "while-it-merges"])
+def test_spooled_points_survive_sigkill_and_the_next_start_makes_segments_of_them(
+    storage: Storage, segment_points: int
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, storage.uri], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _WRITER, storage.uri, str(segment_points)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
     told = [int(process.stdout.readline()) for _ in range(11)]  # beyond the first segment
@@ -333,8 +422,8 @@ def test_a_crash_between_segment_and_emptying_the_spool_doubles_no_point(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(mt._Spool, "empty", lambda self: None)
-        patch.setattr(mt._Spool, "close", lambda self, keep: mt.os.close(self._descriptor))
+        patch.setattr(mt.Spool, "empty", lambda self: None)
+        patch.setattr(mt.Spool, "close", lambda self, keep: os.close(self._descriptor))
         kept(storage, [point(1), point(2)])
     assert files(storage) == ["0001-000001.arrow", "0001.open"]
     assert rows(storage) == [1, 2]
@@ -353,22 +442,22 @@ def test_a_crash_in_the_middle_of_a_merge_doubles_no_point(
         for row in range(1, 21):
             store.add([point(row)])
         store.close()
-    assert len(files(storage)) == 20
+    assert len(files(storage)) == 20 + 5 + 1 + 1  # the first ones, and three times what they were merged into
     assert rows(storage) == list(range(1, 21))
     assert last_of_rank(storage, RunState()) == {"value": 20}
 
 
 def test_points_left_in_a_spool_never_overwrite_the_segment_they_were_merged_into(storage: Storage) -> None:
-    data = mt._encode_segment(table_of([point(1), point(2), point(3)]), 1, 3)
-    storage.put("metrics/0001-000001.arrow", data)
+    table = table_of([point(1), point(2), point(3)])
+    storage.put("metrics/0001-000001-000003.arrow", encode_segment(table.to_batches(), table.schema, 1, 3))
     spool_of([[point(1)], [point(2)]], storage)
     kept(storage, [point(4)], lease=2)
     assert rows(storage) == [1, 2, 3, 4]
-    assert files(storage) == ["0001-000001.arrow", "0002-000001.arrow"]
+    assert files(storage) == ["0001-000001-000003.arrow", "0002-000001.arrow"]
 
 
 def spool_of(pieces: list[list[PointRecord]], storage: Storage) -> bytes:
-    spool = mt._Spool(storage, 1)
+    spool = Spool(storage, 1)
     for number, records in enumerate(pieces, 1):
         spool.append([encode_records(records)], number)
     spool.close(keep=True)
@@ -386,10 +475,48 @@ def test_a_torn_or_damaged_spool_gives_whole_pieces_up_to_there(
     damaged = bytearray(whole[:cut])
     if damaged and data.draw(st.booleans()):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    found = [records for _, records in mt._pieces_of_spool(bytes(damaged))]
+    found = [records for _, records in read_spool(bytes(damaged))]
     assert found == pieces[: len(found)]
     if bytes(damaged) == whole:
         assert found == pieces
+
+
+@given(
+    st.lists(st.integers(1, 40), max_size=40),
+    st.sampled_from([1, 15, 16, 40, 1024]),
+    st.sampled_from([10, 1 << 20]),
+)
+@settings(max_examples=60)
+def test_pieces_of_many_ranks_are_joined_in_order_up_to_a_size(
+    counts: list[int], most_points: int, most_bytes: int
+) -> None:
+    pieces = [encode_records([point(row, rank=rank) for row in range(n)]) for rank, n in enumerate(counts)]
+    together = list(joined(pieces, most_points, most_bytes))
+    separate = [record for piece in pieces for record in decode_records(piece)]
+    assert [record for piece in together for record in decode_records(piece)] == separate
+    assert [points_in(piece) for piece in together] == [len(decode_records(piece)) for piece in together]
+    for piece in together:
+        assert piece in pieces or (points_in(piece) <= most_points and len(piece) <= most_bytes)
+    if most_points == 1024 and most_bytes > 10:
+        assert len(together) <= 1 + len(separate) // (1024 - 40)
+
+
+def test_ever_new_metrics_do_not_make_ever_wider_segments(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [point(row, **{f"key {row}": row, "loss": 0.5}) for row in range(1, 101)]
+    with monkeypatch.context() as patch:
+        patch.setattr(mt, "SEGMENT_POINTS", 4)
+        patch.setattr(metric_segments, "MAX_COLUMNS", 8)
+        store = MetricsStore(storage, 1)
+        for start in range(0, 100, 4):
+            store.add(records[start : start + 4])
+        store.close()
+    (key,) = files(storage)
+    size = storage.list("metrics")[0].size
+    assert len(metric_segments.Segment(storage, f"metrics/{key}", size).schema) == 5 + 8 + 1
+    assert last_of_rank(storage, RunState()) == records[-1].metrics
+    assert curve(storage, RunState(), "key 77").last.tolist() == [77.0]
 
 
 def test_a_damaged_segment_is_named_and_hides_no_other(
@@ -474,10 +601,64 @@ def test_last_of_rank_is_exactly_what_was_reported_last_in_the_lineage(storage: 
     }
     kept(storage, [point(1, **exact), point(1, rank=1), point(2), point(3)])
     state = RunState(branches=(Branch(0, 1), Branch(1, 2)))
-    assert repr(sorted(last_of_rank(storage, state).items())) == repr(sorted(exact.items()))
+    assert repr(sorted((last_of_rank(storage, state) or {}).items())) == repr(sorted(exact.items()))
     assert last_of_rank(storage, state, rank=1) == {"value": 1}
-    assert last_of_rank(storage, state, rank=7) == {}
+    assert last_of_rank(storage, state, rank=7) is None
     assert last_of_rank(storage, RunState()) == {"value": 3}
+
+
+def test_segments_merged_while_they_are_listed_are_not_missed(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = mt._SegmentWriter(storage, 1)
+    for row in range(1, 5):
+        writer.put([point(row)])
+    walk, listings = os.walk, []
+
+    def walk_then_merge(top: Any) -> Any:
+        for found in walk(top):  # the names are known now, the sizes not yet
+            listings.append(found)
+            if len(listings) == 2:  # the first one is for spools
+                writer.merge_small()
+            yield found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "walk", walk_then_merge)
+        assert rows(storage) == [1, 2, 3, 4]
+    assert files(storage) == ["0001-000001-000004.arrow"]
+
+
+def test_a_storage_that_goes_on_listing_what_is_gone_is_an_error_and_no_endless_loop(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(storage, [point(1)])
+    listed = storage.list("metrics")
+    storage.delete("metrics/0001-000001.arrow")
+    with monkeypatch.context() as patch:
+        patch.setattr(mt, "STALE_SECONDS", 0.05)
+        patch.setattr(type(storage), "list", lambda self, prefix: listed)
+        with pytest.raises(StorageError, match="listings are up to date"):
+            read_table(storage)
+
+
+def test_a_run_whose_path_is_no_text_can_be_read(tmp_path: Path) -> None:
+    storage = open_storage(tmp_path / os.fsdecode(b"run-\xff"))
+    kept(storage, [point(1), point(2)])
+    assert rows(storage) == [1, 2]
+
+
+@pytest.mark.parametrize("metrics", [1, 150])
+def test_a_frame_belongs_to_its_user_who_may_change_it(storage: Storage, metrics: int) -> None:
+    values = {f"m{number}": 0.5 for number in range(metrics)}
+    kept(storage, [point(row, **values) for row in range(1, 4)])
+    frame = dataframe(storage, RunState())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # pandas warns of frames in too many pieces
+        frame["new"] = 1.0
+        for name in ("m0", "timestamp"):
+            frame.loc[0, name] = 7.0
+            assert frame[name][0] == 7.0
+        frame.fillna(0.0, inplace=True)
 
 
 def test_a_solo_report_is_the_last_only_where_there_is_no_other(storage: Storage) -> None:

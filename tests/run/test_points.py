@@ -12,10 +12,12 @@ from powertrain.run import points
 from powertrain.run.points import (
     PointRecord,
     concatenate,
+    conformed,
     metrics_at,
     name_of_path,
     path_of_name,
     table_of,
+    unified,
 )
 
 keys = st.text(max_size=4) | st.sampled_from(
@@ -51,14 +53,25 @@ def test_every_dict_comes_back_from_columns_exactly(dicts: list[dict[str, Any]])
         assert exact(metrics_at(table, index)) == exact(metrics)
 
 
-@given(st.lists(st.lists(metric_dicts, max_size=3), min_size=1, max_size=4))
-@settings(max_examples=60)
-def test_tables_put_end_to_end_lose_nothing(groups: list[list[dict[str, Any]]]) -> None:
-    table = concatenate([table_of(records_of(group)) for group in groups])
-    dicts = [metrics for group in groups for metrics in group]
-    assert table.num_rows == len(dicts)
-    for index, metrics in enumerate(dicts):
-        assert exact(metrics_at(table, index)) == exact(metrics)
+@given(st.lists(st.lists(metric_dicts, max_size=3), min_size=1, max_size=4), st.sampled_from([0, 1, 2, None]))
+@settings(max_examples=100)
+def test_batches_of_any_columns_fit_together_without_loss(
+    groups: list[list[dict[str, Any]]], most: int | None
+) -> None:
+    tables = [table_of(records_of(group)) for group in groups]
+    schema = unified([table.schema for table in tables], most=most)
+    batches = [conformed(batch, schema) for table in tables for batch in table.to_batches()]
+    found = [metrics_at(batch, index) for batch in batches for index in range(batch.num_rows)]
+    assert [exact(metrics) for metrics in found] == [exact(metrics) for group in groups for metrics in group]
+    assert most is None or len(schema) <= len(points.OWN_COLUMNS) + most + 1
+
+
+def test_for_reading_whole_and_fractional_numbers_together_are_floats() -> None:
+    tables = [table_of(records_of([{"m": value}])) for value in (1, 0.5)]
+    together = concatenate([*tables, table_of(records_of([{}]))])
+    assert together.schema.field("m").type == pa.float64()
+    assert together.column("m").to_pylist() == [1.0, 0.5, None]
+    assert points.is_json(concatenate([*tables, table_of(records_of([{"m": "x"}]))]).schema.field("m"))
 
 
 @given(st.lists(keys, min_size=1, max_size=4))

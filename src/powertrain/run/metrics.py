@@ -7,7 +7,7 @@ A point is one ``report``. Points go three ways in turn:
    idle, every :data:`SPOOL_EVERY` seconds under load. From then on they survive the death of the process.
 3. When there are enough of them, or they are old enough, the writer makes them a segment,
    ``metrics/{lease}-{segment}.arrow``, durable and in columns, and empties the spool. Small segments are
-   merged as they pile up, so that their number grows with the logarithm of the run's length.
+   merged as they pile up, into ``metrics/{lease}-{first}-{last}.arrow``, as far as a merge fits into a fixed memory.
 
 A crash can leave points both in the spool and in a segment, or in a segment and in the one it was merged
 into. So each piece of the spool says for which segment it is meant, and each segment which numbers it covers;
@@ -18,21 +18,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import os
 import re
-import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import xxhash
 
 from powertrain.errors import StorageError
 from powertrain.run.lifecycle import RunState
+from powertrain.run.metric_segments import Segment, encode_segment, merged
+from powertrain.run.metric_spool import Spool, joined, pieces_of, points_in, read_spool
 from powertrain.run.points import (
     MISSING,
     MORE,
@@ -40,14 +39,13 @@ from powertrain.run.points import (
     PointRecord,
     concatenate,
     decode_records,
-    encode_records,
     is_json,
     metrics_at,
     path_of_name,
     table_of,
     values_of,
 )
-from powertrain.storage import Storage
+from powertrain.storage import Entry, Storage
 
 if TYPE_CHECKING:
     import pandas
@@ -64,19 +62,24 @@ SPOOL_EVERY = 0.02
 #: ``add`` waits while this many bytes have not reached a segment: only when storage is stuck or full.
 BACKLOG_BYTES = 64 << 20
 #: This many segments of one size become one, up to the given number of bytes and cells.
-_MERGE_COUNT = 8
+_MERGE_COUNT = 4
 _MERGE_BYTES = 32 << 20
 _MERGE_CELLS = 16 << 20
-#: Records in one piece of the spool.
-_PIECE_POINTS = 1024
 _RETRY_SECONDS = 1.0
+#: Mounted file systems may go on listing what another machine has deleted; they are read again this long, this often.
+STALE_SECONDS = 90.0
+_LOOK_AGAIN_SECONDS = 0.01
 
-_COVERS = b"powertrain.covers"
-#: Before each piece of the spool: its length, the segment it is meant for, its xxh3-64.
-_PIECE_HEAD = struct.Struct("<IIQ")
-_SEGMENT_KEY = re.compile(r"metrics/(\d+)-(\d+)\.arrow")
+_SEGMENT_KEY = re.compile(r"metrics/(\d+)-(\d+)(?:-(\d+))?\.arrow")
 _SPOOL_KEY = re.compile(r"metrics/(\d+)\.open")
+#: What a frame says of each point beside its metrics.
+FRAME_COLUMNS = ("rank", "attempt", "training_iteration", "timestamp")
+#: A frame of more columns is copied once more, so that pandas has them together.
+_COLUMNS_APART_AT_MOST = 64
+#: No row comes so far.
+_NEVER = (1 << 63) - 1
 _logger = logging.getLogger("powertrain")
+_Read = TypeVar("_Read")
 
 
 # --------------------------------------------------------------------------- writing
@@ -87,7 +90,7 @@ class MetricsStore:
 
     def __init__(self, storage: Storage, lease_number: int) -> None:
         self._segments = _SegmentWriter(storage, lease_number)
-        self._spool = _Spool(storage, lease_number)
+        self._spool = Spool(storage, lease_number)
         #: What storage last refused, in words; "" while all is well.
         self.problem = ""
         self._changed = threading.Condition()
@@ -102,22 +105,21 @@ class MetricsStore:
         self._held: list[bytes] = []
         self._held_points = self._held_bytes = 0
         self._held_since = 0.0
+        #: Why putting segments in order failed last.
+        self._disorder = ""
         self._thread = threading.Thread(target=self._write, name="powertrain-metrics", daemon=True)
         self._thread.start()
 
     def add(self, records: Sequence[PointRecord]) -> None:
         """Keep these points. Returns without waiting for the disk unless :attr:`crowded`."""
-        pieces = [
-            encode_records(records[start : start + _PIECE_POINTS])
-            for start in range(0, len(records), _PIECE_POINTS)
-        ]
+        pieces = pieces_of(records)
         with self._changed:
             while self.crowded and not self._closing:
                 self._changed.wait()
             if self._closing:
                 raise StorageError("These points cannot be kept: the metrics store of the run is closed.")
             self._pending += pieces
-            self._added += len(pieces)
+            self._added += len(records)
             self._bytes += sum(map(len, pieces))
             self._changed.notify_all()
 
@@ -128,6 +130,7 @@ class MetricsStore:
 
     def wait_spooled(self, timeout: float | None = None) -> bool:
         """Wait until every point added before this call survives the death of the process."""
+        self._hurry.set()
         with self._changed:
             goal = self._added
             return self._changed.wait_for(lambda: self._spooled >= goal, timeout)
@@ -158,7 +161,7 @@ class MetricsStore:
     def _write(self) -> None:
         while True:
             pieces, closing = self._next_pieces()
-            self._unspooled += pieces
+            self._unspooled += self._joined(pieces)
             try:
                 self._save(everything=closing)
                 self.problem = ""
@@ -168,6 +171,7 @@ class MetricsStore:
             if closing:
                 return
             self._hurry.wait(_RETRY_SECONDS if self.problem else SPOOL_EVERY)
+            self._hurry.clear()  # whoever closes is seen in _next_pieces as well
 
     def _next_pieces(self) -> tuple[list[bytes], bool]:
         """What has been added, waiting for it until the oldest held point is due for its segment."""
@@ -177,6 +181,12 @@ class MetricsStore:
                 self._changed.wait(due_in)
             pieces, self._pending = self._pending, []
             return pieces, self._closing
+
+    def _joined(self, pieces: list[bytes]) -> list[bytes]:
+        together = list(joined(pieces, max(1, SEGMENT_POINTS // 8), SEGMENT_BYTES // 8))
+        with self._changed:
+            self._bytes += sum(map(len, together)) - sum(map(len, pieces))
+        return together
 
     def _is_due(self) -> bool:
         return bool(self._held) and time.monotonic() - self._held_since >= SEGMENT_SECONDS
@@ -195,8 +205,7 @@ class MetricsStore:
         if self._held and (everything or self._is_due() or not self._room_left()):
             self._make_segment()
         if everything:
-            self._segments.recover()
-            self._segments.merge_all()
+            self._put_in_order(self._segments.recover, self._segments.merge_all)
 
     def _room_left(self) -> bool:
         return self._held_points < SEGMENT_POINTS and self._held_bytes < SEGMENT_BYTES
@@ -207,21 +216,21 @@ class MetricsStore:
         for piece in self._unspooled:
             if points >= SEGMENT_POINTS or size >= SEGMENT_BYTES:
                 break
-            points, size, count = points + _points_in(piece), size + len(piece), count + 1
+            points, size, count = points + points_in(piece), size + len(piece), count + 1
         return count
 
     def _hold(self, pieces: list[bytes]) -> None:
         if not self._held:
             self._held_since = time.monotonic()
+        points = sum(map(points_in, pieces))
         self._held += pieces
-        self._held_points += sum(map(_points_in, pieces))
+        self._held_points += points
         self._held_bytes += sum(map(len, pieces))
         with self._changed:
-            self._spooled += len(pieces)
+            self._spooled += points
             self._changed.notify_all()
 
     def _make_segment(self) -> None:
-        self._segments.recover()
         self._segments.put([record for piece in self._held for record in decode_records(piece)])
         self._spool.empty()
         freed, self._held = self._held_bytes, []
@@ -229,83 +238,32 @@ class MetricsStore:
         with self._changed:
             self._bytes -= freed
             self._changed.notify_all()
-        self._segments.merge_small()
+        self._put_in_order(self._segments.recover, self._segments.merge_small)
 
-
-def _points_in(piece: bytes) -> int:
-    """How many records a piece holds: the length that its msgpack array begins with."""
-    first = piece[0]
-    if first & 0xF0 == 0x90:
-        return first & 0x0F
-    return int.from_bytes(piece[1:3] if first == 0xDC else piece[1:5], "big")
-
-
-class _Spool:
-    """The file of points that are in no segment yet. Made by the first ``append``."""
-
-    def __init__(self, storage: Storage, lease: int) -> None:
-        path = storage.local_path(f"metrics/{lease:04d}.open")
-        if path is None:
-            raise StorageError(
-                f"Metrics cannot be spooled at {storage.uri!r}: that needs real files. Use a local or "
-                "mounted path."
-            )
-        self.path = str(path)
-        self._descriptor = -1
-        self._size = 0
-
-    def append(self, pieces: Iterable[bytes], segment: int) -> None:
-        """Add pieces meant for ``segment``, whole or not at all."""
-        if self._descriptor < 0:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self.path, flags, 0o666)
-        data = b"".join(
-            part
-            for piece in pieces
-            for part in (_PIECE_HEAD.pack(len(piece), segment, xxhash.xxh3_64_intdigest(piece)), piece)
-        )
-        try:
-            if os.write(self._descriptor, data) < len(data):
-                raise OSError(f"only a part of {len(data)} bytes could be written to {self.path!r}")
-        except OSError:
-            os.ftruncate(self._descriptor, self._size)  # half a piece would hide all that follow
-            raise
-        self._size += len(data)
-
-    def empty(self) -> None:
-        if self._descriptor >= 0:
-            os.ftruncate(self._descriptor, 0)
-        self._size = 0
-
-    def close(self, keep: bool) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            if not keep:
-                os.unlink(self.path)
-
-
-def _pieces_of_spool(data: bytes) -> list[tuple[int, list[PointRecord]]]:
-    """(segment, records) of each whole piece, up to the first that is cut or damaged."""
-    pieces, offset = [], 0
-    while offset + _PIECE_HEAD.size <= len(data):
-        length, segment, digest = _PIECE_HEAD.unpack_from(data, offset)
-        piece = data[offset + _PIECE_HEAD.size : offset + _PIECE_HEAD.size + length]
-        if len(piece) < length or xxhash.xxh3_64_intdigest(piece) != digest:
-            break
-        pieces.append((segment, decode_records(piece)))
-        offset += _PIECE_HEAD.size + length
-    return pieces
+    def _put_in_order(self, *works: Callable[[], None]) -> None:
+        """What makes reading quicker. No point is lost where it fails; it is tried again with the next segment."""
+        disorder = ""
+        for work in works:
+            try:
+                work()
+            except Exception as error:
+                disorder = str(error) or type(error).__name__
+        if disorder and disorder != self._disorder:
+            _logger.warning("Metrics are written, but their files could not be put in order: %s", disorder)
+        self._disorder = disorder
 
 
 class _Written(msgspec.Struct, frozen=True):
     """A segment of this lease: the numbers it covers, how often it was merged, and how large it is."""
 
+    key: str
     first: int
     last: int
     level: int
+    #: Bytes in storage, and those of its columns in memory.
+    stored: int
     bytes: int
+    points: int
     cells: int
 
 
@@ -320,17 +278,13 @@ class _SegmentWriter:
         self.next = 1
 
     def put(self, records: Sequence[PointRecord]) -> None:
-        self._put_table(table_of(records), self.next, self.next, level=0)
+        table, number = table_of(records), self.next
+        key = _segment_key(self._lease, number, number)
+        data = encode_segment(table.to_batches(), table.schema, number, number)
+        self._put_or_leave_nothing(key, data)
+        points, cells = table.num_rows, table.num_rows * table.num_columns
+        self._written.append(_Written(key, number, number, 0, len(data), table.nbytes, points, cells))
         self.next += 1
-
-    def _put_table(self, table: pa.Table, first: int, last: int, level: int) -> None:
-        cells = table.num_rows * table.num_columns
-        self._put(_encode_segment(table, first, last), _Written(first, last, level, table.nbytes, cells))
-
-    def _put(self, data: bytes, segment: _Written) -> None:
-        self._storage.put(_segment_key(self._lease, segment.first), data)
-        self._written = [other for other in self._written if other.first < segment.first]
-        self._written.append(msgspec.structs.replace(segment, bytes=max(len(data), segment.bytes)))
 
     def merge_small(self) -> None:
         """Merge the newest segments while a full set of them has the same level."""
@@ -360,18 +314,32 @@ class _SegmentWriter:
         self._written = done
 
     def _merge(self, segments: Sequence[_Written], level: int) -> None:
-        keys = [_segment_key(self._lease, segment.first) for segment in segments]
-        pieces = [self._storage.get(key) for key in keys]
+        """Put one segment in the place of neighbours, which are the newest of ``_written``.
+
+        It has a key of its own: what is stored never changes, so a reader that meets it half-way finds the old ones,
+        or the new one, or both, and then knows from their numbers what it has already.
+        """
+        data, columns = merged([Segment(self._storage, one.key, one.stored) for one in segments])
         first, last = segments[0].first, segments[-1].last
-        data = _append_segments(pieces, first, last)
-        if data is not None:
-            size, cells = sum(s.bytes for s in segments), sum(s.cells for s in segments)
-            self._put(data, _Written(first, last, level, size, cells))
-        else:
-            table = concatenate([_decode_segment(piece)[0] for piece in pieces])
-            self._put_table(table, first, last, level)
-        for key in keys[1:]:
-            self._storage.delete(key)
+        points = sum(one.points for one in segments)
+        size = max(len(data), sum(one.bytes for one in segments))
+        key = _segment_key(self._lease, first, last)
+        self._put_or_leave_nothing(key, data)
+        self._written[-len(segments) :] = [
+            _Written(key, first, last, level, len(data), size, points, points * columns)
+        ]
+        for one in segments:
+            self._storage.delete(one.key)
+
+    def _put_or_leave_nothing(self, key: str, data: bytes) -> None:
+        """A put that failed may be there all the same, and would hide what comes under its numbers later: more points
+        of the spool, or a merge of other neighbours. So it is taken back, as far as storage lets us."""
+        try:
+            self._storage.put(key, data)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._storage.within(_RETRY_SECONDS).delete(key)
+            raise
 
     def recover(self) -> None:
         """Once: turn spools of earlier leases into segments."""
@@ -385,11 +353,12 @@ class _SegmentWriter:
 
     def _recover_spool(self, key: str, lease: int) -> None:
         covered = _last_covered(self._storage, lease)
-        pieces = [piece for piece in _pieces_of_spool(self._storage.get(key)) if piece[0] > covered]
+        pieces = [piece for piece in read_spool(self._storage.get(key)) if piece[0] > covered]
         for number in sorted({segment for segment, _ in pieces}):
             records = [record for segment, part in pieces if segment == number for record in part]
-            data = _encode_segment(table_of(records), number, number)
-            self._storage.put(_segment_key(lease, number), data)
+            table = table_of(records)
+            data = encode_segment(table.to_batches(), table.schema, number, number)
+            self._storage.put(_segment_key(lease, number, number), data)
         self._storage.delete(key)
 
 
@@ -398,117 +367,125 @@ def _fit_together(segments: Sequence[_Written]) -> bool:
     return fits_bytes and sum(segment.cells for segment in segments) <= _MERGE_CELLS
 
 
-def _segment_key(lease: int, number: int) -> str:
-    return f"metrics/{lease:04d}-{number:06d}.arrow"
+def _segment_key(lease: int, first: int, last: int) -> str:
+    merged_up_to = f"-{last:06d}" if last > first else ""
+    return f"metrics/{lease:04d}-{first:06d}{merged_up_to}.arrow"
 
 
 def _last_covered(storage: Storage, lease: int) -> int:
     """The largest number that the segments of a lease cover."""
-    last = 0
-    for entry in storage.list("metrics"):
-        match = _SEGMENT_KEY.fullmatch(entry.key)
-        if match and int(match[1]) == lease:
-            with _passing_over_damage(entry.key):
-                last = max(last, _decode_segment(storage.get(entry.key))[1])
-    return last
-
-
-# Whole segments use the system's allocator: it gives large pieces back at once, where Arrow's own keeps them.
-
-
-def _encode_segment(table: pa.Table, first: int, last: int) -> bytes:
-    return _write_segment(table.schema, table.to_batches(), first, last)
-
-
-def _append_segments(pieces: Sequence[bytes], first: int, last: int) -> bytes | None:
-    """Segments of the same columns as one, a batch at a time: merging needs memory for one batch, not for all points.
-
-    None where their columns differ.
-    """
-    import pyarrow as pa
-
-    pool = pa.system_memory_pool()
-    readers = [pa.ipc.open_file(pa.BufferReader(piece), memory_pool=pool) for piece in pieces]
-    schemas = [reader.schema.remove_metadata() for reader in readers]
-    if not all(schema.equals(schemas[0], check_metadata=True) for schema in schemas):
-        return None
-    batches = (reader.get_batch(i) for reader in readers for i in range(reader.num_record_batches))
-    return _write_segment(schemas[0], batches, first, last)
-
-
-def _write_segment(schema: pa.Schema, batches: Iterable[pa.RecordBatch], first: int, last: int) -> bytes:
-    import pyarrow as pa
-
-    schema = schema.with_metadata({_COVERS: msgspec.json.encode([first, last])})
-    sink = pa.BufferOutputStream(memory_pool=pa.system_memory_pool())
-    compression: Literal["zstd"] | None = "zstd" if pa.Codec.is_available("zstd") else None
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_file(sink, schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
-def _decode_segment(data: bytes) -> tuple[pa.Table, int]:
-    """A segment's points, and the last number that it covers."""
-    import pyarrow as pa
-
-    table = pa.ipc.open_file(pa.BufferReader(data), memory_pool=pa.system_memory_pool()).read_all()
-    _, last = msgspec.json.decode((table.schema.metadata or {})[_COVERS], type=tuple[int, int])
-    return table.replace_schema_metadata(None), last
+    return max((segment.footer.last for segment in _segments(storage).get(lease, [])), default=0)
 
 
 # --------------------------------------------------------------------------- reading
 
 
 @contextlib.contextmanager
-def _passing_over_damage(key: str) -> Iterator[None]:
+def passing_over_damage(key: str) -> Iterator[None]:
     """One damaged file must not hide all others; the user is told which it is."""
     import pyarrow as pa
 
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowSerializationError, KeyError, msgspec.MsgspecError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, KeyError, msgspec.MsgspecError, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
         _logger.warning("The metrics file %r is damaged and was passed over: %s", key, error)
 
 
-def _tables(storage: Storage) -> list[pa.Table]:
-    """All points, each once, in the order in which they came."""
+def consistently(read: Callable[[], _Read]) -> _Read:
+    """What ``read`` returns, again from its beginning when a live writer merged segments while it read.
+
+    Raises :class:`StorageError` where storage goes on listing what is not there.
+    """
+    deadline = time.monotonic() + STALE_SECONDS
     while True:
         try:
-            return _tables_now(storage)
-        except FileNotFoundError:
-            continue  # a live writer merged segments while we read: what we listed is gone, look again
+            return read()
+        except FileNotFoundError as error:  # what was listed is gone; what it was merged into is there
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"The metrics of the run cannot be read: storage has listed files for {STALE_SECONDS:g} s that are "
+                    f"not there ({error}). Try again once its listings are up to date."
+                ) from error
+            time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def _tables_now(storage: Storage) -> list[pa.Table]:
+def stored_points(storage: Storage) -> list[Segment | pa.Table]:
+    """All points, each once, in the order in which they came: segments, and tables of what is in spools.
+
+    Call it in ``consistently``, together with what is then read of the segments.
+    """
     # Spools first: points move from a spool to a segment, so in this order none is missed.
     spools = _read_spools(storage)
-    found: dict[int, list[pa.Table]] = {lease: [] for lease in spools}
+    segments = _segments(storage)
+    found: list[Segment | pa.Table] = []
+    for lease in sorted(segments.keys() | spools.keys()):
+        of_lease = segments.get(lease, [])
+        found += of_lease
+        covered = max((segment.footer.last for segment in of_lease), default=0)
+        records = [r for number, part in spools.get(lease, []) if number > covered for r in part]
+        if records:
+            found.append(table_of(records))
+    return found
+
+
+def _segments(storage: Storage) -> dict[int, list[Segment]]:
+    """The segments of each lease, without those that were merged into others but not deleted."""
+    found: dict[int, list[Segment]] = {}
     covered: dict[int, int] = {}
+    for lease, first, _, entry in _listed_segments(storage):
+        if first > covered.get(lease, 0):
+            with passing_over_damage(entry.key):
+                segment = Segment(storage, entry.key, entry.size)
+                covered[lease] = segment.footer.last
+                found.setdefault(lease, []).append(segment)
+    return found
+
+
+def _listed_segments(storage: Storage) -> list[tuple[int, int, int, Entry]]:
+    """(lease, first number, minus last, entry) of all there are, sorted.
+
+    Two listings in a row agree on them. One alone may have neither a merged segment, which came after it had begun,
+    nor its parts, which were gone before it ended.
+    """
+    before, listed = None, _list_segments(storage)
+    while listed != before:
+        before, listed = listed, _list_segments(storage)
+    return listed
+
+
+def _list_segments(storage: Storage) -> list[tuple[int, int, int, Entry]]:
+    listed = []
     for entry in storage.list("metrics"):
         match = _SEGMENT_KEY.fullmatch(entry.key)
-        if not match or int(match[2]) <= covered.get(int(match[1]), 0):
-            continue
-        lease = int(match[1])
-        with _passing_over_damage(entry.key):
-            table, covered[lease] = _decode_segment(storage.get(entry.key))
-            found.setdefault(lease, []).append(table)
-    for lease, pieces in spools.items():
-        records = [r for segment, part in pieces if segment > covered.get(lease, 0) for r in part]
-        if records:
-            found[lease].append(table_of(records))
-    return [table for lease in sorted(found) for table in found[lease]]
+        if match:
+            lease, first = int(match[1]), int(match[2])
+            listed.append((lease, first, -int(match[3] or first), entry))
+    return sorted(listed)
 
 
 def _read_spools(storage: Storage) -> dict[int, list[tuple[int, list[PointRecord]]]]:
+    """By lease, what is in spools: for which segment, and which points."""
     spools = {}
     for entry in storage.list("metrics"):
-        if match := _SPOOL_KEY.fullmatch(entry.key):
-            spools[int(match[1])] = _pieces_of_spool(storage.get(entry.key))
+        match = _SPOOL_KEY.fullmatch(entry.key)
+        if match:
+            # Where it is gone, its points are in a segment by now.
+            with contextlib.suppress(FileNotFoundError), passing_over_damage(entry.key):
+                spools[int(match[1])] = read_spool(storage.get(entry.key))
     return spools
+
+
+def _tables(storage: Storage) -> list[pa.Table]:
+    tables = []
+    for source in stored_points(storage):
+        if isinstance(source, Segment):
+            with passing_over_damage(source.key):
+                tables.append(source.table())
+        else:
+            tables.append(source)
+    return tables
 
 
 def read_table(storage: Storage) -> pa.Table:
@@ -516,7 +493,7 @@ def read_table(storage: Storage) -> pa.Table:
 
     Columns of whole and fractional numbers together are floats here; other mixed columns are JSON text.
     """
-    table = concatenate([table_of([]), *_tables(storage)])
+    table = concatenate([table_of([]), *consistently(lambda: _tables(storage))])
     for index, field in enumerate(table.schema):
         if is_json(field) and field.name != MORE:
             table = _with_plain_numbers(table, index, field)
@@ -542,44 +519,74 @@ def dataframe(storage: Storage, run_state: RunState, *, abandoned: bool = False)
     abandoned. With ``abandoned`` the points that a restart went back behind are there too, and a column
     ``abandoned`` tells them apart.
     """
+    import pandas as pd
+
     table = read_table(storage)
-    own = ("rank", "attempt", "training_iteration", "timestamp", *(("abandoned",) if abandoned else ()))
-    frame = _metric_columns(table, own)
-    frame["rank"] = table.column("rank").to_pandas()
-    frame["attempt"] = table.column("attempt").to_pandas()
-    frame["training_iteration"] = table.column("row").to_pandas()
-    frame["timestamp"] = table.column("at").to_pandas()
-    first_abandoned = frame["attempt"].map(lambda attempt: _first_abandoned_row(run_state, attempt))
-    gone = (frame["training_iteration"] >= first_abandoned) & ~table.column("solo").to_pandas()
+    own = (*FRAME_COLUMNS, "abandoned") if abandoned else FRAME_COLUMNS
+    columns = _metric_columns(table, own)
+    for shown, name in zip(FRAME_COLUMNS, ("rank", "attempt", "row", "at"), strict=True):
+        columns[shown] = _series_of(table.column(name))
+    attempts, rows = columns["attempt"].to_numpy(), columns["training_iteration"].to_numpy()
+    gone = (rows >= first_abandoned_rows(run_state, attempts)) & ~table.column("solo").to_numpy()
     if abandoned:
-        frame["abandoned"] = gone.astype(bool)
-    else:
-        frame = frame[~gone.astype(bool)]
-    return frame.sort_values(["training_iteration", "rank"], kind="stable", ignore_index=True)
+        columns["abandoned"] = gone
+    # Of many columns pandas wants those of one type in one place, and warns users who add another one.
+    frame = pd.DataFrame(
+        columns, index=pd.RangeIndex(table.num_rows), copy=len(columns) > _COLUMNS_APART_AT_MOST
+    )
+    return _sorted(frame, None if abandoned else ~gone)
 
 
-def _first_abandoned_row(run_state: RunState, attempt: int) -> float:
-    """The row from which on an attempt's points are not ``run_state.is_live``."""
-    return min((b.first_row for b in run_state.branches if b.attempt > attempt), default=math.inf)
+def _sorted(frame: pandas.DataFrame, kept: Any) -> pandas.DataFrame:
+    """The ``kept`` lines by row and rank, of equal ones the first first. What is in order is not copied."""
+    import numpy as np
+
+    rows, ranks = frame["training_iteration"].to_numpy(), frame["rank"].to_numpy()
+    chosen = np.arange(len(frame)) if kept is None else np.flatnonzero(kept)
+    rows, ranks = rows[chosen], ranks[chosen]
+    later = (rows[1:] > rows[:-1]) | ((rows[1:] == rows[:-1]) & (ranks[1:] >= ranks[:-1]))
+    if later.all():
+        return frame if len(chosen) == len(frame) else frame.take(chosen).reset_index(drop=True)
+    return frame.take(chosen[np.lexsort((ranks, rows))]).reset_index(drop=True)
 
 
-def _metric_columns(table: pa.Table, own: Sequence[str]) -> pandas.DataFrame:
+def first_abandoned_rows(run_state: RunState, attempts: Any) -> Any:
+    """For each of the attempts (a numpy array) the row from which on its points are not ``run_state.is_live``."""
+    import numpy as np
+
+    highest = int(attempts.max(initial=-1))
+    of_attempt = [_first_abandoned_row(run_state, attempt) for attempt in range(highest + 1)]
+    return np.array(of_attempt or [_NEVER], np.int64)[attempts]
+
+
+def _first_abandoned_row(run_state: RunState, attempt: int) -> int:
+    return min((b.first_row for b in run_state.branches if b.attempt > attempt), default=_NEVER)
+
+
+def _metric_columns(table: pa.Table, own: Sequence[str]) -> dict[str, Any]:
     import pandas as pd
 
     columns: dict[str, Any] = {}
     names = [name for name in table.column_names if name not in OWN_COLUMNS]
-    for name, shown in _shown_names(names, own).items():
+    for name, shown in shown_names(names, own).items():
         column, field = table.column(name), table.schema.field(name)
         if is_json(field):
             values = [None if value is MISSING else value for value in values_of(column, field)]
             columns[shown] = pd.Series(values, dtype=object)
         else:
-            columns[shown] = column.to_pandas()
-    return pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))
+            columns[shown] = _series_of(column)
+    return columns
 
 
-def _shown_names(names: Sequence[str], own: Sequence[str]) -> dict[str, str]:
-    """What each column is called in a frame: its keys with "/" between, unless that could mean another one."""
+def _series_of(column: pa.ChunkedArray[Any]) -> pandas.Series[Any]:
+    """The column in memory of its own, which users may change: of one chunk pandas would get Arrow's, which is not."""
+    series = column.to_pandas()
+    return series.copy() if column.num_chunks == 1 else series
+
+
+def shown_names(names: Sequence[str], own: Sequence[str] = FRAME_COLUMNS) -> dict[str, str]:
+    """What each column is called in a frame that has ``own`` columns beside them: its keys with "/" between, unless
+    that could mean another one."""
     plain = {}
     for name in names:
         shown = "more metrics" if name == MORE else "/".join(path_of_name(name))
@@ -588,41 +595,51 @@ def _shown_names(names: Sequence[str], own: Sequence[str]) -> dict[str, str]:
     return {name: shown if count[shown] == 1 or shown == name else name for name, shown in plain.items()}
 
 
-def last_of_rank(storage: Storage, run_state: RunState, rank: int = 0) -> dict[str, Any]:
+def last_of_rank(storage: Storage, run_state: RunState, rank: int = 0) -> dict[str, Any] | None:
     """Exactly what a rank reported last in the run's lineage; a solo report only where there is no other.
 
-    Empty when the rank never reported.
+    None when the rank never reported; ``{}`` is a report without a value.
     """
-    while True:
-        try:
-            return _last_of_rank_now(storage, run_state, rank)
-        except FileNotFoundError:
-            continue  # as in _tables
+    return consistently(lambda: _last_of_rank_now(storage, run_state, rank))
 
 
-def _last_of_rank_now(storage: Storage, run_state: RunState, rank: int) -> dict[str, Any]:
+def _last_of_rank_now(storage: Storage, run_state: RunState, rank: int) -> dict[str, Any] | None:
     last_solo: dict[str, Any] | None = None
-    for table in _tables_newest_first(storage):
-        own: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in OWN_COLUMNS}
-        for index in range(table.num_rows - 1, -1, -1):
-            if own["rank"][index] != rank:
-                continue
-            if own["solo"][index]:
-                last_solo = metrics_at(table, index) if last_solo is None else last_solo
-            elif run_state.is_live(own["attempt"][index], own["row"][index]):
-                return metrics_at(table, index)
-    return last_solo or {}
+    for source in reversed(stored_points(storage)):
+        with passing_over_damage(source.key if isinstance(source, Segment) else "spool"):
+            for own, read_whole in _batches_newest_first(source):
+                row, solo = _last_places(own, run_state, rank)
+                if row is not None:
+                    return metrics_at(read_whole(), row)
+                if solo is not None and last_solo is None:
+                    last_solo = metrics_at(read_whole(), solo)
+    return last_solo
 
 
-def _tables_newest_first(storage: Storage) -> Iterator[pa.Table]:
-    """All points, one segment in memory at a time; some may come twice, the second time as older."""
-    spools = _read_spools(storage)
-    segments = [match for entry in storage.list("metrics") if (match := _SEGMENT_KEY.fullmatch(entry.key))]
-    for lease in sorted({int(match[1]) for match in segments} | spools.keys(), reverse=True):
-        records = [record for _, part in spools.get(lease, []) for record in part]
-        if records:
-            yield table_of(records)
-        for match in reversed(segments):
-            if int(match[1]) == lease:
-                with _passing_over_damage(match[0]):
-                    yield _decode_segment(storage.get(match[0]))[0]
+def _last_places(batch: pa.RecordBatch, run_state: RunState, rank: int) -> tuple[int | None, int | None]:
+    """Where in a batch the rank's last live report and its last solo report are."""
+    import numpy as np
+
+    ranks, attempts, rows, solo = (
+        batch.column(name).to_numpy(zero_copy_only=False) for name in ("rank", "attempt", "row", "solo")
+    )
+    own = ranks == rank
+    live = np.flatnonzero(own & ~solo & (rows < first_abandoned_rows(run_state, attempts)))
+    alone = np.flatnonzero(own & solo)
+    return (int(live[-1]) if len(live) else None), (int(alone[-1]) if len(alone) else None)
+
+
+def _batches_newest_first(
+    source: Segment | pa.Table,
+) -> Iterator[tuple[pa.RecordBatch, Callable[[], pa.RecordBatch]]]:
+    """Our own columns of each batch, one at a time, with how to read all of its columns."""
+    if isinstance(source, Segment):
+        for number in reversed(range(source.batch_count)):
+            yield source.batch(number, OWN_COLUMNS), partial(source.batch, number)
+    else:
+        for batch in reversed(source.to_batches()):
+            yield batch, partial(_same, batch)
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch

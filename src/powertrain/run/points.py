@@ -26,8 +26,8 @@ OWN_COLUMNS = ("rank", "attempt", "row", "at", "solo")
 MORE = "\\more"
 #: Stands in lists of values where a point has none; None is a value.
 MISSING = type("Missing", (), {"__repr__": lambda self: "missing"})()
-#: Columns of metrics in one table; what is beyond goes together into :data:`MORE`.
-_MAX_COLUMNS = 512
+#: Columns of metrics in one segment; what is beyond goes together into :data:`MORE`.
+MAX_COLUMNS = 512
 _JSON_FIELD = {b"powertrain": b"json"}
 
 
@@ -58,7 +58,8 @@ def table_of(records: Sequence[PointRecord]) -> pa.Table:
     """The points as a table: our own columns, then one column a leaf of their metrics."""
     import pyarrow as pa
 
-    columns, more = _flatten_all(records)
+    alike = _columns_of_alike(records)
+    columns, more = _flatten_all(records) if alike is None else (alike, {})
     fields = [pa.field(name, _own_type(name)) for name in OWN_COLUMNS]
     arrays: list[Any] = [
         pa.array([getattr(record, name) for record in records], field.type)
@@ -81,6 +82,20 @@ def _own_type(name: str) -> pa.DataType:
     return types[name]
 
 
+def _columns_of_alike(records: Sequence[PointRecord]) -> dict[str, list[Any]] | None:
+    """The columns of reports that all have the same few keys and nothing nested, as most have; else None."""
+    dicts = [record.metrics for record in records]
+    keys = list(dicts[0]) if dicts else []
+    if len(keys) > MAX_COLUMNS or set(map(len, dicts)) != {len(keys)}:
+        return None
+    try:
+        columns = {name_of_path((key,)): [metrics[key] for metrics in dicts] for key in keys}
+    except KeyError:
+        return None
+    nested = any(dict in set(map(type, values)) for values in columns.values())
+    return None if nested else columns
+
+
 def _flatten_all(
     records: Sequence[PointRecord],
 ) -> tuple[dict[str, list[Any]], dict[int, dict[str, Any]]]:
@@ -98,12 +113,12 @@ def _flatten_all(
             for leaf, item in leaves:
                 column = columns.get(leaf)
                 if column is None:
-                    if len(columns) >= _MAX_COLUMNS:
+                    if len(columns) >= MAX_COLUMNS:
                         more.setdefault(index, {})[leaf] = item
                         continue
                     column = columns[leaf] = [MISSING] * count
                 column[index] = item
-        if len(names) > 4 * _MAX_COLUMNS:
+        if len(names) > 4 * MAX_COLUMNS:
             names.clear()
     return columns, more
 
@@ -164,8 +179,20 @@ def _column_of(name: str, values: list[Any]) -> tuple[pa.Array[Any], pa.Field[An
     if kind is not None:
         with contextlib.suppress(pa.ArrowInvalid, OverflowError):  # a whole number beyond 64 bits
             return pa.array(plain, kind), pa.field(name, kind)
+    return _json_column(values), _json_field(name)
+
+
+def _json_column(values: list[Any]) -> pa.Array[Any]:
+    import pyarrow as pa
+
     texts = [None if value is MISSING else _json_text(value) for value in values]
-    return pa.array(texts, pa.string()), pa.field(name, pa.string(), metadata=_JSON_FIELD)
+    return pa.array(texts, pa.string())
+
+
+def _json_field(name: str) -> pa.Field[Any]:
+    import pyarrow as pa
+
+    return pa.field(name, pa.string(), metadata=_JSON_FIELD)
 
 
 def _json_text(value: Any) -> str:
@@ -180,7 +207,7 @@ def is_json(field: pa.Field[Any]) -> bool:
     return (field.metadata or {}).get(b"powertrain") == b"json"
 
 
-def values_of(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> list[Any]:
+def values_of(column: pa.ChunkedArray[Any] | pa.Array[Any], field: pa.Field[Any]) -> list[Any]:
     """The inverse of :func:`_column_of`."""
     read = _from_json_text if is_json(field) else _same
     return [MISSING if value is None else read(value) for value in column.to_pylist()]
@@ -190,37 +217,74 @@ def _same(value: Any) -> Any:
     return value
 
 
-def concatenate(tables: Sequence[pa.Table]) -> pa.Table:
-    """The tables end to end. A column whose type differs between them becomes JSON text."""
+def unified(schemas: Sequence[pa.Schema], *, most: int | None = None, lossless: bool = True) -> pa.Schema:
+    """A schema for the points of all of them: their columns in order of first appearance.
+
+    A column whose type differs between them becomes JSON text; with ``lossless=False`` whole and fractional numbers
+    become floats instead. Metrics beyond the first ``most`` have no column and go together into :data:`MORE`.
+    """
     import pyarrow as pa
 
     fields: dict[str, pa.Field[Any]] = {}
-    mixed: set[str] = set()
-    for table in tables:
-        for field in table.schema:
-            if not fields.setdefault(field.name, field).equals(field, check_metadata=True):
-                mixed.add(field.name)
-    chosen: list[pa.Field[Any]] = []
+    for schema in schemas:
+        for field in schema:
+            known = fields.setdefault(field.name, field)
+            if known.equals(field, check_metadata=True):
+                continue
+            numbers = {known.type, field.type} == {pa.int64(), pa.float64()} and not lossless
+            fields[field.name] = pa.field(field.name, pa.float64()) if numbers else _json_field(field.name)
+    more = fields.pop(MORE, None)
+    chosen = list(fields.values())
+    if most is not None and len(chosen) - len(OWN_COLUMNS) > most:
+        chosen, more = chosen[: len(OWN_COLUMNS) + most], _json_field(MORE)
+    return pa.schema([*chosen, more] if more is not None else chosen)
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the columns of a schema that is :func:`unified` from its own and others'."""
+    import pyarrow as pa
+
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    own = {field.name: (field, column) for field, column in zip(batch.schema, batch.columns, strict=True)}
     arrays: list[Any] = []
-    for name, field in fields.items():
-        pieces = [
-            table.column(name) if name in table.column_names else pa.nulls(table.num_rows, field.type)
-            for table in tables
-        ]
-        array: Any
-        if name not in mixed:
-            array = pa.chunked_array([c for p in pieces for c in getattr(p, "chunks", [p])], type=field.type)
+    for field in schema:
+        source, column = own.pop(field.name, (None, None))
+        if source is None or column is None:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+        elif source.equals(field, check_metadata=True):
+            arrays.append(column)
+        elif is_json(field):
+            arrays.append(_json_column(values_of(column, source)))
         else:
-            sources = [t.schema.field(name) if name in t.column_names else field for t in tables]
-            values = [v for p, source in zip(pieces, sources, strict=True) for v in values_of(p, source)]
-            array, field = _column_of(name, values)
-        chosen.append(field)
-        arrays.append(array)
-    return pa.Table.from_arrays(arrays, schema=pa.schema(chosen))
+            arrays.append(column.cast(field.type, safe=False))
+    if own:
+        place = schema.get_field_index(MORE)
+        more = values_of(arrays[place], schema.field(place))
+        arrays[place] = _json_column(_with_leaves(more, own))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def metrics_at(table: pa.Table, index: int) -> dict[str, Any]:
-    """The metrics of one point of a table, nested again as they were reported."""
+def _with_leaves(more: list[Any], columns: Mapping[str, tuple[pa.Field[Any], pa.Array[Any]]]) -> list[Any]:
+    """What each point has beyond its columns, with the leaves of columns that it is to have no more."""
+    for name, (field, column) in columns.items():
+        for index, value in enumerate(values_of(column, field)):
+            if value is not MISSING:
+                more[index] = {name: value} if more[index] is MISSING else {**more[index], name: value}
+    return more
+
+
+def concatenate(tables: Sequence[pa.Table]) -> pa.Table:
+    """The tables end to end, for reading: see :func:`unified` for columns whose type differs between them."""
+    import pyarrow as pa
+
+    schema = unified([table.schema for table in tables], lossless=False)
+    batches = (conformed(batch, schema) for table in tables for batch in table.to_batches())
+    return pa.Table.from_batches(batches, schema)
+
+
+def metrics_at(table: pa.Table | pa.RecordBatch, index: int) -> dict[str, Any]:
+    """The metrics of one point of a table or batch, nested again as they were reported."""
     leaves: dict[str, Any] = {}
     for field in table.schema:
         if field.name in OWN_COLUMNS:

@@ -1,0 +1,120 @@
+"""The spool: points that are in no segment yet, in a file that survives the death of the process.
+
+Points travel in pieces: some records as one msgpack array. Each piece of the file says how long it is, for which
+segment it is meant, and its hash, so that half a piece, at the end of a file whose writer died, is found.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+import xxhash
+
+from powertrain.errors import StorageError
+from powertrain.run.points import PointRecord, decode_records, encode_records
+from powertrain.storage import Storage
+
+#: Records in one piece.
+PIECE_POINTS = 1024
+#: Before each piece of the file: its length, the segment it is meant for, its xxh3-64.
+_PIECE_HEAD = struct.Struct("<IIQ")
+
+
+def pieces_of(records: Sequence[PointRecord]) -> list[bytes]:
+    """The records, encoded."""
+    return [
+        encode_records(records[start : start + PIECE_POINTS])
+        for start in range(0, len(records), PIECE_POINTS)
+    ]
+
+
+def points_in(piece: bytes) -> int:
+    """How many records a piece holds: the length that its msgpack array begins with."""
+    first = piece[0]
+    if first & 0xF0 == 0x90:
+        return first & 0x0F
+    return int.from_bytes(piece[1:3], "big")
+
+
+def joined(pieces: Iterable[bytes], most_points: int, most_bytes: int) -> Iterator[bytes]:
+    """The same records in fewer pieces, of at most so many points and bytes: many ranks add one at a time."""
+    waiting: list[bytes] = []
+    points = size = 0
+    for piece in pieces:
+        more = points_in(piece)
+        if waiting and (points + more > min(most_points, PIECE_POINTS) or size + len(piece) > most_bytes):
+            yield _as_one(waiting, points)
+            waiting, points, size = [], 0, 0
+        waiting.append(piece)
+        points, size = points + more, size + len(piece)
+    if waiting:
+        yield _as_one(waiting, points)
+
+
+def _as_one(pieces: list[bytes], points: int) -> bytes:
+    """Arrays of msgpack end to end: what stands before their elements is their number, in one or three bytes."""
+    if len(pieces) == 1:
+        return pieces[0]
+    head = bytes([0x90 | points]) if points < 16 else b"\xdc" + points.to_bytes(2, "big")
+    return head + b"".join(piece[1 if piece[0] & 0xF0 == 0x90 else 3 :] for piece in pieces)
+
+
+class Spool:
+    """The file of points that are in no segment yet. Made by the first ``append``."""
+
+    def __init__(self, storage: Storage, lease: int) -> None:
+        path = storage.local_path(f"metrics/{lease:04d}.open")
+        if path is None:
+            raise StorageError(
+                f"Metrics cannot be spooled at {storage.uri!r}: that needs real files. Use a local or "
+                "mounted path."
+            )
+        self.path = str(path)
+        self._descriptor = -1
+        self._size = 0
+
+    def append(self, pieces: Iterable[bytes], segment: int) -> None:
+        """Add pieces meant for ``segment``, whole or not at all."""
+        if self._descriptor < 0:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o666)
+        data = b"".join(
+            part
+            for piece in pieces
+            for part in (_PIECE_HEAD.pack(len(piece), segment, xxhash.xxh3_64_intdigest(piece)), piece)
+        )
+        try:
+            if os.write(self._descriptor, data) < len(data):
+                raise OSError(f"only a part of {len(data)} bytes could be written to {self.path!r}")
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)  # half a piece would hide all that follow
+            raise
+        self._size += len(data)
+
+    def empty(self) -> None:
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)
+        self._size = 0
+
+    def close(self, keep: bool) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if not keep:
+                os.unlink(self.path)
+
+
+def read_spool(data: bytes) -> list[tuple[int, list[PointRecord]]]:
+    """(segment, records) of each whole piece, up to the first that is cut or damaged."""
+    pieces, offset = [], 0
+    while offset + _PIECE_HEAD.size <= len(data):
+        length, segment, digest = _PIECE_HEAD.unpack_from(data, offset)
+        piece = data[offset + _PIECE_HEAD.size : offset + _PIECE_HEAD.size + length]
+        if len(piece) < length or xxhash.xxh3_64_intdigest(piece) != digest:
+            break
+        pieces.append((segment, decode_records(piece)))
+        offset += _PIECE_HEAD.size + length
+    return pieces
