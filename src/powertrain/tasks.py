@@ -10,6 +10,7 @@ own: ``remote`` gives Ray's references, and ``get`` takes them.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 import cloudpickle
 
 from powertrain.engine import base
-from powertrain.errors import ConfigError, ResourceError, TaskError
+from powertrain.errors import ConfigError, EngineError, ResourceError, TaskError
 
 ENTRY = "powertrain.tasks:run_task"
 
@@ -98,9 +99,25 @@ def init(
             connect_to_ray(address, **_given(options))
             _on_ray, _connected_here = True, _connected_here if was_connected else True
         else:
-            _resources.update(resources or {})
+            _resources.update(_amounts(resources or {}))
             _stays_here = address == "local"
         _initialized = True
+
+
+def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
+    """Custom resources as all processes of the user can be told of them; refuses what is no amount."""
+    for name, amount in resources.items():
+        if name in ("CPU", "GPU"):
+            raise ConfigError(
+                f"init(resources={{{name!r}: {amount!r}}}) would change nothing: the {name}s of this machine are "
+                "counted by themselves. Declare only custom resources."
+            )
+        is_number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+        if not is_number or not math.isfinite(amount) or amount < 0:
+            raise ConfigError(
+                f"init(resources={{{name!r}: {amount!r}}}) is no amount. Give a finite number that is not below 0."
+            )
+    return {name: float(amount) for name, amount in resources.items()}
 
 
 def _refuse_description_of_a_machine(options: Mapping[str, Any]) -> None:
@@ -281,6 +298,9 @@ class ObjectRef:
         self._name = name
         self._done = threading.Event()
         self._problem = ""
+        #: What it waits for before it can start, in words.
+        self._waits_for = ""
+        self._cwd = os.getcwd()  # of now: it may have to wait, and the script goes on
         self._result: bytes | None = None
         self._engine = LocalEngine(warm_up(), declared_resources())
         self._engine.start(self._event, self._print)
@@ -288,14 +308,15 @@ class ObjectRef:
         self._call = cloudpickle.dumps((str(self._directory / "value"), call))
         try:
             self._engine.request(1, shape)
-        except ResourceError:
+        except (ResourceError, EngineError):
             self._finish()
             raise
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the value and open it."""
         if not self._done.wait(timeout):
-            raise TimeoutError(f"{self._name} has not ended within {timeout:g} s.")
+            why = f": it is {self._waits_for}" if self._waits_for else ""
+            raise TimeoutError(f"{self._name} has not ended within {round(timeout or 0.0, 3):g} s{why}.")
         if self._result is None:
             raise TaskError(f"{self._name} {self._problem}.")
         ok, value = pickle.loads(self._result)
@@ -304,14 +325,16 @@ class ObjectRef:
         return value
 
     def _event(self, event: base.EngineEvent) -> None:
-        if isinstance(event, base.Granted):
-            slot = event.slots[0]
+        if isinstance(event, base.Waiting):
+            self._waits_for = event.reason
+        elif isinstance(event, base.Granted):
+            self._waits_for, slot = "", event.slots[0]
             env: dict[str, str | None] = {}
             if slot.gpus:
                 env["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
             self._engine.fork(
                 slot,
-                base.ProcessSpec(entry=ENTRY, payload=self._call, env=env, cwd=os.getcwd(), title=self._name),
+                base.ProcessSpec(entry=ENTRY, payload=self._call, env=env, cwd=self._cwd, title=self._name),
             )
         elif isinstance(event, base.Exited):
             self._problem = base.describe_exit(event)[1]

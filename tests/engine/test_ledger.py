@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from powertrain.engine import claims as files
+from powertrain.engine import directory_watch, locks
 from powertrain.engine import ledger as ledgers
 from powertrain.engine.base import SlotShape
 from powertrain.engine.ledger import Ledger, Request
@@ -25,11 +29,6 @@ PATIENCE = 20.0
 #: A number that no process has, because the kernel gives out smaller ones only.
 NO_PROCESS = 1 << 23
 TWO_GPUS = Machine(cpus=8, gpus=("g",) * 2, visible=("0", "1"), custom={"license": 3.0})
-
-
-@pytest.fixture(autouse=True)
-def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "LOOK_EVERY", 0.02)
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def request(
     return Request(
         id=id,
         owner=owner or f"engine of {id}",
-        run=id,
+        run=f"run {id}",
         host="here",
         machine=machine,
         count=count,
@@ -58,12 +57,21 @@ class Book:
     def __init__(self, root: Path) -> None:
         self.ledger = Ledger(lambda: root)
         self.got: dict[str, tuple[str, ...]] = {}
+        self.reasons: dict[str, list[str]] = {}
         self.told: list[int] = []
         self._changed = threading.Condition()
 
     def claim(self, *args: object, **options: object) -> str:
+        """Claim; the reason why it has to wait, once that was told, or "" when it need not."""
         wanted = request(*args, **options)  # type: ignore[arg-type]
-        return self.ledger.claim(wanted, lambda gpus: self._granted(wanted.id, gpus))
+        self.reasons.pop(wanted.id, None)
+        self.ledger.claim(
+            wanted,
+            granted=lambda gpus: self._granted(wanted.id, gpus),
+            waits=lambda reason: self._waits(wanted.id, reason),
+        )
+        self.wait_until(lambda: wanted.id in self.got or wanted.id in self.reasons)
+        return self.reasons[wanted.id][-1] if wanted.id in self.reasons else ""
 
     def watch(self, owner: str, shape: SlotShape, machine: Machine = TWO_GPUS) -> None:
         self.ledger.watch(owner, machine, shape, self._told)
@@ -75,11 +83,16 @@ class Book:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, PATIENCE), (self.got, self.told)
+            assert self._changed.wait_for(condition, PATIENCE), (self.got, self.reasons, self.told)
 
     def _granted(self, id: str, gpus: tuple[str, ...]) -> None:
         with self._changed:
             self.got[id] = gpus
+            self._changed.notify_all()
+
+    def _waits(self, id: str, reason: str) -> None:
+        with self._changed:
+            self.reasons.setdefault(id, []).append(reason)
             self._changed.notify_all()
 
     def _told(self, count: int) -> None:
@@ -112,8 +125,11 @@ def threads() -> list[str]:
 
 def test_those_who_wait_are_served_in_order(book: Book) -> None:
     assert book.claim("a", 2) == ""
-    assert book.claim("b", 2) == f"2 GPU (0 free), held by a (pid {os.getpid()} on here)"
-    assert book.claim("c", 1) != ""
+    pid = os.getpid()
+    assert book.claim("b", 2) == f"waiting for 2 GPUs held by run a (pid {pid} on here); 1st in line"
+    assert book.claim("c", 1) == (
+        f"waiting for 1 GPU held by run a (pid {pid} on here); 2nd in line, behind run b (pid {pid} on here)"
+    )
     assert book.got == {"a": ("0", "1")}
     book.give_back("a")
     assert book.got == {"b": ("0", "1")}
@@ -125,7 +141,7 @@ def test_those_who_wait_are_served_in_order(book: Book) -> None:
 def test_one_who_gives_up_waiting_no_longer_stands_in_the_way(book: Book) -> None:
     book.claim("a", 1)
     book.claim("b", 2)
-    assert "have waited longer" in book.claim("c", 1)
+    assert book.claim("c", 1).startswith("waiting for 1 GPU; 2nd in line, behind run b (pid ")
     book.ledger.withdraw("b")
     assert book.got == {"a": ("0",), "c": ("1",)}
     book.give_back("a")
@@ -145,7 +161,7 @@ def test_who_wants_nothing_that_is_waited_for_is_served_at_once(book: Book) -> N
     book.claim("b", 2)
     license = SlotShape(custom={"license": 1.0})
     assert book.claim("other", 3, license) == ""
-    assert "license (0 free), held by other" in book.claim("late", 1, license)
+    assert "waiting for 1 license held by run other" in book.claim("late", 1, license)
     for _ in range(3):
         book.ledger.give_back_slot("other", [])
     assert "late" in book.got
@@ -169,10 +185,10 @@ def test_a_claim_of_nothing_countable_waits_for_nobody_and_never_comes_near_the_
 def test_each_slot_that_is_given_back_is_free_at_once(book: Book) -> None:
     cpus = SlotShape(cpus=2, explicit=True)
     book.claim("a", 4, cpus)
-    assert "2 CPU (0 free)" in book.claim("b", 1, cpus)
+    assert "waiting for 2 CPUs held by run a" in book.claim("b", 1, cpus)
     book.ledger.give_back_slot("a", [])
     assert "b" in book.got
-    assert "4 CPU (0 free)" in book.claim("c", 2, cpus)
+    assert "waiting for 4 CPUs held by run a" in book.claim("c", 2, cpus)
     book.ledger.give_back_slot("a", [])
     assert "c" not in book.got
     book.ledger.give_back_slot("b", [])
@@ -269,7 +285,7 @@ HOLD = textwrap.dedent(
     def claim(id, count):
         granted = threading.Event()
         shape = SlotShape(gpus=1)
-        ledger.claim(Request(id, id, id, "here", machine, count, shape), lambda gpus: granted.set())
+        ledger.claim(Request(id, id, f"run {id}", "here", machine, count, shape), lambda gpus: granted.set(), len)
         return granted
     """
 )
@@ -300,7 +316,8 @@ HOLD_BOTH = """
 
 def test_what_a_killed_process_held_goes_to_the_one_who_waits(book: Book, root: Path) -> None:
     with process(HOLD_BOTH, root) as holder:
-        assert book.claim("mine", 1) == f"1 GPU (0 free), held by holder (pid {holder.pid} on here)"
+        held = f"waiting for 1 GPU held by run holder (pid {holder.pid} on here); 1st in line"
+        assert book.claim("mine", 1) == held
         holder.send_signal(signal.SIGKILL)
         book.wait_until(lambda: book.got == {"mine": ("0",)})
         assert [path.name.split("-")[0] for path in claims(root)] == [str(os.getpid())]
@@ -309,15 +326,15 @@ def test_what_a_killed_process_held_goes_to_the_one_who_waits(book: Book, root: 
 
 
 def test_void_claims_are_swept_and_live_ones_stay(book: Book, root: Path) -> None:
-    ledgers.sweep(root)
+    files.sweep(root)
     assert not root.exists(), "a look leaves nothing"
     with process(HOLD_BOTH, root) as holder:
-        ledgers.sweep(root)
+        files.sweep(root)
         assert len(claims(root)) == 1
         holder.kill()
         holder.wait()
         assert len(claims(root)) == 1
-        ledgers.sweep(root)
+        files.sweep(root)
     assert list(root.iterdir()) == []
 
 
@@ -340,7 +357,7 @@ def test_a_claim_waits_where_its_holder_cannot_be_seen(
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: NO_PROCESS)  # as it looks from another container
         book.claim("mine", 2)
-    assert "held by mine" in elsewhere.claim("other", 1)
+    assert "held by run mine" in elsewhere.claim("other", 1)
     book.give_back("mine")
     elsewhere.wait_until(lambda: "other" in elsewhere.got)
     elsewhere.give_back("other")
@@ -374,7 +391,7 @@ def test_a_child_that_ends_takes_nothing_from_its_parent(book: Book, root: Path)
         sys.stdin.readline()
     """
     with process(script, root):
-        assert "held by holder" in book.claim("mine", 1)
+        assert "held by run holder" in book.claim("mine", 1)
         book.ledger.withdraw("mine")
 
 
@@ -383,11 +400,9 @@ def test_no_gpu_is_given_twice_while_processes_take_and_give_back_all_the_time(
 ) -> None:
     """Whoever holds both GPUs makes a directory that nobody else may make meanwhile."""
     script = f"""
-        from powertrain.engine import ledger as ledgers
-        ledgers.LOOK_EVERY = 0.001
         print("holding", flush=True)
         sys.stdin.readline()
-        for turn in range(150):
+        for turn in range(60):
             assert claim(f"turn {{turn}}", 2).wait(20)
             os.mkdir({str(tmp_path / "in use")!r})
             os.rmdir({str(tmp_path / "in use")!r})
@@ -406,6 +421,210 @@ def test_no_gpu_is_given_twice_while_processes_take_and_give_back_all_the_time(
     assert list(root.iterdir()) == []
 
 
+# --------------------------------------------------------------------------- one line over all processes
+
+
+def test_those_who_wait_in_different_processes_are_served_in_the_order_in_which_they_came(
+    book: Book, elsewhere: Book, root: Path
+) -> None:
+    third = Book(root)
+    book.claim("holder", 2)
+    elsewhere.claim("first", 2)
+    third.claim("second", 2)
+    book.claim("third", 2)
+    book.give_back("holder")
+    elsewhere.wait_until(lambda: "first" in elsewhere.got)
+    assert (third.got, book.got) == ({}, {})
+    elsewhere.give_back("first")
+    third.wait_until(lambda: "second" in third.got)
+    assert book.got == {}
+    third.give_back("second")
+    book.wait_until(lambda: "third" in book.got)
+    book.give_back("third")
+    assert list(root.iterdir()) == []
+
+
+def test_a_newcomer_of_another_process_does_not_pass_one_who_waits(book: Book, elsewhere: Book) -> None:
+    book.claim("holder", 1)
+    book.claim("patient", 2)
+    assert elsewhere.claim("late", 1).startswith("waiting for 1 GPU; 2nd in line, behind run patient (pid ")
+    assert elsewhere.claim("other", 1, SlotShape(custom={"license": 1.0})) == "", "it wants nothing of theirs"
+    book.give_back("holder")
+    book.wait_until(lambda: "patient" in book.got)
+    assert "late" not in elsewhere.got
+    book.give_back("patient")
+    elsewhere.wait_until(lambda: "late" in elsewhere.got)
+    elsewhere.give_back("late")
+    elsewhere.ledger.give_back_slot("other", [])
+
+
+WAIT_FOR_BOTH = """
+    waiting = claim("waiter", 2)
+    assert not waiting.is_set()
+    print("holding", flush=True)
+    waiting.wait()
+"""
+
+
+def test_one_who_is_killed_while_he_waits_no_longer_stands_in_the_way(book: Book, root: Path) -> None:
+    book.claim("holder", 1)
+    with process(WAIT_FOR_BOTH, root) as waiter:
+        assert f"behind run waiter (pid {waiter.pid} on here)" in book.claim("mine", 1)
+        waiter.send_signal(signal.SIGKILL)
+        book.wait_until(lambda: "mine" in book.got)
+    book.give_back("holder")
+    book.give_back("mine")
+    assert list(root.iterdir()) == []
+
+
+def test_one_who_is_stopped_at_the_head_of_the_line_keeps_nobody_from_what_he_does_not_need(
+    book: Book, root: Path
+) -> None:
+    three = Machine(cpus=1, gpus=("g",) * 3, visible=("0", "1", "2"))
+    book.claim("holder", 3, machine=three)
+    with process(WAIT_FOR_BOTH, root) as waiter:
+        with files.locked(root):  # nobody is stopped while he holds the lock: that would hold up all
+            waiter.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, waiter.pid, os.WSTOPPED)
+        book.claim("mine", 1, machine=three)
+        book.give_back("holder")
+        book.wait_until(lambda: book.got == {"mine": ("2",)})
+        book.give_back("mine")
+
+
+def test_the_reason_is_told_again_when_it_changes_and_never_after_the_grant(
+    book: Book, elsewhere: Book
+) -> None:
+    book.claim("holder", 2)
+    book.claim("first", 2)
+    elsewhere.claim("mine", 1)
+    here = f"(pid {os.getpid()} on here)"
+    book.give_back("holder")
+    elsewhere.wait_until(lambda: len(elsewhere.reasons["mine"]) == 2)
+    assert elsewhere.reasons["mine"] == [
+        f"waiting for 1 GPU held by run holder {here}; 2nd in line, behind run first {here}",
+        f"waiting for 1 GPU held by run first {here}; 1st in line",
+    ]
+    book.give_back("first")
+    elsewhere.wait_until(lambda: "mine" in elsewhere.got)
+    elsewhere.give_back("mine")
+    assert len(elsewhere.reasons["mine"]) == 2
+
+
+@pytest.mark.parametrize("end", [lambda waiting: waiting.hand_out(("0",)), lambda waiting: waiting.leave()])
+def test_a_reason_that_was_found_before_the_end_of_waiting_is_not_told_after_it(
+    end: Callable[[ledgers._Waiting], None],
+) -> None:
+    told: list[str] = []
+    waiting = ledgers._Waiting(request("a"), lambda gpus: None, told.append)
+    waiting.say("first")
+    waiting.due = 0.0
+    end(waiting)
+    waiting.say("second")
+    assert told == ["first"]
+
+
+def test_a_file_whose_process_is_ending_is_looked_at_again_soon_and_then_less_and_less() -> None:
+    closing = ledgers._Closing()
+    quiet = closing.pause({"a", "b"})
+    closing.told({"a"})
+    pauses = [closing.pause({"a", "b"}) for _ in range(20)]
+    assert pauses[0] < 0.01, "the kernel lets go of the lock in a moment"
+    assert sorted(pauses) == pauses
+    assert pauses[-1] == quiet, "somebody else may hold it on"
+    closing.told({"b"})
+    assert closing.pause({"a", "b"}) == pauses[0]
+    assert closing.pause(set()) == quiet
+
+
+def test_a_reason_that_changes_all_the_time_is_told_now_and_then(book: Book, elsewhere: Book) -> None:
+    book.claim("holder", 2)
+    for turn in range(50):
+        book.ledger.claim(request(f"ahead {turn}", 2), lambda _: None, lambda _: None)
+    elsewhere.claim("mine", 1)
+    for turn in range(50):
+        book.ledger.withdraw(f"ahead {turn}")
+    elsewhere.wait_until(lambda: "1st in line" in elsewhere.reasons["mine"][-1])
+    assert len(elsewhere.reasons["mine"]) <= 8
+    elsewhere.ledger.withdraw("mine")
+    book.give_back("holder")
+
+
+def test_the_room_of_one_is_not_what_another_process_waits_for(book: Book, elsewhere: Book) -> None:
+    four = Machine(cpus=1, gpus=("g",) * 4, visible=("0", "1", "2", "3"))
+    book.claim("mine", 2, owner="me", machine=four)
+    book.watch("me", SlotShape(gpus=1), machine=four)
+    book.wait_until(lambda: book.told == [4])
+    elsewhere.claim("patient", 3, machine=four)
+    book.wait_until(lambda: book.told == [4, 2])
+    elsewhere.ledger.withdraw("patient")
+    book.wait_until(lambda: book.told == [4, 2, 4])
+    book.give_back("mine")
+    book.ledger.unwatch("me")
+
+
+def test_a_holder_that_dies_is_noticed_without_looking_again_and_again(
+    book: Book, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "LOOK_EVERY", 10 * PATIENCE)
+    monkeypatch.setattr(ledgers, "_LOOK_AT_LEAST_EVERY", 10 * PATIENCE)
+    with process(HOLD_BOTH, root) as holder:
+        book.claim("mine", 2)
+        holder.send_signal(signal.SIGKILL)
+        book.wait_until(lambda: "mine" in book.got)
+        book.give_back("mine")
+
+
+def test_a_process_that_was_lent_a_claim_holds_it_until_it_ends(book: Book, root: Path) -> None:
+    """As a worker does, which lives for a moment after its driver was killed."""
+    script = """
+        import subprocess
+        assert claim("holder", 2).is_set()
+        lent = ledger.lend("holder")
+        os.set_inheritable(lent, True)
+        code = "import sys; print('holding', flush=True); sys.stdin.readline()"
+        subprocess.run([sys.executable, "-c", code], close_fds=False)
+    """
+    with process(script, root) as holder:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert "held by run holder" in book.claim("mine", 1)
+        assert holder.stdin is not None
+        holder.stdin.close()  # which is what the worker reads
+        book.wait_until(lambda: "mine" in book.got)
+        book.give_back("mine")
+
+
+def test_what_was_lent_is_free_as_soon_as_it_is_given_back(book: Book, elsewhere: Book) -> None:
+    book.claim("a", 2)
+    lent = book.ledger.lend("a")
+    assert lent is not None
+    book.give_back("a")
+    assert elsewhere.claim("b", 2) == ""
+    elsewhere.give_back("b")
+    locks.close(lent)
+    assert book.ledger.lend("a") is None
+
+
+def test_without_inotify_changes_are_found_by_looking_and_that_is_said(
+    book: Book, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "LOOK_EVERY", 0.02)
+
+    def refuse() -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(directory_watch, "_open_inotify", refuse)
+    with process(HOLD_BOTH, root) as holder:
+        reason = book.claim("mine", 1)
+        assert reason.endswith(
+            "; 1st in line (looked at every 0.02 s, because inotify cannot be used: Too many open files)"
+        )
+        holder.send_signal(signal.SIGKILL)
+        book.wait_until(lambda: "mine" in book.got)
+        book.give_back("mine")
+
+
 # --------------------------------------------------------------------------- directories that are not as they should be
 
 
@@ -421,12 +640,57 @@ def test_a_file_that_nobody_understands_keeps_nobody_from_starting(
     elsewhere.give_back("other")
 
 
+def test_files_that_are_none_of_ours_are_left_alone_and_hold_up_nobody(
+    book: Book, elsewhere: Book, root: Path
+) -> None:
+    elsewhere.claim("holder", 2)
+    directory = root / "claims"
+    (directory / "line-000000000001-1-0123456789.json").write_text("no ticket: its name is too long")
+    (directory / "README").write_text("mine")
+    (directory / "line-000000000007-1-01234567.json").mkdir()
+    os.mkfifo(directory / "8-01234567.json")
+    assert book.claim("mine", 1).endswith("; 1st in line")
+    assert (directory / "README").read_text() == "mine"
+    elsewhere.give_back("holder")
+    book.wait_until(lambda: "mine" in book.got)
+    book.give_back("mine")
+
+
+def test_a_ticket_that_nobody_understands_keeps_its_number_and_holds_up_nobody(
+    book: Book, elsewhere: Book, root: Path
+) -> None:
+    book.claim("holder", 2)
+    elsewhere.claim("strange", 2)
+    (ticket,) = (path for path in claims(root) if path.name.startswith("line-"))
+    ticket.write_bytes(b'{"run": "half-wri')
+    assert book.claim("mine", 1).endswith("; 1st in line")
+    numbers = sorted(path.name.split("-")[1] for path in claims(root) if path.name.startswith("line-"))
+    assert numbers == ["000000000001", "000000000002"]
+    elsewhere.ledger.withdraw("strange")
+    book.give_back("holder")
+    book.give_back("mine")
+
+
+def test_a_disk_that_is_full_when_it_is_ones_turn_is_waited_for_and_told(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "LOOK_EVERY", 0.02)
+    book.claim("holder", 2)
+    book.claim("mine", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda descriptor, data, offset: 3)
+        book.give_back("holder")
+        book.wait_until(lambda: "No space left on device" in book.reasons["mine"][-1])
+    book.wait_until(lambda: "mine" in book.got)
+    book.give_back("mine")
+
+
 def test_a_claim_says_who_holds_what(book: Book, root: Path) -> None:
     machine = Machine(cpus=4, gpus=("g",), visible=("3",), uuids=("GPU-a",), cores=frozenset({5, 1}))
     book.claim("mine", 1, SlotShape(cpus=2, gpus=1, custom={}, explicit=True), machine=machine)
     (path,) = claims(root)
     assert json.loads(path.read_bytes()) == {
-        "run": "mine",
+        "run": "run mine",
         "host": "here",
         "pid": os.getpid(),
         "gpus": ["GPU-a"],
@@ -465,6 +729,42 @@ def test_a_full_disk_is_refused_in_words_and_leaves_no_claim(
     assert not claims(root)
     assert book.claim("b", 2) == ""
     book.give_back("b")
+
+
+def test_a_disk_without_room_for_a_ticket_is_refused_in_words_and_leaves_none(
+    mount_small_disk: Callable[[str], Path],
+) -> None:
+    disk = mount_small_disk("16k")
+    book = Book(disk / "runtime")
+    book.claim("holder", 2)
+    with contextlib.suppress(OSError):
+        (disk / "filler").write_bytes(bytes(1 << 16))
+    with pytest.raises(EngineError, match="No space left on device"):
+        book.claim("late", 1)
+    assert len(claims(disk / "runtime")) == 1
+    (disk / "filler").unlink()
+    assert "held by run holder" in book.claim("later", 1)
+    book.give_back("holder")
+    book.give_back("later")
+
+
+def test_one_who_cannot_wait_for_want_of_descriptors_is_refused_in_words_and_leaves_no_ticket(
+    book: Book, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.claim("holder", 2)
+
+    def none_left() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(locks, "unshared_pipe", none_left)
+        with pytest.raises(EngineError, match="Too many open files"):
+            book.claim("late", 1)
+    assert len(claims(root)) == 1
+    book.give_back("holder")
+    assert book.claim("next", 2) == "", "nobody stands before it"
+    assert "late" not in book.got
+    book.give_back("next")
 
 
 def test_a_link_in_place_of_the_claims_is_refused(book: Book, root: Path, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ def make_stage() -> Iterator[MakeStage]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "detect", lambda custom=None: MACHINE)
         patch.setattr(local, "_ledger", ledger.Ledger(local.runtime_root))
-        patch.setattr(ledger, "LOOK_EVERY", 0.02)
         yield make
         for engine in engines:
             engine.close()
@@ -54,7 +53,7 @@ def test_cpus_that_were_named_are_waited_for_and_their_holder_is_named(make_stag
     one, other = make_stage("digits"), make_stage("letters")
     slots = one.slots(3, TWO_CPUS)
     other.engine.request(2, TWO_CPUS)
-    assert "waiting for 4 CPU (2 free), held by digits (pid " in other.wait_for(Waiting).reason
+    assert "waiting for 4 CPUs (2 free) held by run digits (pid " in other.wait_for(Waiting).reason
     one.engine.release(slots[:1])
     assert len(other.wait_for(Granted).slots) == 2
 
@@ -64,7 +63,7 @@ def test_custom_resources_are_waited_for(make_stage: MakeStage) -> None:
     one, other = make_stage("one"), make_stage("other")
     slots = one.slots(2, shape)
     other.engine.request(2, shape)
-    assert "2 license (1 free)" in other.wait_for(Waiting).reason
+    assert "waiting for 2 license (1 free) held by run one" in other.wait_for(Waiting).reason
     one.engine.release(slots)
     other.wait_for(Granted)
 

@@ -71,7 +71,7 @@ def test_the_claim_of_a_process_that_was_killed_is_swept(root: Path) -> None:
         "from powertrain.engine.base import SlotShape; from powertrain.engine import ledger, resources; import os; "
         "shape, machine = SlotShape(explicit=True), resources.Machine(cpus=2); "
         "wanted = ledger.Request('a', 'a', 'a', 'here', machine, 1, shape); "
-        "local._ledger.claim(wanted, print); os.kill(os.getpid(), 9)"
+        "local._ledger.claim(wanted, print, print); os.kill(os.getpid(), 9)"
     )
     assert len(list((root / "claims").iterdir())) == 1
     local.remove_runtime_directory(local.make_runtime_directory("mine"))

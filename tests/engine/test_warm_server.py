@@ -59,6 +59,18 @@ def stage(server: WarmServer) -> Iterator[Stage]:
     engine.close()
 
 
+def test_what_is_forked_from_a_server_that_is_not_warm_yet_tells_how_long_that_was_waited_for(
+    server: WarmServer, stage: Stage
+) -> None:
+    (slot,) = stage.slots()
+    stage.run(slot, program("exit_with", 0))
+    early = stage.wait_for(Started, slot)
+    assert 0 < early.imports <= early.waited
+    stage.run(slot, program("exit_with", 0))
+    late = stage.all_of(Started, slot)[1]
+    assert (late.waited, late.imports) == (0.0, 0.0)
+
+
 def test_a_killed_server_means_lost_slots_and_no_worker_left(server: WarmServer, stage: Stage) -> None:
     slots = stage.slots(2)
     for slot in slots:

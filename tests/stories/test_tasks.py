@@ -95,6 +95,22 @@ def test_a_task_that_takes_too_long_is_a_timeout(tmp_path: Any, place: str) -> N
     assert powertrain.get(task) == "gone on"
 
 
+def test_a_task_that_had_to_wait_starts_in_the_directory_in_which_it_was_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    powertrain.init("local", resources={"seat": 1})
+    try:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            first = powertrain.remote(resources={"seat": 1})(Path.read_text).remote(tmp_path / "go")
+            second = powertrain.remote(resources={"seat": 1})(os.getcwd).remote()
+        (tmp_path / "go").write_text("gone on")
+        assert powertrain.get([first, second]) == ["gone on", str(tmp_path)]
+    finally:
+        powertrain.shutdown()
+
+
 def test_init_takes_what_rays_takes_and_nothing_else() -> None:
     with pytest.raises(ConfigError, match="no option 'nonsense'"):
         powertrain.init(nonsense=3)
@@ -104,6 +120,15 @@ def test_init_takes_what_rays_takes_and_nothing_else() -> None:
         assert powertrain.is_initialized()
     finally:
         powertrain.shutdown()
+
+
+@pytest.mark.parametrize("amount", [float("inf"), float("nan"), -1, "2", True, None])
+def test_init_refuses_resources_that_no_other_process_could_be_told_of(amount: Any) -> None:
+    with pytest.raises(ConfigError, match=r"init\(resources=\{'license': .*\}\) is no amount"):
+        powertrain.init("local", resources={"license": amount})
+    with pytest.raises(ConfigError, match="the GPUs of this machine are counted by themselves"):
+        powertrain.init("local", resources={"GPU": 2})
+    assert not powertrain.is_initialized()
 
 
 def test_init_knows_every_option_of_the_ray_that_is_installed() -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from powertrain.engine import ledger, locks, process, resources
+from powertrain.engine import claims, ledger, locks, process, resources
 from powertrain.engine.base import (
     Capacity,
     Claim,
@@ -139,6 +139,8 @@ class WarmServer:
         self.owner = os.getpid()
         self.unsafe = why_fork_is_unsafe()
         self.warmed: float | None = None
+        #: When it was ready (monotonic), and how long its imports had taken until then.
+        self._ready_at, self._imports = float("inf"), 0.0
         self._environ = dict(os.environ)
         self._lock = threading.Lock()
         self._children: dict[str, _Child] = {}
@@ -159,8 +161,10 @@ class WarmServer:
         output: int,
         started: Callable[[int], None],
         ended: Callable[[int, int, bool], None],
+        claim: int | None = None,
     ) -> None:
-        """Fork a process, to be called ``id``, whose output goes to ``output`` (closed here)."""
+        """Fork a process, to be called ``id``, whose output goes to ``output`` (closed here). It keeps a descriptor of
+        ``claim`` open for as long as it lives."""
         payload = os.memfd_create(f"powertrain-{id}")
         try:
             with os.fdopen(os.dup(payload), "wb") as file:
@@ -180,10 +184,17 @@ class WarmServer:
                         "The process that workers are forked from has ended; start the run again."
                     )
                 self._children[id] = _Child(started, ended)
-                socket.send_fds(self._control, [self._protocol.encode(command)], [payload, output])
+                kept = [claim] if claim is not None else []
+                socket.send_fds(self._control, [self._protocol.encode(command)], [payload, output, *kept])
         finally:
             os.close(payload)
             os.close(output)
+
+    def kept_waiting(self, since: float) -> tuple[float, float]:
+        """Seconds that the server has kept whoever asked ``since`` then (monotonic) waiting until it was ready, and how
+        many of them went into its imports."""
+        waited = max(0.0, min(time.monotonic(), self._ready_at) - since)
+        return waited, min(waited, self._imports)
 
     def kill(self, id: str, number: int) -> None:
         """Send a signal to a forked process; SIGKILL reaches its whole scope."""
@@ -219,7 +230,8 @@ class WarmServer:
     def _handle(self, report: object) -> None:
         protocol = self._protocol
         if isinstance(report, protocol.Ready):
-            self.warmed = report.seconds
+            self.warmed, self._imports = report.seconds, report.imports
+            self._ready_at = time.monotonic()
         elif isinstance(report, protocol.Forked):
             child = self._children[report.id]
             child.pid = report.pid
@@ -379,7 +391,7 @@ def make_runtime_directory(name: str, root: Path | None = None) -> Path:
     root = root or runtime_root()
     with locks.locked_directory(root):  # so that nobody sweeps it between its making and its lock
         _sweep(root)
-        ledger.sweep(root)
+        claims.sweep(root)
         directory = Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
         descriptor = _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -468,7 +480,7 @@ class LocalEngine:
         """``run`` is what those are told who wait for something held here; the script's name by default."""
         self._server = server or warm_up()
         self._owner = f"engine-{next(_numbers)}"
-        self._run = run or os.path.basename(sys.argv[0]) or "python"
+        self._run = f"run {run}" if run else os.path.basename(sys.argv[0]) or "python"
         self._machine = resources.detect(custom_resources)
         self._host = socket.gethostname()
         #: Claims not granted yet, slots held by each claim, and those to give back once their process is gone.
@@ -510,12 +522,14 @@ class LocalEngine:
         )
         self._waiting.add(claim.id)
         try:
-            waiting_for = _ledger.claim(request, lambda gpus: self._grant(claim, gpus))
+            _ledger.claim(
+                request,
+                granted=lambda gpus: self._grant(claim, gpus),
+                waits=lambda reason: self._events(Waiting(claim.id, 0, reason)),
+            )
         except EngineError:
             self._waiting.discard(claim.id)
             raise
-        if waiting_for:
-            self._events(Waiting(claim.id, 0, f"waiting for {waiting_for}"))
         return claim
 
     def withdraw(self, claim: Claim) -> None:
@@ -537,16 +551,23 @@ class LocalEngine:
         self._output.add(slot, read, spec.log_path)
         self._dumps[slot.id] = (spec.title, spec.stacks)
         id = self._processes[slot.id] = f"p{next(_numbers)}"
+        asked = time.monotonic()
+        # So what it uses is held until it is gone, even if this process is killed before it.
+        claim = _ledger.lend(slot.id.rsplit("/", 1)[0])
         try:
             self._server.fork(
                 id,
                 spec,
                 write,
-                started=lambda pid: self._started(slot, pid),
+                started=lambda pid: self._started(slot, pid, asked),
                 ended=lambda pid, code, oom: self._ended(slot, pid, code, oom),
+                claim=claim,
             )
         except EngineError:  # the server is gone: so is the slot
             self._ended(slot, 0, -signal.SIGKILL, False)
+        finally:
+            if claim is not None:
+                locks.close(claim)
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> Slot:
         if not self._server.alive:
@@ -617,9 +638,9 @@ class LocalEngine:
             self.release(slots)
         self._events(Granted(claim.id, slots))
 
-    def _started(self, slot: Slot, pid: int) -> None:
+    def _started(self, slot: Slot, pid: int, asked: float) -> None:
         self._pids[slot.id] = pid
-        self._events(Started(slot, pid))
+        self._events(Started(slot, pid, *self._server.kept_waiting(asked)))
 
     def _ended(self, slot: Slot, pid: int, code: int, oom: bool) -> None:
         self._output.drain(slot)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from powertrain.errors import EngineError
@@ -34,19 +34,39 @@ os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after
 
 
 def open_unshared(path: Path, flags: int, mode: int = 0o600) -> int:
-    """A descriptor that no forked child keeps. To be closed with :func:`let_go`."""
+    """A descriptor of a file that no forked child keeps. To be closed with :func:`let_go`."""
+    return unshared(lambda: os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode))
+
+
+def unshared(opened: Callable[[], int]) -> int:
+    """A descriptor of whatever ``opened`` opens, which no forked child keeps. To be closed with :func:`close`."""
     with _guard:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        descriptor = opened()
         _ours_alone.add(descriptor)
     return descriptor
 
 
-def let_go(descriptor: int) -> None:
-    """Unlock and close. Closing is not enough: a forked child may have the same open file."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+def unshared_pipe() -> tuple[int, int]:
+    """The ends of a pipe, to read and to write without waiting, which no forked child keeps."""
+    with _guard:
+        ends = os.pipe()
+        _ours_alone.update(ends)
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
+def close(descriptor: int) -> None:
+    """Close what was opened here, and leave the lock to who else has the same open file."""
     with _guard:
         _ours_alone.discard(descriptor)
         os.close(descriptor)
+
+
+def let_go(descriptor: int) -> None:
+    """Unlock and close. Closing is not enough: another process may have the same open file."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    close(descriptor)
 
 
 def try_lock(descriptor: int) -> bool:

@@ -200,7 +200,7 @@ def free(machine: Machine, held: Collection[Holding], name: str) -> float:
     """How much of a resource nobody holds; never below 0, although others may see more of it than this process."""
     if name == "GPU":
         return float(len(free_gpus(machine, held)))
-    return max(0.0, machine.total(name) - sum(_taken(machine, holding, name) for holding in held))
+    return max(0.0, machine.total(name) - sum(taken(machine, holding, name) for holding in held))
 
 
 def missing(machine: Machine, held: Collection[Holding], wanted: Mapping[str, float]) -> dict[str, float]:
@@ -227,7 +227,7 @@ def slots_free(
     return max(0, room)
 
 
-def _taken(machine: Machine, holding: Holding, name: str) -> float:
+def taken(machine: Machine, holding: Holding, name: str) -> float:
     """How much of what this process sees a claim takes.
 
     CPUs that may be on cores which only the holder sees do not count: jobs on one node often have cores of their own.

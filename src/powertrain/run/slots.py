@@ -123,6 +123,7 @@ class Slots:
 
     def _ask_for(self, count: int) -> None:
         self._give_up_claim()
+        self.reason = ""
         if self._spec.queue_timeout is not None:
             self._deadlines["queue"] = time.monotonic() + self._spec.queue_timeout
         self._claim = self._engine.request(count, self._spec.shape)
