@@ -18,8 +18,10 @@ is told once, not acknowledged, and nobody else is any worse for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import resource
 import socket as sockets
 import struct
 import sys
@@ -33,6 +35,7 @@ import msgspec
 import zmq
 import zmq.auth
 from zmq.auth.base import Authenticator
+from zmq.utils.monitor import recv_monitor_message
 
 from powertrain.errors import EngineError, WireError
 
@@ -51,6 +54,13 @@ _ENCRYPTION = 33
 _SOCKET_PATH_LIMIT = 107
 #: Seconds for a connection to be made, when it is only looked whether that can be.
 _CONNECT_WITHIN = 3.0
+#: Connections that may wait to be taken: all workers of a run come at the same moment. The system may allow fewer.
+_BACKLOG = 4096
+#: Files that a process has open beside its connections.
+_OTHER_FILES = 512
+#: Seconds between two looks of the hub, for each worker it knows, so that with thousands it deals with many messages
+#: at once; below the second number it does not wait at all, and a few hundred workers are heard at once.
+_GATHER_EACH, _GATHER_LEAST, _GATHER_MOST = 5e-6, 2e-3, 2e-2
 #: How many, or which: whoever says another number is not understood.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -199,6 +209,21 @@ class Beat(Message, frozen=True, tag="beat"):
     data: str = ""
 
 
+class FirstStep(Message, frozen=True, tag="first_step"):
+    """The rank has made its first step, or its function has ended without one: what it did since it was told to train,
+    in seconds by its own clock. Said once."""
+
+    #: Loading the user's function; what that did before its first batch; waiting for that batch; and the rest.
+    function: float = 0.0
+    setup: float = 0.0
+    data: float = 0.0
+    step: float = 0.0
+    #: False where the function has ended before it made a step or a report.
+    stepped: bool = True
+    #: The package that most of the modules are of which loading the function has loaded; "" where that was quick.
+    loaded: str = ""
+
+
 class Stacks(Message, frozen=True, tag="stacks"):
     """Answer to :class:`Inspect`: the rank's own process first, then those that it has started."""
 
@@ -335,6 +360,9 @@ class NodeBeat(Message, frozen=True, tag="node_beat"):
 class ProcessStarted(Message, frozen=True, tag="process_started"):
     id: str
     pid: Count
+    #: As in ``powertrain.engine.base.Started``.
+    waited: float = 0.0
+    imports: float = 0.0
 
 
 class ProcessOutput(Message, frozen=True, tag="process_output"):
@@ -384,11 +412,46 @@ class Telemetry(Message, frozen=True, tag="telemetry"):
     facts: bytes = b""
 
 
+class DebugOpened(Message, frozen=True, tag="debug_opened"):
+    """A debugger stands at ``frame`` and wants the terminal: it waits for :class:`DebugGrant`."""
+
+    frame: Frame
+    #: For a post mortem the error that it is about, and whether that reads like the echo of another rank's end.
+    error: str = ""
+    secondary: bool = False
+    #: True where it talks in its own process's terminal, which only has to be left to it.
+    native: bool = False
+
+
+class DebugOutput(Message, frozen=True, tag="debug_output"):
+    """What the debugger has to say."""
+
+    text: str
+
+
+class DebugPrompt(Message, frozen=True, tag="debug_prompt"):
+    """The debugger asks for a line, with ``text`` in front of it, and waits for the :class:`DebugLine`."""
+
+    number: Count
+    text: str
+
+
+class DebugClosed(Message, frozen=True, tag="debug_closed"):
+    """The debugger was left."""
+
+
+class DebugQuit(Message, frozen=True, tag="debug_quit"):
+    """The user has quit a debugger that stood at ``frame``: the run is to end."""
+
+    frame: Frame
+
+
 FromWorker = Union[
     Hello,
     Point,
     Beat,
     Telemetry,
+    FirstStep,
     Stacks,
     Noticed,
     Held,
@@ -402,6 +465,11 @@ FromWorker = Union[
     StagingFull,
     AskCheckpoints,
     Validated,
+    DebugOpened,
+    DebugOutput,
+    DebugPrompt,
+    DebugClosed,
+    DebugQuit,
     NodeReady,
     NodeBeat,
     ProcessStarted,
@@ -443,6 +511,9 @@ class Execute(Message, frozen=True, tag="execute"):
 
 class Train(Message, frozen=True, tag="train"):
     """Call the user's function."""
+
+    #: Seconds for which reports that nobody waits for gather, and between two beats; 0 to send each report at once.
+    gather: float = 0.0
 
 
 class Hold(Message, frozen=True, tag="hold"):
@@ -552,6 +623,23 @@ class Reported(Message, frozen=True, tag="reported"):
     checkpoints: list[ReportedCheckpoint]
 
 
+class DebugGrant(Message, frozen=True, tag="debug_grant"):
+    """The answer to :class:`DebugOpened`: the terminal is yours, or there is none for you and you go on."""
+
+    granted: bool
+
+
+class DebugLine(Message, frozen=True, tag="debug_line"):
+    """The answer to :class:`DebugPrompt`, with its line end; "" at the end of input."""
+
+    number: int
+    text: str
+
+
+class DebugEnd(Message, frozen=True, tag="debug_end"):
+    """Leave your debugger, go on, and open none any more: the run is ending."""
+
+
 # --------------------------------------------------------------------------- what a node's agent is told
 
 
@@ -609,6 +697,9 @@ FromController = Union[
     Unstaged,
     Settled,
     Reported,
+    DebugGrant,
+    DebugLine,
+    DebugEnd,
     StartProcess,
     SignalProcess,
     LookAt,
@@ -743,6 +834,8 @@ class _Peer:
         self.unheard: deque[tuple[int, bytes]] = deque()
         #: True once it was told that something of it was refused.
         self.is_told = False
+        #: The descriptor of its connection, -1 while it has none.
+        self.descriptor = -1
 
     def __str__(self) -> str:
         if self.speaks_as is None:
@@ -774,10 +867,14 @@ class _Peer:
 class Hub:
     """Listens for links, delivers their batches in order and once, and sends to them.
 
-    One thread owns the socket. ``deliver`` is called on that thread with each new batch, which whoever deals with it
-    must :meth:`acknowledge`; ``rejected`` once of each worker that sent something which cannot be read or cannot be
-    its own, with a sentence. Such a thing is dropped, and all else of that worker still counts. What comes without a
-    known key is dropped without a word: nobody knows whose it is.
+    One thread owns the socket, reads and decodes. ``deliver`` is called on that thread with each new batch, which
+    whoever deals with it must :meth:`acknowledge`; then, once for all that has come meanwhile, ``delivered``. So who
+    deals with batches is woken once for many of them. ``rejected`` is called once of each worker that sent something
+    which cannot be read or cannot be its own, with a sentence. Such a thing is dropped, and all else of that worker
+    still counts. What comes without a known key is dropped without a word: nobody knows whose it is.
+
+    ``parted`` is called with the key of a worker whose connection has ended, by whatever cause, at once. That alone
+    means little: a link connects again by itself where its process lives.
     """
 
     def __init__(
@@ -786,6 +883,8 @@ class Hub:
         deliver: Callable[[Received], None],
         rejected: Callable[[str], None] = _logger.warning,
         *,
+        delivered: Callable[[], None] = lambda: None,
+        parted: Callable[[bytes], None] = lambda _: None,
         directory: str = "",
         port: int = 0,
         listen_on: str = "",
@@ -796,12 +895,16 @@ class Hub:
         """
         self.keys = KeyPair.new()
         self._deliver, self._rejected = deliver, rejected
+        self._delivered, self._parted = delivered, parted
         self._context = zmq.Context()
         self._auth = Authenticator(self._context)
         self._peers: dict[bytes, _Peer] = {}
+        #: The keys of those who are connected, by the descriptor of their connection. The thread's only.
+        self._connected: dict[int, bytes] = {}
         self._auth.configure_curve_callback("*", credentials_provider=self)
         self._auth.start()
         self._socket = self._listening_socket()
+        self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._path = ""
         try:
             self.endpoint = self._bind(address, directory, port, listen_on)
@@ -812,6 +915,8 @@ class Hub:
         self._outbox: deque[tuple[bytes, bytes | int]] = deque()
         #: Whom an acknowledgement is owed.
         self._owed: set[bytes] = set()
+        #: True when something was delivered since ``delivered`` was called last.
+        self._has_delivered = False
         self._wake = _Wakeup()
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="powertrain-hub", daemon=True)
@@ -833,7 +938,12 @@ class Hub:
         attempt of ``speaks_as``; where that is not given, those that its first one names."""
         keys = KeyPair(public, b"") if public else KeyPair.new()
         self._peers.setdefault(keys.public, _Peer(deliver or self._deliver, speaks_as))
+        make_room_for_connections(len(self._peers))
         return Door(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
+
+    def count_connected(self) -> int:
+        """How many of the admitted are connected, as far as they have said a word. Any thread."""
+        return len(self._connected)
 
     def expel(self, public: bytes) -> None:
         """Nothing that comes with this key counts any more, and nothing is sent to who has it. Any thread."""
@@ -876,6 +986,8 @@ class Hub:
 
     def _close_sockets(self) -> None:
         self._auth.stop()
+        self._socket.disable_monitor()
+        self._ends.close()
         self._socket.close(linger=200)
         self._context.term()
 
@@ -886,6 +998,7 @@ class Hub:
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.keys.public, self.keys.secret
         socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         # Honest links have no more than a window under way, and may send it again.
         socket.setsockopt(zmq.RCVHWM, 4 * Link.WINDOW)
         socket.setsockopt(zmq.MAXMSGSIZE, _HEADER.size + FRAME_LIMIT + _ENCRYPTION)
@@ -928,28 +1041,54 @@ class Hub:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._auth.zap_socket, zmq.POLLIN)
+        poller.register(self._ends, zmq.POLLIN)
         poller.register(self._wake.fileno(), zmq.POLLIN)
         while not self._closing:
-            for source, _ in poller.poll():
+            ready = poller.poll()
+            if (pause := gathering_pause(len(self._peers))) > 0:
+                time.sleep(pause)
+                ready = poller.poll(0)
+            for source, _ in ready:
                 if source is self._auth.zap_socket:
-                    _run_now(self._auth.handle_zap_message(self._auth.zap_socket.recv_multipart()))
+                    self._let_in()
                 elif source is self._socket:
                     self._receive_all()
+                elif source is self._ends:
+                    self._look_who_parted()
                 else:
                     self._wake.clear()
             self._flush()
         self._flush()
 
+    def _let_in(self) -> None:
+        """Answer all who knock: at the start of a run that is every worker at once."""
+        while self._auth.zap_socket.poll(0):
+            _run_now(self._auth.handle_zap_message(self._auth.zap_socket.recv_multipart()))
+
     def _receive_all(self) -> None:
-        for _ in range(256):  # then look at the outbox again
+        """What is there, or so much of it that the outbox should be looked at again."""
+        for _ in range(256):
             try:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                break
             if len(frames) == 1:
                 self._receive(bytes(route.buffer), frames[0])
             elif frames and (peer := self._peers.get(_sender(frames[0]))) is not None:
                 self._refuse(peer, f"it is made of {len(frames)} frames")
+        if self._has_delivered:
+            self._has_delivered = False
+            self._delivered()
+
+    def _look_who_parted(self) -> None:
+        """Take in which connections have ended."""
+        while self._ends.poll(0):
+            descriptor = recv_monitor_message(self._ends)["value"]
+            public = self._connected.pop(descriptor, None)
+            peer = self._peers.get(public) if public is not None else None
+            if public is not None and peer is not None and peer.descriptor == descriptor:
+                peer.descriptor = -1
+                self._parted(public)
 
     def _receive(self, route: bytes, frame: zmq.Frame) -> None:
         sender = _sender(frame)
@@ -957,11 +1096,19 @@ class Hub:
         if peer is None:
             return
         try:
+            if peer.route != route:
+                self._connects(sender, peer, frame.get(zmq.SRCFD))
             self._take(sender, peer, route, frame.buffer)
         except WireError as problem:
             self._refuse(peer, str(problem))
         except MemoryError:  # it comes again, and there may be room by then
             self._refuse(peer, "there is no memory left for it")
+
+    def _connects(self, sender: bytes, peer: _Peer, descriptor: int) -> None:
+        """A frame has come over a new connection. Its descriptor may have been another's, whose end is told before."""
+        self._look_who_parted()
+        peer.descriptor = descriptor
+        self._connected[descriptor] = sender
 
     def _take(self, sender: bytes, peer: _Peer, route: bytes, frame: memoryview) -> None:
         """Deal with one frame of a known worker; raises :class:`WireError` where it is to be refused."""
@@ -985,6 +1132,7 @@ class Hub:
         self._answer_over(peer, route)
         try:
             peer.deliver(Received(sender, number, envelope))
+            self._has_delivered = True
         except (
             Exception
         ) as error:  # a fault of ours, but one that must not make this thread deaf to all others
@@ -1039,6 +1187,26 @@ def _sender(frame: zmq.Frame) -> bytes:
     return str(frame.get("User-Id")).encode()
 
 
+def gathering_pause(workers: int) -> float:
+    """Seconds for which a hub lets messages of so many workers gather before it looks at them; 0 for not at all."""
+    pause = min(_GATHER_MOST, workers * _GATHER_EACH)
+    return pause if pause >= _GATHER_LEAST else 0.0
+
+
+def make_room_for_connections(connections: int) -> None:
+    """Let this process open so many, where the system allows that: what it begins with, often 1,024 files, is raised.
+
+    Only where it has to be: programs that still use ``select`` can use no file above that number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or connections + _OTHER_FILES <= soft:
+        return
+    wanted = max(2 * soft, 2 * connections + _OTHER_FILES)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    with contextlib.suppress(ValueError, OSError):  # refused: then connections wait until others end
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 # --------------------------------------------------------------------------- the worker's side
 
 
@@ -1056,10 +1224,14 @@ class Link:
     #: Seconds without any answer at all after which it is looked into whether the hub can be reached.
     REACH_WITHIN = 30.0
 
-    def __init__(self, door: Door, rank: int, attempt: int) -> None:
+    def __init__(
+        self, door: Door, rank: int, attempt: int, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        """``context`` is one that several links of a process share; it outlives them all."""
         self._rank, self._attempt = rank, attempt
         self.endpoint = door.endpoint
-        self._context = zmq.Context()
+        self._owns_context = context is None
+        self._context = context or zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.curve_serverkey = door.hub_key
         self._socket.curve_publickey, self._socket.curve_secretkey = (
@@ -1156,7 +1328,8 @@ class Link:
 
     def close(self) -> None:
         self._socket.close()
-        self._context.term()
+        if self._owns_context:
+            self._context.term()
         self._wake.close()
 
     def _bodies(
@@ -1299,11 +1472,16 @@ class _Wakeup:
         # A number that was closed may soon mean somebody else's file: nobody writes to it after that.
         self._open = threading.Lock()
         self._closed = False
+        #: True from ``set`` to ``clear``: whoever clears it looks afterwards at all that it was set for.
+        self._is_set = False
 
     def fileno(self) -> int:
         return self._read
 
     def set(self) -> None:
+        if self._is_set:
+            return
+        self._is_set = True
         with self._open:
             if not self._closed:
                 try:
@@ -1316,6 +1494,8 @@ class _Wakeup:
             os.read(self._read, 4096)
         except BlockingIOError:
             pass
+        # Not before: a byte that comes in between would be read, and nobody would write another.
+        self._is_set = False
 
     def close(self) -> None:
         with self._open:

@@ -73,11 +73,15 @@ class Fake:
 
 
 class Run:
-    """A run in made-up time: ranks that beat every second, a watchdog that is asked whenever it wants to be."""
+    """A run in made-up time: ranks that beat every second, or every ``gather`` seconds, and a watchdog that is asked
+    whenever it wants to be."""
 
-    def __init__(self, ranks: int = 2, timeout: float | None = None, collectives: bool = True) -> None:
+    def __init__(
+        self, ranks: int = 2, timeout: float | None = None, collectives: bool = True, gather: float = 0.0
+    ) -> None:
         self.now = self.began = 1000.0
-        self.dog = Watchdog(ranks, self.now, timeout=timeout)
+        self.dog = Watchdog(ranks, self.now, timeout=timeout, gather=gather)
+        self._beat_ticks = round(10 * (gather or 1.0))
         self.ranks = [Fake(rank, self.now, collectives=0 if collectives else -1) for rank in range(ranks)]
         self.seen: list[tuple[float, Decision]] = []
         self._ticks = 0
@@ -99,7 +103,7 @@ class Run:
             for fake in self.ranks:
                 if fake.rank in movers and (self._ticks - begin) % every == 0:
                     self._step(fake)
-                if fake.beats and (self._ticks + fake.rank) % 10 == 0:
+                if fake.beats and (self._ticks + fake.rank) % self._beat_ticks == 0:
                     self.dog.beat(fake.rank, fake.beat(self.now), self.now)
 
     def _step(self, fake: Fake) -> None:
@@ -257,6 +261,39 @@ def test_a_rank_that_sleeps_alone_is_to_blame_and_the_others_go_on() -> None:
     verdict = verdict_of(run)
     assert (verdict.culprits, verdict.waiting, verdict.frame) == ((1,), (), frame(12))
     assert verdict.message.startswith("No step of rank 1 for 4.8 s (usually 0.2 s); ranks 0 and 2 go on.")
+
+
+def test_ranks_that_beat_every_four_seconds_are_not_suspected_between_their_beats() -> None:
+    run = Run(4, gather=4.0)
+    run.go(60)
+    assert run.seen == []
+
+
+@pytest.mark.parametrize(("gather", "suspected_after", "noticed_after"), [(0.0, 2.9, 4.8), (4.0, 8.9, 10.8)])
+def test_what_is_heard_later_is_judged_later_and_not_otherwise(
+    gather: float, suspected_after: float, noticed_after: float
+) -> None:
+    run = Run(3, collectives=False, gather=gather)
+    run.go(20)
+    began = run.now
+    run.go(0.8 * suspected_after, moving=(0, 2))
+    assert run.seen == []
+    run.go(6, moving=(0, 2))
+    (suspected, suspect), (noticed, notice) = run.only(Suspect), run.only(Notice)
+    assert suspected - began == pytest.approx(suspected_after, abs=0.3)
+    assert noticed - began == pytest.approx(noticed_after, abs=0.3)
+    assert suspect.ranks == notice.ranks == (1,)
+    assert notice.seconds == pytest.approx(noticed - began, abs=0.1)  # it says for how long, as it was
+
+
+def test_a_rank_whose_connection_ended_is_silent_at_once_however_seldom_it_beats() -> None:
+    run = Run(2, gather=4.0)
+    run.go(20)
+    run.dog.parted(1)
+    run.set(1, beats=False)
+    run.go(12, moving=())
+    _, notice = run.only(Notice)
+    assert [state.silent for state in notice.states] == [False, True]
 
 
 def test_ranks_that_stand_at_the_same_place_are_told_of_in_the_plural() -> None:
@@ -893,5 +930,10 @@ def assert_same(here: list[tuple[float, Decision]], there: list[tuple[float, Dec
 
 def plain(decision: Decision) -> tuple[Any, ...]:
     states: tuple[RankState, ...] = getattr(decision, "states", ())
-    who = [(s.rank, s.still, s.silent, s.over, s.begun, round(s.idle, 6)) for s in states]
-    return type(decision), decision.ranks, round(decision.seconds, 6), who
+    who = [(s.rank, s.still, s.silent, s.over, s.begun, rounded(s.idle)) for s in states]
+    return type(decision), decision.ranks, rounded(decision.seconds), who
+
+
+def rounded(seconds: float) -> float:
+    """To the microsecond. Histories are made of 128ths of a second, which would often lie just between two."""
+    return round(seconds + 3e-7, 6)

@@ -8,6 +8,7 @@ from typing import Any
 
 from powertrain import wire
 from powertrain.run.events import WorkerFailure
+from powertrain.run.gathering import gathering_seconds
 from powertrain.run.placement import Placement
 from powertrain.run.rows import RowTable
 from powertrain.run.worker_group import RemoteWorkers
@@ -20,6 +21,8 @@ DISMISSED = "dismissed"
 CLEARING = "clearing"
 #: How often ranks may miss each other at a report before it is clear that they do not come to the same ones.
 MISSES_ALLOWED = 4
+#: Ranks that are named for each of several different calls.
+_CALLS_NAMED = 8
 
 
 @dataclass(eq=False)
@@ -31,8 +34,6 @@ class Member:
     key: bytes
     attempt: Attempt
     pid: int = 0
-    #: When its process began (monotonic); 0 before.
-    started: float = 0.0
     greeted: bool = False
     outcome: wire.Outcome | None = None
     exited: bool = False
@@ -101,8 +102,6 @@ class Attempt:
         self.placements = placements
         self.began = time.monotonic()
         self.phase = STARTING
-        #: Seconds after ``began`` at which the user's functions were called.
-        self.trained_after = 0.0
         #: The backend's one instance for this attempt, made by its first hook.
         self.backend: Any = None
         self.first_row_seen = False
@@ -113,6 +112,11 @@ class Attempt:
         #: True once the backend's on_shutdown has been called.
         self.shut_down = False
         self.members: list[Member] = []
+        #: All members before these have greeted, or exited: who has is not looked at again.
+        self._greeted = self._exited = 0
+        #: Ranks whose functions have ended.
+        self._over: set[int] = set()
+        self._ranks_by_slot = {placement.slot.id: placement.rank for placement in placements}
         self.group: RemoteWorkers | None = None
         self.rows = RowTable(len(placements), first_row)
         self.failures: list[WorkerFailure] = []
@@ -120,29 +124,46 @@ class Attempt:
         self.failing_since = 0.0
         self.losses: list[tuple[int, str]] = []
         self.hold: Hold | None = None
+        #: By collective who has come to it, and what they call there.
         self.arrivals: dict[int, dict[int, wire.Arrived]] = {}
+        self._calls: dict[int, set[str]] = {}
         self.barrier_rows: dict[int, set[int]] = {}
 
     @property
     def world_size(self) -> int:
         return len(self.placements)
 
+    @property
+    def gather(self) -> float:
+        """Seconds for which its ranks let reports gather: see ``wire.Train``."""
+        return gathering_seconds(self.world_size)
+
     def by_slot(self, slot_id: str) -> Member | None:
-        return next((m for m in self.members if m.placement.slot.id == slot_id), None)
+        rank = self._ranks_by_slot.get(slot_id, self.world_size)
+        return self.members[rank] if rank < len(self.members) else None
 
     def running(self) -> list[Member]:
         """Members whose user function has not ended and whose process lives."""
         return [m for m in self.members if m.outcome is None and not m.exited]
 
     def all_greeted(self) -> bool:
-        return len(self.members) == self.world_size and all(m.greeted for m in self.members)
+        while self._greeted < len(self.members) and self.members[self._greeted].greeted:
+            self._greeted += 1
+        return self._greeted == self.world_size
 
     def all_exited(self) -> bool:
-        return all(m.exited for m in self.members)
+        while self._exited < len(self.members) and self.members[self._exited].exited:
+            self._exited += 1
+        return self._exited == len(self.members)
 
     def all_done(self) -> bool:
         """True when every rank's function has returned or was stopped."""
-        return all(m.outcome is not None and m.failure is None for m in self.members)
+        return len(self._over) == self.world_size and all(m.failure is None for m in self.members)
+
+    def end(self, member: Member, outcome: wire.Outcome) -> None:
+        """A member's function has ended."""
+        member.outcome = outcome
+        self._over.add(member.rank)
 
     @property
     def out_of_step(self) -> bool:
@@ -155,6 +176,7 @@ class Attempt:
     def arrive(self, rank: int, message: wire.Arrived) -> None:
         """Note a rank at a collective."""
         self.arrivals.setdefault(message.sync, {})[rank] = message
+        self._calls.setdefault(message.sync, set()).add(message.kind)
 
     def settled_collectives(self) -> list[tuple[wire.Opened, list[Member]]]:
         """Collectives whose ranks need not wait any longer, with those ranks: all are there, or one never will be."""
@@ -162,20 +184,30 @@ class Attempt:
         for sync, here in list(self.arrivals.items()):
             opened = self._answer(sync, here)
             if opened is not None:
-                del self.arrivals[sync]
+                del self.arrivals[sync], self._calls[sync]
                 settled.append((opened, [self.members[rank] for rank in here]))
         return settled
 
     def _answer(self, sync: int, here: dict[int, wire.Arrived]) -> wire.Opened | None:
-        calls = {f"rank {rank} called {message.kind}()" for rank, message in sorted(here.items())}
-        if len({message.kind for message in here.values()}) > 1:
+        if len(self._calls[sync]) > 1:
             return wire.Opened(
-                sync=sync, error=f"The ranks do not call the same thing: {', '.join(sorted(calls))}."
+                sync=sync, error=f"The ranks do not call the same thing: {_different_calls(here)}."
             )
-        gone = [m.rank for m in self.members if m.rank not in here and m.outcome is not None]
-        if gone:
+        if gone := sorted(self._over - here.keys()):
             kind = next(iter(here.values())).kind
             return wire.Opened(
                 sync=sync, error=f"Rank {gone[0]} has ended and will never come to this {kind}()."
             )
         return wire.Opened(sync=sync, data=here[0].data) if len(here) == self.world_size else None
+
+
+def _different_calls(here: dict[int, wire.Arrived]) -> str:
+    """Who called what: of each call the first few ranks."""
+    by_kind: dict[str, list[int]] = {}
+    for rank, message in sorted(here.items()):
+        by_kind.setdefault(message.kind, []).append(rank)
+    calls = [
+        f"rank {rank} called {kind}()" for kind, ranks in by_kind.items() for rank in ranks[:_CALLS_NAMED]
+    ]
+    more = sum(max(0, len(ranks) - _CALLS_NAMED) for ranks in by_kind.values())
+    return ", ".join([*sorted(calls), *([f"{more} more ranks one of these"] if more else [])])

@@ -39,6 +39,12 @@ _STATE_WORDS = {
     "zombie": ("its process has died", "their processes have died"),
     "gone": ("its process is gone", "their processes are gone"),
 }
+_CANNOT_ANSWER = {
+    "stopped": "stopped (SIGSTOP)",
+    "zombie": "dead",
+    "gone": "gone",
+    "disk-sleep": "in an uninterruptible disk wait",
+}
 
 Stacks = Mapping[int, Sequence[wire.ProcessStack]]
 
@@ -164,6 +170,30 @@ def _in_loader(where: wire.Where, children: Sequence[wire.ProcessStack]) -> _Sta
     return _Stand("waits", f"for the DataLoader at {_place(where.frame)}", where.frame)
 
 
+def where_in_words(
+    where: wire.Where | None, awaits: str = "", state: str = "", *, debugged: bool = False
+) -> str:
+    """What ranks do and where, after their names: "waiting in the all_reduce at /home/me/train.py:31 in loop: ...".
+
+    ``awaits`` is what they wait for on the run's own wire, ``state`` the kernel's word for their processes.
+    """
+    at = f"at {_place(where.frame)}" if where is not None else ""
+    doing = ""
+    if state in _CANNOT_ANSWER:
+        doing = _CANNOT_ANSWER[state]
+    elif debugged:
+        doing = "held by a debugger"
+    elif awaits:
+        doing = f"waiting for the run ({awaits})"
+    elif where is None:
+        doing = "running no Python that could be seen"
+    elif where.inside == "collective":
+        doing = f"waiting in {_call(where)}"
+    elif where.inside in ("loader", "run"):
+        doing = f"waiting for the {'DataLoader' if where.inside == 'loader' else 'run'}"
+    return f"{doing} {at}".strip()
+
+
 def _outside_frame(own: wire.ProcessStack | None) -> wire.Frame | None:
     where = frames.where_of(own) if own is not None else None
     return where.frame if where is not None else None
@@ -245,7 +275,8 @@ def _tell_stuck(blame: Blame, by_rank: Mapping[int, RankState], stacks: Stacks, 
 def _why_they_wait(blame: Blame, by_rank: Mapping[int, RankState]) -> str:
     """What the others wait for: told of those who wait for the culprits themselves."""
     waits = waits_for(list(by_rank.values()))
-    direct = [by_rank[rank] for rank in blame.waiting if waits[rank] & set(blame.culprits)]
+    blamed = set(blame.culprits)
+    direct = [by_rank[rank] for rank in blame.waiting if not waits[rank].isdisjoint(blamed)]
     if not direct:
         return ""
     first, culprits = direct[0], rank_names(blame.culprits)

@@ -1,15 +1,15 @@
 """Watching for hangs: the watchdog decides, this asks the ranks what they are doing and keeps what they say.
 
-When a rank has stood still for a while, every rank is asked over the wire for the stacks of its threads and of the
-processes it has started; whoever does not answer is looked at from outside, on a thread, because that may take seconds.
-So they are at hand when the notice is due.
+When a rank has stood still for a while, the ranks are asked over the wire for the stacks of their threads and of the
+processes they have started; whoever does not answer is looked at from outside, on a thread, because that may take
+seconds. So they are at hand when the notice is due. Of many ranks some are asked: those that hold the others up first.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ from powertrain.trace.stacks import py_spy, text
 _ANSWER_WITHIN = 0.5
 #: Seconds that a notice waits for a look that is under way.
 _LOOK_WITHIN = 2.0
+#: Ranks that are asked for their stacks; of more than that, a part of these places is kept for who only waits.
+ASKED_AT_MOST = 64
+_KEPT_FOR_WAITING = 16
 #: Seconds that the end of a run waits for a look that is under way.
 _LOOK_GRACE = 5.0
 
@@ -63,6 +66,7 @@ class Hangs:
         self._asks, self._kept = 0, 0
         self._stacks: dict[int, Sequence[wire.ProcessStack]] = {}
         self._suspects: frozenset[int] = frozenset()
+        self._asked: frozenset[int] = frozenset()
         #: When those who have not answered are looked at from outside; inf when nobody is asked.
         self._outside_at = float("inf")
         #: Ranks that are being looked at from outside, and a notice that waits for what is seen, until when.
@@ -78,7 +82,11 @@ class Hangs:
         self.forget()
         self._attempt = attempt
         self._dog = Watchdog(
-            attempt.world_size, time.monotonic(), timeout=self._spec.hang_timeout, after=self._before
+            attempt.world_size,
+            time.monotonic(),
+            timeout=self._spec.hang_timeout,
+            gather=attempt.gather,
+            after=self._before,
         )
         self._before = self._dog
         self._stacks = {}
@@ -101,6 +109,11 @@ class Hangs:
         if self._dog is not None and member.attempt is self._attempt:
             self._dog.beat(member.rank, beat, time.monotonic())
 
+    def parted(self, member: Member) -> None:
+        """The connection to the rank has ended."""
+        if self._dog is not None and member.attempt is self._attempt:
+            self._dog.parted(member.rank)
+
     def moved(self, rank: int) -> None:
         """A report of the rank has come."""
         if self._dog is not None:
@@ -110,6 +123,11 @@ class Hangs:
         """The rank's function is over."""
         if self._dog is not None and member.attempt is self._attempt:
             self._dog.ended(member.rank, time.monotonic())
+
+    def debugger_opened(self, member: Member) -> None:
+        """A debugger holds the rank, until its beats say otherwise."""
+        if self._dog is not None and member.attempt is self._attempt:
+            self._dog.held_by_debugger(member.rank, time.monotonic())
 
     def stood_still(self, seconds: float) -> None:
         """This process itself did not run."""
@@ -190,9 +208,12 @@ class Hangs:
     def _ask(self, suspects: Sequence[int], now: float) -> None:
         assert self._attempt is not None
         self._asks += 1
+        running = self._attempt.running()
         self._stacks, self._suspects = {}, frozenset(suspects)
-        for member in self._attempt.running():
-            self._send(member, wire.Inspect(ask=self._asks))
+        self._asked = frozenset(whom_to_ask([member.rank for member in running], self._suspects))
+        for member in running:
+            if member.rank in self._asked:
+                self._send(member, wire.Inspect(ask=self._asks))
         self._outside_at = now + _ANSWER_WITHIN
 
     def _look_from_outside(self) -> None:
@@ -200,7 +221,8 @@ class Hangs:
         assert self._attempt is not None
         self._outside_at = float("inf")
         closer = self._suspects if py_spy() else frozenset[int]()
-        looked_at = [m for m in self._attempt.running() if m.rank not in self._stacks or m.rank in closer]
+        asked = [member for member in self._attempt.running() if member.rank in self._asked]
+        looked_at = [member for member in asked if member.rank not in self._stacks or member.rank in closer]
         looked_at.sort(key=lambda member: member.rank in self._stacks)  # of the others nothing is known yet
         ask, self._looking = self._asks, {member.rank for member in looked_at}
 
@@ -249,3 +271,13 @@ class Hangs:
         thread = threading.Thread(target=work, name="powertrain-hangs", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def whom_to_ask(running: Sequence[int], suspects: Collection[int]) -> list[int]:
+    """The ranks whose stacks are worth having: all of a few; of many the suspects, and others from all over. Pure."""
+    if len(running) <= ASKED_AT_MOST:
+        return list(running)
+    first = [rank for rank in running if rank in suspects][: ASKED_AT_MOST - _KEPT_FOR_WAITING]
+    taken = set(first)
+    others, room = [rank for rank in running if rank not in taken], ASKED_AT_MOST - len(first)
+    return sorted([*first, *(others[number * len(others) // room] for number in range(room))])

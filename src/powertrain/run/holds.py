@@ -77,8 +77,9 @@ class Holds:
     def row_of_all(self, attempt: Attempt) -> int | None:
         """The row at which all who still run wait to be sent on; ``None`` while some have not come."""
         hold = attempt.hold
-        running = {member.rank for member in attempt.running()}
-        if hold is None or not hold.reached or not running <= hold.reached.keys():
+        if hold is None or not hold.reached:
+            return None
+        if not {member.rank for member in attempt.running()} <= hold.reached.keys():
             return None
         return max(hold.reached.values())
 

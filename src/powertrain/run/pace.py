@@ -38,6 +38,8 @@ class Pace:
     #: What the first step took, the set-up included.
     first_step: float = 0.0
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS))
+    #: True when its connection has ended and it has not been heard of since.
+    parted: bool = False
     place: Place | None = None
     #: Where it has been seen since its last move.
     places: set[Place] = field(default_factory=set)
@@ -93,7 +95,7 @@ class Pace:
         # A first batch alone is no step: compiling the model comes after it.
         self.counted |= beat.reports + beat.steps > 0 or beat.batches > 1
         self.begun |= self.counted
-        self.heard_at, self.beat = now, beat
+        self.heard_at, self.parted, self.beat = now, False, beat
 
 
 def _waiting_part(beat: wire.Beat) -> tuple[object, ...]:

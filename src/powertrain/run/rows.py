@@ -7,17 +7,21 @@ closes without the missing ranks, so that memory stays bounded. Shares of a chec
 
 Each row comes out once with its metrics. It comes out again without them, for its shares and for those who wait at it,
 when it was shown early and is now complete, or when an absent rank reports it after all.
+
+A report costs the same however many ranks there are; only the report that closes a row looks at all of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from powertrain.wire import Part, Point
 
-#: Rows that may wait for slower ranks with their metrics in memory.
+#: Rows that may wait for slower ranks with their metrics in memory, and reports in them.
 WINDOW = 10_000
+WINDOW_REPORTS = 200_000
 
 
 @dataclass
@@ -33,16 +37,49 @@ class Row:
     complete: bool = True
 
 
+class _Awaited:
+    """How far those have come whom rows wait for: a rank is counted at its newest row."""
+
+    def __init__(self, ranks: int, row: int) -> None:
+        self._at = Counter({row: ranks})
+        self._lowest = row
+
+    def arrive(self, row: int) -> None:
+        """One more is at ``row``."""
+        self._lowest = min(self._lowest, row) if self._at else row
+        self._at[row] += 1
+
+    def leave(self, row: int) -> None:
+        """One is no longer at ``row``."""
+        self._at[row] -= 1
+        if not self._at[row]:
+            del self._at[row]
+
+    def lowest(self) -> int | None:
+        """The row of the one that is furthest behind; None where nobody is awaited."""
+        if not self._at:
+            return None
+        if self._lowest not in self._at:
+            self._lowest = min(self._at)
+        return self._lowest
+
+
 class RowTable:
     """The open rows of one attempt."""
 
-    def __init__(self, world_size: int, first_row: int, window: int = WINDOW) -> None:
+    def __init__(self, world_size: int, first_row: int, window: int = 0) -> None:
+        """``window`` rows may wait with their metrics; 0 for as many as memory allows."""
         self._size = world_size
-        self._window = window
+        self._window = window or max(1, min(WINDOW, WINDOW_REPORTS // max(1, world_size)))
         self._last = [first_row - 1] * world_size
         self._first = first_row
+        self._newest = first_row - 1
+        #: Ranks without any report in this attempt, those that report no more, and those declared absent.
+        self._unheard = set(range(world_size))
         self._ended: set[int] = set()
         self._absent: set[int] = set()
+        #: All others.
+        self._awaited = _Awaited(world_size, first_row - 1)
         self._metrics: dict[int, dict[int, dict[str, object]]] = {}
         self._parts: dict[int, dict[int, Part]] = {}
         self._closed = first_row - 1
@@ -56,7 +93,12 @@ class RowTable:
     @property
     def newest(self) -> int:
         """The newest row any rank has reached."""
-        return max(self._last)
+        return self._newest
+
+    @property
+    def waits_for_first_reports(self) -> bool:
+        """True while :meth:`never_reported` has any."""
+        return bool(self._unheard - self._absent) if self._absent else bool(self._unheard)
 
     def last_row(self, rank: int) -> int:
         """The newest row of one rank; 0 where it has made no report in this attempt."""
@@ -64,26 +106,21 @@ class RowTable:
 
     def never_reported(self) -> list[int]:
         """Ranks without any report in this attempt that are still expected to make one."""
-        return [
-            rank
-            for rank in range(self._size)
-            if self._last[rank] < self._first and rank not in self._ended and rank not in self._absent
-        ]
+        return sorted(self._unheard - self._absent)
 
     def silent(self) -> list[int]:
         """Ranks that have made no report in this attempt and may still: also those declared absent."""
-        return [r for r in range(self._size) if self._last[r] < self._first and r not in self._ended]
+        return sorted(self._unheard)
 
     def behind(self) -> list[int]:
         """Ranks the next row waits for, while others have reached it."""
-        if self.newest <= self._closed:
+        if self._newest <= self._closed:
             return []
-        return [rank for rank in self._taking_part() if self._last[rank] <= self._closed]
+        return [rank for rank, row in enumerate(self._last) if row <= self._closed and self._is_awaited(rank)]
 
     def add(self, rank: int, point: Point) -> list[Row]:
         """Take one report; returns the rows it closes, oldest first."""
-        self._last[rank] = point.row
-        self._absent.discard(rank)
+        self._move(rank, point.row)
         if point.row <= self._closed:  # it was declared absent and comes after all
             parts = {} if point.part is None else {rank: point.part}
             return [Row(point.row, [], parts, {rank: point.metrics})]
@@ -97,8 +134,7 @@ class RowTable:
         """The rank made every report up to ``row`` although not all of them arrived; returns the rows this closes."""
         if row <= self._last[rank]:
             return []
-        self._last[rank] = row
-        self._absent.discard(rank)
+        self._move(rank, row)
         return self._close()
 
     def abandon(self) -> dict[int, dict[int, Part]]:
@@ -108,43 +144,50 @@ class RowTable:
 
     def end(self, rank: int) -> list[Row]:
         """The rank will report no more; returns the rows this closes."""
+        if self._is_awaited(rank):
+            self._awaited.leave(self._last[rank])
         self._ended.add(rank)
+        self._unheard.discard(rank)
         return self._close()
 
     def declare_absent(self, ranks: Iterable[int]) -> list[Row]:
         """Go on without these ranks; returns the rows this closes."""
-        self._absent.update(ranks)
+        for rank in ranks:
+            if self._is_awaited(rank):
+                self._awaited.leave(self._last[rank])
+            self._absent.add(rank)
         return self._close()
 
-    def _taking_part(self) -> list[int]:
-        return [
-            rank
-            for rank in range(self._size)
-            if rank not in self._absent and not (rank in self._ended and self._last[rank] < self.newest)
-        ]
+    def _is_awaited(self, rank: int) -> bool:
+        return rank not in self._absent and rank not in self._ended
 
-    def _reached_by_all(self) -> int:
-        """The newest row that no rank still to come is short of."""
-        waiting_for = [
-            self._last[rank]
-            for rank in range(self._size)
-            if rank not in self._absent and rank not in self._ended
-        ]
-        return min(waiting_for) if waiting_for else self.newest
+    def _move(self, rank: int, row: int) -> None:
+        """The rank has come to ``row``, and is not absent any more."""
+        if self._is_awaited(rank):
+            self._awaited.leave(self._last[rank])
+        self._absent.discard(rank)
+        self._last[rank] = row
+        self._newest = max(self._newest, row)
+        self._unheard.discard(rank)
+        if self._is_awaited(rank):
+            self._awaited.arrive(row)
 
     def _close(self) -> list[Row]:
         rows = []
-        reached = self._reached_by_all()
+        lowest = self._awaited.lowest()
+        reached = self._newest if lowest is None else lowest
         for number in range(self._closed + 1, reached + 1):
             shown_before = number <= self._shown
             metrics = self._metrics.pop(number, {})
             parts = self._parts.pop(number, {})
-            in_order = [] if shown_before else [metrics.get(rank) for rank in range(self._size)]
-            rows.append(Row(number, in_order, parts))
+            rows.append(Row(number, [] if shown_before else self._in_order(metrics), parts))
         self._closed = max(self._closed, reached)
         self._shown = max(self._shown, self._closed)
         while len(self._metrics) > self._window:
             self._shown += 1
             early = self._metrics.pop(self._shown, {})
-            rows.append(Row(self._shown, [early.get(r) for r in range(self._size)], complete=False))
+            rows.append(Row(self._shown, self._in_order(early), complete=False))
         return rows
+
+    def _in_order(self, metrics: dict[int, dict[str, object]]) -> list[dict[str, object] | None]:
+        return [metrics.get(rank) for rank in range(self._size)]

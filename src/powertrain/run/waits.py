@@ -2,6 +2,9 @@
 
 A rank that stands still is to blame only if it waits for nobody. One that waits for a rank which still moves is not,
 and neither is that rank: a long evaluation on rank 0 holds the others up and is no hang.
+
+Ranks that wait for the same thing share one set of those who are missing, and a set is looked at once, however many
+wait for it. So a run of thousands of ranks takes a few passes over them, and not one for each of them.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ STUCK = "stuck"
 GONE = "gone"
 CIRCLE = "circle"
 ALL_CAME = "all came"
+_NOBODY: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,14 @@ def waits_for(states: Sequence[RankState]) -> dict[int, frozenset[int]]:
     for state in states:
         what = _awaited(state)
         if what is None:
-            waits[state.rank] = frozenset()
+            waits[state.rank] = _NOBODY
             continue
         if what not in found:
             found[what] = _those_missing(what, states)
-        waits[state.rank] = found[what] - {state.rank}
-    return {s.rank: waits[s.rank] or _behind(s, states, waits) for s in states}
+        missing = found[what]
+        waits[state.rank] = missing - {state.rank} if state.rank in missing else missing
+    behind = _Behind(states, waits)
+    return {s.rank: waits[s.rank] or behind.of(s) for s in states}
 
 
 def awaited_row(state: RankState) -> int | None:
@@ -142,20 +148,27 @@ def _those_missing(what: tuple[str, int], states: Sequence[RankState]) -> frozen
     return frozenset(s.rank for s in outside if not s.over) or frozenset(s.rank for s in outside)
 
 
-def _behind(
-    own: RankState, states: Sequence[RankState], waits: Mapping[int, frozenset[int]]
-) -> frozenset[int]:
+class _Behind:
     """Whom a rank that stands still in its own code waits for on its device: those who have begun fewer collectives.
 
     Collectives on a GPU do not hold the thread that begins them; it stands wherever it needs a result next.
     """
-    if not own.still or own.silent or own.over or own.inside == "loader":
-        return frozenset()
-    return frozenset(
-        s.rank
-        for s in states
-        if (s.over or s.still) and not waits[s.rank] and 0 <= s.collectives < own.collectives
-    )
+
+    def __init__(self, states: Sequence[RankState], waits: Mapping[int, frozenset[int]]) -> None:
+        self._free = [
+            (s.collectives, s.rank)
+            for s in states
+            if (s.over or s.still) and s.collectives >= 0 and not waits[s.rank]
+        ]
+        self._found: dict[int, frozenset[int]] = {}
+
+    def of(self, own: RankState) -> frozenset[int]:
+        if not own.still or own.silent or own.over or own.inside == "loader":
+            return _NOBODY
+        number = own.collectives
+        if number not in self._found:
+            self._found[number] = frozenset(rank for count, rank in self._free if count < number)
+        return self._found[number]
 
 
 def find_blame(states: Sequence[RankState]) -> Blame | None:
@@ -168,7 +181,8 @@ def find_blame(states: Sequence[RankState]) -> Blame | None:
         return Blame(ALL_CAME, (), tuple(live))
     if free:
         return Blame(STUCK, tuple(sorted(free)), _leading_to(free, live, waits))
-    gone = {s.rank for s in states if s.over and any(s.rank in waits[rank] for rank in still)}
+    awaited = _union({waits[rank] for rank in still})
+    gone = {s.rank for s in states if s.over and s.rank in awaited}
     if gone:
         return _for_those_gone(gone, live, waits)
     moving = set(live) - still
@@ -181,10 +195,19 @@ def _leading_to(
 ) -> tuple[int, ...]:
     """Those of ``ranks`` that wait for one of ``targets``, directly or through others; without the targets."""
     reached, candidates = set(targets), set(ranks) - set(targets)
-    while found := {rank for rank in candidates if waits[rank] & reached}:
+    while True:
+        leading = {
+            wanted for wanted in {waits[rank] for rank in candidates} if not wanted.isdisjoint(reached)
+        }
+        found = {rank for rank in candidates if waits[rank] in leading}
+        if not found:
+            return tuple(sorted(reached - set(targets)))
         reached |= found
         candidates -= found
-    return tuple(sorted(reached - set(targets)))
+
+
+def _union(sets: Iterable[frozenset[int]]) -> set[int]:
+    return set().union(*sets)
 
 
 def _for_those_gone(gone: set[int], live: list[int], waits: Mapping[int, frozenset[int]]) -> Blame:
@@ -198,7 +221,7 @@ def _for_those_gone(gone: set[int], live: list[int], waits: Mapping[int, frozens
 
 def _in_circle(circle: set[int], members: list[RankState], waits: Mapping[int, frozenset[int]]) -> Blame:
     core = set(circle)
-    while outer := {rank for rank in core if not any(rank in waits[other] for other in core)}:
+    while outer := core - _union({waits[rank] for rank in core}):
         core -= outer  # nobody waits for them: they lead into the circle and are not part of it
     culprits = _odd_ones([s for s in members if s.rank in core])
     return Blame(CIRCLE, culprits, tuple(sorted(circle - set(culprits))))

@@ -37,6 +37,9 @@ _FOR_STACKS = 0.2
 SET_UP = 30.0
 #: Seconds without a beat after which a rank counts as silent: beats come every second.
 SILENT = 3.0
+#: Where beats come less often, so many times what is between two is added to what a rank is given: when it is over all
+#: ranks have beaten since, also those whose beat was late by half of it.
+_OVERDUE = 1.5
 #: The least seconds without a move after which something is done; and of a rank that saves a checkpoint, or has not
 #: made its first step, which may load and compile for long.
 ACT = 120.0
@@ -124,12 +127,21 @@ class Watchdog:
     """Watches the ranks of one attempt, from the moment their functions are called. Times are monotonic seconds."""
 
     def __init__(
-        self, ranks: int, now: float, *, timeout: float | None, after: Watchdog | None = None
+        self,
+        ranks: int,
+        now: float,
+        *,
+        timeout: float | None,
+        gather: float = 0.0,
+        after: Watchdog | None = None,
     ) -> None:
         """``timeout``: seconds without a move after which to act; ``None`` to derive it from what the run shows.
+        ``gather``: seconds between two beats of a rank, where they do not come every second.
         ``after`` is that of the attempt before: pauses that it saw end by themselves may come again."""
         self._ranks = [Pace.starting(rank, now) for rank in range(ranks)]
         self._timeout = timeout
+        #: How much later than with a beat a second a rank's move may be known.
+        self._lag = _OVERDUE * gather
         #: Ranks that a debugger holds.
         self._debugged: set[int] = set()
         #: The longest pause of any rank that ended by itself, and the largest of the ranks' usual steps.
@@ -141,7 +153,7 @@ class Watchdog:
         self._suspected_at: float | None = None
         #: Since when, and for how long, each rank may go without a move; as of the newest look.
         self._clocks: dict[int, tuple[float, float]] = {}
-        self._due = now + _EARLY * FLOOR
+        self._due = now + self._lag + _EARLY * FLOOR
 
     # ----------------------------------------------------------------------- what happens
 
@@ -166,13 +178,19 @@ class Watchdog:
         known.begun = True
         self._moved(known, max(known.moved_at, now), now)
 
+    def parted(self, rank: int) -> None:
+        """The connection to ``rank`` has ended: it counts as silent until it is heard of again."""
+        self._ranks[rank].parted = True
+
     def ended(self, rank: int, now: float) -> None:
         """The rank's function has returned, raised or was stopped. May be called again."""
         known = self._ranks[rank]
         if known.over_at is None:
             known.over_at = now
             self._mark_debugged(known, False, now)
-            self._due = min(self._due, now)
+            # What follows takes a while, but for a notice that stood until this rank moved.
+            is_told = self._told is not None and rank in self._told.moves
+            self._due = min(self._due, now if is_told else now + _FOR_STACKS * FLOOR)
 
     def held_by_debugger(self, rank: int, now: float) -> None:
         """A debugger holds the rank from outside, as far as its process shows; until its next beat says otherwise."""
@@ -204,7 +222,7 @@ class Watchdog:
         pause = moved_at - known.moved_at
         self._longest = max(self._longest, pause)
         told = self._told is not None and known.rank in self._told.moves
-        if pause >= FLOOR:
+        if pause >= FLOOR + self._lag:
             for place in known.places:
                 if told or place in self._bars:
                     self._bars[place] = max(self._bars.get(place, 0.0), _PATIENCE * pause)
@@ -325,7 +343,8 @@ class Watchdog:
     def _grace(self, now: float) -> float:
         """Seconds more for ranks that have all fallen silent: it is rather the machine they are on that stood still."""
         live = self._live()
-        return SILENT if len(live) > 1 and all(now > known.heard_at + SILENT for known in live) else 0.0
+        all_silent = len(live) > 1 and all(now > known.heard_at + SILENT + self._lag for known in live)
+        return SILENT if all_silent else 0.0
 
     def _waits_since(self, now: float) -> dict[int, float]:
         """Since when somebody waits for, or at the same place as, each rank whose usual step is not known yet."""
@@ -333,10 +352,14 @@ class Watchdog:
             return {}
         states = [self._state(known, now) for known in self._ranks]
         since: dict[int, float] = {}
+        #: Since when each set of ranks is waited for: many wait for the same.
+        awaited: dict[frozenset[int], float] = {}
         for state, targets in zip(states, waits_for(states).values(), strict=True):
-            waits = targets or state.inside == "collective"
-            for rank in targets | {state.rank} if waits else ():
-                start = self._ranks[state.rank].waits_since
+            if targets or state.inside == "collective":
+                since[state.rank] = start = self._ranks[state.rank].waits_since
+                awaited[targets] = min(start, awaited.get(targets, math.inf))
+        for targets, start in awaited.items():
+            for rank in targets:
                 since[rank] = min(start, since.get(rank, math.inf))
         return since
 
@@ -378,14 +401,16 @@ class Watchdog:
         if blame is None:
             return None
         since = self._began(blame)
-        if blame.kind == GONE and now < since + part * min(self._base(), self._timeout or math.inf):
+        if blame.kind == GONE and now < since + self._lag + part * min(
+            self._base(), self._timeout or math.inf
+        ):
             return None
         return _Stall(blame, since, self._act_after(blame, states), states)
 
     def _is_late(self, known: Pace, now: float, part: float) -> bool:
         since, limit = self._clocks[known.rank]
         told = self._told is not None and known.begun and self._told.moves.get(known.rank) == known.moves
-        return told or now >= since + part * limit
+        return told or now >= since + self._lag + part * limit
 
     def _began(self, blame: Blame) -> float:
         """When the stall began."""
@@ -415,7 +440,7 @@ class Watchdog:
             idle=max(0.0, now - known.moved_at),
             unheard=max(0.0, now - known.heard_at),
             still=still,
-            silent=not over and now > known.heard_at + SILENT,
+            silent=not over and (known.parted or now > known.heard_at + SILENT + self._lag),
             over=over,
             begun=known.begun,
             collectives=known.collectives,
@@ -433,13 +458,13 @@ class Watchdog:
             return math.inf
         moments = [now + _FOR_STACKS * FLOOR]
         for since, limit in self._clocks.values():
-            moments += [since + _EARLY * limit, since + limit]
+            moments += [since + self._lag + _EARLY * limit, since + self._lag + limit]
         base = self._base()
         for known in self._ranks:
             if known.over_at is None:
-                moments.append(known.heard_at + SILENT)
+                moments.append(known.heard_at + SILENT + self._lag)
             else:
-                moments += [known.over_at + _EARLY * base, known.over_at + base]
+                moments += [known.over_at + self._lag + part * base for part in (_EARLY, 1.0)]
         if self._suspected_at is not None:
             moments.append(self._suspected_at + _FOR_STACKS * FLOOR)
         if self._told is not None:

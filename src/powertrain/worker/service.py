@@ -1,8 +1,10 @@
 """The one side thread of a worker: wire, beats, commands.
 
 The training thread only appends to a queue. This thread sends what is there at once, then lets more gather for a
-few milliseconds before it sends again, so that ten thousand reports a second cost a few hundred messages. When the
-controller does not keep up, reports go to a file until it does: none is dropped, and memory stays bounded.
+few milliseconds before it sends again, so that ten thousand reports a second cost a few hundred messages. Beats, and
+what is recorded of the rank's time, ride with reports that come about as often. A rank of thousands is told to let
+reports gather for seconds where nobody waits for them. When the controller does not keep up, reports go to a file until
+it does: none is dropped, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from powertrain import wire
 from powertrain.trace import stacks
 from powertrain.worker import values
 from powertrain.worker.progress import Gate, Progress
+from powertrain.worker.riding import MOST_GATHERED, BeatTimes, SharedTimes, can_gather
 from powertrain.worker.signals import SAME_NOTICE, NoticedSignals
 
 if TYPE_CHECKING:
@@ -76,6 +79,9 @@ class Service:
         #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
         self.on_carry: Callable[[wire.Carry | wire.Drop], None] = lambda _: None
         self.on_settled: Callable[[wire.Settled | wire.Unstaged], None] = lambda _: None
+        #: Called on this thread: with what a debugger of this rank is told; and whether one holds it.
+        self.on_debug: Callable[[wire.FromController], None] = lambda _: None
+        self.is_debugged: Callable[[], bool] = lambda: False
         #: Called on this thread: how far data have been read, in words.
         self.describe_data: Callable[[], str] = lambda: ""
         #: What records where the rank's time goes, while it does.
@@ -88,6 +94,11 @@ class Service:
         self._closed_rows = 0
         self._asks = 0
         self._when_over: list[Callable[[], None]] = []
+        self._beats: BeatTimes | SharedTimes = BeatTimes(_BEAT_EVERY)
+        #: Seconds for which reports gather: see ``wire.Train``. And whether one is queued that must not wait: set after
+        #: it is in the queue, and taken back before the queue is emptied, so none is ever overlooked.
+        self.gather = 0.0
+        self._is_pressed = False
         #: The rank's newest row, for the envelope.
         self.row = 0
         self._rank = rank
@@ -105,6 +116,10 @@ class Service:
     def post(self, message: wire.FromWorker) -> None:
         """Send in order after everything posted before. Returns at once."""
         self._ordered.append(message)
+        if self.gather:
+            if can_gather(message) and len(self._ordered) < MOST_GATHERED:
+                return  # it goes with the next beat
+            self._is_pressed = True
         if not self._awake:
             self._awake = True
             self._link.wake()
@@ -171,10 +186,10 @@ class Service:
             self._link.watch(self._watch)
         if self._signals is not None:
             self._link.watch(self._signals.descriptor)
-        last_send = last_beat = 0.0
+        last_send = 0.0
         try:
             while True:
-                pause, asleep = self._pause(last_send, last_beat), time.monotonic()
+                pause, asleep = self._pause(last_send), time.monotonic()
                 commands, watched = self._link.poll(pause)
                 self._stood.woke(asleep + pause, time.monotonic())
                 if self._watch in watched:
@@ -192,13 +207,14 @@ class Service:
                 for command in commands:
                     self._handle(command)
                 now = time.monotonic()
-                if now - last_beat >= _BEAT_EVERY:
-                    last_beat = now
+                if rides := self._is_about_to_send(now, last_send):
+                    self._beats.other_went(now)
+                if self._beats.is_due(now, rides=rides):
+                    self._beats.sent(now)
                     self._urgent.append(self._beat(now))
-                self._collect_telemetry(now)
+                self._collect_telemetry(now, rides or bool(self._urgent))
                 self._keep_memory_bounded()
-                due = self._urgent or now - last_send >= _GATHER or self._closing
-                if due and self._send_batch():
+                if self._is_about_to_send(now, last_send) and self._send_batch():
                     last_send = now
                 if self._closing and (self._all_out() or now > self._deadline):
                     return
@@ -209,11 +225,22 @@ class Service:
             self._link.close()
             self._spill.close()
 
-    def _collect_telemetry(self, now: float) -> None:
+    def _is_about_to_send(self, now: float, last_send: float) -> bool:
+        if not (self._urgent or self._ordered or self._spill) or self._link.room <= 0:
+            return False
+        if self._urgent or self._closing:
+            return True
+        return now - last_send >= _GATHER and not self._can_wait()
+
+    def _can_wait(self) -> bool:
+        """Whether all that is queued may wait for the next beat."""
+        return self.gather > 0 and not (self._is_pressed or self._spill or self._urgent)
+
+    def _collect_telemetry(self, now: float, rides: bool) -> None:
         """Let the rank's record be looked after. What cannot be sent now stays in it."""
         tracing = self.tracing
-        if tracing is not None and now >= tracing.due:
-            telemetry = tracing.collect(can_send=self._link.room > 0)
+        if tracing is not None and (now >= tracing.due or (rides and now >= tracing.rides_from)):
+            telemetry = tracing.collect(can_send=self._link.room > 0, rides=rides)
             if telemetry is not None:
                 self._urgent.append(telemetry)
 
@@ -250,13 +277,13 @@ class Service:
         traceback.print_exception(type(error), error, error.__traceback__)
         self._broken()
 
-    def _pause(self, last_send: float, last_beat: float) -> float:
+    def _pause(self, last_send: float) -> float:
         """Seconds to wait for a command. Leaves ``_awake`` set where the queue will be looked at anyway."""
         now = time.monotonic()
         if self._closing:
             return 0.05
         self._awake = False
-        if self._ordered or self._urgent or self._spill:
+        if (self._ordered or self._urgent or self._spill) and not self._can_wait():
             self._awake = True
             if self._link.room <= 0:
                 return 0.05  # an acknowledgement ends the wait
@@ -264,20 +291,21 @@ class Service:
         if now - last_send < _GATHER:
             self._awake = True
             return _GATHER
-        due = last_beat + _BEAT_EVERY
-        if self.tracing is not None:
-            due = min(due, self.tracing.due)
+        due = self._beats.alone_at if self.tracing is None else min(self._beats.alone_at, self.tracing.due)
         return max(0.0, due - now)
 
     def _send_batch(self) -> bool:
         if self._link.room <= 0:
             return False
         batch: list[wire.FromWorker] = []
+        self._is_pressed = False
         while self._urgent:
             batch.append(self._urgent.popleft())
         batch += self._spill.take() if self._spill else []
         while not self._spill and self._ordered and len(batch) < _BATCH:
             batch.append(_finished(self._ordered.popleft()))
+        if len(self._ordered) >= MOST_GATHERED or len(batch) >= _BATCH:
+            self._is_pressed = True  # what is left goes too, and not with the next beat
         if batch:
             self._link.send(batch, self._gate.passed, self.row)
         return bool(batch)
@@ -317,7 +345,7 @@ class Service:
             collectives=progress.collectives(),
             awaits=progress.awaits,
             where=where,
-            debugged=debugged,
+            debugged=debugged or self.is_debugged(),
             data=self._data(),
         )
 
@@ -371,9 +399,18 @@ class Service:
             self._answer(("settled", command.row), command)
         elif isinstance(command, wire.Reported):
             self._answer(("ask", command.ask), command)
+        elif isinstance(command, (wire.DebugGrant, wire.DebugLine, wire.DebugEnd)):
+            self.on_debug(command)
         else:
+            if isinstance(command, wire.Train) and command.gather > 0:
+                self._beats = SharedTimes(command.gather, self._rank, time.monotonic())
+                self.gather = command.gather
+                self._is_pressed = bool(
+                    self._ordered
+                )  # at what was posted before, nobody has looked in this way
             if isinstance(command, wire.Dismissed):
                 self._dismissed_at = time.monotonic()
+                self.on_debug(command)
             self.commands.put(command)
 
     def _close_row(self, row: int) -> None:

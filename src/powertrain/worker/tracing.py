@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 #: Seconds between two messages, and until the first: what was not sent dies with the run's driver.
 _SEND_EVERY, _SEND_FIRST = 0.5, 0.1
+#: Parts of the time between two before and after which they ride with a report or a beat, before they go by themselves.
+_RIDE_BEFORE, _RIDE_AFTER = 0.4, 1.4
 #: The same where the run does not keep up.
 _TRY_AGAIN = 0.05
 #: Seconds between two looks at where the training thread is.
 _GLANCE_EVERY = 0.25
 _PATCHES = "powertrain.trace.patches"
-#: Steps in one message: half a megabyte.
+#: Steps in one message: half a megabyte. So many do not wait: the ring holds four times as many.
 _MOST_STEPS = 4096
 
 
@@ -77,9 +79,11 @@ class Untraced:
 class Tracing:
     """Of one rank, from the beginning of the user's function to its end."""
 
-    def __init__(self, settings: TraceSettings, tell: Callable[[str], None]) -> None:
-        """On the thread that will run the user's function. ``tell`` gets the one sentence, should anything fail."""
+    def __init__(self, settings: TraceSettings, tell: Callable[[str], None], every: float = 0.0) -> None:
+        """On the thread that will run the user's function. ``tell`` gets the one sentence, should anything fail. The
+        rank sends something ``every`` so many seconds, where that is less often than usual."""
         self._settings, self._tell = settings, tell
+        self._every = max(_SEND_EVERY, every)
         self._recorder = spans.Recorder(_mapped(settings.ring))
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._is_over = False
@@ -101,12 +105,14 @@ class Tracing:
         return self._given_gpu if seen is None else seen
 
     @classmethod
-    def begin(cls, settings: TraceSettings, tell: Callable[[str], None], gpu: int = -1) -> Tracing | None:
+    def begin(
+        cls, settings: TraceSettings, tell: Callable[[str], None], gpu: int = -1, *, every: float = 0.0
+    ) -> Tracing | None:
         """The user's function is about to be called, on this thread, with the ``gpu``-th as its own unless that is -1.
         None where it cannot be traced, which is told."""
         before = spans.recording()
         try:
-            tracing = cls(settings, tell)
+            tracing = cls(settings, tell, every)
             tracing._given_gpu = gpu if gpu >= 0 else None
             if settings.steps:
                 spans.use(tracing._recorder)
@@ -163,22 +169,29 @@ class Tracing:
     def due(self) -> float:
         """When to call :meth:`collect` next, as ``time.monotonic`` tells it."""
         glance = self._next_glance if self._settings.steps else float("inf")
-        return min(self._next_send, self._next_look, glance)
+        return min(self._next_send + _RIDE_AFTER * self._every, self._next_look, glance)
 
-    def collect(self, can_send: bool = True) -> wire.Telemetry | None:
-        """Look at the machine, if it is time to, and give what there is to send, if it is time for that."""
+    @property
+    def rides_from(self) -> float:
+        """When to call it before that, should something else be sent."""
+        return self._next_send - _RIDE_BEFORE * self._every
+
+    def collect(self, can_send: bool = True, *, rides: bool = True) -> wire.Telemetry | None:
+        """Look at the machine, if it is time to, and give what there is to send, if it is time for that: a little
+        earlier where it ``rides`` with something else, a little later where it does not."""
         with self._lock:
             if self._is_over:
                 self._next_send = self._next_look = self._next_glance = float("inf")
                 return None
             try:
-                return self._collect(can_send)
+                return self._collect(can_send, self._every * (-_RIDE_BEFORE if rides else _RIDE_AFTER))
             except Exception as error:
                 self._failed(error)
                 return None
 
-    def _collect(self, can_send: bool) -> wire.Telemetry | None:
+    def _collect(self, can_send: bool, later: float) -> wire.Telemetry | None:
         now = time.monotonic()
+        send_at = self._next_send + later
         if self._recorder.trouble:
             raise RuntimeError(self._recorder.trouble)
         if now >= self._next_glance and self._settings.steps:
@@ -187,11 +200,13 @@ class Tracing:
         if now >= self._next_look:
             self._next_look = now + self._settings.interval
             self._look()
-        if now < self._next_send or not can_send:
-            if now >= self._next_send:
+        if self._recorder.steps - self._sent >= _MOST_STEPS:
+            send_at = now
+        if now < send_at or not can_send:
+            if now >= send_at:
                 self._next_send = now + _TRY_AGAIN
             return None
-        self._next_send = now + _SEND_EVERY
+        self._next_send = now + self._every
         return self._gather(final=False)
 
     def _gather(self, *, final: bool) -> wire.Telemetry | None:

@@ -1,0 +1,151 @@
+"""A process of many simulated workers: python crowd.py, with a :class:`Crowd` on standard input.
+
+Each worker is a real link with keys of its own. It says hello, waits for the order to train, then makes one report a
+second and sends what has gathered with its newest beat, at the pace that the order tells and by the rules that a
+worker's service has (``powertrain.worker.riding``). A crowd that does not gather sends one envelope a second instead,
+as small runs do: the report, and the beat that rides with it. After its last report a worker goes on to beat. Workers
+are spread evenly over the time between: many messages that come at the same moment are cheaper to deal with than the
+same number one by one.
+
+A line "close RANK" on standard input has it close that worker's link, and answer with the moment. It ends when standard
+input does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import sys
+import threading
+import time
+
+import msgspec
+import zmq
+
+from powertrain import wire
+from powertrain.worker.riding import MOST_GATHERED, SharedTimes, can_gather
+
+#: Seconds between two looks of a worker that waits for its order.
+_LOOK_EVERY = 0.2
+#: Descriptors of the process that each link takes: a pipe, a connection, and a socket's own.
+_FILES_EACH = 6
+
+
+class Crowd(msgspec.Struct, frozen=True):
+    """What a crowd is told: its workers' ranks and doors, how many reports each makes, and whether they gather as the
+    run tells them."""
+
+    attempt: int
+    world_size: int
+    reports: int
+    gathers: bool
+    doors: dict[int, wire.Door]
+
+
+class SimulatedWorker:
+    """One rank. ``tick`` is called when it is due and says when it is due again."""
+
+    def __init__(self, crowd: Crowd, rank: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._link = wire.Link(crowd.doors[rank], rank, crowd.attempt, context)
+        self.rank, self._reports, self._gathers = rank, crowd.reports, crowd.gathers
+        self._offset = rank / crowd.world_size
+        self._row = self._steps = 0
+        self._trains = False
+        #: What has been made and not been sent; and when that goes, unless it goes at once.
+        self._made: list[wire.FromWorker] = []
+        self._times: SharedTimes | None = None
+        self._say([wire.Hello(pid=os.getpid() * 100_000 + rank, host=f"node-{rank // 8:04d}")])
+
+    def tick(self, now: float) -> float:
+        """Hear what has come, say what is due; returns when to be called again, inf for never."""
+        if self._link is None:
+            return math.inf
+        commands, _ = self._link.poll(0)
+        if not self._trains:
+            for command in commands:
+                if isinstance(command, wire.Train):
+                    self._begin(command, now)
+            return math.ceil(now) + self._offset if self._trains else now + _LOOK_EVERY
+        self._steps += 10
+        if self._row < self._reports:
+            self._row += 1
+            self._made.append(wire.Point(row=self._row, at=time.time(), metrics=self._metrics()))
+        # Where the controller is behind, what is to be said waits, and nothing is left out.
+        if self._link.room > 0 and self._is_due(now):
+            self._say([self._beat(), *self._made])
+            self._made = []
+        return now + 1.0
+
+    def _begin(self, order: wire.Train, now: float) -> None:
+        self._trains = True
+        self._made.append(wire.FirstStep(function=0.1, setup=0.5, data=0.1, step=0.2))
+        if self._gathers and order.gather > 0:
+            self._times = SharedTimes(order.gather, self.rank, now)
+
+    def _is_due(self, now: float) -> bool:
+        if self._times is None:
+            return True
+        if self._times.is_due(now, rides=False):
+            self._times.sent(now)
+            return True
+        return len(self._made) >= MOST_GATHERED or not all(map(can_gather, self._made))
+
+    def close(self) -> None:
+        self._link.close()
+        self._link = None
+
+    def _say(self, messages: list[wire.FromWorker]) -> None:
+        self._link.send(messages, self._row, self._row)
+
+    def _metrics(self) -> dict[str, float]:
+        step = self._row + self.rank * 1e-4
+        return {"loss": 1 / step, "accuracy": 1 - 1 / step, "lr": 1e-3 * step, "tokens": self._row * 8192.0}
+
+    def _beat(self) -> wire.Beat:
+        frame = wire.Frame(
+            file="/home/somebody/train.py", line=42, function="train", source="loss.backward()"
+        )
+        return wire.Beat(
+            reports=self._row,
+            steps=self._steps,
+            batches=self._steps,
+            idle=0.01,
+            phase="training",
+            row=self._row,
+            collectives=self._steps,
+            where=wire.Where(frame=frame, inside="collective", call="backward"),
+        )
+
+
+def listen(asked: list[int]) -> None:
+    """Take in which links are to be closed; ends the process when there is nobody left to ask."""
+    for line in sys.stdin:
+        asked.append(int(line.split()[1]))
+    os._exit(0)
+
+
+def main() -> None:
+    head = int(sys.stdin.readline())
+    crowd = msgspec.json.decode(sys.stdin.read(head), type=Crowd)
+    wire.make_room_for_connections(_FILES_EACH * len(crowd.doors))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, max(1024, 2 * len(crowd.doors)))
+    workers = {rank: SimulatedWorker(crowd, rank, context) for rank in crowd.doors}
+    asked: list[int] = []
+    threading.Thread(target=listen, args=(asked,), daemon=True).start()
+    due = [(time.monotonic(), rank) for rank in workers]
+    heapq.heapify(due)
+    while due:
+        when, rank = heapq.heappop(due)
+        while (now := time.monotonic()) < when:
+            time.sleep(min(0.02, when - now))
+            while asked:
+                closing = time.monotonic()
+                workers[asked.pop()].close()
+                print(closing, flush=True)
+        heapq.heappush(due, (workers[rank].tick(when), rank))
+
+
+if __name__ == "__main__":
+    main()

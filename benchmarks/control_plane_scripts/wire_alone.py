@@ -1,0 +1,60 @@
+"""The same messages over the same wire with nobody to deal with them: python wire_alone.py DIRECTORY WORKERS REPORTS
+CROWDS ADDRESS
+
+A hub that acknowledges each batch as it comes. What a controller takes beyond this is its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+
+from crowds import PATIENCE, end_crowds, start_crowds, tell, tell_phase
+
+from powertrain import wire
+from powertrain.run.gathering import gathering_seconds
+
+
+class Ear:
+    """Counts who has greeted and how many reports have come, and acknowledges."""
+
+    def __init__(self, workers: int, reports: int, address: str, directory: str) -> None:
+        self._workers, self._expected = workers, workers * reports
+        self.all_greeted, self.all_reported = threading.Event(), threading.Event()
+        self._greeted = self.reports = 0
+        self.hub = wire.Hub(address, self._deliver, directory=directory)
+
+    def _deliver(self, received: wire.Received) -> None:
+        for message in received.envelope.messages:
+            self._greeted += isinstance(message, wire.Hello)
+            self.reports += isinstance(message, wire.Point)
+        if self._greeted == self._workers:
+            self.all_greeted.set()
+        if self.reports == self._expected:
+            self.all_reported.set()
+        self.hub.acknowledge(received)
+
+
+def main() -> None:
+    address = sys.argv[5]
+    workers, reports, crowds = (int(argument) for argument in sys.argv[2:5])
+    with tempfile.TemporaryDirectory(prefix="pt-") as directory:
+        ear = Ear(workers, reports, address, directory)
+        doors = {rank: ear.hub.admit(speaks_as=(rank, 0)) for rank in range(workers)}
+        processes = start_crowds(doors, reports, crowds, gathers=True)
+        try:
+            assert ear.all_greeted.wait(PATIENCE)
+            for door in doors.values():
+                ear.hub.send(door.keys.public, wire.Train(gather=gathering_seconds(workers)))
+            tell_phase("training")
+            assert ear.all_reported.wait(PATIENCE + reports)
+            tell_phase("rows")
+        finally:
+            end_crowds(processes)
+            ear.hub.close()
+    tell(points=ear.reports)
+
+
+if __name__ == "__main__":
+    main()
