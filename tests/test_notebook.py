@@ -61,6 +61,8 @@ class Cell:
     """What one cell gave."""
 
     output: str = ""
+    #: What the last expression is shown as, by mime type.
+    shown: dict[str, Any] = field(default_factory=dict, repr=False)
     #: The exception's name and its text, without colours; "" when there was none.
     error: str = ""
     traceback: str = field(default="", repr=False)
@@ -94,6 +96,7 @@ class Notebook:
                 cell.output += content["text"]
             elif message["msg_type"] == "execute_result":
                 cell.output += content["data"]["text/plain"]
+                cell.shown = content["data"]
             elif message["msg_type"] == "error":
                 cell.error = f"{content['ename']}: {content['evalue']}"
                 cell.traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(content["traceback"]))
@@ -151,6 +154,19 @@ def test_a_function_of_a_cell_trains_twice_and_a_changed_one_is_used(notebook: N
     cell = notebook.run(TRAIN.replace("range(3)", "range(5)") + "\nfit(train_func).metrics")
     assert cell.output.endswith("{'epoch': 4, 'version': 'two'}"), cell
     assert notebook.workers() == []
+
+
+def test_a_result_and_its_plot_are_shown(notebook: Notebook) -> None:
+    cell = notebook.run(TRAIN + "\nVERSION = 0\nresult = fit(train_func)\nresult")
+    assert not cell.error, cell
+    assert "metrics of rank 0" in cell.shown["text/html"]
+    assert cell.shown["text/html"].count("<svg") == 2
+    plot = notebook.run("result.plot('epoch')")
+    assert not plot.error, plot
+    assert plot.shown["image/png"].startswith("iVBORw0KGgo"), "a PNG in base64"
+    # With pyplot in the kernel, as most notebooks have it, it is still one picture.
+    plot = notebook.run("import matplotlib.pyplot\nresult.plot('epoch')")
+    assert plot.shown["image/png"].startswith("iVBORw0KGgo")
 
 
 def test_plain_lines_appear_in_the_cell(notebook: Notebook) -> None:

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.recorded_run import at, attempt, points, write
 from tests.s3_server import S3Server
 
-from powertrain import Result
+from powertrain import Result, return_value
 from powertrain.checkpoint import Checkpoint
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.commit import commit, record_validation
 from powertrain.checkpoint.manifest import ManifestFile, Validation
 from powertrain.errors import ConfigError, StorageError
+from powertrain.run import events as ev
+from powertrain.run.journal import Journal
 from powertrain.storage import Storage, open_storage
 from powertrain.worker.shards import DataPosition
 
@@ -110,3 +115,103 @@ def test_secrets_in_an_address_are_not_shown(server: S3Server) -> None:
     result = Result(path=server.uri("absent"), state="finished")
     assert "secret_key=testing" in result.path
     assert "secret_key=testing" not in repr(result)
+
+
+# --------------------------------------------------------------------------- from a run's directory
+
+
+def failed(message: str, attempt: int = 0) -> ev.Failed:
+    culprit = ev.WorkerFailure(rank=1, kind="raised", summary="", error_type="ValueError", message=message)
+    return ev.Failed(
+        time=at(2), attempt=attempt, failures=(culprit,), decision="give_up", reason="that was enough"
+    )
+
+
+def ended(state: str, **fields: Any) -> ev.Ended:
+    return ev.Ended(time=at(3), state=state, reason="that was enough", **fields)
+
+
+def started_again(directory: Path, *facts: ev.Event) -> None:
+    journal = Journal(open_storage(directory), 2)
+    start = ev.RunStarted(time=at(4), name="run", lease=2, host="h", pid=2, version="0", engine="local")
+    for fact in (start, *facts):
+        journal.append(fact)
+    journal.close()
+
+
+def test_the_error_of_a_failed_run_is_that_of_its_newest_start(tmp_path: Path) -> None:
+    write(tmp_path / "run", facts=[failed("first")], end=ended("failed"))
+    error = Result.from_path(tmp_path / "run").error
+    assert error is not None
+    assert str(error).startswith("Rank 1 raised ValueError: first\n")
+    assert str(error).endswith("That was enough.")
+    assert error.worker_failures[1].error_type == "ValueError"
+    assert error.result.error is error
+
+    started_again(tmp_path / "run", ended("failed"))
+    error = Result.from_path(tmp_path / "run").error
+    assert str(error) == "The run failed before any worker did.\nThat was enough."
+    started_again(tmp_path / "run")
+    assert Result.from_path(tmp_path / "run").error is None
+
+
+def test_a_run_that_goes_on_after_a_failure_has_no_error(tmp_path: Path) -> None:
+    write(tmp_path / "run", facts=[failed("first"), attempt(1, 1, 1)])
+    result = Result.from_path(tmp_path / "run")
+    assert (result.error, result.return_value) == (None, None)
+
+
+@pytest.mark.parametrize("attribute", ["metrics_dataframe", "return_value", "findings"])
+def test_a_directory_that_is_gone_is_not_taken_for_a_run_that_left_nothing(
+    tmp_path: Path, attribute: str
+) -> None:
+    write(tmp_path / "run", points([1], lambda row, rank: {"loss": 0.5}))
+    result = Result.from_path(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StorageError, match="holds no run, or not any more"):
+        getattr(result, attribute)
+    with pytest.raises(StorageError, match="holds no run, or not any more"):
+        result.plot()
+
+
+def test_a_value_that_the_journal_tells_of_and_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "run", end=ended("failed", returned=12))
+    with pytest.raises(StorageError, match="returned a value that was not kept in its directory"):
+        Result.from_path(tmp_path / "run").return_value  # noqa: B018
+
+
+def test_a_value_of_an_earlier_start_is_not_taken_for_one_of_the_newest(tmp_path: Path) -> None:
+    storage = write(tmp_path / "run", end=ended("failed", returned=12))
+    assert return_value.store(storage, pickle.dumps("earlier")) == ""
+    assert Result.from_path(tmp_path / "run").return_value == "earlier"
+    started_again(tmp_path / "run", ended("failed"))
+    assert Result.from_path(tmp_path / "run").return_value is None
+
+
+def test_a_value_is_kept_on_any_storage_and_can_be_removed(storage: Storage) -> None:
+    assert return_value.store(storage, pickle.dumps({"loss": 0.5})) == ""
+    assert return_value.opened(return_value.load(storage)) == {"loss": 0.5}
+    return_value.remove(storage)
+    with pytest.raises(StorageError, match="was not kept") as caught:
+        return_value.load(storage)
+    assert "secret_key=testing" not in str(caught.value)
+
+
+def test_a_large_value_is_not_kept_and_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(return_value, "LARGEST", 10**6)
+    storage = open_storage(tmp_path)
+    assert return_value.store(storage, bytes(10**6)) == ""
+    return_value.remove(storage)
+    assert return_value.store(storage, bytes(2 * 10**6)) == "it has 2 MB, and at most 1 MB are kept"
+    assert storage.list() == []
+
+
+def test_a_value_whose_class_is_not_here_says_what_to_do(tmp_path: Path) -> None:
+    storage = write(tmp_path / "run", end=ended("failed", returned=12))
+    return_value.store(storage, b"cnot_there_at_all\nThing\n.")
+    with pytest.raises(
+        StorageError, match=r"cannot be opened in this process: .*not_there_at_all.*importable"
+    ):
+        Result.from_path(tmp_path / "run").return_value  # noqa: B018

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import os
-import pickle
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from powertrain import result_contents, result_view, return_value
 from powertrain.checkpoint import commit, retention
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.errors import ConfigError, StorageError, TrainingFailedError
-from powertrain.run import journal
+from powertrain.errors import (
+    ConfigError,
+    PowertrainError,
+    StorageError,
+    TrainingFailedError,
+    WorkerFailedError,
+)
+from powertrain.run import events as ev
+from powertrain.run import journal, lifecycle
 from powertrain.run import metrics as metrics_store
 from powertrain.run.lifecycle import RunState
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import without_secrets
+from powertrain.terminal import failure_report
 from powertrain.worker.shards import DataPosition, positions_in, readable
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from pyarrow.fs import FileSystem
 
     from powertrain.diagnosis.finding import Finding
@@ -39,7 +50,7 @@ class Result:
         reason: str = "",
         metrics: dict[str, Any] | None = None,
         error: TrainingFailedError | None = None,
-        value: bytes = b"",
+        value: bytes | None = None,
         storage_filesystem: Any = None,
     ) -> None:
         #: The run's directory: a path or an address, on the file system that was given or the one it names.
@@ -50,8 +61,9 @@ class Result:
         self.reason = reason
         #: Exactly the dict that rank 0 reported last; None when it never did.
         self.metrics = metrics
-        #: What ``fit`` raised, None after a good end.
+        #: What ``fit`` raised when training failed; None after any other end.
         self.error = error
+        #: The pickled return value; None where only the run's directory may have it.
         self._value = value
 
     @classmethod
@@ -62,28 +74,30 @@ class Result:
         system, a path of that.
         """
         storage = open_storage(os.fspath(path), filesystem=storage_filesystem, timeout=_READ_WITHIN)
-        events = journal.read(storage)
-        if not events:
-            raise StorageError(
-                f"{without_secrets(os.fspath(path))!r} holds no run: there is no journal in it. Give the directory "
-                "of one run, which is storage_path/name."
-            )
+        events = _journal_of(storage, os.fspath(path))
         state = journal.replay(events)
-        return cls(
+        result = cls(
             path=os.fspath(path),
             state=state.state,
             reason=state.reason,
-            metrics=metrics_store.last_of_rank(storage, state, 0) or None,
+            metrics=metrics_store.last_of_rank(storage, state, 0),
             storage_filesystem=storage_filesystem,
         )
+        if state.state == lifecycle.FAILED:
+            result.error = failure(result, storage, _last_failures(events))
+        return result
 
     @property
     def _storage(self) -> Storage:
         return open_storage(self.path, filesystem=self._given_filesystem, timeout=_READ_WITHIN)
 
     @cached_property
+    def _facts(self) -> list[ev.Event]:
+        return _journal_of(self._storage, self.path)
+
+    @cached_property
     def _run_state(self) -> RunState:
-        return journal.replay(journal.read(self._storage))
+        return journal.replay(self._facts)
 
     @cached_property
     def _manifests(self) -> list[Manifest]:
@@ -92,8 +106,22 @@ class Result:
 
     @cached_property
     def return_value(self) -> Any:
-        """What rank 0's function returned. Opened here, when it is asked for, and nowhere else."""
-        return pickle.loads(self._value) if self._value else None
+        """What rank 0's function returned; None after a failure. Opened here, when it is asked for, and nowhere else.
+
+        In another process than the one that trained it comes from the run's directory, and only where this user wrote
+        it on this machine; otherwise a :class:`~powertrain.errors.StorageError` says what to do.
+        """
+        return self.open_return_value()
+
+    def open_return_value(self, *, trust: bool = False) -> Any:
+        """As :attr:`return_value`; with ``trust`` also of a run that another user, or another machine, has trained.
+
+        That is to run code from the run's directory: only do it if you trust everybody who can write there.
+        """
+        if self._value is None and not _returned_bytes(self._facts):
+            return None
+        data = return_value.load(self._storage, trust=trust) if self._value is None else self._value
+        return return_value.opened(data)
 
     @property
     def metrics_dataframe(self) -> pd.DataFrame:
@@ -133,6 +161,59 @@ class Result:
         report = final.report_of(self._storage, self._run_state.name)
         return report.findings if report is not None else ()
 
+    def plot(
+        self,
+        metrics: str | Sequence[str] | None = None,
+        *,
+        x: Literal["row", "time"] = "row",
+        rank: int | Literal["all"] = 0,
+        ax: Axes | None = None,
+        smooth: float = 0.0,
+        path: str | os.PathLike[str] | None = None,
+    ) -> Figure:
+        """The curves of ``metrics`` (all that are numbers), one below the other, as a matplotlib figure.
+
+        Each is a line in the band from the smallest to the largest value; checkpoints are marked on it, the best with
+        a star, and failures, restarts and changes of size as upright lines. ``x`` is "row" or "time", ``rank`` a number
+        or "all". ``smooth``, from 0 up to 1, is the weight of what came before. ``ax`` draws one metric into axes of
+        yours. ``path`` also saves the figure, in the form that its name says.
+
+        Needs matplotlib: ``pip install 'powertrain[plot]'``.
+        """
+        plot = _matplotlib()
+        picture = result_contents.picture_of(self._contents, metrics, x=x, rank=rank, smooth=smooth)
+        if ax is not None and len(picture.panels) != 1:
+            raise ConfigError(
+                f"plot(ax=...) draws one metric, and this would be {len(picture.panels)}. Name one: "
+                f"plot({picture.panels[0].name!r}, ax=ax)."
+            )
+        figure: Figure = plot.draw(picture, ax)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def _repr_html_(self) -> str:
+        """What notebooks show. Never raises: a part that cannot be read says so."""
+        card = result_contents.card_of(
+            self._contents,
+            state=self.state,
+            reason=self.reason,
+            metrics=self.metrics,
+            error=self.error,
+        )
+        return result_view.html(card)
+
+    @property
+    def _contents(self) -> result_contents.Contents:
+        return result_contents.Contents(
+            path=self.path,
+            storage=lambda: self._storage,
+            facts=lambda: self._facts,
+            state=lambda: self._run_state,
+            manifests=lambda: self._manifests,
+            findings=lambda: self.findings,
+        )
+
     @property
     def filesystem(self) -> FileSystem:
         """A pyarrow file system on which ``path``, and what lies below it, can be read as it stands."""
@@ -144,8 +225,62 @@ class Result:
             f"metrics={self.metrics!r}",
             f"path={without_secrets(self.path)!r}",
         ]
-        if self.checkpoint is not None:
-            fields.append(f"checkpoint={self.checkpoint!r}")
+        try:
+            if self.checkpoint is not None:
+                fields.append(f"checkpoint={self.checkpoint!r}")
+        except (OSError, PowertrainError) as error:  # a result can be looked at when its storage is gone
+            fields.append(f"checkpoint=<unread: {type(error).__name__}>")
         if self.error is not None:
             fields.append(f"error={str(self.error).splitlines()[0]!r}")
         return f"Result({', '.join(fields)})"
+
+
+def _journal_of(storage: Storage, path: str) -> list[ev.Event]:
+    """Its facts. Raises :class:`StorageError` where there are none: one that is gone is no run without metrics."""
+    facts = journal.read(storage)
+    if not facts:
+        raise StorageError(
+            f"{without_secrets(path)!r} holds no run, or not any more: there is no journal in it. Give "
+            "Result.from_path the directory of one run, which is storage_path/name."
+        )
+    return facts
+
+
+def failure(result: Result, storage: Storage, failures: Sequence[ev.WorkerFailure]) -> TrainingFailedError:
+    """The error of a run that failed, the same for who waited for its end and for who reads of it later."""
+    logs = os.path.join(storage.uri, "logs")
+    return TrainingFailedError(
+        failure_report(failures, result.reason, logs=logs if os.path.isdir(logs) else ""),
+        {failure.rank: WorkerFailedError(failure) for failure in failures},
+        result,
+    )
+
+
+def _matplotlib() -> Any:
+    """The module that draws; raises :class:`ConfigError` where matplotlib is not installed."""
+    try:
+        from powertrain import result_plot
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise ConfigError(
+            "Result.plot() draws with matplotlib, which is not installed. Install it with: "
+            "pip install 'powertrain[plot]'."
+        ) from None
+    return result_plot
+
+
+def _last_failures(facts: Sequence[ev.Event]) -> tuple[ev.WorkerFailure, ...]:
+    """Of the newest start's last attempt that failed; () where it failed before any worker did."""
+    for fact in reversed(facts):
+        if isinstance(fact, ev.Failed):
+            return fact.failures
+        if isinstance(fact, ev.RunStarted):
+            break
+    return ()
+
+
+def _returned_bytes(facts: Sequence[ev.Event]) -> int:
+    """How large the return value was when the run ended; 0 where it returned nothing, or goes on."""
+    last = next((fact for fact in reversed(facts) if isinstance(fact, (ev.Ended, ev.RunStarted))), None)
+    return last.returned if isinstance(last, ev.Ended) else 0
