@@ -262,6 +262,7 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (RunConfig, {"log_to_file": 1}, ["log_to_file=1", "Use True"]),
     (RunConfig, {"log_to_file": "../x"}, ["'../x'", "without a slash"]),
     (RunConfig, {"log_to_file": ("a", "b", "c")}, ["('a', 'b', 'c')", "two file names", "stderr.log"]),
+    (RunConfig, {"post_mortem": "yes"}, ["post_mortem='yes'", "True or False"]),
     (RunConfig, {"working_dir": ""}, ["working_dir=''", "empty"]),
     (RunConfig, {"working_dir": "s3://b/x"}, ["working_dir='s3://b/x'", "local path"]),
     (RunConfig, {"local_dir": "/x"}, ["no field 'local_dir'", "'/x'", "Use storage_path"]),

@@ -1174,6 +1174,10 @@ class RunConfig(Config):
     trace: TraceConfig | bool | None = option(None, _trace)
     """What is recorded of where the time goes: None and True for the defaults, False for nothing."""
 
+    post_mortem: bool = option(False, flag)
+    """True opens a debugger in the launching terminal where a rank's function raises, before the run fails: the first
+    rank that does so, not those whose collectives break because of it. Without a terminal it changes nothing."""
+
     working_dir: str | os.PathLike[str] | None = option(None, optional(_working_dir))
     """Where each rank works: None for a scratch directory of its own, ``"."`` for the launch directory, or a
     path that all ranks share."""
