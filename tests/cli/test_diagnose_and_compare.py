@@ -52,8 +52,9 @@ def test_diagnose_takes_the_attempt_and_the_path_it_is_given(place: Storage, tmp
 
 
 def test_a_run_without_a_trace_is_told_in_one_sentence(place: Storage) -> None:
+    place.put("untraced/journal/0001-000001.jsonl", b"")
     with pytest.raises(StorageError, match="Nothing was recorded of the steps"):
-        invoke("diagnose", "nothing")
+        invoke("diagnose", "untraced")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -14,9 +15,12 @@ from tests.diagnosis.run_directory import record
 from typer.testing import CliRunner
 
 from powertrain.checkpoint import manifest as mf
+from powertrain.cli.ls import summarize
 from powertrain.cli.main import app, main
+from powertrain.cli.show import describe
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
+from powertrain.run.control import Description
 from powertrain.run.journal import Journal
 from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.storage import Storage, open_storage
@@ -234,6 +238,56 @@ def test_show_leaves_out_what_a_run_does_not_have(place: Storage) -> None:
     text = output_of("show", "young")
     assert "attempts" in text
     assert not {"checkpoints", "failures", "last metrics of rank 0"} & set(text.splitlines())
+
+
+def test_show_tells_what_a_run_under_way_is_doing() -> None:
+    facts = trained("digits", at=1000.0)
+    stands = Description(
+        state="training",
+        row=12,
+        row_age=0.3,
+        awaited=[3],
+        uploads=2,
+        upload_bytes=1_500_000,
+        upload_age=12.0,
+        debugged=[1],
+    )
+    lines = describe(summarize("digits", facts, 12), "/runs/digits", facts, [], {}, 1060.0, (), stands)
+    assert lines[lines.index("rows      12") + 1 :][:4] == [
+        "now       row 12, 0.30 s ago",
+        "waiting   for rank 3 at row 13",
+        "uploads   2 checkpoints (1.5 MB) on the way to storage for 12.0 s",
+        "debugger  holds rank 1",
+    ]
+    young = describe(summarize("digits", facts), "", facts, [], {}, 1060.0, (), Description(state="starting"))
+    assert "now       no row yet" in young
+
+
+def test_show_tells_what_a_run_without_room_waits_for() -> None:
+    now = time.time()
+    asked = [started("digits", at=now), ev.SlotsRequested(time=now, attempt=0, count=1)]
+    reason = "waiting for 1 GPU held by run letters (pid 7 on here); 1st in line"
+    waits = [*asked, ev.SlotsWaited(time=now, attempt=0, granted=0, count=1, reason=reason)]
+
+    def shown(facts: list[ev.Event]) -> list[str]:
+        lines = describe(summarize("digits", facts), "/runs/digits", facts, [], {}, now)
+        return [line for line in lines if line.startswith("queue")]
+
+    assert shown(waits) == [f"queue     {reason}"]
+    assert shown([*waits, ev.AttemptStarted(time=now, attempt=0, world_size=1, first_row=1)]) == []
+    assert shown([started("digits", at=now, pid=dead_pid()), *waits[1:]]) == [], "nobody waits any more"
+
+
+def test_show_prints_all_of_it_for_programs_too(place: Storage) -> None:
+    write(place, "digits", failed_once("digits"))
+    commit(place, "digits")
+    shown = json.loads(output_of("show", "digits", "--json"))
+    assert (shown["name"], shown["state"], shown["rows"], shown["now"]) == ("digits", "finished", 12, None)
+    assert [attempt["first_row"] for attempt in shown["attempts"]] == [1, 4]
+    assert [(one["name"], one["row"], one["bytes"]) for one in shown["checkpoints"]] == [
+        (_CHECKPOINT, 3, 1500)
+    ]
+    assert shown["failures"][0]["failures"][0]["error_type"] == "ValueError"
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"schema_version": 99}'])

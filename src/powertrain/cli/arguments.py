@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-Run = Annotated[str, typer.Argument(help="A run's name, or the path of its directory.")]
+Run = Annotated[str, typer.Argument(help="A run: its name, its path, or its address.")]
 Storage = Annotated[
     str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
 ]

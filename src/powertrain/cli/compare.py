@@ -7,13 +7,11 @@ from typing import Annotated
 import typer
 
 from powertrain.cli import arguments
-from powertrain.cli.show import find_run
+from powertrain.cli.finding import find_run
 
 
 def compare(
-    first: Annotated[
-        str, typer.Argument(help="The run to compare with: its name, or the path of its directory.")
-    ],
+    first: Annotated[str, typer.Argument(help="The run to compare with: its name, path or address.")],
     second: Annotated[str, typer.Argument(help="The run that is judged.")],
     storage: arguments.Storage = "",
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
@@ -25,11 +23,11 @@ def compare(
     from powertrain.diagnosis.compare import render_comparison
     from powertrain.diagnosis.recorded import read
 
-    names, places = zip(*(find_run(run, storage) for run in (first, second)), strict=True)
-    before, after = (read(place).steps for place in places)
+    found = [find_run(run, storage) for run in (first, second)]
+    before, after = (read(one.place).steps for one in found)
     comparison = compared(before, after)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(comparison), indent=2).decode())
     else:
-        typer.echo(render_comparison(comparison, *names))
+        typer.echo(render_comparison(comparison, *(one.name for one in found)))
     raise typer.Exit(comparison.exit_code)

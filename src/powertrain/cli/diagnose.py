@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from powertrain.cli import arguments
-from powertrain.cli.show import find_run
+from powertrain.cli.finding import find_run
 
 
 def diagnose(
@@ -23,8 +23,8 @@ def diagnose(
     from powertrain.diagnosis.recorded import report_of
     from powertrain.diagnosis.report import render, to_json
 
-    name, place = find_run(run, storage)
-    report = report_of(place, name, attempt)
+    found = find_run(run, storage)
+    report = report_of(found.place, found.name, attempt)
     if json:
         typer.echo(to_json(report).decode(), nl=False)
     else:

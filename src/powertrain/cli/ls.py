@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
+from powertrain.cli.asking import how_it_stands
 from powertrain.config import RunConfig
+from powertrain.engine.local import runtime_root
+from powertrain.run import control, journal, lifecycle
 from powertrain.run import events as ev
-from powertrain.run import journal, lifecycle
 from powertrain.storage import Storage, open_storage
+from powertrain.storage.addresses import without_secrets
 from powertrain.terminal import clock
 
 #: What is said of a run whose process is gone, and that did not come to an end.
@@ -31,6 +35,8 @@ class RunSummary:
     attempts: int
     started: float
     seconds: float
+    #: The process that runs it on this machine; 0 where none does.
+    pid: int = 0
 
 
 def ls(
@@ -40,11 +46,33 @@ def ls(
 ) -> None:
     """List the runs of a storage path, newest first."""
     place = open_storage(storage or default_storage())
-    summaries = sorted(summaries_in(place), key=lambda run: -run.started)
-    if not summaries:
-        typer.echo(f"There are no runs in {place.uri}.")
-        return
-    _print_table(summaries)
+    elsewhere = {real_path(one.card.path): one for one in control.live_runs(runtime_root())}
+    summaries = [
+        _with_life(summary, elsewhere.pop(real_path(place.child(summary.name).uri), None))
+        for summary in sorted(summaries_in(place), key=lambda run: -run.started)
+    ]
+    if summaries:
+        _print_table(summaries)
+    else:
+        typer.echo(f"There are no runs in {without_secrets(place.uri)}.")
+    for _, one in sorted(elsewhere.items()):
+        path = without_secrets(one.card.path)
+        typer.echo(f"{one.card.name} is under way at {path} (pid {one.card.pid}).")
+
+
+def real_path(path: str) -> str:
+    """The path or address of a run, the same for all ways that lead to it."""
+    return path if "://" in path else os.path.realpath(path)
+
+
+def _with_life(summary: RunSummary, live: control.LiveRun | None) -> RunSummary:
+    """With what a run under way on this machine says of itself."""
+    if live is None:
+        return summary
+    stands = how_it_stands(live)
+    return replace(
+        summary, pid=live.card.pid, rows=max(summary.rows, stands.row if stands is not None else 0)
+    )
 
 
 def default_storage() -> str:
@@ -91,18 +119,19 @@ def state_in_words(run: lifecycle.RunState, starts: Sequence[ev.RunStarted]) -> 
     if run.state in lifecycle.ENDED or not starts:
         return run.state
     start = starts[-1]
-    if start.host == socket.gethostname() and not _was_running(start.pid, start.time):
+    if start.host == socket.gethostname() and not was_running(start.pid, start.time):
         return INTERRUPTED
     return run.state
 
 
-def _was_running(pid: int, at: float) -> bool:
+def was_running(pid: int, at: float) -> bool:
     """True when the process ``pid`` of today is the one that existed at ``at``."""
     import psutil
 
     try:
         # A second of slack: the start of a process is known to the clock tick, not closer.
-        return bool(psutil.Process(pid).create_time() <= at + 1.0)
+        process = psutil.Process(pid)
+        return bool(process.create_time() <= at + 1.0 and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -122,10 +151,13 @@ def _print_table(runs: Sequence[RunSummary]) -> None:
     for column in ("rows", "workers", "attempts"):
         table.add_column(column, justify="right")
     table.add_column("started")
+    table.add_column("under way")
     now = time.time()
     for run in runs:
         numbers = (str(run.rows), str(run.world_size), str(run.attempts))
-        table.add_row(run.name, run.state, *numbers, ago(run.started, now), style=style_of(run.state))
+        process = f"pid {run.pid}" if run.pid else ""
+        age = ago(run.started, now)
+        table.add_row(run.name, run.state, *numbers, age, process, style=style_of(run.state))
     Console(highlight=False).print(table)
 
 

@@ -10,9 +10,12 @@ import typer
 from powertrain.cli.compare import compare
 from powertrain.cli.diagnose import diagnose
 from powertrain.cli.k8s import k8s
+from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
 from powertrain.cli.resize import resize
 from powertrain.cli.show import show
+from powertrain.cli.stacks import stacks
+from powertrain.cli.stop import stop
 from powertrain.cli.trace import trace
 from powertrain.errors import PowertrainError
 from powertrain.version import __version__
@@ -26,6 +29,9 @@ app = typer.Typer(
 )
 app.command()(ls)
 app.command()(show)
+app.command()(logs)
+app.command()(stop)
+app.command()(stacks)
 app.command()(resize)
 app.command()(diagnose)
 app.command()(compare)

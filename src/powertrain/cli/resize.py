@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from powertrain.cli import arguments
-from powertrain.cli.show import find_run
-from powertrain.engine.local import runtime_root
-from powertrain.errors import StorageError
+from powertrain.cli.asking import ask
+from powertrain.cli.finding import find_run
 from powertrain.run import control
 
 
@@ -19,17 +18,7 @@ def resize(
     storage: arguments.Storage = "",
 ) -> None:
     """Change the number of workers of an elastic run, at its next checkpoint."""
-    name, place = find_run(run, storage)
-    directory = control.find(runtime_root(), place.uri)
-    try:
-        if directory is None:
-            raise FileNotFoundError("no live run has that path")
-        answer = control.ask_run(directory, control.Resize(workers=workers))
-    except OSError as error:
-        raise StorageError(
-            f"The run {name!r} at {place.uri} is not under way on this machine as this user ({error}). See 'powertrain "
-            "ls' for what is, and give the storage path with --storage where it is not the default one."
-        ) from error
+    answer = ask(find_run(run, storage), control.Resize(workers=workers))
     typer.echo(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)

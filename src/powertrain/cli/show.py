@@ -2,59 +2,50 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from powertrain.checkpoint.commit import committed
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.cli import arguments
-from powertrain.cli.ls import RunSummary, ago, default_storage, run_names, summarize
+from powertrain.cli.asking import how_it_stands
+from powertrain.cli.finding import find_run
+from powertrain.cli.ls import RunSummary, ago, summarize
+from powertrain.cli.watching import Watch
 from powertrain.errors import StorageError
+from powertrain.run import control, journal, lifecycle, metrics, startup_report
 from powertrain.run import events as ev
-from powertrain.run import journal, metrics
-from powertrain.storage import Storage, open_storage
-from powertrain.terminal import counted, data_size, duration, failure_report, metric_pairs
+from powertrain.storage import Storage
+from powertrain.storage.addresses import without_secrets
+from powertrain.terminal import counted, data_size, duration, failure_report, metric_pairs, rank_list
 from powertrain.worker.shards import in_words, positions_in
 
 
 def show(
     run: arguments.Run,
     storage: arguments.Storage = "",
+    json: Annotated[bool, typer.Option("--json", help="Print what is known as JSON.")] = False,
 ) -> None:
-    """Show one run: state, attempts, checkpoints, last metrics, what was found, failures."""
-    name, place = find_run(run, storage)
-    events = journal.read(place)
+    """Show one run: state, what it is doing, attempts, checkpoints, last metrics, what was found, failures."""
+    found = find_run(run, storage)
+    name, place, uri = found.name, found.place, without_secrets(found.place.uri)
+    events = Watch(found).look()
     if not events:
-        raise StorageError(_not_a_run(run, storage))
-    last = metrics.last_of_rank(place, journal.replay(events), 0)
-    summary, found = summarize(name, events), _findings(place, name)
-    for line in describe(summary, place.uri, events, committed(place), last, time.time(), found):
+        raise StorageError(f"Nothing is known of the run at {uri}: it has no journal.")
+    last = metrics.last_of_rank(place, journal.replay(events), 0) or {}
+    stands = how_it_stands(found.live) if found.live is not None else None
+    findings = _findings(place, name)
+    summary = summarize(name, events, stands.row if stands is not None else 0)
+    if json:
+        typer.echo(as_json(summary, uri, events, committed(place), last, findings, stands))
+        return
+    for line in describe(summary, uri, events, committed(place), last, time.time(), findings, stands):
         typer.echo(line)
-
-
-def find_run(run: str, storage: str) -> tuple[str, Storage]:
-    """The name and the storage of ``run``: below the storage path, or itself a path when it has a slash."""
-    if storage or "/" not in run:
-        return run, open_storage(storage or default_storage()).child(run)
-    path = run.rstrip("/")
-    return os.path.basename(path), open_storage(path)
-
-
-def _not_a_run(run: str, storage: str) -> str:
-    if not storage and "/" in run:
-        return f"There is no run at {run!r}: it has no journal. Give the directory that holds journal/."
-    place = open_storage(storage or default_storage())
-    names = run_names(place)
-    there = f"It has {', '.join(map(repr, names[:10]))}" if names else "It has no run at all"
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return (
-        f"There is no run {run!r} in {place.uri}. {there}{more}. "
-        "Name one of its runs, or another place with --storage."
-    )
 
 
 def describe(
@@ -65,8 +56,9 @@ def describe(
     last: Mapping[str, Any],
     now: float,
     findings: Sequence[str] = (),
+    stands: control.Description | None = None,
 ) -> list[str]:
-    """The run in lines of text."""
+    """The run in lines of text; ``stands`` is what it says of itself while it is under way on this machine."""
     reason = journal.replay(events).reason
     lines = [
         f"run       {summary.name}",
@@ -76,15 +68,69 @@ def describe(
         f"workers   {summary.world_size}",
         f"rows      {summary.rows}",
     ]
+    lines += _queue(events) if summary.state == lifecycle.WAITING else []
+    lines += _now(stands) if stands is not None else []
     if manifests and (data := in_words(positions_in(manifests[-1].extras))):
         lines.append(f"data      {data}")
     lines += _section("attempts", _attempts(events))
+    lines += _section("start-up", startup_report.section(_starts(events)))
     lines += _section("checkpoints", [_checkpoint(manifest) for manifest in manifests])
     values = [f"{key} = {value}" for key, value in metric_pairs(last, limit=100)]
     lines += _section("last metrics of rank 0", values)
     lines += _section("diagnosis", findings)
     lines += _section("notices", _notices(events))
     return lines + _section("failures", _failures(events))
+
+
+def _queue(events: Sequence[ev.Event]) -> list[str]:
+    """What a run that has no room yet waits for."""
+    kinds = (ev.SlotsWaited, ev.SlotsRequested, ev.AttemptStarted, ev.Ended)
+    newest = next((event for event in reversed(events) if isinstance(event, kinds)), None)
+    return [f"queue     {newest.reason}"] if isinstance(newest, ev.SlotsWaited) else []
+
+
+def _now(stands: control.Description) -> list[str]:
+    """What a run under way is doing."""
+    row = f"row {stands.row}, {duration(stands.row_age)} ago" if stands.row_age >= 0 else "no row yet"
+    lines = [f"now       {row}"]
+    if stands.awaited:
+        lines.append(f"waiting   for {rank_list(stands.awaited)} at row {stands.row + 1}")
+    if stands.uploads:
+        waiting = f"{counted(stands.uploads, 'checkpoint')} ({data_size(stands.upload_bytes)})"
+        lines.append(f"uploads   {waiting} on the way to storage for {duration(stands.upload_age)}")
+    if stands.debugged:
+        lines.append(f"debugger  holds {rank_list(stands.debugged)}")
+    return lines
+
+
+def as_json(
+    summary: RunSummary,
+    uri: str,
+    events: Sequence[ev.Event],
+    manifests: Sequence[Manifest],
+    last: Mapping[str, Any],
+    findings: Sequence[str] = (),
+    stands: control.Description | None = None,
+) -> str:
+    """The run as JSON: what :func:`describe` tells, for programs."""
+    state = journal.replay(events)
+    content = {
+        **asdict(summary),
+        "path": uri,
+        "reason": state.reason,
+        "now": stands,
+        "attempts": [event for event in events if isinstance(event, ev.AttemptStarted)],
+        "startup": _starts(events),
+        "checkpoints": [
+            {"name": m.name, "row": m.row, "files": len(m.files), "bytes": m.bytes, "metrics": m.metrics}
+            for m in manifests
+        ],
+        "metrics": dict(last),
+        "diagnosis": list(findings),
+        "failures": [event for event in events if isinstance(event, (ev.Failed, ev.Lost))],
+    }
+    encoded = msgspec.json.encode(content, enc_hook=str)
+    return msgspec.json.format(encoded, indent=2).decode()
 
 
 def _findings(place: Storage, name: str) -> list[str]:
@@ -109,6 +155,13 @@ def _findings(place: Storage, name: str) -> list[str]:
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
     return ["", title, *(f"  {line}" for line in lines)] if lines else []
+
+
+def _starts(events: Sequence[ev.Event]) -> list[ev.StartupMeasured]:
+    """Where the seconds of each attempt's start went; journals of old do not tell it as a whole."""
+    return [
+        event for event in events if isinstance(event, ev.StartupMeasured) and startup_report.is_told(event)
+    ]
 
 
 def _attempts(events: Sequence[ev.Event]) -> list[str]:

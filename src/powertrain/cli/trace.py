@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from powertrain.cli import arguments
-from powertrain.cli.show import find_run
+from powertrain.cli.finding import find_run
 from powertrain.errors import StorageError
 from powertrain.terminal import data_size
 
@@ -45,12 +45,12 @@ def export(
     from powertrain.diagnosis import chrome
     from powertrain.diagnosis.recorded import read
 
-    name, place = find_run(run, storage)
-    recorded = read(place, attempt)
+    found = find_run(run, storage)
+    recorded = read(found.place, attempt)
     steps, samples = recorded.steps, recorded.samples
     if last is not None:
         steps, samples = chrome.newest(steps, samples, last)
-    path = Path(output or f"{name}.trace.json")
+    path = Path(output or f"{found.name}.trace.json")
     try:
         with path.open("wb") as file:
             count = chrome.write(file, chrome.parts(steps), samples)

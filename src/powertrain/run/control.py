@@ -1,24 +1,41 @@
 """Talking to a run that is under way, from another process of the same user on the same machine.
 
 A run that can be talked to has ``control.json`` (which run it is) and ``control.sock`` in its runtime directory, both
-for this user only. A question is one line of JSON, and so is the answer.
+for this user only. A question is one line of JSON. The reply is any number of lines, of which only the last is an
+:class:`Answer`. Several may ask at a time: each has a thread, which only waits for what the controller says.
+
+A run of another version answers a question that it does not know in words, and passes over what it does not know of
+one that it does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Union
 
 import msgspec
 
+from powertrain.wire import ProcessStack, Where
+
 _CARD, _SOCKET = "control.json", "control.sock"
-#: Seconds for a question to come, and for its answer.
-_PATIENCE = 10.0
-_LINE_LIMIT = 1 << 16
+#: Seconds for a question to come; for the controller to say something more; for whoever asks to hear it.
+_ASK_WITHIN = 10.0
+_SAY_WITHIN = 20.0
+_HEAR_WITHIN = 30.0
+#: Seconds that the end of a run leaves to those who are still being answered.
+_LEAVE_WITHIN = 2.0
+#: Bytes of a question, and of one line of a reply: the stacks of a rank and all its processes.
+_QUESTION_LIMIT = 1 << 16
+_REPLY_LIMIT = 1 << 27
+#: How many may ask at the same time.
+_VISITORS = 16
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +44,13 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     path: str
     pid: int
+    #: The directory of this machine that holds its growing files, ``journal/`` and ``logs/``; "" where that is unknown.
+    files: str = ""
+    #: Of its lease: which of all starts of the run it is.
+    lease: int = 0
+
+
+# --------------------------------------------------------------------------- questions
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
@@ -35,15 +59,106 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
     workers: int
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What will come of it; ``ok`` is False when nothing will."""
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """End at the next boundary; at once with ``now``, or ``within`` so many seconds (0: however long it takes)."""
+
+    #: Who asks, for the journal.
+    by: str
+    now: bool = False
+    within: float = 0.0
+
+
+class LookAround(msgspec.Struct, frozen=True, kw_only=True, tag="look_around"):
+    """Say what every thread of these ranks is doing; of all ranks where none is named."""
+
+    ranks: tuple[int, ...] = ()
+
+
+class Describe(msgspec.Struct, frozen=True, kw_only=True, tag="describe"):
+    """Say how far the run has come, and what it waits for."""
+
+
+Question = Union[Resize, Stop, LookAround, Describe]
+
+# --------------------------------------------------------------------------- replies
+
+
+class RankSeen(msgspec.Struct, frozen=True, kw_only=True, tag="rank_seen"):
+    """What one rank is doing: its own process first. ``where`` is the user's line, where one is known."""
+
+    rank: int
+    processes: list[ProcessStack]
+    where: Where | None = None
+    #: What it waits for on the run's own wire, as its last beat said.
+    awaits: str = ""
+    #: The last row that it has reported; 0 for none.
+    row: int = 0
+    #: True while a debugger holds it.
+    debugged: bool = False
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True, tag="description"):
+    """How a run stands at this moment."""
+
+    state: str
+    reason: str = ""
+    attempt: int = 0
+    workers: int = 0
+    #: The last row that all ranks have reported, and seconds since; 0 and -1 before the first.
+    row: int = 0
+    row_age: float = -1.0
+    #: Ranks that the row after it still waits for.
+    awaited: list[int] = []
+    #: The newest committed checkpoint, "" for none; and what is reported and not in storage yet, since so many seconds.
+    checkpoint: str = ""
+    uploads: int = 0
+    upload_bytes: int = 0
+    upload_age: float = 0.0
+    #: Ranks that a debugger holds.
+    debugged: list[int] = []
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The last of a reply: what will come of it; ``ok`` is False when nothing will."""
 
     ok: bool
-    message: str
+    message: str = ""
 
 
-#: Asks the run; the answer comes by calling the second argument, from any thread.
-Ask = Callable[[Resize, Callable[[str, bool], None]], None]
+Part = Union[RankSeen, Description]
+Reply = Union[Part, Answer]
+
+
+class Visitor:
+    """Somebody who has asked. Any thread may speak to it; it hears all that was said before its answer."""
+
+    def __init__(self) -> None:
+        self._said: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+
+    def tell(self, part: Part) -> None:
+        """A part of the reply."""
+        self._said.put(part)
+
+    def answer(self, message: str, ok: bool = True) -> None:
+        """The last word. What is said after it is not heard."""
+        self._said.put(Answer(ok=ok, message=message))
+
+    def replies(self) -> Iterator[Reply]:
+        """All that is said, to the answer."""
+        while True:
+            try:
+                reply = self._said.get(timeout=_SAY_WITHIN)
+            except queue.Empty:
+                reply = Answer(ok=False, message=f"The run did not answer within {_SAY_WITHIN:g} s.")
+            yield reply
+            if isinstance(reply, Answer):
+                return
+
+
+#: Hands a question to the run, which speaks to the visitor from whatever thread it likes.
+Ask = Callable[[Question, Visitor], None]
+
+# --------------------------------------------------------------------------- the run's side
 
 
 @contextlib.contextmanager
@@ -57,75 +172,170 @@ def listening(directory: str | Path, card: Card, ask: Ask) -> Iterator[None]:
         descriptor = os.open(Path(directory, _CARD), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(card))
-        visitors: list[socket.socket] = []
-        thread = threading.Thread(
-            target=_serve, args=(door, visitors, ask), name="powertrain-control", daemon=True
-        )
-        thread.start()
+        reception = _Reception(door, ask)
         try:
             yield
         finally:
             Path(directory, _CARD).unlink(missing_ok=True)
-            for connection in (door, *visitors):
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            thread.join(_PATIENCE)
+            reception.close()
             address.unlink(missing_ok=True)
 
 
-def _serve(door: socket.socket, visitors: list[socket.socket], ask: Ask) -> None:
-    while True:
+class _Reception:
+    """Lets visitors in, each on a thread of its own."""
+
+    def __init__(self, door: socket.socket, ask: Ask) -> None:
+        self._door, self._ask = door, ask
+        self._guard = threading.Lock()
+        self._inside: dict[threading.Thread, tuple[socket.socket, Visitor]] = {}
+        self._thread = threading.Thread(target=self._let_in, name="powertrain-control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nobody comes in any more, and those who wait for a word get their last."""
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join(_ASK_WITHIN)
+        with self._guard:
+            inside = dict(self._inside)
+        for connection, visitor in inside.values():
+            visitor.answer("The run has ended.", False)
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)  # who has not asked yet is too late
+        deadline = time.monotonic() + _LEAVE_WITHIN
+        for thread, (connection, _) in inside.items():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # who does not listen is not waited for
+            thread.join()
+
+    def _let_in(self) -> None:
+        while True:
+            try:
+                connection, _ = self._door.accept()
+            except OSError:
+                return
+            with self._guard:
+                is_full = len(self._inside) >= _VISITORS
+                if not is_full:
+                    visitor = Visitor()
+                    thread = threading.Thread(
+                        target=self._attend,
+                        args=(connection, visitor),
+                        name="powertrain-visitor",
+                        daemon=True,
+                    )
+                    self._inside[thread] = connection, visitor
+                    thread.start()
+            if is_full:
+                _turn_away(connection)
+
+    def _attend(self, connection: socket.socket, visitor: Visitor) -> None:
         try:
-            visitor, _ = door.accept()
-        except OSError:
-            return
-        visitors[:] = [visitor]
-        with visitor, contextlib.suppress(OSError):
-            visitor.settimeout(_PATIENCE)
-            visitor.sendall(msgspec.json.encode(_answer(_line(visitor), ask)) + b"\n")
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(_ASK_WITHIN)
+                question = _question_of(_line(connection, _QUESTION_LIMIT))
+                if isinstance(question, Answer):
+                    visitor.answer(question.message, question.ok)
+                else:
+                    self._ask(question, visitor)
+                connection.settimeout(_HEAR_WITHIN)
+                for reply in visitor.replies():
+                    connection.sendall(msgspec.json.encode(reply) + b"\n")
+        finally:
+            with self._guard:
+                self._inside.pop(threading.current_thread(), None)
 
 
-def _answer(line: bytes, ask: Ask) -> Answer:
+def _turn_away(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(_ASK_WITHIN)
+        answer = Answer(ok=False, message=f"{_VISITORS} others are asking the run already. Try again soon.")
+        connection.sendall(msgspec.json.encode(answer) + b"\n")
+
+
+def _question_of(line: bytes) -> Question | Answer:
+    """What is asked, or what to say where nothing can be made of it."""
     try:
-        question = msgspec.json.decode(line, type=Resize)
-    except msgspec.DecodeError as error:
-        return Answer(ok=False, message=f"The run does not understand the question ({error}).")
-    answered = threading.Event()
-    answers: list[Answer] = []
-
-    def take(message: str, ok: bool) -> None:
-        answers.append(Answer(ok=ok, message=message))
-        answered.set()
-
-    ask(question, take)
-    if answered.wait(_PATIENCE):
-        return answers[0]
-    return Answer(ok=False, message=f"The run did not answer within {_PATIENCE:g} s.")
+        question: Question = msgspec.json.decode(line, type=Question)
+        return question
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"The run does not understand the question ({error}). It may be of another version."
+        return Answer(ok=False, message=message)
 
 
-def _line(connection: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) < _LINE_LIMIT:
-        piece = connection.recv(4096)
+def _line(connection: socket.socket, limit: int, rest: bytearray | None = None) -> bytes:
+    """The next line, without its end; what came after it is left in ``rest``. b"" for none within ``limit`` bytes."""
+    rest = bytearray() if rest is None else rest
+    searched = 0
+    while (end := rest.find(b"\n", searched)) < 0:
+        searched = len(rest)
+        piece = connection.recv(1 << 16) if searched <= limit else b""
         if not piece:
-            break
-        line += piece
+            return b""
+        rest += piece
+    line = bytes(rest[:end])
+    del rest[: end + 1]
     return line
 
 
-def find(root: Path, path: str) -> Path | None:
-    """The runtime directory below ``root`` of the live run at ``path``; ``None`` where there is none."""
-    for found in sorted(root.glob(f"*/{_CARD}")):
+# --------------------------------------------------------------------------- the other side
+
+
+class LiveRun(msgspec.Struct, frozen=True):
+    """A run under way on this machine: who it is, and the runtime directory in which it listens."""
+
+    card: Card
+    directory: Path
+
+
+def live_runs(root: Path) -> list[LiveRun]:
+    """The runs of this user that listen below ``root``; those of processes that were killed are not among them."""
+    found = []
+    for path in sorted(root.glob(f"*/{_CARD}")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            if msgspec.json.decode(found.read_bytes(), type=Card).path == path:
-                return found.parent
-    return None
+            card = msgspec.json.decode(path.read_bytes(), type=Card)
+            if _listens(path.parent):
+                found.append(LiveRun(card, path.parent))
+    return found
 
 
-def ask_run(directory: Path, question: Resize) -> Answer:
-    """Put a question to the run whose runtime directory this is; raises ``OSError`` when it does not listen."""
+def _listens(directory: Path) -> bool:
+    """True when somebody is behind the socket: one of a process that is gone refuses."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(2 * _PATIENCE)
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(directory / _SOCKET))
+        except (TimeoutError, BlockingIOError):
+            return True  # it is there, and busy
+        except OSError:
+            return False
+        return True
+
+
+def ask_run(
+    directory: Path, question: Question, within: float = _SAY_WITHIN + _ASK_WITHIN
+) -> Iterator[Reply]:
+    """Put a question to the run whose runtime directory this is, and hear what it says; the last is an answer.
+
+    Raises ``OSError`` when it does not listen, says nothing for ``within`` seconds, or hangs up before its answer.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(within)
         connection.connect(str(directory / _SOCKET))
         connection.sendall(msgspec.json.encode(question) + b"\n")
-        return msgspec.json.decode(_line(connection), type=Answer)
+        rest = bytearray()
+        while line := _line(connection, _REPLY_LIMIT, rest):
+            reply = _reply_of(line)
+            yield reply
+            if isinstance(reply, Answer):
+                return
+    raise ConnectionError("it hung up before it had answered")
+
+
+def _reply_of(line: bytes) -> Reply:
+    try:
+        reply: Reply = msgspec.json.decode(line, type=Reply)
+        return reply
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Answer(ok=False, message=f"The run, which may be of another version, says: {line[:500]!r}.")

@@ -1,0 +1,62 @@
+"""Asking a run that is under way, and what to say when it is not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from powertrain.errors import StorageError
+from powertrain.run import control
+from powertrain.run.lease import current_holder
+from powertrain.storage.addresses import without_secrets
+
+if TYPE_CHECKING:
+    from powertrain.cli.finding import FoundRun
+
+#: Seconds for a run to say how it stands; one whose process is suspended (Ctrl-Z) says nothing.
+_STANDS_WITHIN = 3.0
+
+
+def ask(
+    run: FoundRun, question: control.Question, told: Callable[[control.Part], None] | None = None
+) -> control.Answer:
+    """The answer of a run; ``told`` is called with each part that comes before it.
+
+    Raises :class:`StorageError` that says where the run is, where it cannot be asked from here.
+    """
+    if run.live is None:
+        raise StorageError(out_of_reach(run))
+    try:
+        for reply in control.ask_run(run.live.directory, question):
+            if isinstance(reply, control.Answer):
+                return reply
+            if told is not None:
+                told(reply)
+    except OSError as error:
+        raise StorageError(
+            f"The run {run.name!r} (process {run.live.card.pid}) did not answer: {error}. 'powertrain show' says "
+            "whether it has ended."
+        ) from error
+    raise AssertionError("a reply ends with an answer")
+
+
+def how_it_stands(live: control.LiveRun) -> control.Description | None:
+    """What a run under way says of itself; None where it does not answer any more."""
+    try:
+        parts = list(control.ask_run(live.directory, control.Describe(), _STANDS_WITHIN))
+    except OSError:
+        return None
+    return next((part for part in parts if isinstance(part, control.Description)), None)
+
+
+def out_of_reach(run: FoundRun) -> str:
+    """Why a run that does not listen here cannot be asked: who runs it, or that nobody does."""
+    about = f"The run {run.name!r} at {without_secrets(run.place.uri)} is not under way on this machine as this user"
+    holder = current_holder(run.place)
+    if holder is None or holder.released:
+        return f"{about}: nobody runs it now. See 'powertrain ls' for what is."
+    who = f"process {holder.pid} of user {holder.user!r} on host {holder.host!r}"
+    if holder.host != socket.gethostname():
+        return f"{about}. It was started by {who}: ask there, as that user."
+    return f"{about}. It was started by {who}, which is gone, or does not listen to this user."

@@ -1,0 +1,138 @@
+"""``powertrain stacks``: what every thread of every rank is doing at this moment."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from powertrain.cli import arguments
+from powertrain.cli.asking import ask, out_of_reach
+from powertrain.cli.finding import FoundRun, find_run
+from powertrain.cli.ls import ago
+from powertrain.cli.ranks import parse_ranks
+from powertrain.cli.watching import Watch
+from powertrain.run import control
+from powertrain.run.hang_report import where_in_words
+from powertrain.storage import Storage
+from powertrain.storage.addresses import without_secrets
+from powertrain.terminal import counted, rank_list
+from powertrain.trace.stacks import text
+from powertrain.wire import ProcessStack
+
+_KEPT = re.compile(r"stacks/attempt-(\d+)-hang-(\d+)\.txt")
+
+
+def stacks(
+    run: arguments.Run,
+    storage: arguments.Storage = "",
+    rank: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rank", "-r", help="Only these ranks: 3, or 0-3,7. May be repeated.", show_default=False
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print all that was seen as JSON.")] = False,
+) -> None:
+    """Say where every rank is, with the stacks of all its threads; of a run that is over, those that were kept."""
+    ranks, found = parse_ranks(rank or ()), find_run(run, storage)
+    if found.live is None:
+        _print_kept(found, json=json)
+        return
+    parts: list[control.Part] = []
+    answer = ask(found, control.LookAround(ranks=ranks), parts.append)
+    seen = sorted((part for part in parts if isinstance(part, control.RankSeen)), key=lambda part: part.rank)
+    stands = next((part for part in parts if isinstance(part, control.Description)), None)
+    if not answer.ok:
+        typer.echo(answer.message, err=True)
+        raise typer.Exit(1)
+    if json:
+        typer.echo(_as_json(found, stands, seen, answer.message))
+        return
+    for line in page(found.name, stands, seen, each=bool(ranks)):
+        typer.echo(line)
+    if answer.message:
+        typer.echo(answer.message, err=True)
+
+
+def page(
+    name: str, stands: control.Description | None, seen: Sequence[control.RankSeen], *, each: bool
+) -> list[str]:
+    """First where everybody is, those at the same place together; then all threads of one of each, or of ``each``."""
+    groups = _by_place(seen)
+    lines = [_headline(name, stands, seen)] if stands is not None else []
+    for words, members in groups.items():
+        lines.append(f"{rank_list(one.rank for one in members)}: {words}")
+    for members in groups.values():
+        for one in members if each else members[:1]:
+            alike = [other.rank for other in members if other is not one]
+            first, *rest = text([_without_ours(process) for process in one.processes]).splitlines()
+            lines += ["", first if each or not alike else f"{first}, and so {rank_list(alike)}", *rest]
+    return lines
+
+
+def _without_ours(process: ProcessStack) -> ProcessStack:
+    """Without the threads that are ours: they say nothing of the user's code, and are in what ``--json`` prints."""
+    threads = [thread for thread in process.threads if not thread.name.startswith("powertrain-")]
+    return msgspec.structs.replace(process, threads=threads)
+
+
+def _headline(name: str, stands: control.Description, seen: Sequence[control.RankSeen]) -> str:
+    rows = sorted({one.row for one in seen})
+    at = "" if not rows else f", at row {rows[0]}" if len(rows) == 1 else f", at rows {rows[0]} to {rows[-1]}"
+    return f"{name}: {stands.state}, attempt {stands.attempt}, {counted(stands.workers, 'rank')}{at}"
+
+
+def _by_place(seen: Sequence[control.RankSeen]) -> dict[str, list[control.RankSeen]]:
+    groups: dict[str, list[control.RankSeen]] = {}
+    for one in seen:
+        own = one.processes[0] if one.processes else None
+        state = own.state if own is not None else "gone"
+        words = where_in_words(one.where, one.awaits, state, debugged=one.debugged)
+        groups.setdefault(words, []).append(one)
+    return groups
+
+
+def _as_json(
+    found: FoundRun, stands: control.Description | None, seen: Sequence[control.RankSeen], missing: str
+) -> str:
+    content: dict[str, Any] = {
+        "run": found.name,
+        "path": without_secrets(found.place.uri),
+        "stands": stands,
+        "ranks": list(seen),
+        "missing": missing,
+    }
+    return _json_text(content)
+
+
+def _json_text(content: dict[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
+
+
+def _print_kept(found: FoundRun, *, json: bool) -> None:
+    """Of a run that cannot be asked: the newest stacks that were kept when it hung, of all ranks that answered then."""
+    watch = Watch(found)
+    watch.look()
+    typer.echo(watch.ending() if watch.is_over else out_of_reach(found), err=True)
+    newest = _newest_kept(found.place)
+    if newest is None:
+        typer.echo("No stacks were kept of it: they are when a run hangs.", err=True)
+        raise typer.Exit(1)
+    kept = found.place.get(newest).decode("utf-8", "replace")
+    if json:
+        path = without_secrets(found.place.uri)
+        typer.echo(_json_text({"run": found.name, "path": path, "kept_in": newest, "kept": kept}))
+        return
+    when = ago(found.place.modified(newest), time.time())
+    typer.echo(f"These were kept {when} in {newest}:\n", err=True)
+    typer.echo(kept, nl=False)
+
+
+def _newest_kept(place: Storage) -> str | None:
+    kept = [(match, entry.key) for entry in place.list("stacks") if (match := _KEPT.fullmatch(entry.key))]
+    return max(kept, key=lambda one: (int(one[0][1]), int(one[0][2])))[1] if kept else None

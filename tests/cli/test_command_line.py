@@ -1,0 +1,43 @@
+"""docs/command_line.md names every verb there is, and each of its examples is understood."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from powertrain.cli.main import app
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text("utf-8")
+_ROW = re.compile(r"^\| `(?P<verb>\w+)` \| .+ \| `powertrain (?P<example>.+)` \|$", re.MULTILINE)
+
+
+def verbs() -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
+
+
+def test_the_table_lists_exactly_the_verbs_that_there_are() -> None:
+    assert [row["verb"] for row in _ROW.finditer(GUIDE)] == list(verbs())
+
+
+@pytest.mark.parametrize("example", [row["example"] for row in _ROW.finditer(GUIDE)])
+def test_every_example_is_a_command_that_is_understood(example: str) -> None:
+    understood = CliRunner().invoke(app, [*shlex.split(example), "--help"])
+    assert understood.exit_code == 0, understood.output
+    verb, *words = shlex.split(example)
+    command = verbs()[verb]
+    if hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= known
+
+
+def test_every_verb_says_in_one_line_what_it_does() -> None:
+    for name, command in verbs().items():
+        assert command.get_short_help_str(200).endswith("."), name
