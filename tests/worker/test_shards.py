@@ -24,6 +24,7 @@ from powertrain.data.streamed import StreamedShard
 from powertrain.engine.ray_feed import Feed
 from powertrain.errors import ConfigError, OutsideWorkerError
 from powertrain.storage import safety
+from powertrain.wire import FirstStep
 from powertrain.worker import context, saving
 from powertrain.worker.batch_plan import gradient_weight
 from powertrain.worker.context import Place
@@ -31,6 +32,8 @@ from powertrain.worker.progress import progress
 from powertrain.worker.shards import (
     DATA_EXTRA,
     DataPosition,
+    FirstWaits,
+    RecordedWaits,
     Shards,
     disk_budget,
     in_words,
@@ -132,6 +135,21 @@ def test_datasets_of_this_process_are_used_as_they_are_and_only_when_they_are_ne
     assert asked == [1]
     with pytest.raises(ConfigError, match="no dataset 'eval'"):
         rank.data.shard("eval")
+
+
+def test_waits_before_the_first_batch_are_a_part_of_the_start_and_later_ones_are_not(
+    ranks: Any,
+) -> None:
+    told: list[FirstStep] = []
+    progress.reset()
+    progress.startup.begin(told.append)
+    shard = ranks().data.shard("train")
+    batches = iter(shard.iter_batches(batch_size=4))
+    assert isinstance(shard.watch, FirstWaits)
+    next(batches)
+    assert type(shard.watch) is RecordedWaits
+    progress.startup.stepped()
+    assert told[0].data > 0
 
 
 def test_each_batch_sets_the_weight_of_its_rank_and_counts(ranks: Any) -> None:

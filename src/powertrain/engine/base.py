@@ -153,6 +153,10 @@ class Started:
 
     slot: Slot
     pid: int
+    #: Seconds since it was asked for in which the process that it is forked from was not ready, and how many of them
+    #: went into that one's imports; 0 where it is forked from none.
+    waited: float = 0.0
+    imports: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -229,12 +229,13 @@ class NodeAgent:
             title=command.title,
             shielded=command.shielded,
         )
+        server, asked = self._server, time.monotonic()
         try:
-            self._server.fork(
+            server.fork(
                 id,
                 spec,
                 write,
-                started=lambda pid: self._started(id, pid),
+                started=lambda pid: self._started(id, pid, *server.kept_waiting(asked)),
                 ended=lambda pid, code, oom: self._ended(id, pid, code, oom),
             )
         except EngineError:
@@ -243,9 +244,9 @@ class NodeAgent:
     def _own_env(self) -> dict[str, str | None]:
         return {LAUNCH_DIR_VARIABLE: self._launch_dir} if self._launch_dir else {}
 
-    def _started(self, id: str, pid: int) -> None:
+    def _started(self, id: str, pid: int, waited: float, imports: float) -> None:
         self._pids[id] = pid
-        self._say(wire.ProcessStarted(id=id, pid=pid))
+        self._say(wire.ProcessStarted(id=id, pid=pid, waited=waited, imports=imports))
 
     def _ended(self, id: str, pid: int, code: int, oom: bool) -> None:
         """On the server's thread: its output first, then what it had reported, then its end."""

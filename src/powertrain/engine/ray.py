@@ -376,7 +376,7 @@ class RayEngine:
         process = self._processes.get(message.id)
         if process is not None:
             process.pid = message.pid
-            self._events(Started(process.slot, message.pid))
+            self._events(Started(process.slot, message.pid, message.waited, message.imports))
 
     def _process_ended(self, message: wire.ProcessEnded) -> None:
         with self._changed:

@@ -51,7 +51,8 @@ _MESSAGE_LIMIT = 1 << 18
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start a process. Descriptors that come along: the payload, and the end to write output to."""
+    """Start a process. Descriptors that come along: the payload, the end to write output to, and of one that uses
+    something of the machine the file of the claim, which it holds until it ends."""
 
     id: str
     entry: str
@@ -81,6 +82,8 @@ Command = Union[Fork, Kill, Sweep]
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float
+    #: How many of them went into imports, which are the last thing that it does before.
+    imports: float = 0.0
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -107,8 +110,10 @@ def serve(control: socket.socket, driver: int, started: float, preloads_torch: b
     code = 1
     try:
         _detach()
+        began = time.monotonic()
         _preload(preloads_torch)
-        _Server(control, driver).loop(time.time() - started)
+        imports = time.monotonic() - began
+        _Server(control, driver).loop(Ready(seconds=time.time() - started, imports=imports))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -171,8 +176,8 @@ class _Server:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def loop(self, warmed: float) -> None:
-        self._tell(Ready(seconds=warmed))
+    def loop(self, warmed: Ready) -> None:
+        self._tell(warmed)
         while True:
             ready = {source for source, _ in self._poll.poll(_LOOK_EVERY * 1000 if self._workers else None)}
             self._oom.look(time.monotonic())
@@ -203,9 +208,11 @@ class _Server:
             self._sweeps.pop(command.id, None)
         return True
 
-    def _fork(self, command: Fork, payload: int, output: int) -> None:
+    def _fork(self, command: Fork, payload: int, output: int, *claim: int) -> None:
         before = process.oom_kills()  # before the fork: it may be killed before we are back
         server = os.getpid()
+        for descriptor in claim:  # what the process executes has no part in it
+            os.set_inheritable(descriptor, False)
         pid = os.fork()
         if pid == 0:
             for descriptor in (self._wake_read, self._wake_write, self._driver):
@@ -213,8 +220,8 @@ class _Server:
                     os.close(descriptor)
             self._control.close()
             _become(command, payload, output, server)
-        os.close(payload)
-        os.close(output)
+        for descriptor in (payload, output, *claim):
+            os.close(descriptor)
         self._workers[pid] = command.id
         self._oom.began(pid, before)
         self._tell(Forked(id=command.id, pid=pid))

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 from powertrain.storage.boundaries import training_step
 from powertrain.wire import Goto, Preemption
+from powertrain.worker.startup import Startup
 
 
 class Progress:
     """Counters of one rank. Written by the training thread, read by the service thread."""
 
-    __slots__ = ("awaits", "batches", "moved", "phase", "reports", "steps")
+    __slots__ = ("awaits", "batches", "moved", "phase", "reports", "startup", "steps")
 
     def __init__(self) -> None:
         self.reports = 0
@@ -33,16 +34,22 @@ class Progress:
         self.moved = time.monotonic()
         #: What the rank waits for on its wire: see ``wire.Beat``.
         self.awaits = ""
+        #: What comes before the first step.
+        self.startup = Startup()
 
     def report(self) -> None:
         """A report was made."""
         self.reports += 1
         self.moved = time.monotonic()
+        if self.reports == 1:
+            self.startup.stepped()
 
     def step(self, *_: object) -> None:
         """An optimizer step was made. Takes and ignores a hook's arguments."""
         self.steps += 1
         self.moved = time.monotonic()
+        if self.steps == 1:
+            self.startup.stepped()
         training_step("optimizer", self.steps)
 
     def batch(self) -> None:
@@ -50,6 +57,8 @@ class Progress:
         training_step("batch", self.batches + 1)
         self.batches += 1
         self.moved = time.monotonic()
+        if self.batches == 1:
+            self.startup.batch()
 
     def snapshot(self) -> tuple[int, int, int]:
         return self.reports, self.steps, self.batches
@@ -73,6 +82,7 @@ class Progress:
         self.reports = self.steps = self.batches = 0
         self.phase, self.awaits = "set-up", ""
         self.moved = time.monotonic()
+        self.startup = Startup()
 
 
 #: This process's counters.

@@ -111,6 +111,18 @@ class RecordedWaits:
             recorder.batch(rows, _tokens_in(batch), spans.MADE_HERE if seconds is None else seconds)
 
 
+class FirstWaits(RecordedWaits):
+    """The same until the first batch, whose wait is a part of the rank's start."""
+
+    def wait(self) -> int:
+        progress.startup.wait_began()
+        return super().wait()
+
+    def go_on(self, began: int) -> None:
+        super().go_on(began)
+        progress.startup.wait_ended()
+
+
 def _tokens_in(batch: Any) -> int:
     """Numbers in the column that models of text read."""
     ids = batch.get("input_ids") if isinstance(batch, dict) else None
@@ -175,7 +187,8 @@ class Shards:
         Raises :class:`ConfigError` for a name that the trainer was not given.
         """
         if name not in self._shards:
-            self._shards[name] = self._open(name)
+            with progress.startup.waiting():
+                self._shards[name] = self._open(name)
         shard = self._shards[name]
         if state_dict is not None:
             shard.load_state_dict(state_dict)
@@ -245,7 +258,7 @@ class Shards:
             on_change=place.on_data_change,
             device=self._device,
             warn=self._say,
-            watch=RecordedWaits(),
+            watch=FirstWaits() if progress.startup.is_noted else RecordedWaits(),
         )
 
     def _open_stream(self, name: str) -> StreamedShard:
@@ -260,7 +273,7 @@ class Shards:
             resume=lambda: self._saved(name),
             began=lambda weight: self._began(name, weight),
             device=self._device,
-            watch=RecordedWaits(),
+            watch=FirstWaits() if progress.startup.is_noted else RecordedWaits(),
         )
 
     @property
@@ -314,6 +327,8 @@ class Shards:
         progress.batch()
         if name not in self._begun:
             self._begun.add(name)
+            if (shard := self._shards.get(name)) is not None:
+                shard.watch = RecordedWaits()
             self._tell_if_unused(name)
         if progress.moved - self._looked >= _LOOK_EVERY:
             self._look()
