@@ -119,7 +119,11 @@ def _is_of_ray(pid: int) -> bool:
 
 
 def _serve(directory: str) -> None:
+    from ray._private.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
+
+    # Ray writes the cluster's address there, and on a machine that never ran it the directory is absent.
+    os.makedirs(os.path.dirname(get_ray_address_file(None)), exist_ok=True)
 
     def say(value: Any) -> None:
         print("ANSWER " + json.dumps(value), flush=True)

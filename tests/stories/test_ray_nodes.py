@@ -142,6 +142,7 @@ def test_a_run_of_fixed_size_says_what_is_missing_and_goes_on_with_the_slots_tha
     )
     with going(trainer) as run:
         story.await_told(*(f"steps-0-{rank}" for rank in range(4)))
+        run.fact(fits, "fixed", ev.Committed, attempt=0)
         before = places(fits.directory, 0, 4)
         pair.kill("b")
         waited = run.fact(fits, "fixed", ev.SlotsWaited, attempt=1)
