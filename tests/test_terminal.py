@@ -32,6 +32,20 @@ def run_started(at: float = 0.01, **more: Any) -> ev.RunStarted:
     )
 
 
+def startup_measured(workers: int = 2, **more: Any) -> ev.StartupMeasured:
+    fields: dict[str, Any] = {
+        "time": 2.6,
+        "attempt": 0,
+        "rank": 1,
+        "seconds": 2.5,
+        "world_size": workers,
+        "path": {"slots": 0.1, "process group": 1.9, "data": 0.45, "first step": 0.05},
+        "ranks": tuple(range(workers)),
+        "phases": {"process group": (1.9,) * workers, "data": tuple(0.45 * rank for rank in range(workers))},
+    }
+    return ev.StartupMeasured(**{**fields, **more})
+
+
 def starting_facts(workers: int = 2, attempt: int = 0, first_row: int = 1, at: float = 0.0) -> list[ev.Event]:
     return [
         ev.SlotsRequested(time=at + 0.1, attempt=attempt, count=workers),
@@ -40,10 +54,8 @@ def starting_facts(workers: int = 2, attempt: int = 0, first_row: int = 1, at: f
             ev.WorkerStarted(time=at + 0.3, attempt=attempt, rank=rank, pid=100 + rank, host="here")
             for rank in range(workers)
         ),
-        ev.StartupMeasured(time=at + 0.4, attempt=attempt, rank=0, phase="process group", seconds=0.5),
-        ev.StartupMeasured(time=at + 0.4, attempt=attempt, rank=1, phase="process group", seconds=1.5),
-        ev.StartupMeasured(time=at + 0.4, attempt=attempt, rank=1, phase="load function", seconds=0.25),
         ev.TrainingStarted(time=at + 2.2, attempt=attempt),
+        startup_measured(workers, attempt=attempt, time=at + 2.6),
     ]
 
 
@@ -166,7 +178,7 @@ def test_the_view_follows_a_run_from_start_to_end() -> None:
         states.append(view.state)
     assert list(dict.fromkeys(states)) == ["waiting", "starting", "training", "finished"]
     assert (view.world_size, view.attempts, view.startup_seconds) == (2, 1, 2.0)
-    assert view.phases == {"process group": (1.5, 1), "load function": (0.25, 1)}
+    assert view.phases == pytest.approx({"slots": 0.1, "processes": 0.1, "process group": 1.9})
 
 
 def test_the_rate_is_that_of_the_last_seconds_and_memory_stays_bounded() -> None:
@@ -189,7 +201,8 @@ def test_a_new_attempt_starts_rate_rows_and_phases_over() -> None:
     assert view.state == "recovering"
     for event in starting_facts(workers=1, attempt=1, first_row=5, at=6.0)[:2]:
         view.on_event(event)
-    assert (view.row, view.rate(), view.phases, view.attempts, view.world_size) == (4, 0.0, {}, 2, 1)
+    assert (view.row, view.rate(), view.attempts, view.world_size) == (4, 0.0, 2, 1)
+    assert view.phases == pytest.approx({"slots": 0.1})
     assert view.metrics == {"loss": 0.9}
 
 
@@ -278,10 +291,10 @@ def test_it_is_shown_how_far_data_have_been_read_until_another_attempt_begins() 
 
 def test_the_region_shows_phases_and_missing_ranks_while_starting() -> None:
     view = View(name="digits")
-    for event in [run_started(), *starting_facts(workers=4)[:3], *starting_facts()[4:6]]:
+    for event in [run_started(), *starting_facts(workers=4)[:3]]:
         view.on_event(event)
     text = region_text(view, 1.0)
-    assert "start-up process group 1.50 s" in text or "start-up process group 0.50 s" in text
+    assert "start-up slots 0.10 s, processes 0.10 s" in text
     assert "waiting for ranks 1, 2, 3 to come up" in text
 
 
@@ -309,8 +322,25 @@ def test_plain_lines_tell_start_and_training() -> None:
     said = narrated(view, Narrator(view), [run_started(), *starting_facts()])
     assert said == [
         "[digits] run started in /runs/digits (local engine, 2 workers)",
-        "[digits] training started on 2 workers after 2.00 s (process group 1.50 s, load function 0.25 s)",
+        "[digits] training started on 2 workers after 2.00 s",
+        "[digits] first step after 2.5 s: slots 0.10, process group 1.9, data 0.45, first step 0.05 (rank 1 was last)",
     ]
+
+
+def test_a_start_without_a_first_step_is_told_only_to_who_wants_to_know_all() -> None:
+    cut_off = startup_measured(unfinished=(0,), rank=0)
+    view = trained_view()
+    assert narrated(view, Narrator(view), [cut_off]) == []
+    said = narrated(view, Narrator(view, verbose=2), [cut_off])
+    assert said[0].startswith("[digits] rank 0 had made no step and no report after 2.5 s: ")
+
+
+def test_of_a_start_that_an_old_journal_tells_by_phases_nothing_is_said() -> None:
+    old = ev.decode(
+        b'{"fact":"startup_measured","time":1.0,"attempt":0,"rank":1,"phase":"fork","seconds":0.5}'
+    )
+    view = trained_view()
+    assert narrated(view, Narrator(view, verbose=2), [old]) == []
 
 
 def test_the_start_line_of_an_elastic_run_names_its_sizes_whatever_comes_next() -> None:
@@ -439,7 +469,7 @@ def test_verbose_names_each_process_and_phase() -> None:
     view = View(name="digits", path="/runs/digits")
     said = narrated(view, Narrator(view, verbose=2), [run_started(), *starting_facts()])
     assert "[digits] rank 1 is up: process 101 on here" in said
-    assert "[digits] rank 1 spent 1.50 s in process group" in said
+    assert "  data             0.00    0.45" in said
 
 
 # --------------------------------------------------------------------------- the error report
@@ -619,6 +649,15 @@ def test_log_to_file_keeps_the_ranks_output_off_the_terminal() -> None:
     assert stream.getvalue() == "[digits] warning: shown\n"
 
 
+def test_while_somebody_else_talks_in_the_terminal_lines_are_kept() -> None:
+    terminal, stream = plain_terminal()
+    terminal.hold()
+    terminal.output(0, b"meanwhile\n")
+    assert stream.getvalue() == ""
+    terminal.release()
+    assert stream.getvalue() == "[rank 0] meanwhile\n"
+
+
 def test_a_whole_run_in_plain_mode() -> None:
     terminal, stream = plain_terminal()
     for event in [run_started(), *starting_facts()]:
@@ -629,8 +668,8 @@ def test_a_whole_run_in_plain_mode() -> None:
     terminal.close()
     terminal.output(0, b"too late\n")
     said = stream.getvalue().splitlines()
-    assert said[2] == "[digits] row 1, loss 0.5"
-    assert said[3] == "Run digits finished"
+    assert said[3] == "[digits] row 1, loss 0.5"
+    assert said[4] == "Run digits finished"
     assert "  metrics     loss 0.25" in said
     assert "too late" not in stream.getvalue()
 
@@ -814,6 +853,23 @@ def test_two_live_runs_share_one_region_and_lose_nothing() -> None:
     assert "[second] warning: from the second" in stream.getvalue()
     assert "[second] warning: after the first" in stream.getvalue()
     assert tm._live_owner is None
+
+
+def test_the_live_region_is_gone_while_somebody_else_talks_in_the_terminal() -> None:
+    stream = FakeTty()
+    terminal = Terminal("digits", "/runs/digits", stream=stream, live=True)
+    try:
+        terminal.event(ev.Warned(time=0.0, message="before"))
+        terminal.hold()
+        before = stream.getvalue()
+        assert "[digits] warning: before" in before
+        terminal.event(ev.Warned(time=0.0, message="meanwhile"))
+        time.sleep(3 * tm._REFRESH_SECONDS)  # it would have been drawn again by now
+        assert stream.getvalue() == before
+        terminal.release()
+    finally:
+        terminal.close()
+    assert "[digits] warning: meanwhile" in stream.getvalue()
 
 
 # --------------------------------------------------------------------------- real streams

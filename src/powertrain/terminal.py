@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO
 
 from powertrain.run import events as ev
-from powertrain.run import lifecycle
+from powertrain.run import lifecycle, startup_report
 from powertrain.run.hang_report import stretches
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ _LINE_LIMIT = 64 * 2**10
 #: A pipe that poll() calls writable takes 4096 bytes at once: 1024 characters in UTF-8.
 _PIECE = 1024
 _METRICS_SHOWN = 12
-_PHASES_KEPT = 32
 _CLOSE_SECONDS = 5.0
 
 _RANK_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -221,8 +220,9 @@ class View:
     world_size: int = 0
     #: Ranks whose process has answered.
     up: set[int] = field(default_factory=set)
-    #: Longest time any rank spent in each start-up phase, and that rank (-1: this process).
-    phases: dict[str, tuple[float, int]] = field(default_factory=dict)
+    #: What the start has taken so far: seconds by what they went into.
+    phases: dict[str, float] = field(default_factory=dict)
+    slots_requested: float = 0.0
     #: From the attempt's begin to its training; 0 until then.
     startup_seconds: float = 0.0
     row: int = 0
@@ -250,15 +250,16 @@ class View:
             case ev.AttemptStarted():
                 self._begin_attempt(event)
             case ev.SlotsRequested(count=count):
-                self.workers, self.waiting_for = count, ""
+                self.workers, self.waiting_for, self.slots_requested = count, "", event.time
             case ev.SlotsWaited():
                 self.workers, self.waiting_for = event.count, event.reason
             case ev.WorkerStarted():
                 self.up.add(event.rank)
-            case ev.StartupMeasured():
-                self._keep_phase(event)
+                self.phases["processes"] = max(0.0, event.time - self.attempt_started)
             case ev.TrainingStarted():
                 self.startup_seconds = max(0.0, event.time - (self.attempt_started or event.time))
+                hooks = self.startup_seconds - self.phases.get("processes", 0.0)
+                self.phases["process group"] = max(0.0, hooks)
             case ev.Committed():
                 self.checkpoint, self.checkpoint_row = event.checkpoint, event.row
                 self.checkpoint_bytes = event.bytes
@@ -313,20 +314,14 @@ class View:
         self.attempts += 1
         self.world_size, self.waiting_for, self.reason = event.world_size, "", ""
         self.up, self.startup_seconds, self.late, self.data = set(), 0.0, None, ""
-        # What this process measured before the first attempt (rank -1) belongs to the start-up that follows.
-        self.phases = {n: p for n, p in self.phases.items() if p[1] == -1} if self.attempts == 1 else {}
+        self.phases = {"slots": max(0.0, event.time - (self.slots_requested or event.time))}
         self.row, self.row_time = event.first_row - 1, 0.0
         self._samples.clear()
 
-    def _keep_phase(self, event: ev.StartupMeasured) -> None:
-        known = self.phases.get(event.phase)
-        if (known is None and len(self.phases) < _PHASES_KEPT) or (known and event.seconds > known[0]):
-            self.phases[event.phase] = (event.seconds, event.rank)
-
 
 def phases_text(view: View) -> str:
-    """The start-up phases with their longest time over the ranks, in the order in which they were met."""
-    return ", ".join(f"{one_line(name, 40)} {duration(s)}" for name, (s, _) in view.phases.items())
+    """What the start has taken so far, in the order in which it came."""
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in view.phases.items())
 
 
 def _checkpoint_text(view: View) -> str:
@@ -603,9 +598,8 @@ class Narrator:
                 lines += self._slots_waited(event)
             case ev.WorkerStarted() if self._verbose > 1:
                 lines.append(self._own(f"rank {event.rank} is up: process {event.pid} on {event.host}"))
-            case ev.StartupMeasured() if self._verbose > 1:
-                who = f"rank {event.rank}" if event.rank >= 0 else "this process"
-                lines.append(self._own(f"{who} spent {duration(event.seconds)} in {event.phase}"))
+            case ev.StartupMeasured() if startup_report.is_told(event):
+                lines += self._startup_measured(event)
             case ev.AttemptStarted():
                 self._last_progress, self._told_late = -math.inf, None
             case ev.TrainingStarted() if self._verbose > 0:
@@ -673,10 +667,18 @@ class Narrator:
 
     def _training_started(self) -> str:
         view = self._view
-        phases = f" ({phases_text(view)})" if view.phases else ""
         begin = f", from row {view.row + 1}" if view.row else ""
         where = counted(view.world_size, "worker")
-        return f"training started on {where} after {duration(view.startup_seconds)}{phases}{begin}"
+        return f"training started on {where} after {duration(view.startup_seconds)}{begin}"
+
+    def _startup_measured(self, event: ev.StartupMeasured) -> list[Line]:
+        """A line, and what could be done about it; where it came to no first step, something else is worth more."""
+        if self._verbose == 0 or (event.unfinished and self._verbose < 2):
+            return []
+        lines = [self._own(startup_report.line(event))]
+        if self._verbose > 1:
+            lines += [Line("  " + text) for text in startup_report.table(event)]
+        return lines + [self._own(f"of the start-up, {text}") for text in startup_report.advice(event)]
 
     def _committed(self, event: ev.Committed) -> list[Line]:
         """Rare commits get a line of their own; frequent ones go into the next progress line."""
@@ -889,6 +891,8 @@ class Terminal:
         self._assemblers: dict[int, LineAssembler] = {}
         self._closed = self._noted = self._card_shown = False
         self._stop = threading.Event()
+        #: Set while somebody talks in this terminal; and while the live region keeps off it for that.
+        self._held, self._off = threading.Event(), threading.Event()
         wanted = wants_live(self._stream) if live is None else live
         self._live = wanted and verbose > 0 and self._stream is not None and self._claim_live()
         self._shared = wanted and not self._live
@@ -953,6 +957,20 @@ class Terminal:
         if self._verbose > 0:
             self._queue([Line(line) for line in text.splitlines()])
             self._write()
+
+    @_guarded
+    def hold(self) -> None:
+        """Write nothing before :meth:`release`, because a debugger talks in this terminal: what comes meanwhile is
+        kept. Waits for the live region to be gone."""
+        self._held.set()
+        if self._live:
+            self._off.wait(_CLOSE_SECONDS)
+
+    @_guarded
+    def release(self) -> None:
+        """Show what came since :meth:`hold`, and go on."""
+        self._held.clear()
+        self._write()
 
     def close(self, metrics: Mapping[str, Any] | None = None, checkpoint: str | None = None) -> None:
         """Print what is left and the end card (of a run that ended), and leave the terminal as it was.
@@ -1033,7 +1051,7 @@ class Terminal:
 
         One thread writes at a time; another's lines are written by the one that is at it.
         """
-        if self._live or (self._shared and self._hand_over()):
+        if self._live or (self._held.is_set() and not wait) or (self._shared and self._hand_over()):
             return
         while self._pending or self._unwritten:
             if not self._writing.acquire(blocking=wait):
@@ -1106,10 +1124,29 @@ class Terminal:
 
     def _run_live(self) -> None:
         from rich.console import Console
+
+        console = Console(file=self._stream, force_terminal=True, highlight=False, markup=False, emoji=False)
+        while not self._stop.is_set():
+            self._keep_off(console)
+            self._draw_until_held(console)
+        rows = end_rows(self.view)
+        if rows:
+            console.print(_end_panel(self.view.name, rows))
+            self._card_shown = True
+
+    def _keep_off(self, console: Console) -> None:
+        """Wait while somebody talks in the terminal."""
+        if self._held.is_set():
+            self._print_queued(console)
+        while self._held.is_set() and not self._stop.is_set():
+            self._off.set()
+            self._stop.wait(_REFRESH_SECONDS)
+        self._off.clear()
+
+    def _draw_until_held(self, console: Console) -> None:
         from rich.live import Live
 
         stdout_is_ours = self._stream is sys.stdout
-        console = Console(file=self._stream, force_terminal=True, highlight=False, markup=False, emoji=False)
         live = Live(
             console=console,
             auto_refresh=False,
@@ -1121,14 +1158,10 @@ class Terminal:
         with live:
             # Rich hides the cursor; a killed driver could not bring it back.
             console.show_cursor(True)
-            while not self._stop.wait(_REFRESH_SECONDS):
+            while not self._held.is_set() and not self._stop.wait(_REFRESH_SECONDS):
                 self._refresh(console, live)
             self._print_queued(console)
             live.update("", refresh=True)
-        rows = end_rows(self.view)
-        if rows:
-            console.print(_end_panel(self.view.name, rows))
-            self._card_shown = True
 
     def _refresh(self, console: Console, live: Live) -> None:
         with self._lock:

@@ -190,6 +190,7 @@ class DataParallelTrainer:
 
     def _lead(self, stack: ExitStack) -> Result:
         """The process that holds the run: take the lease, go on from what is there, run the controller."""
+        began = time.monotonic()
         from powertrain.checkpoint.chain import Chain, tag_for
         from powertrain.checkpoint.commit import verify_alone
         from powertrain.run.controller import Controller
@@ -197,6 +198,7 @@ class DataParallelTrainer:
         from powertrain.storage.addresses import without_secrets
         from powertrain.worker import signals
 
+        imported = time.monotonic()
         _set_log_level(self.run_config)
         self._remarks.clear()
         name = self.run_config.name or self._make_name()
@@ -215,20 +217,23 @@ class DataParallelTrainer:
         chain = Chain.take_over(storage, lease.number)
         earlier = _Earlier.read(storage)
         record = self._run_record(name, earlier)
+        looked = time.monotonic()
         datasets.update(self._prepare_data(record["data_seed"], places[2], earlier.checkpoint, storage))
+        known = {"imports": imported - began, "datasets": time.monotonic() - looked}
         unkept = self._keep_record(storage, record)
-        self._remove_summary(storage)
+        self._remove_ends(storage)
         kept = self._with_real_files(storage, stack, terminal)
         tag = tag_for(storage, lease.number)
         spec = self._spec(name, kept, storage, runtime, places, record, tag, datasets)
         controller = Controller(spec, engine, kept, chain, earlier.state, terminal, earlier.checkpoint)
+        controller.launched(began, known)
         remarks = [*earlier.messages(record), *_remarks(storage), *_about_restoring(unkept), *self._remarks]
         for message in remarks:
             controller.say(message)
         _forward(taken_by, controller, stack)
         if self._starts_processes:  # elsewhere the rank in this process hears the signals
             stack.enter_context(signals.heard(lambda number: controller.notify(_asked_to_end(number))))
-        _listen(name, storage, runtime, controller, stack)
+        _listen(name, lease.number, kept, runtime, controller, stack)
         with (
             _interrupts(controller.interrupt, users_code_is_here=hasattr(engine, "serve")),
             self._live_findings(kept, name, terminal),
@@ -236,6 +241,7 @@ class DataParallelTrainer:
             outcome = _run(controller, engine)
         left.extend(outcome.left)
         _tell_left_files(terminal, runtime)
+        _keep_return_value(outcome, storage.within(self._patience_at_end), kept, terminal)
         self._diagnose(kept, name, terminal)
         return self._conclude(outcome, storage, engine)
 
@@ -326,6 +332,11 @@ class DataParallelTrainer:
         stack.callback(local.remove_runtime_directory, segments)
         return staging, str(segments), blocks
 
+    @property
+    def _patience_at_end(self) -> float:
+        """Seconds for which storage that does not answer is asked again for what is no checkpoint."""
+        return min(_SHIP_WITHIN, self.run_config.sync_config.sync_timeout)
+
     def _with_real_files(self, storage: Storage, stack: ExitStack, terminal: Any) -> Storage:
         """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
         if storage.local_path("journal") is not None:
@@ -333,7 +344,7 @@ class DataParallelTrainer:
         from powertrain.run.places import spool_directory
         from powertrain.run.shipping import Shipped, spools_below
 
-        patient = min(_SHIP_WITHIN, self.run_config.sync_config.sync_timeout)
+        patient = self._patience_at_end
         own, abandoned = stack.enter_context(spools_below(spool_directory(storage)))
 
         def close(shipped: Shipped) -> None:
@@ -456,6 +467,7 @@ class DataParallelTrainer:
             port=_port(run),
             bind_host=_bind_host(run),
             trace=_trace_settings(run),
+            post_mortem=run.post_mortem,
             queue_timeout=scaling.queue_timeout_s,
             filesystem=_pickled(getattr(carried_to, "filesystem", None)),
             logs=_directory_of(storage, "logs"),
@@ -634,8 +646,9 @@ class DataParallelTrainer:
 
     def _conclude(self, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
         """The result of a good end; otherwise the one exception that says what happened."""
-        from powertrain.result import Result
+        from powertrain.result import Result, failure
         from powertrain.storage.addresses import without_secrets
+        from powertrain.worker.debugger import where_quit
 
         result = Result(
             path=storage.uri,
@@ -655,25 +668,25 @@ class DataParallelTrainer:
             raise PreemptedError(f"the run was preempted and can be resumed: {outcome.reason}", result)
         if outcome.state != "failed" and outcome.is_to_leave:
             raise PreemptedError(f"the run is {outcome.state}, and this process was asked to end", result)
+        raised: Any = getattr(engine, "error", None)
+        if outcome.state == "stopped" and where_quit(raised) is not None:
+            raise raised  # it was plain pdb in this very process, which leaves the whole script
         if outcome.state != "failed":
             return result
-        from powertrain.terminal import failure_report
+        result.error = failure(result, storage, outcome.failures)
+        raise result.error from getattr(engine, "error", None)
 
-        logs = os.path.join(storage.uri, "logs")
-        error = TrainingFailedError(
-            failure_report(outcome.failures, outcome.reason, logs=logs if os.path.isdir(logs) else ""),
-            {failure.rank: WorkerFailedError(failure) for failure in outcome.failures},
-            result,
-        )
-        result.error = error
-        raise error from getattr(engine, "error", None)
+    def _remove_ends(self, storage: Storage) -> None:
+        """The summary and the return value of an earlier start: until this one has ended there are none."""
+        from powertrain import return_value
 
-    def _remove_summary(self, storage: Storage) -> None:
-        """Of an earlier start: until this one has ended there is none."""
         try:
             storage.delete("final_summary.json")
+            return_value.remove(storage)
         except (StorageError, OSError) as error:
-            self._remarks.append(f"The summary of an earlier start could not be removed: {error}")
+            self._remarks.append(
+                f"The summary and the return value of an earlier start could not be removed: {error}"
+            )
 
     def _live_findings(self, storage: Storage, name: str, terminal: Any) -> AbstractContextManager[Any]:
         """With ``TraceConfig(mode="cli")``: what is found while the run goes on."""
@@ -721,14 +734,16 @@ class DataParallelTrainer:
             remove_data_cache(rank.place.data_cache)
         if interrupts:
             raise KeyboardInterrupt(f"the run was interrupted and can be resumed: {rank.place.run_path}")
-        elsewhere = rank.summary.get("failed", "")
+        elsewhere, stopped = rank.summary.get("failed", ""), rank.summary.get("stopped", "")
         result = Result(
             path=rank.place.run_path,
             storage_filesystem=pickle.loads(filesystem)
             if (filesystem := rank.place.run_filesystem)
             else None,
-            state="failed" if code or elsewhere else "finished",
+            state="failed" if code or elsewhere else "stopped" if stopped else "finished",
+            reason=stopped,
             metrics=rank.summary.get("metrics"),
+            value=b"",  # it is rank 0's, in whose process it is
         )
         if reason := rank.summary.get("preempted"):
             raise PreemptedError(f"the run was preempted and can be resumed: {reason}", result)
@@ -1157,23 +1172,29 @@ def _asked_to_end(number: signal.Signals) -> str:
     return f"the driver (process {os.getpid()}) was asked to end by {number.name}"
 
 
-def _listen(name: str, storage: Storage, runtime: Path, controller: Controller, stack: ExitStack) -> None:
+def _listen(
+    name: str, lease: int, storage: Storage, runtime: Path, controller: Controller, stack: ExitStack
+) -> None:
     """Let the command line find this run and talk to it."""
     from powertrain.run import control
 
-    card = control.Card(name=name, path=storage.uri, pid=os.getpid())
+    files = os.path.dirname(_directory_of(storage, "logs"))
+    card = control.Card(name=name, path=storage.uri, pid=os.getpid(), files=files, lease=lease)
     try:
-        stack.enter_context(
-            control.listening(runtime, card, lambda asked, answer: controller.resize(asked.workers, answer))
-        )
+        stack.enter_context(control.listening(runtime, card, controller.visit))
     except OSError as error:
-        controller.say(f"'powertrain resize' will not find this run: its socket cannot be made ({error}).")
+        controller.say(
+            f"'powertrain stop' and others will not find this run: its socket cannot be made ({error})."
+        )
 
 
 def _terminal(run: RunConfig, name: str, path: str) -> Any:
     from powertrain.terminal import Terminal
+    from powertrain.worker.debugger import is_attached
 
     live, verbose = {None: (None, 1), 0: (None, 0), 1: (False, 1), 2: (None, 1)}.get(run.verbose, (None, 2))
+    if is_attached():  # its prompt would be drawn over
+        live = False
     return Terminal(name, path, live=live, log_to_file=bool(run.log_to_file), verbose=verbose)
 
 
@@ -1219,6 +1240,20 @@ def _tell(terminal: Any, message: str) -> None:
     from powertrain.run.events import Warned
 
     terminal.event(Warned(time=time.time(), message=message))
+
+
+def _keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, terminal: Any) -> None:
+    """So that ``Result.from_path`` has it too. What does not answer is not waited for once more."""
+    from powertrain import return_value
+
+    unkept = getattr(kept, "problem", "") if outcome.value else ""
+    unkept = unkept or return_value.store(storage, outcome.value)
+    if unkept:
+        _tell(
+            terminal,
+            f"What the training function returned is not kept in the run's directory: {unkept}. "
+            "Result.return_value has it while this process lives.",
+        )
 
 
 def _tell_left_files(terminal: Any, runtime: Path) -> None:

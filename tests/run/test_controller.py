@@ -22,6 +22,7 @@ from powertrain.cli.ls import summarize
 from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
+from powertrain.run import attempt as attempt_module
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
 from powertrain.run import journal, lifecycle
@@ -46,6 +47,7 @@ class Watcher:
         self.late: list[tuple[int, list[int]]] = []
         self.printed: list[tuple[int, bytes]] = []
         self.read: list[str] = []
+        self.is_held = False
         self.on_event: Callable[[ev.Event], None] = lambda _: None
         self.on_row: Callable[[int], None] = lambda _: None
 
@@ -65,6 +67,12 @@ class Watcher:
 
     def output(self, rank: int, data: bytes) -> None:
         self.printed.append((rank, data))
+
+    def hold(self) -> None:
+        self.is_held = True
+
+    def release(self) -> None:
+        self.is_held = False
 
     def all_of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -291,6 +299,42 @@ def test_a_report_with_a_barrier_returns_when_the_row_is_complete(run: Run) -> N
     assert order == ["rank 1 reports", "rank 0 goes on"]
 
 
+def test_all_ranks_but_the_first_are_told_to_let_reports_gather_and_none_is_lost(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_module, "gathering_seconds", lambda ranks: 1e6)
+    told: dict[int, float] = {}
+
+    def play(worker: ScriptedWorker) -> None:
+        told[worker.rank] = worker.service.gather
+        for _ in range(3):
+            worker.report({"loss": 1.0})
+
+    assert run.go(ScriptedEngine(play), workers=3).state == "finished"
+    assert told == {0: 0.0, 1: 1e6, 2: 1e6}
+    assert run.points == [(0, rank, row) for rank in range(3) for row in (1, 2, 3)]
+    assert [(row, None in metrics) for row, metrics in run.watcher.rows] == [
+        (1, False),
+        (2, False),
+        (3, False),
+    ]
+
+
+def test_who_waits_for_a_row_alone_waits_no_longer_than_the_others_gather(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_module, "gathering_seconds", lambda ranks: 0.2)
+    complete = threading.Event()
+
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({}, barrier=worker.rank == 0)
+        if worker.rank == 0:
+            complete.set()
+        worker.wait_for(complete)  # nothing else sends what the others have reported
+
+    assert run.go(ScriptedEngine(play), workers=3).state == "finished"
+
+
 class HookConfig(BackendConfig):
     def __init__(self, backend: type[Backend]) -> None:
         self._backend = backend
@@ -325,6 +369,8 @@ def test_a_hook_that_fails_in_a_worker_is_that_ranks_failure(run: Run) -> None:
     outcome = run.go(ScriptedEngine(two_reports), backend=HookConfig(Hooks))
     assert outcome.state == "failed"
     assert [(f.rank, f.kind, f.error_type) for f in outcome.failures] == [(1, "start", "ValueError")]
+    (start,) = run.watcher.all_of(ev.StartupMeasured)
+    assert (start.unfinished, list(start.phases)[-1]) == ((0, 1), "process group")
 
 
 def test_a_worker_that_dies_while_a_hook_waits_for_it_ends_the_wait(run: Run) -> None:
@@ -376,6 +422,7 @@ def test_a_retry_starts_from_the_newest_commit_and_rows_go_on_from_it(run: Run) 
     assert failed.failures[0].source.startswith("raise ZeroDivisionError")
     assert [e.row for e in run.watcher.all_of(ev.Committed)] == [1, 2, 3, 4]
     assert [e.first_row for e in run.watcher.all_of(ev.AttemptStarted)] == [1, 3]
+    assert [e.attempt for e in run.watcher.all_of(ev.StartupMeasured)] == [0, 1], "one for each attempt"
     state = journal.replay(journal.read(run.storage))
     assert [state.is_live(0, 2), state.is_live(0, 3), state.is_live(1, 3)] == [True, False, True]
 
@@ -582,6 +629,83 @@ def test_a_rank_declared_absent_can_still_report_and_is_not_left_at_its_barrier(
         worker.report({"x": worker.rank})
 
     assert run.go(ScriptedEngine(play)).state == "finished"
+
+
+# --------------------------------------------------------------------------- debuggers
+
+
+def stop_in_a_debugger(worker: ScriptedWorker, seconds: float, opened: threading.Event | None = None) -> None:
+    """Be held for so long by a debugger that has this process's own terminal."""
+    opened, frame = opened or threading.Event(), wire.Frame(file="train.py", line=31, function="train_func")
+    worker.service.on_debug = lambda _: opened.set()
+    worker.service.say(wire.DebugOpened(frame=frame, native=True))
+    worker.wait_for(opened)
+    enough = threading.Event()
+    threading.Timer(seconds, enough.set).start()
+    worker.wait_for(enough)
+    worker.service.say(wire.DebugClosed())
+
+
+def test_nobody_is_absent_while_a_debugger_is_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.05)
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 1:
+            stop_in_a_debugger(worker, seconds=0.2)
+        worker.report({"x": worker.rank})
+
+    assert run.go(ScriptedEngine(play)).state == "finished"
+    assert run.watcher.all_of(ev.RanksAbsent) == []
+    assert not run.watcher.is_held
+
+
+def test_a_failure_waits_until_the_debugger_of_another_rank_is_left(run: Run) -> None:
+    left: list[int] = []
+    opened = threading.Event()
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 0:
+            worker.wait_for(opened)
+            raise ValueError("shard 7 is empty")
+        stop_in_a_debugger(worker, seconds=0.2, opened=opened)
+        left.append(worker.rank)
+        worker.hang()
+
+    outcome = run.go(ScriptedEngine(play))
+    assert (outcome.state, [failure.rank for failure in outcome.failures]) == ("failed", [0])
+    assert left == [1]
+
+
+def test_a_run_that_is_taken_over_while_a_failure_waits_for_a_debugger_does_not_start_again(run: Run) -> None:
+    opened, failed = threading.Event(), threading.Event()
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.attempt == 0 and worker.rank == 0:
+            worker.wait_for(opened)
+            failed.set()
+            raise ValueError("shard 7 is empty")
+        if worker.attempt == 0:
+            worker.service.on_debug = lambda _: opened.set()
+            frame = wire.Frame(file="train.py", line=31, function="f")
+            worker.service.say(wire.DebugOpened(frame=frame, native=True))
+            worker.wait_for(failed)
+            threading.Timer(0.2, run.controller.lost_the_lease, ["somebody else has it"]).start()
+            worker.hang()
+
+    outcome = run.go(ScriptedEngine(play), max_failures=3)
+    assert (outcome.state, len(run.watcher.all_of(ev.AttemptStarted))) == ("failed", 1)
+
+
+def test_a_run_whose_debugger_is_quit_is_stopped_and_says_where(run: Run) -> None:
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 1:
+            frame = wire.Frame(file="/home/me/train.py", line=31, function="train_func")
+            worker.service.say(wire.DebugQuit(frame=frame))
+        worker.hang()
+
+    outcome = run.go(ScriptedEngine(play))
+    assert (outcome.state, outcome.interrupted) == ("stopped", False)
+    assert outcome.reason == "rank 1 was quit in its debugger at train.py:31"
 
 
 # --------------------------------------------------------------------------- data

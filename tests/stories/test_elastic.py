@@ -126,7 +126,7 @@ def test_a_size_asked_for_before_the_loop_can_save_is_taken_soon_after(fits: Any
 def test_resize_of_a_run_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["resize", "nothing", "2", "--storage", str(tmp_path)])
     assert done.exit_code == 1
-    assert "is not under way on this machine" in str(done.exception or done.output)
+    assert "There is no run 'nothing'" in str(done.exception or done.output)
 
 
 def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ def test_good_runs_one_after_another(torchrun: Any, stories: Any) -> None:
     assert leader["meet"]["return_value"] == {"received": {"from": 0, "at": [1, 2]}, "rows_met": True}
     assert leader["place"]["return_value"]["hook"] == "set", "worker_runtime_env reaches the process"
     assert math.isnan(leader["oddities"]["metrics"]["nan"])
+    (start,) = (fact for fact in stories.facts("improve") if isinstance(fact, ev.StartupMeasured))
+    assert (start.ranks, start.unfinished, "process group" in start.path) == ((0, 1), (), True)
     assert (leader["stop"]["raised"], leader["stop"]["state"]) == ("", "finished")
     assert leader["stop"]["metrics"]["step"] in (5, 6, 7)
     assert follower["stop"]["raised"] == ""

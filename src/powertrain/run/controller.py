@@ -21,6 +21,7 @@ import signal
 import socket
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,8 +33,8 @@ from powertrain.checkpoint.saver import remove_share, sealed_reports
 from powertrain.engine import base
 from powertrain.errors import EngineError, FencedError, PowertrainError, ResourceError, WorkerFailedError
 from powertrain.run import attempt as phases
-from powertrain.run import events as ev
 from powertrain.run import (
+    control,
     failure_policy,
     failures,
     hooks,
@@ -42,16 +43,21 @@ from powertrain.run import (
     notices,
     placement,
     stopping,
+    visits,
 )
+from powertrain.run import events as ev
 from powertrain.run.asks import Asks
 from powertrain.run.attempt import Attempt, Member
 from powertrain.run.callbacks import Callbacks, RunContext
 from powertrain.run.carriers import Carriers
 from powertrain.run.checkpoints import Checkpoints
 from powertrain.run.committer import Committer, Done, Trouble
+from powertrain.run.debugging import Debugging, place_of
 from powertrain.run.hangs import Hangs, Looked
 from powertrain.run.hooks import HookDone
+from powertrain.run.inspections import Inspections, SeenFromOutside
 from powertrain.run.journal import Journal
+from powertrain.run.keyboard import Typed
 from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.run.notices import Notice, Regroup
 from powertrain.run.pending import Pending
@@ -59,6 +65,7 @@ from powertrain.run.rows import Row
 from powertrain.run.scaling_policy import Elastic, in_words
 from powertrain.run.slots import Slots
 from powertrain.run.spec import RunSpec
+from powertrain.run.startup import Startup
 from powertrain.run.steering import Steering
 from powertrain.run.telemetry import Telemetry
 from powertrain.run.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
@@ -91,6 +98,8 @@ _SETTLE_WITHIN = 60.0
 _CUT_SHORT = 2.0
 #: Seconds for the last deletions.
 _COMMITTER_GRACE = 10.0
+#: Deadlines that wait while a debugger is open.
+_PAUSED = ("late", "absent", "together", "laggards")
 #: Seconds by which the loop may come late before it is clear that this process itself was not running.
 _STOOD_STILL = 1.0
 
@@ -106,6 +115,8 @@ class Observer(Protocol):
     def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None: ...
     def data(self, text: str) -> None: ...
     def output(self, rank: int, data: bytes) -> None: ...
+    def hold(self) -> None: ...
+    def release(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,18 @@ class RunOutcome:
 @dataclass(frozen=True)
 class _Interrupt:
     pass
+
+
+@dataclass(frozen=True)
+class _Delivered:
+    """Batches of workers have come."""
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """The connection of a worker has ended."""
+
+    key: bytes
 
 
 @dataclass(frozen=True)
@@ -175,6 +198,9 @@ class Controller:
         self._state = state
         self._observer = observer
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        #: Batches of workers that have come, and points of theirs that are not kept yet.
+        self._batches: deque[wire.Received] = deque()
+        self._points_to_keep: list[PointRecord] = []
         self._journal = Journal(storage, lease)
         self._metrics = MetricsStore(storage, lease)
         self._callbacks = Callbacks(
@@ -190,12 +216,18 @@ class Controller:
         self._unwritten: list[ev.Event] = []
         self._told: set[str] = set()
         self._deadlines: dict[str, float] = {}
+        self._startup = Startup(self._record, engine.name)
         self._attempt: Attempt | None = None
         self._members: dict[bytes, Member] = {}
         self._ranks_by_slot: dict[str, int] = {}
         #: The (attempt, row) that some ranks have reached and others not, and since when.
         self._awaited, self._awaited_since = (-1, 0), 0.0
         self._interrupts = 0
+        self._debugging = self._make_debugging()
+        #: Timeouts that wait for debuggers to be left, and the seconds that are left of each.
+        self._paused: dict[str, float] = {}
+        #: When the newest row was complete (monotonic); 0 before the first.
+        self._row_at = 0.0
         self._elastic = Elastic(spec.min_workers, spec.max_workers)
         self._slots = self._make_slots()
         self._steering = self._make_steering(has_committed=from_checkpoint is not None)
@@ -218,6 +250,8 @@ class Controller:
         self._fenced = False
         self._looked_at_space = False
         self._last_metrics = dict(from_checkpoint.metrics) if from_checkpoint is not None else None
+        #: What rank 0 last reported outside rows.
+        self._last_solo: dict[str, Any] | None = None
         self._value = b""
         self._failures: tuple[ev.WorkerFailure, ...] = ()
         self._began = time.monotonic()
@@ -290,6 +324,9 @@ class Controller:
                 self._spec, self._engine, self._storage, self._send, self._inbox.put, self.say
             )
             closing.callback(self._hangs.close)
+            closing.callback(self._debugging.close)
+            self._inspections = Inspections(self._engine, self._send, self._inbox.put)
+            closing.callback(self._inspections.close)
             self._engine.connect(self._hub)
             self._engine.start(self._inbox.put, self._output)
             self._record(self._run_started())
@@ -297,9 +334,12 @@ class Controller:
 
     def _run_to_its_end(self) -> RunOutcome:
         try:
+            self._startup.slots_asked()
             self._slots.look()
             while self._outcome is None:
-                self._handle(self._next())
+                item = self._next()
+                self._take_in_batches()  # they came before it
+                self._handle(item)
             return self._outcome
         except (ResourceError, EngineError) as error:  # the caller's; who reads the journal must find it too
             self._record_end(lifecycle.FAILED, str(error))
@@ -309,8 +349,10 @@ class Controller:
         try:
             return wire.Hub(
                 self._engine.wire_address(),
-                self._inbox.put,
+                self._batches.append,
                 lambda problem: self._inbox.put(wire.Noted(message=problem)),
+                delivered=lambda: self._inbox.put(_Delivered()),
+                parted=lambda key: self._inbox.put(_Parted(key)),
                 directory=self._spec.runtime_dir,
                 port=self._spec.port,
                 listen_on=self._spec.bind_host,
@@ -330,6 +372,14 @@ class Controller:
     def resize(self, workers: int, answer: Callable[[str, bool], None]) -> None:
         """Go on with so many workers; ``answer`` is told what will come of it, and whether anything. Any thread."""
         self._inbox.put(_Resize(workers, answer))
+
+    def launched(self, at: float, parts: Mapping[str, float]) -> None:
+        """The run began ``at`` the call of ``fit``; see :meth:`Startup.launched`. Before ``run``."""
+        self._startup.launched(at, parts)
+
+    def visit(self, question: control.Question, visitor: control.Visitor) -> None:
+        """Somebody asks from outside; the visitor is told and answered. Any thread."""
+        self._inbox.put(visits.Asked(question, visitor))
 
     def say(self, message: str) -> None:
         """Have a warning recorded, as soon as the run has begun. Any thread."""
@@ -356,6 +406,9 @@ class Controller:
                     self._hangs.stood_still(late)
 
     def _handle(self, item: Any) -> None:
+        if item in _PAUSED and self._debugging.is_open:
+            self._paused[item] = _LAGGARD_GRACE
+            return
         handler = _HANDLERS.get(item if isinstance(item, str) else type(item))
         if handler is not None:
             handler(self, item)
@@ -473,10 +526,12 @@ class Controller:
                 hosts=tuple(p.slot.host for p in placements),
             )
         )
+        self._startup.attempt_began(attempt.number, attempt.world_size, self._slots.reason)
         self._deadlines["start"] = time.monotonic() + _START_WITHIN
         self._hangs.forget()
+        start = self._start()
         for place in placements:
-            self._fork(attempt, place)
+            self._fork(attempt, place, start)
         self._validations.begin(placements[0].slot)
 
     def _start_overdue(self, _: str) -> None:
@@ -489,13 +544,13 @@ class Controller:
                 why = f"did not come up within {_START_WITHIN:g} s; its log may say why"
                 self._fail(member, failures.silent(member, why))
 
-    def _fork(self, attempt: Attempt, place: placement.Placement) -> None:
+    def _fork(self, attempt: Attempt, place: placement.Placement, start: launch.Start) -> None:
         door = self._hub.admit(place.slot.key, speaks_as=(place.rank, attempt.number))
         member = Member(place, door.keys.public, attempt)
         attempt.members.append(member)
         self._members[member.key] = member
         self._ranks_by_slot[place.slot.id] = place.rank
-        self._engine.fork(place.slot, launch.process_of(self._spec, attempt, place, door, self._start()))
+        self._engine.fork(place.slot, launch.process_of(self._spec, attempt, place, door, start))
 
     def _start(self) -> launch.Start:
         """What the next attempt goes on from."""
@@ -512,13 +567,12 @@ class Controller:
     def _started(self, event: base.Started) -> None:
         member = self._attempt and self._attempt.by_slot(event.slot.id)
         if member:
-            member.pid, member.started = event.pid, time.monotonic()
-            self._startup(member.attempt, member.rank, "warm-up", member.attempt.age())
+            member.pid = event.pid
+            self._startup.started(member.rank, event)
 
     def _hello(self, member: Member, message: wire.Hello) -> None:
         member.greeted, member.pid = True, message.pid
-        if member.started:
-            self._startup(member.attempt, member.rank, "fork", time.monotonic() - member.started)
+        self._startup.greeted(member.rank)
         self._record(
             ev.WorkerStarted(
                 time=time.time(),
@@ -532,12 +586,8 @@ class Controller:
             self._deadlines.pop("start", None)
             self._run_hooks(member.attempt, "start")
 
-    def _startup(self, attempt: Attempt, rank: int, phase: str, seconds: float) -> None:
-        self._record(
-            ev.StartupMeasured(
-                time=time.time(), attempt=attempt.number, rank=rank, phase=phase, seconds=round(seconds, 4)
-            )
-        )
+    def _first_step(self, member: Member, message: wire.FirstStep) -> None:
+        self._startup.first_step(member.rank, message)
 
     # ------------------------------------------------------------------ the backend's hooks
 
@@ -557,7 +607,6 @@ class Controller:
             if attempt.phase == phases.SHUTTING_DOWN:
                 self._dismiss(attempt)
         elif attempt.phase == phases.STARTING:
-            self._startup(attempt, -1, "hooks", done.seconds)
             if done.error is not None:
                 self._hook_failed(attempt, done.error)
             else:
@@ -574,10 +623,12 @@ class Controller:
             self._fail(attempt.members[0], failures.raised(attempt.members[0], report, "start"))
 
     def _train(self, attempt: Attempt) -> None:
-        attempt.phase, attempt.trained_after = phases.TRAINING, attempt.age()
+        attempt.phase = phases.TRAINING
+        self._startup.trained()
         self._record(ev.TrainingStarted(time=time.time(), attempt=attempt.number))
         for member in attempt.members:
-            self._send(member, wire.Train())
+            # Rank 0's reports are the ones that people look at, and it is only one.
+            self._send(member, wire.Train(gather=attempt.gather if member.rank else 0.0))
         self._hangs.begin(attempt)
         self._watch()
         self._consider_resize()
@@ -586,6 +637,20 @@ class Controller:
 
     def _send(self, member: Member, message: wire.FromController) -> None:
         self._hub.send(member.key, message)
+
+    def _take_in_batches(self) -> None:
+        """Deal with what has come. Points are kept together, and batches acknowledged when theirs are."""
+        batches = [self._batches.popleft() for _ in range(len(self._batches))]
+        for received in batches:
+            self._received(received)
+        self._keep_points()
+        for received in batches:
+            self._hub.acknowledge(received)
+
+    def _keep_points(self) -> None:
+        if self._points_to_keep:
+            points, self._points_to_keep = self._points_to_keep, []
+            self._metrics.add(points)
 
     def _received(self, received: wire.Received) -> None:
         member = self._members.get(received.sender)
@@ -606,7 +671,6 @@ class Controller:
                 if handler is not None and member.attempt is self._attempt:
                     handler(self, member, message)
         self._points(member, points)
-        self._hub.acknowledge(received)
 
     def _can_be_next(self, member: Member, point: wire.Point, before: list[wire.Point]) -> bool:
         """Rows follow each other. One far ahead would have everything in between waited for.
@@ -625,7 +689,6 @@ class Controller:
 
     def _from_uploader(self, received: wire.Received) -> None:
         if self._validations.heard(received):
-            self._hub.acknowledge(received)
             return
         if not self._carriers.is_uploader(received.sender):
             return
@@ -634,7 +697,6 @@ class Controller:
                 self._checkpoints.carried(message)
             elif isinstance(message, wire.CarryTrouble):
                 self._checkpoints.trouble(message)
-        self._hub.acknowledge(received)
 
     def _points(self, member: Member, points: list[wire.Point]) -> None:
         """Keep every point; those of the current attempt also move rows on."""
@@ -643,17 +705,17 @@ class Controller:
         if not points:
             return
         number, rank = member.attempt.number, member.rank
-        self._metrics.add(
-            [
-                PointRecord(rank=rank, attempt=number, row=p.row, at=p.at, solo=p.solo, metrics=p.metrics)
-                for p in points
-            ]
-        )
+        self._points_to_keep += [
+            PointRecord(rank=rank, attempt=number, row=p.row, at=p.at, solo=p.solo, metrics=p.metrics)
+            for p in points
+        ]
         attempt = self._attempt
         if attempt is None or member.attempt is not attempt:
             return
         rows: list[Row] = []
         for point in points:
+            if point.solo and rank == 0:
+                self._last_solo = point.metrics
             if point.solo or (member.exited and point.row <= attempt.rows.last_row(rank)):
                 continue
             if rank == 0:
@@ -668,8 +730,9 @@ class Controller:
     def _rows_closed(self, attempt: Attempt, rows: list[Row]) -> None:
         if rows and not attempt.first_row_seen:
             attempt.first_row_seen = True
-            self._startup(attempt, -1, "first row", attempt.age() - attempt.trained_after)
             self._consider_resize()  # from here on it is known whether the loop can save when it is told to
+        if rows:
+            self._row_at = time.monotonic()
         for row in rows:
             if row.metrics:
                 self._observer.row(row.number, row.metrics, time.time())
@@ -681,6 +744,7 @@ class Controller:
                 if running and self._stopping is None and row.metrics[0] is not None:
                     self._stop_if_reached(row.number, row.metrics[0])
             if row.parts:
+                self._keep_points()  # whoever resumes from the checkpoint relies on them
                 self._checkpoints.begin(attempt, row)
                 self._watch_lag()
             if row.complete:
@@ -691,6 +755,8 @@ class Controller:
         self._steering.look_at_commits(attempt)
 
     def _watch_for_late_ranks(self, attempt: Attempt) -> None:
+        if self._debugging.is_open:
+            return
         if attempt.rows.newest <= attempt.rows.closed:
             self._deadlines.pop("late", None)
             self._deadlines.pop("absent", None)
@@ -698,9 +764,9 @@ class Controller:
         now, awaited = time.monotonic(), (attempt.number, attempt.rows.closed + 1)
         if awaited != self._awaited:
             self._awaited, self._awaited_since = awaited, now
-            self._deadlines["late"] = now + _LATE_EVERY
-        self._deadlines.setdefault("late", now + _LATE_EVERY)
-        if attempt.rows.never_reported():
+            self._deadlines["late"] = now + _LATE_EVERY + attempt.gather
+        self._deadlines.setdefault("late", now + _LATE_EVERY + attempt.gather)
+        if attempt.rows.waits_for_first_reports:
             self._deadlines.setdefault("absent", now + _ABSENT_AFTER)
 
     def _say_who_is_late(self, _: str) -> None:
@@ -757,7 +823,7 @@ class Controller:
         attempt = member.attempt
         if member.outcome is not None:
             return
-        member.outcome = message
+        attempt.end(member, message)
         self._hangs.ended(member)
         self._tell_data(member, message.data)
         if message.error is not None:
@@ -1012,6 +1078,7 @@ class Controller:
         found = [point for row, point in sorted(sealed.items()) if row > max(last, attempt.first_row - 1)]
         if found:
             self._points(member, found)
+            self._keep_points()
             member.recovered |= {point.row for point in found}
         marked = marked_row(launch.mark_path(self._spec, attempt.number, rank))
         marked = max(marked, event.row if event is not None else 0)
@@ -1151,6 +1218,8 @@ class Controller:
             time=time.time(), attempt=max(0, self._state.attempt), cause=cause, reason=reason
         )
         self._record(self._stopping)
+        if cause != "criterion":
+            self._debugging.end("the run is stopping")
         self._steering.take()  # with how many the run would have gone on does not matter any more
         self._deadlines.pop("retry", None)
         if attempt is None or attempt.phase in (phases.STARTING, phases.CLEARING):
@@ -1324,12 +1393,79 @@ class Controller:
             size = self._attempt.world_size if self._attempt is not None else self._slots.wanted
             asked.answer(self._elastic.prospect(asked.workers, size), True)
 
+    # ------------------------------------------------------------------ visitors
+
+    def _asked(self, asked: visits.Asked) -> None:
+        _QUESTIONS[type(asked.question)](self, asked.question, asked.visitor)
+
+    def _asked_to_resize(self, question: control.Resize, visitor: control.Visitor) -> None:
+        self._resize_asked(_Resize(question.workers, visitor.answer))
+
+    def _asked_to_stop(self, question: control.Stop, visitor: control.Visitor) -> None:
+        """End as Ctrl-C does, but without its hurry; with ``now`` as the second Ctrl-C does."""
+        over = self._after_validations is not None or self._ends_well() or self._is_decided
+        can_end = self._engine.name not in ("inline", "torchrun")
+        visitor.answer(
+            visits.stop_prospect(
+                self._state, self._attempt, question, ends_in_place=over, can_be_ended=can_end
+            )
+        )
+        if question.now and (over or can_end):
+            self._interrupts = max(self._interrupts, 2)
+        if over:
+            self._hurry(2 if question.now else 1)
+            return
+        self._stop("asked", visits.stop_reason(question.by))
+        if not can_end or self._outcome is not None:
+            return
+        if question.now:
+            self._end_now("")
+        elif question.within:
+            until = time.monotonic() + question.within
+            self._deadlines["grace"] = min(until, self._deadlines.get("grace", until))
+
+    def _asked_to_look(self, question: control.LookAround, visitor: control.Visitor) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.phase in (phases.DISMISSED, phases.CLEARING):
+            visitor.answer(f"The run {self._spec.name!r} has no ranks now: it is {self._state.state}.", False)
+            return
+        visitor.tell(self._description())
+        self._inspections.begin(attempt, question.ranks, visitor)
+        self._watch_visits()
+
+    def _asked_to_describe(self, question: control.Describe, visitor: control.Visitor) -> None:
+        visitor.tell(self._description())
+        visitor.answer("")
+
+    def _description(self) -> control.Description:
+        now, row_at = time.monotonic(), self._row_at
+        return visits.describe(
+            self._state,
+            self._attempt,
+            self._checkpoints.pending,
+            row_age=now - row_at if row_at else -1.0,
+            now=now,
+        )
+
+    def _watch_visits(self) -> None:
+        self._deadlines.pop("visits", None)
+        if (due := self._inspections.due()) != float("inf"):
+            self._deadlines["visits"] = due
+
+    def _visits_due(self, _: str) -> None:
+        self._inspections.look(time.monotonic())
+        self._watch_visits()
+
+    def _rank_seen(self, seen: SeenFromOutside) -> None:
+        self._inspections.seen(seen)
+        self._watch_visits()
+
     # ------------------------------------------------------------------ hangs
 
     def _watch(self) -> None:
         """Look again when the watchdog says so."""
         due = self._hangs.due()
-        if due is None:
+        if due is None or due == float("inf"):
             self._deadlines.pop("watch", None)
         else:
             self._deadlines["watch"] = due
@@ -1342,9 +1478,17 @@ class Controller:
                 self._hung(found)
         self._watch()
 
+    def _connection_ended(self, parted: _Parted) -> None:
+        """A rank's link connects again by itself; if its process has ended, the engine says so."""
+        if (member := self._members.get(parted.key)) is not None:
+            self._hangs.parted(member)
+            self._watch()
+
     def _stacks_came(self, member: Member, message: wire.Stacks) -> None:
         self._hangs.answered(member, message)
         self._watch()
+        self._inspections.answered(member, message)
+        self._watch_visits()
 
     def _looked(self, looked: Looked) -> None:
         self._hangs.looked(looked)
@@ -1357,6 +1501,59 @@ class Controller:
             return
         for failure in hung:
             self._fail(attempt.members[failure.rank], failure)
+
+    # ------------------------------------------------------------------ debuggers
+
+    def _make_debugging(self) -> Debugging:
+        return Debugging(
+            self._engine.name,
+            self._observer,
+            send=self._send,
+            post=self._inbox.put,
+            tell_once=self._tell_once_recorded,
+            begun=self._pause,
+            over=self._go_on_after_debugging,
+        )
+
+    def _debugger_says(self, member: Member, message: wire.FromWorker) -> None:
+        if isinstance(message, wire.DebugOpened):
+            self._hangs.debugger_opened(member)
+        self._debugging.heard(member, message)
+        self._watch_debuggers()
+
+    def _debugger_answered(self, typed: Typed) -> None:
+        self._debugging.typed(typed)
+        self._watch_debuggers()
+
+    def _watch_debuggers(self) -> None:
+        self._deadlines.pop("turn", None)
+        if self._debugging.due != float("inf"):
+            self._deadlines["turn"] = self._debugging.due
+
+    def _turn_over(self, _: str) -> None:
+        self._debugging.share()
+        self._watch_debuggers()
+
+    def _quit(self, member: Member, message: wire.DebugQuit) -> None:
+        """The user has quit a debugger: nobody is to wait for that rank any more."""
+        self._stop("quit", f"rank {member.rank} was quit in its debugger at {place_of(message.frame)}")
+        if self._outcome is None and member.attempt.phase == phases.TRAINING:
+            self._end_now("")
+
+    def _pause(self) -> None:
+        """A debugger holds a rank: the others wait for it, and nobody is to blame."""
+        now = time.monotonic()
+        self._paused = {n: self._deadlines.pop(n) - now for n in _PAUSED if n in self._deadlines}
+
+    def _go_on_after_debugging(self, seconds: float) -> None:
+        now = time.monotonic()
+        self._awaited_since += seconds
+        for name, left in self._paused.items():
+            self._deadlines.setdefault(name, now + left)
+        self._paused = {}
+        if self._attempt is not None and self._attempt.phase == phases.TRAINING:
+            self._watch_for_late_ranks(self._attempt)
+            self._act_on_failures(self._attempt)
 
     # ------------------------------------------------------------------ the good end
 
@@ -1403,10 +1600,16 @@ class Controller:
             self._end(lifecycle.FINISHED, "every rank's function returned")
 
     def _summary(self) -> dict[str, Any]:
-        summary: dict[str, Any] = {"metrics": self._last_metrics, "rows": self._rows()}
+        summary: dict[str, Any] = {"metrics": self._metrics_at_end(), "rows": self._rows()}
         if self._stopping is not None and self._stopping.cause == "notice":
             summary["preempted"] = self._stopping.reason
+        elif self._stopping is not None and self._stopping.cause == "asked":
+            summary["stopped"] = self._stopping.reason
         return summary
+
+    def _metrics_at_end(self) -> dict[str, Any] | None:
+        """Rank 0's last report; one outside rows only where there is no other."""
+        return self._last_metrics if self._last_metrics is not None else self._last_solo
 
     def _rows(self) -> int:
         return self._attempt.rows.closed if self._attempt is not None else 0
@@ -1414,11 +1617,13 @@ class Controller:
     def _end(self, state: str, reason: str) -> None:
         if self._wait_for_validations(lambda: self._end(state, reason)):
             return
+        if state == lifecycle.FAILED:
+            self._value = b""  # rank 0 may have been through when another rank failed
         self._record_end(state, reason)
         self._outcome = RunOutcome(
             state,
             reason,
-            self._last_metrics,
+            self._metrics_at_end(),
             self._value,
             self._failures,
             self._was_interrupted() or self._left_by_interrupt,
@@ -1427,6 +1632,7 @@ class Controller:
         )
 
     def _record_end(self, state: str, reason: str) -> None:
+        self._startup.over()
         self._record(
             ev.Ended(
                 time=time.time(),
@@ -1434,6 +1640,7 @@ class Controller:
                 reason=reason,
                 rows=self._rows(),
                 seconds=round(time.monotonic() - self._began, 3),
+                returned=len(self._value),
             )
         )
 
@@ -1442,7 +1649,7 @@ class Controller:
 
     def _is_hurried(self) -> bool:
         """True when somebody waits for this process to end."""
-        return self._stopping is not None and self._stopping.cause in ("interrupt", "notice")
+        return self._stopping is not None and self._stopping.cause in ("interrupt", "notice", "asked")
 
     # ------------------------------------------------------------------ failures and losses
 
@@ -1454,6 +1661,7 @@ class Controller:
         if attempt is None or member is None or member.exited:
             return
         member.exited = True
+        self._debugging.gone(member)
         self._rank_is_gone(member, event)
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has ended")
@@ -1487,6 +1695,7 @@ class Controller:
         if member is None or member.exited:
             return
         member.exited = True
+        self._debugging.gone(member)
         self._rank_is_gone(member)
         if attempt.group is not None:
             attempt.group.gone(member.rank, "has lost its slot")
@@ -1519,7 +1728,14 @@ class Controller:
             attempt.failures.append(failure)
         if attempt.phase == phases.CLEARING:
             self._exits_changed(attempt)
-        elif failure_policy.cause_is_known(attempt.failures):
+        else:
+            self._act_on_failures(attempt)
+
+    def _act_on_failures(self, attempt: Attempt) -> None:
+        """Not while somebody looks into a rank: what he looks at would be gone."""
+        if not attempt.failures or self._debugging.is_open:
+            return
+        if failure_policy.cause_is_known(attempt.failures):
             self._end_failed(attempt)
         elif "cause" not in self._deadlines:
             attempt.failing_since = time.monotonic()
@@ -1527,7 +1743,7 @@ class Controller:
 
     def _cause_overdue(self, _: str) -> None:
         attempt = self._attempt
-        if attempt is None or not attempt.failures:
+        if attempt is None or not attempt.failures or self._debugging.is_open:
             return
         if self._engine.is_in_doubt(attempt.failing_since):  # who is gone is about to be told as lost
             self._deadlines["cause"] = time.monotonic() + _CAUSE_WITHIN / 2
@@ -1551,6 +1767,7 @@ class Controller:
 
         Ranks that carry their own shares of checkpoints first get the time to do so.
         """
+        self._startup.over()
         if self._carriers.ranks_carry and not self._cut_short:
             self._settle(lambda: self._end_processes(attempt, then), _SETTLE_WITHIN)
         else:
@@ -1558,13 +1775,14 @@ class Controller:
 
     def _end_processes(self, attempt: Attempt, then: Callable[[], None]) -> None:
         self._after_clearing = then
+        attempt.phase = phases.CLEARING  # first, so that what waits for debuggers to be left is not acted on
+        self._debugging.forget("the ranks are being ended")
         for name in (
             "start", "cause", "late", "absent", "hooks", "exits", "watch", "resize", "together", "laggards", "grace",
             "retry",
         ):  # fmt: skip
             self._deadlines.pop(name, None)
         self._hangs.forget()
-        attempt.phase = phases.CLEARING
         summary = self._summary()
         if attempt.failures:
             summary["failed"] = failure_policy.order_by_cause(attempt.failures)[0].summary
@@ -1593,6 +1811,7 @@ class Controller:
 
     def _decide(self) -> None:
         """All processes of a failed attempt are gone: try again or give up."""
+        self._startup.over()
         attempt = self._attempt
         assert attempt is not None
         regroup = self._steering.regroup
@@ -1694,9 +1913,11 @@ class Controller:
     def _retry(self, _: str = "") -> None:
         """Start again from the newest commit: on the slots that are left, or on new ones where some are gone."""
         attempt, regroup, newest = self._attempt, self._steering.take(), self._checkpoints.newest
+        self._startup.slots_asked()
         self._attempt = self._notice = None
         self._deadlines.pop("grace", None)
         self._last_metrics = dict(newest.metrics) if newest is not None else None
+        self._value = b""
         if regroup is not None:
             self._slots.drop(regroup.drop)
         if not (self._elastic.is_elastic and self._slots.held):
@@ -1716,7 +1937,8 @@ class Controller:
 
     def _output(self, slot: base.Slot, data: bytes) -> None:
         """A piece of a process's output; that of processes beside the ranks is in their logs. Engine's thread."""
-        if (rank := self._ranks_by_slot.get(slot.id)) is not None:
+        rank = self._ranks_by_slot.get(slot.id)
+        if rank is not None and not self._debugging.printed(rank, data):
             self._observer.output(rank, data)
 
     def _wire_problem(self, message: wire.Noted) -> None:
@@ -1724,7 +1946,7 @@ class Controller:
 
 
 _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
-    wire.Received: Controller._received,
+    _Parted: Controller._connection_ended,
     wire.Noted: Controller._wire_problem,
     base.Granted: Controller._granted,
     base.Waiting: Controller._slots_waited,
@@ -1737,6 +1959,8 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     _Interrupt: Controller._interrupted,
     _Noticed: Controller._driver_noticed,
     _Resize: Controller._resize_asked,
+    visits.Asked: Controller._asked,
+    SeenFromOutside: Controller._rank_seen,
     Looked: Controller._looked,
     _Said: Controller._said,
     _LeaseLost: Controller._lease_lost,
@@ -1745,6 +1969,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     wire.Carried: lambda controller, carried: controller._checkpoints.carried(carried),
     wire.CarryTrouble: lambda controller, trouble: controller._checkpoints.trouble(trouble),
     HookDone: Controller._hook_done,
+    Typed: Controller._debugger_answered,
     "start": Controller._start_overdue,
     "cause": Controller._cause_overdue,
     "late": Controller._say_who_is_late,
@@ -1763,10 +1988,19 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     "resize": Controller._resize_due,
     "together": Controller._not_together,
     "watch": Controller._watch_due,
+    "turn": Controller._turn_over,
+    "visits": Controller._visits_due,
     "retry": Controller._retry,
+}
+_QUESTIONS: dict[type, Callable[[Controller, Any, control.Visitor], None]] = {
+    control.Resize: Controller._asked_to_resize,
+    control.Stop: Controller._asked_to_stop,
+    control.LookAround: Controller._asked_to_look,
+    control.Describe: Controller._asked_to_describe,
 }
 _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
     wire.Hello: Controller._hello,
+    wire.FirstStep: Controller._first_step,
     wire.Beat: Controller._beat,
     wire.Telemetry: Controller._telemetry_came,
     wire.Held: Controller._held,
@@ -1781,4 +2015,9 @@ _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
     wire.CarryTrouble: Controller._carry_trouble,
     wire.StagingFull: Controller._staging_full,
     wire.AskCheckpoints: Controller._asked_for_checkpoints,
+    wire.DebugOpened: Controller._debugger_says,
+    wire.DebugOutput: Controller._debugger_says,
+    wire.DebugPrompt: Controller._debugger_says,
+    wire.DebugClosed: Controller._debugger_says,
+    wire.DebugQuit: Controller._quit,
 }

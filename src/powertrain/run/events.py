@@ -99,12 +99,31 @@ class WorkerStarted(Fact, frozen=True, tag="worker_started"):
 
 
 class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
-    """How long one phase of one rank's (or the driver's, rank -1) start took."""
+    """Where the seconds went from the call of ``fit``, or the end of the attempt before, to the first step of all.
+
+    One for each attempt. Journals of old have one for each phase of a rank instead, with ``phase`` and its ``seconds``.
+    """
 
     attempt: int
-    rank: int
-    phase: str
-    seconds: float
+    #: The rank that the others waited for; -1 where none stands out.
+    rank: int = -1
+    phase: str = ""
+    #: All of it. What the first step waited for has the phases of ``path``, which add up to it.
+    seconds: float = 0.0
+    world_size: int = 0
+    path: dict[str, float] = {}
+    #: By phase the seconds of each of ``ranks``: of all, or of the slowest where there are many; then ``spread`` has
+    #: the fastest, the median and the slowest of all.
+    ranks: tuple[int, ...] = ()
+    phases: dict[str, tuple[float, ...]] = {}
+    spread: dict[str, tuple[float, float, float]] = {}
+    #: Ranks that have not come to a step or a report.
+    unfinished: tuple[int, ...] = ()
+    #: What was missing while slots were waited for, in words; "" where they were not long in coming.
+    waited_for: str = ""
+    #: What loading the function has loaded most of: "transformers"; "" where it was quick.
+    loaded: str = ""
+    engine: str = ""
 
 
 class TrainingStarted(Fact, frozen=True, tag="training_started"):
@@ -164,7 +183,8 @@ class ValidationEnded(Fact, frozen=True, tag="validation_ended"):
 
 
 class Stopping(Fact, frozen=True, tag="stopping"):
-    """The run was asked to end early at a boundary; ``cause`` is "criterion", "interrupt" or "notice"."""
+    """The run was asked to end early at a boundary; ``cause`` is "criterion", "interrupt", "notice", "asked", or "quit"
+    for a debugger that was quit: then it ends at once."""
 
     attempt: int
     cause: str
@@ -254,6 +274,8 @@ class Ended(Fact, frozen=True, tag="ended"):
     reason: str
     rows: int = 0
     seconds: float = 0.0
+    #: Bytes of what rank 0's function returned, pickled; 0 for nothing.
+    returned: int = 0
 
 
 Event = Union[

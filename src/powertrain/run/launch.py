@@ -34,6 +34,7 @@ def process_of(
         sync_timeout=spec.sync_timeout,
         datasets=spec.datasets,
         trace=_trace(spec, attempt, placement, start),
+        post_mortem=spec.post_mortem,
     )
     return ProcessSpec(
         entry=ENTRY,

@@ -80,6 +80,8 @@ class RunSpec:
     data_streams_whole: Sequence[str] = ()
     #: How ranks are traced; None for not at all.
     trace: TraceSettings | None = None
+    #: True when an error is to be looked at in a debugger before the rank ends.
+    post_mortem: bool = False
     #: A checkpoint of another run to begin from, as a path; "" for none.
     begin_from: str = ""
     begin_from_filesystem: bytes = b""

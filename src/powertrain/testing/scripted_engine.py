@@ -294,6 +294,13 @@ class ScriptedWorker:
         return command
 
     def _train(self, play: Callable[[ScriptedWorker], Any]) -> int:
+        self.progress.startup.begin(self.service.say)
+        try:
+            return self._play(play)
+        finally:
+            self.progress.startup.over()
+
+    def _play(self, play: Callable[[ScriptedWorker], Any]) -> int:
         try:
             value = play(self)
         except StopRun:

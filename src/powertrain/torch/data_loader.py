@@ -888,7 +888,8 @@ class PreparedDataLoader(DataLoader[Any]):
         lap = sharing.course.begin()
         if sharing.shard is not None:
             sharing.shard.begin(lap.start)
-        batches = iter(self._inner)
+        with progress.startup.waiting():
+            batches = iter(self._inner)
         if self._device is not None and self._device.type == "cuda":
             batches = self._on_gpu(batches)
         return _HandedOut(batches, lap, sharing, keeps_order=not _comes_in_any_order(self._inner))
@@ -911,7 +912,7 @@ class _HandedOut:
 
     def __next__(self) -> Any:
         try:
-            batch = next(self._batches)
+            batch = next(self._batches) if progress.batches else self._first()
         except StopIteration:
             self._end(self._cut.carried(self._lap.at.position) if self._cut is not None else 0)
             raise
@@ -925,6 +926,11 @@ class _HandedOut:
         progress.batch()
         self._pass_step()
         return batch
+
+    def _first(self) -> Any:
+        """The next one, for which the rank's first step waits."""
+        with progress.startup.waiting():
+            return next(self._batches)
 
     def _pass_step(self) -> None:
         at = self._lap.at

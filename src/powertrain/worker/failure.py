@@ -31,7 +31,7 @@ def describe(error: BaseException) -> ErrorReport:
         type=_type_name(error),
         message=_sendable(_message(error)),
         traceback=_sendable(
-            "".join(traceback.format_exception(type(error), error, _without_ours(error.__traceback__)))
+            "".join(traceback.format_exception(type(error), error, without_ours(error.__traceback__)))
         ),
         file=_sendable(frame.filename) if frame else "",
         line=(frame.lineno or 0) if frame else 0,
@@ -76,7 +76,7 @@ def _type_name(error: BaseException) -> str:
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
 
 
-def _without_ours(tb: TracebackType | None) -> TracebackType | None:
+def without_ours(tb: TracebackType | None) -> TracebackType | None:
     """The traceback from the first frame on that is not Powertrain's own."""
     first = tb
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_OURS):

@@ -23,6 +23,7 @@ from powertrain.storage import boundaries
 from powertrain.trace import stacks
 from powertrain.worker import context, failure
 from powertrain.worker.context import Place, Session
+from powertrain.worker.debugger import Debugger, Dialogue, where_quit
 from powertrain.worker.progress import Gate, StopRun, progress
 from powertrain.worker.service import Service
 from powertrain.worker.signals import NoticedSignals
@@ -60,6 +61,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     datasets: bytes = b""
     #: How the rank is traced; None for not at all.
     trace: TraceSettings | None = None
+    #: True when an error is to be looked at in a debugger before it is told.
+    post_mortem: bool = False
 
 
 def run(payload: bytes) -> int:
@@ -106,6 +109,7 @@ class Rank:
             orphaned=orphaned,
             signals=self._signals,
         )
+        self._debugger = self._make_debugger(native=is_users_own)
         self._carrier: Carrier | None = None
         self._untraced: Untraced | None = None
         #: What the controller said at the end: see ``wire.Dismissed``.
@@ -113,6 +117,13 @@ class Rank:
         #: What the user's function raised.
         self.error: BaseException | None = None
         self.place = spec.place
+
+    def _make_debugger(self, *, native: bool) -> Debugger:
+        dialogue = Dialogue(self._service.say, native=native)
+        self._service.on_debug = dialogue.heard
+        self._service.is_debugged = lambda: dialogue.is_open
+        self._service.when_over(dialogue.over)
+        return Debugger(self._place.rank, dialogue)
 
     def live(self) -> int:
         """From hello to dismissal. Never raises for what the user's code does."""
@@ -192,25 +203,38 @@ class Rank:
     def _train(self) -> int:
         """Call the user's function and post its outcome; returns the exit code."""
         progress.phase = "training"
+        progress.startup.begin(self._service.say)
         try:
-            function = self._local_function or _load_function(self._spec.function)
-            self._begin_tracing()
-            value = function()
+            with self._debugger.installed():
+                function = self._local_function or _load_function(self._spec.function)
+                self._begin_tracing()
+                progress.startup.loaded()
+                value = function()
         except StopRun:
             self._tell(wire.Outcome(status="stopped"))
             return 0
         except SystemExit as error:
             return self._exited(error)
         except BaseException as error:
-            self.error = error
-            if self._local_function is None:  # its log is the place for it; elsewhere ``fit`` raises it
-                traceback.print_exception(type(error), error, error.__traceback__)
-            self._tell(wire.Outcome(status="raised", error=failure.describe(error)))
-            return 1
+            return self._raised(error)
         finally:
             progress.phase = "end"
         self._tell(self._returned(value))
         return 0
+
+    def _raised(self, error: BaseException) -> int:
+        """The function has raised: a failure, unless it was the user who quit a debugger."""
+        self.error = error
+        if (frame := where_quit(error)) is not None:
+            self._service.say(wire.DebugQuit(frame=frame))
+            self._tell(wire.Outcome(status="stopped"))
+            return 0
+        if self._local_function is None:  # its log is the place for it; elsewhere ``fit`` raises it
+            traceback.print_exception(type(error), error, error.__traceback__)
+        if self._spec.post_mortem:
+            self._debugger.post_mortem(error)
+        self._tell(wire.Outcome(status="raised", error=failure.describe(error)))
+        return 1
 
     def _begin_tracing(self) -> None:
         """Just before the user's function: what loading it took is no part of a step."""
@@ -218,11 +242,15 @@ class Rank:
         if self._spec.trace is not None:
             tell = self._service.say
             self._service.tracing = Tracing.begin(
-                self._spec.trace, lambda message: tell(wire.Noted(message=message)), self._spec.device
+                self._spec.trace,
+                lambda message: tell(wire.Noted(message=message)),
+                self._spec.device,
+                every=self._service.gather,
             )
 
     def _tell(self, outcome: wire.Outcome) -> None:
         """Post how the function ended, with what is left of its record, and how far it has read its data."""
+        progress.startup.over()
         tracing = self._service.tracing
         if tracing is not None and (rest := tracing.end()) is not None:
             self._service.post(rest)

@@ -23,6 +23,8 @@ WITHOUT_TORCH = (
     "validate_asleep",
     "with_a_child_of_its_own",
     "trace_until_killed",
+    "share_the_machine",
+    "talk",
 )
 
 
@@ -111,6 +113,19 @@ def trace_until_killed() -> Any:
     import traced
 
     return trainer(traced.until_killed, "cut-off").fit()
+
+
+def talk() -> dict[str, Any]:
+    import talking
+
+    once_more = FailureConfig(max_failures=1)
+    return story.outcome_of(trainer(talking.talk, "talks", failure_config=once_more).fit)
+
+
+def share_the_machine() -> Any:
+    import sharing
+
+    return sharing.fit()
 
 
 def validate_asleep() -> dict[str, Any]:
