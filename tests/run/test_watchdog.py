@@ -698,6 +698,27 @@ def test_reports_between_beats_are_moves() -> None:
 # --------------------------------------------------------------------------- what follows a notice
 
 
+def test_a_beat_that_only_counts_reports_which_have_come_withdraws_nothing() -> None:
+    dog = Watchdog(1, 0.0, timeout=None)
+    rank = Fake(0, moved=0.0, reports=1)
+    dog.beat(0, rank.beat(0.5), 0.5)
+    for number, now in ((2, 1.0), (3, 1.5), (4, 2.0)):
+        rank.reports, rank.moved = number, now
+        dog.row(0, now)
+    dog.beat(0, rank.beat(2.0), 2.0)
+    rank.reports, rank.moved = 5, 2.5
+    dog.row(0, 2.51)
+    told: list[Decision | None] = []
+    while not any(isinstance(decision, Notice) for decision in told):
+        told.append(dog.look(dog.due()))
+    later = dog.due()
+    dog.beat(0, rank.beat(later), later)
+    assert dog.look(later) is None
+    rank.reports, rank.moved = 6, later + 1
+    dog.row(0, later + 1)
+    assert isinstance(dog.look(later + 1), Withdrawn)
+
+
 def test_a_notice_is_withdrawn_when_the_culprit_moves_with_how_long_it_took() -> None:
     run, _ = hang_while_others_average(IN_LOCK)
     run.set(0, 1, 2, 3, where=at(10), collectives=51)

@@ -165,8 +165,9 @@ class Watchdog:
         moved_at = max(known.moved_at, now - beat.idle)
         if grown:
             known.count(moved_at, grown)
+        if grown and (not known.begun or moved_at > known.moved_at):
             self._moved(known, moved_at, now)
-        else:  # later than before where the rank's whole process stood still: that is not its fault
+        else:  # reports that have come have told of it; or the rank's whole process stood still, which is not its fault
             known.moved_at = moved_at
         known.take(beat, now)
         if beat.phase == "end":

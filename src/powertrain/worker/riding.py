@@ -27,11 +27,11 @@ class BeatTimes:
     def __init__(self, every: float) -> None:
         self._every = every
         self._last = self._other = float("-inf")
-        #: Seconds between the last two moments at which something else went.
+        #: Seconds between the last two reports.
         self._distance = 0.0
 
     def other_went(self, now: float) -> None:
-        """Something that a beat can ride with goes now."""
+        """Reports go now."""
         self._distance, self._other = now - self._other, now
 
     @property
@@ -43,7 +43,7 @@ class BeatTimes:
         return max(usual, min(expected + _LATE * self._every, self._last + _UNTIL * self._every))
 
     def is_due(self, now: float, *, rides: bool) -> bool:
-        """Whether a beat goes now; ``rides`` where something else does."""
+        """Whether a beat goes now; ``rides`` where reports do."""
         if rides and self._is_worth_waiting():
             return now >= self._last + _FROM * self._every
         return now >= self.alone_at

@@ -207,9 +207,11 @@ class Service:
                 for command in commands:
                     self._handle(command)
                 now = time.monotonic()
-                if rides := self._is_about_to_send(now, last_send):
+                rides = self._is_about_to_send(now, last_send)
+                # Reports have a rhythm; answers, and whatever else goes at once, have none.
+                if reports := rides and bool(self._ordered or self._spill):
                     self._beats.other_went(now)
-                if self._beats.is_due(now, rides=rides):
+                if self._beats.is_due(now, rides=reports):
                     self._beats.sent(now)
                     self._urgent.append(self._beat(now))
                 self._collect_telemetry(now, rides or bool(self._urgent))
