@@ -116,6 +116,18 @@ def test_closing_the_server_ends_what_it_forked(server: WarmServer, stage: Stage
     wait_until_gone([server.pid, stage.wait_for(Started, slot).pid, *pids], [])
 
 
+def test_a_server_that_still_imports_is_gone_at_once_when_it_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(tmp_path, "torch.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(local, "why_fork_is_unsafe", lambda: "it is started clean here")
+    server = WarmServer()
+    assert is_running(server.pid)
+    server.close()
+    wait_until_gone([server.pid], [])
+
+
 def test_a_server_apart_is_no_child_of_this_process_and_ends_what_it_forked_all_the_same() -> None:
     server = WarmServer(preloads_torch=False, apart=True)
     engine = LocalEngine(server)

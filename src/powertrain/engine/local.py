@@ -145,6 +145,7 @@ class WarmServer:
         self._lock = threading.Lock()
         self._children: dict[str, _Child] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._is_child = not apart
         start = _start_apart if apart else _start_clean if self.unsafe else _start_forked
         self.pid = start(theirs, preloads_torch)
         theirs.close()
@@ -209,6 +210,10 @@ class WarmServer:
         """Let the server go: it ends what it forked and itself. A forked child of the owner has no part in it."""
         if os.getpid() != self.owner:
             return
+        with self._lock, contextlib.suppress(OSError):
+            # While it still imports it hears nothing, which may be for many seconds.
+            if self._is_child and self.alive and self.warmed is None and not (self._children or _sweeps):
+                os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
 
