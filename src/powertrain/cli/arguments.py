@@ -10,6 +10,10 @@ Run = Annotated[str, typer.Argument(help="A run: its name, its path, or its addr
 Storage = Annotated[
     str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
 ]
+Ranks = Annotated[
+    list[str] | None,
+    typer.Option("--rank", "-r", help="Only these ranks: 3, or 0-3,7. May be repeated.", show_default=False),
+]
 Attempt = Annotated[
     int | None,
     typer.Option(

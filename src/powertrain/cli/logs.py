@@ -30,12 +30,7 @@ _WITHOUT_LOGS = ("inline", "torchrun")
 def logs(
     run: arguments.Run,
     storage: arguments.Storage = "",
-    rank: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rank", "-r", help="Only these ranks: 3, or 0-3,7. May be repeated.", show_default=False
-        ),
-    ] = None,
+    rank: arguments.Ranks = None,
     attempt: Annotated[
         int | None,
         typer.Option(help="Which attempt; the newest when left out.", show_default=False, min=0),

@@ -30,12 +30,7 @@ _KEPT = re.compile(r"stacks/attempt-(\d+)-hang-(\d+)\.txt")
 def stacks(
     run: arguments.Run,
     storage: arguments.Storage = "",
-    rank: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rank", "-r", help="Only these ranks: 3, or 0-3,7. May be repeated.", show_default=False
-        ),
-    ] = None,
+    rank: arguments.Ranks = None,
     json: Annotated[bool, typer.Option("--json", help="Print all that was seen as JSON.")] = False,
 ) -> None:
     """Say where every rank is, with the stacks of all its threads; of a run that is over, those that were kept."""
