@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.run.test_controller import Run, run  # noqa: F401 (a fixture)
 
 from powertrain.checkpoint import commit
+from powertrain.run import control, scaling_policy, steering
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
-from powertrain.run import scaling_policy, steering
 from powertrain.run.metrics import MetricsStore
 from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
+
+
+class Asks(control.Visitor):
+    """Hands its answer on."""
+
+    def __init__(self, take: Callable[[str, bool], Any]) -> None:
+        super().__init__()
+        self._take = take
+
+    def answer(self, message: str, ok: bool = True) -> None:
+        self._take(message, ok)
+
+
+def ask_to_resize(run: Run, workers: int, take: Callable[[str, bool], Any]) -> None:  # noqa: F811
+    run.controller.visit(control.Resize(workers=workers), Asks(take))
 
 
 class Elastic:
@@ -247,7 +263,7 @@ def test_workers_asked_for_by_hand(run: Run) -> None:  # noqa: F811
     answers: list[tuple[str, bool]] = []
 
     def ask(workers: int) -> None:
-        run.controller.resize(workers, lambda message, ok: answers.append((message, ok)))
+        ask_to_resize(run, workers, lambda message, ok: answers.append((message, ok)))
 
     def later(event: ev.Event) -> None:
         if isinstance(event, ev.TrainingStarted):
@@ -266,9 +282,9 @@ def test_workers_asked_for_by_hand(run: Run) -> None:  # noqa: F811
 
 def test_a_size_out_of_bounds_or_of_a_fixed_run_is_refused(run: Run) -> None:  # noqa: F811
     answers: list[tuple[str, bool]] = []
-    at_row(run, 1, lambda: run.controller.resize(9, lambda *answer: answers.append(answer)))
+    at_row(run, 1, lambda: ask_to_resize(run, 9, lambda *answer: answers.append(answer)))
     run.go(ScriptedEngine(Elastic(steps=20, every=5, pace=0.002)), 4, min_workers=2)
-    at_row(run, 21, lambda: run.controller.resize(3, lambda *answer: answers.append(answer)))
+    at_row(run, 21, lambda: ask_to_resize(run, 3, lambda *answer: answers.append(answer)))
     run.go(ScriptedEngine(Elastic(steps=40, every=5, pace=0.002)), 2)
     assert answers == [
         ("The run 'scripted' trains with 2 to 4 workers.", False),
@@ -289,7 +305,7 @@ def ask_when_it_starts(run: Run, sizes_by_attempt: dict[int, int]) -> list[str]:
 
     def started(event: ev.Event) -> None:
         if isinstance(event, ev.AttemptStarted) and event.attempt in sizes_by_attempt:
-            run.controller.resize(sizes_by_attempt[event.attempt], lambda text, ok: answers.append(text))
+            ask_to_resize(run, sizes_by_attempt[event.attempt], lambda text, ok: answers.append(text))
 
     run.watcher.on_event = started
     return answers
@@ -348,7 +364,7 @@ def test_a_loop_that_learns_to_save_later_is_asked_again(
             worker.report({"row": worker.row + 1})
         play(worker)
 
-    at_row(run, 5, lambda: run.controller.resize(1, lambda text, ok: None))
+    at_row(run, 5, lambda: ask_to_resize(run, 1, lambda text, ok: None))
     outcome = run.go(with_capacity(warms_up, 2), 2, min_workers=1)
     assert (outcome.state, sizes(run)) == ("finished", [2, 1])
     (told,) = run.watcher.warnings()
@@ -363,7 +379,7 @@ def test_a_size_asked_for_before_there_are_slots_is_what_the_run_starts_with(run
 
     def started(event: ev.Event) -> None:
         if isinstance(event, ev.RunStarted):
-            run.controller.resize(1, lambda text, ok: (answers.append(text), engine.tell_capacity(3)))
+            ask_to_resize(run, 1, lambda text, ok: (answers.append(text), engine.tell_capacity(3)))
 
     run.watcher.on_event = started
     assert run.go(engine, 3, min_workers=1).state == "finished"

@@ -172,14 +172,6 @@ class _Noticed:
     reason: str
 
 
-@dataclass(frozen=True)
-class _Resize:
-    """Somebody asks for another number of workers; ``answer`` is called with what will come of it, or why not."""
-
-    workers: int
-    answer: Callable[[str, bool], None]
-
-
 class Controller:
     """Runs one run to its end. ``run`` may be called on any thread; ``interrupt`` from any other."""
 
@@ -368,10 +360,6 @@ class Controller:
     def notify(self, reason: str) -> None:
         """The process that runs this will be ended soon. A second time means at once. Any thread, a signal handler."""
         self._inbox.put(_Noticed(reason))
-
-    def resize(self, workers: int, answer: Callable[[str, bool], None]) -> None:
-        """Go on with so many workers; ``answer`` is told what will come of it, and whether anything. Any thread."""
-        self._inbox.put(_Resize(workers, answer))
 
     def launched(self, at: float, parts: Mapping[str, float]) -> None:
         """The run began ``at`` the call of ``fit``; see :meth:`Startup.launched`. Before ``run``."""
@@ -1372,34 +1360,31 @@ class Controller:
     def _not_together(self, _: str) -> None:
         self._steering.not_together(self._attempt)
 
-    def _resize_asked(self, asked: _Resize) -> None:
-        """Somebody asks for another number of workers."""
-        name, lowest, highest = self._spec.name, self._spec.min_workers, self._spec.max_workers
-        if not self._elastic.is_elastic or not self._engine.restarts:
-            asked.answer(
-                f"The run {name!r} has a fixed number of workers. Start it with "
-                "ScalingConfig(num_workers=(min, max)) to be able to change it.",
-                False,
-            )
-        elif not lowest <= asked.workers <= highest:
-            asked.answer(f"The run {name!r} trains with {lowest} to {highest} workers.", False)
-        elif self._stopping is not None or self._ends_well():
-            asked.answer(f"The run {name!r} is ending.", False)
-        else:
-            reason = f"{in_words(asked.workers)} {'was' if asked.workers == 1 else 'were'} asked for"
-            self._elastic.set_limit(asked.workers, reason, time.monotonic())
-            self._slots.watch()
-            self._consider_resize()
-            size = self._attempt.world_size if self._attempt is not None else self._slots.wanted
-            asked.answer(self._elastic.prospect(asked.workers, size), True)
-
     # ------------------------------------------------------------------ visitors
 
     def _asked(self, asked: visits.Asked) -> None:
         _QUESTIONS[type(asked.question)](self, asked.question, asked.visitor)
 
     def _asked_to_resize(self, question: control.Resize, visitor: control.Visitor) -> None:
-        self._resize_asked(_Resize(question.workers, visitor.answer))
+        """To go on with another number of workers: what will come of it, or why nothing does."""
+        name, lowest, highest = self._spec.name, self._spec.min_workers, self._spec.max_workers
+        if not self._elastic.is_elastic or not self._engine.restarts:
+            visitor.answer(
+                f"The run {name!r} has a fixed number of workers. Start it with "
+                "ScalingConfig(num_workers=(min, max)) to be able to change it.",
+                False,
+            )
+        elif not lowest <= question.workers <= highest:
+            visitor.answer(f"The run {name!r} trains with {lowest} to {highest} workers.", False)
+        elif self._stopping is not None or self._ends_well():
+            visitor.answer(f"The run {name!r} is ending.", False)
+        else:
+            reason = f"{in_words(question.workers)} {'was' if question.workers == 1 else 'were'} asked for"
+            self._elastic.set_limit(question.workers, reason, time.monotonic())
+            self._slots.watch()
+            self._consider_resize()
+            size = self._attempt.world_size if self._attempt is not None else self._slots.wanted
+            visitor.answer(self._elastic.prospect(question.workers, size))
 
     def _asked_to_stop(self, question: control.Stop, visitor: control.Visitor) -> None:
         """End as Ctrl-C does, but without its hurry; with ``now`` as the second Ctrl-C does."""
@@ -1958,7 +1943,6 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     base.Capacity: Controller._capacity_changed,
     _Interrupt: Controller._interrupted,
     _Noticed: Controller._driver_noticed,
-    _Resize: Controller._resize_asked,
     visits.Asked: Controller._asked,
     SeenFromOutside: Controller._rank_seen,
     Looked: Controller._looked,
