@@ -6,18 +6,41 @@ READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Tests start hundreds of processes; without cached bytecode each of them would compile the whole package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint format clean
+.PHONY: help run test test-rest test-rest-ray test-rest-others test-all test-gpu bench lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## show these lines
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 run: $(READY)  ## train examples/digits.py with two workers and show the Result
 	$(BIN)/python examples/digits.py --name "digits-$$(date +%Y%m%d-%H%M%S)"
 
-test: $(READY)  ## run all tests
-	$(BIN)/python -m tests
+# Which test is in which tier: tests/support/tiers.py. All tests on Ray are one worker's, the others' the rest.
+TEST_WORKERS ?= $(shell echo $$(( $$(nproc) > 2 ? $$(nproc) : 2 )))
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --max-worker-restart 20 --durations 20
+
+test: $(READY)  ## run the fast tests, and one whole run for each promise
+	$(PYTEST) -m "smoke or not (e2e or ray or slow or gpu)" $(ARGS)
+
+test-rest: $(READY)  ## run the tests that `make test` leaves out
+	@$(MAKE) --no-print-directory -j2 test-rest-ray test-rest-others
+
+# Ray's core ended workers of pytest-xdist in the middle of its own tests, so those run in a process of their own.
+test-rest-ray: $(READY)
+	$(BIN)/python -m pytest --durations 20 -m "not smoke and ray and not gpu" $(ARGS)
+
+test-rest-others: $(READY)
+	$(BIN)/python -m pytest --numprocesses 1 --max-worker-restart 20 --durations 20 \
+		-m "not smoke and (gpu or (e2e or slow) and not ray)" $(ARGS)
+
+test-all: test test-rest  ## run all tests
+
+test-gpu: $(READY)  ## run the tests that need a GPU
+	$(BIN)/python -m pytest tests -m gpu $(ARGS)
 
 bench: $(READY)  ## run every benchmark, ours beside its peers
 	@set -e; for file in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do \

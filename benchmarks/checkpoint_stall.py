@@ -79,7 +79,9 @@ def report_and_settle(make_checkpoint: Callable[[], Any]) -> float:
 
     seconds = timed(lambda: powertrain.report({"saved": 1}, checkpoint=make_checkpoint()))
     session = current("the benchmark")
-    manifest = Path(session.place.run_path, "checkpoints", f"checkpoint_{session.row:06d}", "MANIFEST.json")
+    manifest = Path(
+        session.place.run_path, "checkpoints", f"checkpoint_{session.row:06d}", ".powertrain-manifest.json"
+    )
     deadline = time.monotonic() + 120
     while not manifest.exists():
         if time.monotonic() > deadline:

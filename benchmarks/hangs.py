@@ -95,7 +95,7 @@ def hang(kind: str, storage: str) -> Seen:
     notice = next((fact for fact in facts if isinstance(fact, ev.HangNoticed)), None)
     if notice is None:
         return Seen(kind, float("inf"), False, False, acted, "nothing was said")
-    last = float(Result.from_path(Path(storage, kind)).metrics_dataframe["timestamp"].max())
+    last = float(Result.from_path(Path(storage, kind)).dataframe(ranks="all")["timestamp"].max())
     return Seen(
         kind,
         notice.time - last,

@@ -2,7 +2,7 @@
 
 Each rank of ours reports at a steady pace (a late call is followed by the next at once), and each call is
 timed on the training thread. The program's processes are watched from outside: how much memory they hold
-while it reports. Afterwards the points in ``result.metrics_dataframe`` are counted. Ray Train makes only a
+while it reports. Afterwards the points in ``result.dataframe(ranks="all")`` are counted. Ray Train makes only a
 handful of reports, as fast as it can: each waits for its controller's next poll.
 
 The limit is a queue append: copying the dict and appending it to a deque, at the same pace.

@@ -1,38 +1,123 @@
-"""What holds for every test: it has its own storage, and it leaves nothing behind."""
+"""What holds for every test: its tier, its own storage, its deadline, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import hypothesis
-import psutil
 import pytest
+from tests.other_user import OtherUser
 from tests.ray_autoscaled import RayAutoscaled
-from tests.ray_nodes import RayNodes, processes_of_ray
+from tests.ray_nodes import RayNodes
 from tests.s3_server import Proxy, S3Server
+from tests.support import deadlines, durations, scheduling, tiers
+from tests.support.leftovers import Surroundings, clusters
 
-hypothesis.settings.register_profile("here", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+for _name, _examples in {"dev": 20, "ci": 100, "nightly": 1000}.items():
+    hypothesis.settings.register_profile(
+        _name, deadline=None, max_examples=_examples, derandomize=_name == "ci"
+    )
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+)
 
-#: How long a test's processes, threads and files may take to go after its last line.
-_PATIENCE = 5.0
-#: Set by the tools around a test, not by the test.
-_FOREIGN_VARIABLES = {"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"}
-#: Ray sets these for itself, when it is imported and when a process connects.
-_RAY_VARIABLES = {"RAY_CLIENT_MODE", "PYTHONBREAKPOINT"}
-#: torch sets these for itself when it is imported or first used.
-_TORCH_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+#: Standard error of this process, which pytest redirects during tests.
+_STDERR = pytest.StashKey[int]()
+#: The file with the groups of tests, in the main process of a session with several workers.
+_GROUPS = pytest.StashKey[Path]()
+
+
+# --------------------------------------------------------------------------- tiers, workers, deadlines
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options of this file."""
+    help = "seconds after a test's timeout until its process is ended"
+    parser.addini(deadlines.GRACE, help, default=str(deadlines.GRACE_S))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers, and keep standard error for what is written when a test hangs."""
+    for marker in tiers.MARKERS:
+        config.addinivalue_line("markers", marker)
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        config.stash[_GROUPS] = scheduling.make_groups_file()
+    config.stash[_STDERR] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # in the background of a shell; drivers would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close what :func:`pytest_configure` has opened."""
+    os.close(config.stash[_STDERR])
+    if _GROUPS in config.stash:
+        config.stash[_GROUPS].unlink(missing_ok=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses among the markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test; on a worker begin with what takes longest."""
+    seconds = durations.recorded()
+    tiers.mark(items, seconds)
+    if hasattr(config, "workerinput"):
+        items[:] = scheduling.in_order(items, seconds)
+        scheduling.write_groups(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.ByFile:
+    """Return the scheduler for runs with several workers."""
+    return scheduling.ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run a test with its deadline."""
+    with deadlines.ending_the_process(item, item.config.stash[_STDERR]):
+        return (yield)
+
+
+class _Failures:
+    """Prints each failure as soon as it is known: a session that is ended from outside never comes to its summary."""
+
+    def __init__(self, terminal: Any) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print which test has failed, where and why."""
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else report.longreprtext
+            self._terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {why[:2000]}")
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own terminal
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print failures while the session goes on, where there is a terminal: not in xdist's workers."""
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None and not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(_Failures(terminal))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a test that would be run again without a reason."""
+    unsteady = item.get_closest_marker("unsteady")
+    if unsteady is not None and not unsteady.kwargs.get("reason"):
+        pytest.fail(f"{item.name} is marked as unsteady without a reason", pytrace=False)
+
+
+# --------------------------------------------------------------------------- around every test
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,19 +143,46 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.fixture(scope="session")
+def _numbered_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """New paths in the session's own directory. pytest's ``mktemp`` lists all earlier ones for each new one."""
+    base = tmp_path_factory.getbasetemp()
+    return (base / str(number) for number in itertools.count())
+
+
+@pytest.fixture
+def tmp_path(_numbered_directories: Iterator[Path]) -> Path:
+    """A new, empty directory."""
+    path = next(_numbered_directories)
+    path.mkdir(mode=0o700)
+    return path
+
+
 @pytest.fixture(autouse=True)
-def _own_storage(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _own_storage(monkeypatch: pytest.MonkeyPatch, _numbered_directories: Iterator[Path]) -> None:
     """Runs without a storage path go to a directory of this test."""
-    monkeypatch.setenv("POWERTRAIN_STORAGE", str(tmp_path_factory.mktemp("runs")))
+    path = next(_numbered_directories)
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv("POWERTRAIN_STORAGE", str(path))
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(_own_storage: None) -> Iterator[None]:
     """Fails the test that leaves a process, a thread, a variable, a directory or a file behind."""
-    before = _Surroundings()
+    before = Surroundings()
     yield
     left = before.leftovers()
     assert not left, "the test left something behind:\n" + "\n".join(f"- {line}" for line in left)
+
+
+@pytest.fixture(autouse=True)
+def _no_usage_poller() -> Iterator[None]:
+    """Tests disconnect with ``ray.shutdown()``; a thread of Ray Data that calls Ray afterwards ends the process."""
+    yield
+    if "ray.data" in sys.modules:
+        from powertrain.engine.ray_client import stop_usage_poller
+
+        stop_usage_poller()
 
 
 @pytest.fixture
@@ -91,6 +203,22 @@ def mount_small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.fixture
+def other_user() -> OtherUser:
+    """Another user of this machine; skips the test where only root could become one."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    return OtherUser()
+
+
+@pytest.fixture
+def shared_directory() -> Iterator[Path]:
+    """A directory that every user can write to, sticky as ``/tmp`` is, with a short path for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt-shared-") as name:
+        os.chmod(name, 0o1777)
+        yield Path(name)
+
+
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
     """One S3 server for a whole file of tests."""
@@ -107,15 +235,15 @@ def proxy(s3: S3Server) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="session")
 def ray_nodes() -> Iterator[RayNodes]:
-    """A Ray of a head and one node with eight CPUs, for the whole session. Who adds a node takes it away again."""
+    """A Ray of a head and one node with eight CPUs, for the whole session. A test that adds a node removes it again."""
     nodes = RayNodes()
-    _clusters.append(nodes.pid)
+    clusters.append(nodes.pid)
     try:
         nodes.add(num_cpus=8, resources={"custom": 4})
         yield nodes
     finally:
         nodes.close()
-        _clusters.remove(nodes.pid)
+        clusters.remove(nodes.pid)
 
 
 @pytest.fixture(scope="module")
@@ -125,122 +253,21 @@ def ray_cluster(ray_nodes: RayNodes) -> Iterator[RayNodes]:
 
     from powertrain.engine.ray_client import connect
 
-    connect(ray_nodes.address)
-    yield ray_nodes
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # A thread of Ray's prints what became of nodes of earlier tests: amid what a test captures.
+        patch.setattr(ray._private.worker, "print_to_stdstream", lambda *_, **__: None)
+        connect(ray_nodes.address)
+        yield ray_nodes
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
 def ray_autoscaled(request: pytest.FixtureRequest) -> Iterator[RayAutoscaled]:
     """A Ray that adds nodes of one CPU by itself, for a file of tests; its options may be given as a parameter."""
     cluster = RayAutoscaled(**getattr(request, "param", {}))
-    _clusters.append(cluster.pid)
+    clusters.append(cluster.pid)
     try:
         yield cluster
     finally:
         cluster.close()
-        _clusters.remove(cluster.pid)
-
-
-#: The processes that hold a Ray cluster of this session.
-_clusters: list[int] = []
-
-
-class _Surroundings:
-    """What was there when the test began."""
-
-    def __init__(self) -> None:
-        self.environ = dict(os.environ)
-        self.cwd = os.getcwd()
-        self.threads = set(threading.enumerate())
-        self.children = set(psutil.Process().children(recursive=True))
-        self.runtime_files = set(_runtime_files())
-
-    def leftovers(self) -> list[str]:
-        """One sentence for each thing that is still there after :data:`_PATIENCE`; puts back what it can."""
-        lingering = _until_gone(lambda: [*self._processes(), *self._threads(), *self._files()])
-        return [*lingering, *self._variables(), *self._directory(), *_process_group()]
-
-    def _processes(self) -> list[str]:
-        lasting = _lasting_pids()
-        left = []
-        for process in psutil.Process().children(recursive=True):
-            if process not in self.children and process.pid not in lasting:
-                left.extend(_description(process))
-        return left
-
-    def _threads(self) -> list[str]:
-        return [
-            f"thread {thread.name!r} (daemon={thread.daemon})"
-            for thread in threading.enumerate()
-            if thread not in self.threads and (not thread.daemon or thread.name.startswith("powertrain-"))
-        ]
-
-    def _files(self) -> list[str]:
-        return [f"runtime file {path}" for path in _runtime_files() if path not in self.runtime_files]
-
-    def _variables(self) -> list[str]:
-        left = []
-        ours = _FOREIGN_VARIABLES | _TORCH_VARIABLES | _RAY_VARIABLES
-        for name in sorted((self.environ.keys() | os.environ.keys()) - ours):
-            was, now = self.environ.get(name), os.environ.get(name)
-            if was != now:
-                left.append(f"environment variable {name}: {was!r} became {now!r}")
-                _put_back(name, was)
-        return left
-
-    def _directory(self) -> list[str]:
-        now = os.getcwd()
-        if now == self.cwd:
-            return []
-        os.chdir(self.cwd)
-        return [f"working directory {self.cwd} became {now}"]
-
-
-def _until_gone(look: Callable[[], list[str]]) -> list[str]:
-    deadline = time.monotonic() + _PATIENCE
-    pause = 0.001
-    while (left := look()) and time.monotonic() < deadline:
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
-    return left
-
-
-def _description(process: psutil.Process) -> list[str]:
-    try:
-        with process.oneshot():
-            if process.status() == psutil.STATUS_ZOMBIE and process.ppid() != os.getpid():
-                return []  # its parent is on its way to reap it, and it holds nothing any more
-            return [f"process {process.pid} ({process.status()}): {' '.join(process.cmdline())[:200]}"]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _put_back(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
-def _lasting_pids() -> set[int]:
-    """Processes that tests share and that end with this one: warm servers, multiprocessing's tracker."""
-    local = sys.modules.get("powertrain.engine.local")  # looking must not be what loads it
-    servers = set(local.server_pids()) if local else set()
-    tracker: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)
-    of_ray = {pid for cluster in _clusters for pid in processes_of_ray(cluster)}
-    return servers | of_ray | ({tracker} if tracker else set())
-
-
-def _runtime_files() -> list[Path]:
-    """What runs have put into this session's runtime directory."""
-    root = Path(os.environ["XDG_RUNTIME_DIR"], "powertrain")
-    return sorted(root.iterdir()) if root.is_dir() else []
-
-
-def _process_group() -> list[str]:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return []
-    distributed.destroy_process_group()
-    return ["an initialised torch process group"]
+        clusters.remove(cluster.pid)

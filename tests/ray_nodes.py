@@ -119,7 +119,7 @@ def _is_of_ray(pid: int) -> bool:
 
 
 def _serve(directory: str) -> None:
-    from ray._private.utils import get_ray_address_file
+    from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     # Ray writes the cluster's address there, and on a machine that never ran it the directory is absent.

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from powertrain import config as configs
 from powertrain.config import (
+    STORAGE_VARIABLE,
     BackendConfig,
     CheckpointConfig,
     CheckpointConsistencyMode,
@@ -42,6 +43,7 @@ from powertrain.config import (
     as_config,
     replace,
     to_json,
+    without_effect,
 )
 from powertrain.errors import ConfigError
 
@@ -128,7 +130,7 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (ScalingConfig, {"trainer_resources": {"CPU": -1}}, ["trainer_resources={'CPU': -1}", "0 or more"]),
     (ScalingConfig, {"use_tpu": True}, ["use_tpu=True", "TPUs are not supported", "use_gpu=True"]),
     (ScalingConfig, {"topology": "4x4"}, ["topology='4x4'", "TPUs are not supported"]),
-    (ScalingConfig, {"elastic_resize_monitor_interval_s": 5}, ["_interval_s=5", "continuously", "Leave"]),
+    (ScalingConfig, {"elastic_resize_monitor_interval_s": "5"}, ["_interval_s='5'", "number"]),
     (ScalingConfig, {"label_selector": "spot"}, ["label_selector='spot'", "dict of strings"]),
     (ScalingConfig, {"label_selector": {"zone": 1}}, ["{'zone': 1}", "dict of strings"]),
     (
@@ -162,7 +164,7 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
         {"engine": "local", "engine_options": {"address": "auto"}},
         ["'address'", 'engine="ray"'],
     ),
-    (ScalingConfig, {"num_worker": 2}, ["no field 'num_worker'", "as 2", "mean 'num_workers'"]),
+    (ScalingConfig, {"num_worker": 2}, ["no field 'num_worker'", "mean 'num_workers'"]),
     (ScalingConfig, {"bundle_label_selector": {}}, ["'bundle_label_selector'", "Use label_selector"]),
     (FailureConfig, {"max_failures": -2}, ["max_failures=-2", "at least -1"]),
     (FailureConfig, {"max_failures": 1.5}, ["max_failures=1.5", "whole number"]),
@@ -176,16 +178,16 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (FailureConfig, {"fail_fast": "raise", "max_failures": -1}, ["max_failures=-1", "'raise'"]),
     (
         FailureConfig,
-        {"controller_failure_limit": 2},
-        ["controller_failure_limit=2", "start the script again"],
+        {"controller_failure_limit": -2},
+        ["controller_failure_limit=-2", "at least -1"],
     ),
     (FailureConfig, {"max_preemption_failures": -2}, ["max_preemption_failures=-2", "at least -1"]),
-    (FailureConfig, {"relax_collectives_on_preemption": True}, ["_on_preemption=True", "Leave"]),
-    (FailureConfig, {"preemption_grace_s": 10.0}, ["preemption_grace_s=10.0", "Leave"]),
+    (FailureConfig, {"relax_collectives_on_preemption": 1}, ["_on_preemption=1", "True or False"]),
+    (FailureConfig, {"preemption_grace_s": "soon"}, ["preemption_grace_s='soon'", "number"]),
     (FailureConfig, {"hang_timeout_s": 0}, ["hang_timeout_s=0", "above zero"]),
     (FailureConfig, {"on_hang": "kill"}, ["on_hang='kill'", "'restart', 'report', 'fail'"]),
     (FailureConfig, {"signal_grace_s": -1}, ["signal_grace_s=-1", "above zero"]),
-    (FailureConfig, {"max_failure": 3}, ["no field 'max_failure'", "as 3", "mean 'max_failures'"]),
+    (FailureConfig, {"max_failure": 3}, ["no field 'max_failure'", "mean 'max_failures'"]),
     (CheckpointConfig, {"num_to_keep": 0}, ["num_to_keep=0", "at least 1"]),
     (CheckpointConfig, {"num_to_keep": "3"}, ["num_to_keep='3'", "whole number"]),
     (CheckpointConfig, {"checkpoint_score_attribute": 3}, ["checkpoint_score_attribute=3", "string"]),
@@ -195,14 +197,15 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (CheckpointConfig, {"staging_dir": "s3://b/c"}, ["staging_dir='s3://b/c'", "own disk"]),
     (CheckpointConfig, {"staging_bytes": 0}, ["staging_bytes=0", "at least 1"]),
     (CheckpointConfig, {"on_full": "drop"}, ["on_full='drop'", "'replace', 'wait'"]),
-    (CheckpointConfig, {"checkpoint_at_end": True}, ["checkpoint_at_end=True", "at the end of your loop"]),
+    (CheckpointConfig, {"on_lost": "ignore"}, ["on_lost='ignore'", "'raise', 'warn'"]),
+    (CheckpointConfig, {"checkpoint_at_end": "yes"}, ["checkpoint_at_end='yes'", "True or False"]),
     (CheckpointConfig, {"_checkpoint_keep_all_ranks": True}, ["_keep_all_ranks", "every rank"]),
     (SyncConfig, {"sync_timeout": 0}, ["sync_timeout=0", "above zero", "positive"]),
     (SyncConfig, {"sync_timeout": float("inf")}, ["sync_timeout=inf", "finite"]),
     (SyncConfig, {"sync_timeout": 10**400}, ["sync_timeout=1000", "finite"]),
-    (SyncConfig, {"sync_period": 10}, ["sync_period=10", "Leave sync_period out"]),
-    (SyncConfig, {"sync_artifacts": True}, ["sync_artifacts=True", "checkpoint"]),
-    (SyncConfig, {"sync_artifacts_on_checkpoint": False}, ["_on_checkpoint=False", "Leave"]),
+    (SyncConfig, {"sync_period": "10"}, ["sync_period='10'", "number"]),
+    (SyncConfig, {"sync_artifacts": "no"}, ["sync_artifacts='no'", "True or False"]),
+    (SyncConfig, {"sync_artifacts_on_checkpoint": 2}, ["_on_checkpoint=2", "True or False"]),
     (SyncConfig, {"upload_dir": "s3://b"}, ["no field 'upload_dir'", "storage_path"]),
     (LoggingConfig, {"log_level": "LOUD"}, ["log_level='LOUD'", "'DEBUG'"]),
     (LoggingConfig, {"log_level": 10}, ["log_level=10", "by name", "DEBUG"]),
@@ -234,7 +237,7 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (RunConfig, {"worker_runtime_env": []}, ["worker_runtime_env=[]", "env_vars"]),
     (RunConfig, {"worker_runtime_env": {"pip": ["x"]}}, ["'pip'", "engine_options"]),
     (RunConfig, {"worker_runtime_env": {"working_dir": "."}}, ["'working_dir'", "RunConfig(working_dir"]),
-    (RunConfig, {"worker_runtime_env": {"env_vars": {"A": 1}}}, ["'A'", "not a string", "'1'"]),
+    (RunConfig, {"worker_runtime_env": {"env_vars": {"A": 1}}}, ["'A'", "not a string", "as a string"]),
     (RunConfig, {"worker_runtime_env": {"env_vars": {"A=B": "1"}}}, ["'A=B'", "environment variable"]),
     (RunConfig, {"port": 70000}, ["port=70000", "65535"]),
     (RunConfig, {"trace": "off"}, ["trace='off'", "TraceConfig"]),
@@ -258,21 +261,22 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (RunConfig, {"stop": {"loss": float("nan")}}, ["nan", "not a number"]),
     (RunConfig, {"stop": 10}, ["stop=10", "neither a dict nor a function"]),
     (RunConfig, {"stop": lambda: True}, ["stop=<function", "two arguments", "(name, metrics)"]),
-    (RunConfig, {"progress_reporter": 1}, ["progress_reporter=1", "verbose", "callbacks"]),
     (RunConfig, {"log_to_file": 1}, ["log_to_file=1", "Use True"]),
     (RunConfig, {"log_to_file": "../x"}, ["'../x'", "without a slash"]),
     (RunConfig, {"log_to_file": ("a", "b", "c")}, ["('a', 'b', 'c')", "two file names", "stderr.log"]),
     (RunConfig, {"post_mortem": "yes"}, ["post_mortem='yes'", "True or False"]),
+    (RunConfig, {"report_barrier": "yes"}, ["report_barrier='yes'", "True or False"]),
+    (RunConfig, {"shared_storage": "yes"}, ["shared_storage='yes'", "True or False"]),
     (RunConfig, {"working_dir": ""}, ["working_dir=''", "empty"]),
     (RunConfig, {"working_dir": "s3://b/x"}, ["working_dir='s3://b/x'", "local path"]),
-    (RunConfig, {"local_dir": "/x"}, ["no field 'local_dir'", "'/x'", "Use storage_path"]),
-    (RunConfig, {"storge_path": "/x"}, ["no field 'storge_path'", "'/x'", "mean 'storage_path'"]),
+    (RunConfig, {"local_dir": "/x"}, ["no field 'local_dir'", "Use storage_path"]),
+    (RunConfig, {"storge_path": "/x"}, ["no field 'storge_path'", "mean 'storage_path'"]),
     (DataConfig, {"datasets_to_split": "train"}, ["'train'", "['train']"]),
     (DataConfig, {"datasets_to_split": None}, ["datasets_to_split=None", "'all'"]),
     (DataConfig, {"datasets_to_split": ["a", 1]}, ["['a', 1]", "list of dataset names"]),
     (DataConfig, {"datasets_to_split": ["a", "a"]}, ["['a', 'a']", "twice", "once"]),
-    (DataConfig, {"execution_options": {}}, ["execution_options={}", "DataContext"]),
-    (DataConfig, {"enable_shard_locality": False}, ["enable_shard_locality=False", "Leave"]),
+    (DataConfig, {"enable_shard_locality": "no"}, ["enable_shard_locality='no'", "True or False"]),
+    (DataConfig, {"resume": "row"}, ["resume='row'", "'batch'", "'epoch'"]),
     (DataConfig, {"cache_bytes": -1}, ["cache_bytes=-1", "out of range"]),
     (DataConfig, {"cache_dir": "s3://b/x"}, ["cache_dir='s3://b/x'", "own disk", "directory"]),
     (DataConfig, {"memory_bytes": 1}, ["memory_bytes=1", "at least 1048576"]),
@@ -296,11 +300,15 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
         {"fn": validate, "ray_remote_kwargs": {"num_gpu": 1}},
         ["'num_gpu'", "mean 'num_gpus'"],
     ),
+    (
+        ValidationConfig,
+        {"fn": validate, "ray_remote_kwargs": {"max_retry": 1}},
+        ["'max_retry'", "mean 'max_retries'"],
+    ),
     (ValidationConfig, {"fn": validate, "ray_remote_kwargs": {"num_gpus": -1}}, ["-1", "0 or more"]),
     (ValidationTaskConfig, {"timeout_s": 0}, ["timeout_s=0", "positive"]),
     (ValidationTaskConfig, {"fn_kwargs": [1]}, ["fn_kwargs=[1]", "keyword arguments"]),
     (ValidationTaskConfig, {"fn_kwargs": {"checkpoint": 1}}, ["'checkpoint'", "Remove"]),
-    (ValidationTaskConfig, {"fn_kwargs": {"model": object()}}, ["'model'", "JSON", "inside the function"]),
 ]
 
 
@@ -325,7 +333,50 @@ def test_bad_input_gets_one_error_with_field_value_and_fix(
 def test_every_field_that_can_be_wrong_is_in_the_table() -> None:
     tried = {(cls, name) for cls, arguments, _ in BAD for name in arguments}
     fields = {(cls, field.name) for cls in ALL for field in dataclasses.fields(cls)}
-    assert fields - tried == set()
+    never_wrong = {(RunConfig, "progress_reporter"), (DataConfig, "execution_options")}
+    assert fields - tried == never_wrong
+
+
+def test_what_has_no_effect_here_is_accepted_and_named_in_one_sentence() -> None:
+    run = RunConfig(
+        progress_reporter=object(),
+        failure_config=FailureConfig(controller_failure_limit=2, preemption_grace_s=10.0),
+        checkpoint_config=CheckpointConfig(checkpoint_at_end=True),
+        sync_config=SyncConfig(sync_period=10, sync_artifacts=True),
+    )
+    scaling = ScalingConfig(elastic_resize_monitor_interval_s=5)
+    data = DataConfig(execution_options={"cpu": 1}, enable_shard_locality=False)
+    validation = ValidationConfig(
+        fn=validate, ray_remote_kwargs={"num_cpus": 2, "max_retries": 1, "retry_exceptions": [ValueError]}
+    )
+    said = without_effect([scaling, run, data, validation])
+    assert said.startswith("Accepted as in Ray, but without effect here: ")
+    assert said.count("\n") == 0
+    for name in (
+        "ScalingConfig(elastic_resize_monitor_interval_s=5) (capacity is watched continuously)",
+        "FailureConfig(controller_failure_limit=2)",
+        "preemption_grace_s",
+        "checkpoint_at_end",
+        "sync_period",
+        "sync_artifacts=True",
+        "progress_reporter",
+        "execution_options",
+        "enable_shard_locality",
+        "ValidationConfig(ray_remote_kwargs={'max_retries', 'retry_exceptions'}) (a validation is a process of the run",
+    ):
+        assert name in said
+    plain = ValidationConfig(fn=validate, ray_remote_kwargs={"num_cpus": 2})
+    assert without_effect([ScalingConfig(), RunConfig(), DataConfig(), plain]) == ""
+
+
+def test_a_filesystem_without_a_path_has_the_usual_one_on_it(patch: pytest.MonkeyPatch) -> None:
+    fs = pytest.importorskip("pyarrow.fs")
+    patch.delenv(STORAGE_VARIABLE, raising=False)
+    patch.setenv("HOME", "/home/me")
+    assert RunConfig(storage_filesystem=fs.LocalFileSystem()).storage_root == "/home/me/powertrain_runs"
+    patch.setenv(STORAGE_VARIABLE, "s3://bucket/runs")
+    with pytest.raises(ConfigError, match="Give storage_path as well"):
+        _ = RunConfig(storage_filesystem=fs.LocalFileSystem()).storage_root
 
 
 def test_too_many_positions_and_a_field_given_twice_are_config_errors() -> None:
@@ -413,11 +464,11 @@ runs = st.builds(
     checkpoint_config=st.none() | checkpoints,
     logging_config=st.none() | st.builds(LoggingConfig, st.sampled_from(["info", "DEBUG"])),
     sync_config=st.none() | st.builds(SyncConfig, sync_timeout=st.integers(1, 9999)),
-    worker_runtime_env=st.none() | st.just({"env_vars": {"A": "1"}}),
+    worker_runtime_env=st.none() | st.just({"env_vars": {"A": "..."}}),  # what a repr shows of any value
     verbose=st.none() | st.integers(0, 3),
     stop=st.none() | st.just({"loss": 3}),
     log_to_file=st.sampled_from([True, False, "out.log", ("a.log", "b.log")]),
-    working_dir=st.none() | st.sampled_from([".", "/x"]),
+    working_dir=st.none() | st.sampled_from([".", "scratch", "/x"]),
 )
 others = (
     st.builds(
@@ -582,6 +633,18 @@ def test_a_dataset_is_split_when_it_is_named_or_all_are() -> None:
 # --------------------------------------------------------------------------- where a run is kept
 
 
+def test_a_data_config_with_a_configure_of_its_own_is_refused_with_what_to_do_instead() -> None:
+    class Halved(DataConfig):
+        def __init__(self) -> None:
+            """Sets nothing, as a program does that leaves the work to configure()."""
+
+        def configure(self, datasets: Any, world_size: int, *_: Any, **__: Any) -> list[dict[str, Any]]:
+            return [datasets for _ in range(world_size)]
+
+    with pytest.raises(ConfigError, match=r"Halved\.configure\(\) would not be called.*datasets_to_split"):
+        Halved()
+
+
 def test_the_storage_root_is_as_given_else_from_the_environment_else_the_default(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -614,9 +677,8 @@ def test_a_filesystem_goes_with_a_plain_path_on_it() -> None:
     run = RunConfig(storage_path="bucket/runs", storage_filesystem=local)
     assert run.storage_root == "bucket/runs"
     assert to_json(run)["storage_filesystem"] == "pyarrow._fs.LocalFileSystem"
-    for path in (None, "s3://bucket/runs"):
-        with pytest.raises(ConfigError, match=r"contradictory.*without the scheme"):
-            RunConfig(storage_path=path, storage_filesystem=local)
+    with pytest.raises(ConfigError, match=r"contradictory.*without the scheme"):
+        RunConfig(storage_path="s3://bucket/runs", storage_filesystem=local)
 
 
 # --------------------------------------------------------------------------- backends
@@ -773,3 +835,36 @@ def test_the_modes_of_ray_train_exist(ray_source: RaySource, ours: type[Enum]) -
         if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)
     ]
     assert [mode.name for mode in ours] == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "total", "cpus", "gpus", "additional"),
+    [
+        ({"num_workers": 2}, {"CPU": 2}, 1, 0, {}),
+        ({"num_workers": 2, "use_gpu": True}, {"GPU": 2}, 0, 1, {}),
+        ({"num_workers": (1, 4)}, {"CPU": 4}, 1, 0, {}),
+        (
+            {"num_workers": 2, "use_gpu": True, "resources_per_worker": {"CPU": 4, "special": 0.5}},
+            {"CPU": 8, "GPU": 2, "special": 1.0},
+            4,
+            1,
+            {"special": 0.5},
+        ),
+        (
+            {"num_workers": 1, "use_gpu": True, "accelerator_type": "A100"},
+            {"GPU": 1, "accelerator_type:A100": 0.001},
+            0,
+            1,
+            {"accelerator_type:A100": 0.001},
+        ),
+    ],
+)
+def test_what_workers_reserve_can_be_read_from_a_scaling_config(
+    arguments: dict[str, Any], total: dict[str, float], cpus: float, gpus: float, additional: dict[str, float]
+) -> None:
+    config = ScalingConfig(**arguments)
+    assert config.total_resources == total
+    assert (config.num_cpus_per_worker, config.num_gpus_per_worker) == (cpus, gpus)
+    assert config.additional_resources_per_worker == additional
+    assert config.num_tpus_per_worker == 0
+    assert config.elasticity_enabled is isinstance(arguments["num_workers"], tuple)

@@ -102,6 +102,13 @@ def test_what_cannot_be_pickled_is_named(function: Callable[..., Any], config: A
         pickle_function(function, config)
 
 
+def test_an_argument_of_a_validation_that_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(
+        TrainFunctionError, match=r"the validation function anything\(\).*fn_kwargs\['lock'\]"
+    ):
+        pickle_function(anything, {"lock": LOCK}, "the validation function", "fn_kwargs")
+
+
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[ModuleType]:
     """A module that was loaded from a place which is not on the path."""

@@ -183,7 +183,7 @@ def test_the_error_names_the_line_of_the_cell_that_has_the_helper(notebook: Note
     """The function and what it calls come from two cells; neither is a file that a worker could read."""
     notebook.run("def helper():\n    return {}['absent']  # the line to blame\n")
     cell = notebook.run("def broken():\n    helper()\n\nfit(broken)")
-    assert cell.error.startswith("TrainingFailedError:"), cell
+    assert cell.error.startswith("WorkerGroupError:"), cell
     assert "raised KeyError: 'absent'" in cell.error
     assert "return {}['absent']  # the line to blame" in cell.error
     assert re.search(r":2 in helper$", cell.error, re.MULTILINE), cell.error

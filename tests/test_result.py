@@ -20,6 +20,7 @@ from powertrain.errors import ConfigError, StorageError
 from powertrain.run import events as ev
 from powertrain.run.journal import Journal
 from powertrain.storage import Storage, open_storage
+from powertrain.storage.addresses import parse
 from powertrain.worker.shards import DataPosition
 
 SCORES: list[dict[str, Any]] = [{"eval": {"loss": loss}} for loss in (0.5, 0.2, float("nan"))] + [{}]
@@ -75,11 +76,16 @@ def test_checkpoints_of_a_result_are_found_on_any_storage(storage: Storage) -> N
         assert Path(directory, "model").read_bytes() == Path(__file__).read_bytes()
 
 
-def test_the_best_has_the_best_number_and_none_where_there_is_no_number(storage: Storage) -> None:
+def test_the_best_has_the_best_number_and_a_name_that_none_has_is_refused_with_those_there_are(
+    storage: Storage,
+) -> None:
     result = result_of(storage)
     assert row_of(result.get_best_checkpoint("eval/loss", "min")) == 2
     assert row_of(result.get_best_checkpoint("eval/loss", "max")) == 1
-    assert result.get_best_checkpoint("accuracy", "max") is None
+    with pytest.raises(
+        ConfigError, match=r"under the metric 'eval/los'. Did you mean 'eval/loss'\? There are "
+    ):
+        result.get_best_checkpoint("eval/los", "max")
     with pytest.raises(ConfigError, match="neither 'min' nor 'max'"):
         result.get_best_checkpoint("eval/loss", "best")
 
@@ -111,10 +117,46 @@ def test_a_directory_without_a_run_is_refused_by_its_name(tmp_path: Path, server
         assert "secret_key=testing" not in str(caught.value)
 
 
-def test_secrets_in_an_address_are_not_shown(server: S3Server) -> None:
+def test_secrets_in_an_address_are_in_no_path_and_not_shown(server: S3Server) -> None:
+    assert "secret_key=testing" in server.uri("absent")
     result = Result(path=server.uri("absent"), state="finished")
-    assert "secret_key=testing" in result.path
-    assert "secret_key=testing" not in repr(result)
+    assert "testing" not in result.path + repr(result)
+    checkpoint = Checkpoint(server.uri("absent"))
+    assert "testing" not in checkpoint.path + repr(checkpoint)
+
+
+def test_path_and_filesystem_together_name_the_same_checkpoint_and_run_again(storage: Storage) -> None:
+    result = result_of(storage)
+    checkpoint = result.checkpoint
+    assert checkpoint is not None
+    again = Checkpoint(checkpoint.path, checkpoint.filesystem)
+    assert again == checkpoint
+    assert row_of(again) == 4
+    assert row_of(Result(path=result.path, state="x", storage_filesystem=result.filesystem).checkpoint) == 4
+    if again.given_filesystem is None:  # pyarrow's mock cannot be pickled
+        assert row_of(pickle.loads(pickle.dumps(again))) == 4
+
+
+def test_the_filesystem_of_an_object_store_takes_paths_without_scheme(
+    tmp_path: Path, server: S3Server
+) -> None:
+    from pyarrow import fs
+
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "file").write_text("content")
+    filesystem = Checkpoint(server.uri("plain/run")).filesystem
+    bucket = parse(server.uri("plain/run")).bucket
+    fs.copy_files(str(tmp_path / "here"), f"{bucket}/plain/run/sub/there", destination_filesystem=filesystem)
+    found = filesystem.get_file_info(fs.FileSelector(f"{bucket}/plain/run/sub", recursive=True))
+    assert [info.path for info in found] == [
+        f"{bucket}/plain/run/sub/there",
+        f"{bucket}/plain/run/sub/there/file",
+    ]
+    assert open_storage(server.uri("plain/run")).get("sub/there/file") == b"content"
+    with Checkpoint(f"{bucket}/plain/run/sub/there", filesystem).as_directory() as directory:
+        assert Path(directory, "file").read_text() == "content"
+    with pytest.raises(StorageError, match="is not a path of this file system"):
+        Checkpoint("other-bucket/x", filesystem)
 
 
 # --------------------------------------------------------------------------- from a run's directory
@@ -174,6 +216,27 @@ def test_a_directory_that_is_gone_is_not_taken_for_a_run_that_left_nothing(
         result.plot()
 
 
+def test_the_metrics_are_rank_zeros_unless_other_ranks_are_asked_for(tmp_path: Path) -> None:
+    def reported(row: int, rank: int) -> dict[str, Any]:
+        return {"loss": row + rank / 10, **({"only": 1} if rank else {})}
+
+    write(tmp_path / "run", points([1, 2], reported, ranks=(0, 1)))
+    result = Result.from_path(tmp_path / "run")
+    own = result.metrics_dataframe
+    assert own["loss"].tolist() == [1.0, 2.0]
+    assert "only" not in own, "another rank's metric is no column of rank 0's"
+    assert result.dataframe(ranks="all")["loss"].tolist() == [1.0, 1.1, 2.0, 2.1]
+    assert result.dataframe(ranks=1)["only"].tolist() == [1, 1]
+    assert len(result.dataframe(ranks=7)) == 0
+
+
+@pytest.mark.parametrize("ranks", [-1, True, "some", None, 1.5])
+def test_ranks_that_are_none_are_refused(tmp_path: Path, ranks: Any) -> None:
+    write(tmp_path / "run", points([1], lambda row, rank: {"loss": 0.5}))
+    with pytest.raises(ConfigError, match=r"is not a rank. Give a number from 0 on, or \"all\""):
+        Result.from_path(tmp_path / "run").dataframe(ranks=ranks)
+
+
 def test_a_value_that_the_journal_tells_of_and_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "run", end=ended("failed", returned=12))
     with pytest.raises(StorageError, match="returned a value that was not kept in its directory"):
@@ -215,3 +278,42 @@ def test_a_value_whose_class_is_not_here_says_what_to_do(tmp_path: Path) -> None
         StorageError, match=r"cannot be opened in this process: .*not_there_at_all.*importable"
     ):
         Result.from_path(tmp_path / "run").return_value  # noqa: B018
+
+
+def test_a_result_can_be_made_with_rays_arguments_without_a_run(tmp_path: Path) -> None:
+    import pandas as pd
+
+    first, second = (Checkpoint(tmp_path / name) for name in ("a", "b"))
+    frame = pd.DataFrame([{"loss": 1.0}])
+    error = RuntimeError("it failed")
+    result = Result(
+        metrics={"loss": 1.0, "config": {"lr": 1}},
+        checkpoint=second,
+        error=error,
+        path=str(tmp_path),
+        metrics_dataframe=frame,
+        best_checkpoints=[(first, {"loss": 0.5}), (second, {"loss": 1.0})],
+        _storage_filesystem=None,
+        return_value=7,
+    )
+    assert (result.checkpoint, result.error, result.return_value) == (second, error, 7)
+    assert result.metrics_dataframe is frame
+    assert result.best_checkpoints == [(first, {"loss": 0.5}), (second, {"loss": 1.0})]
+    assert result.get_best_checkpoint("loss", "min") == first
+    assert (result.config, result.state, result.findings) == ({"lr": 1}, "failed", ())
+    assert "it failed" in result._repr_html_()
+    with pytest.raises(ConfigError, match="made by hand"):
+        result.plot()
+
+
+def test_a_result_needs_only_rays_positional_arguments() -> None:
+    result = Result({"loss": 1}, None, None, "somewhere")
+    assert (result.metrics, result.checkpoint, result.error, result.path) == (
+        {"loss": 1},
+        None,
+        None,
+        "somewhere",
+    )
+    given: list[Any] = [result.metrics_dataframe, result.best_checkpoints, result.return_value]
+    assert given == [None, [], None]
+    assert result.get_best_checkpoint("loss", "min") is None

@@ -130,7 +130,7 @@ def test_many_points_become_a_band_of_at_most_a_thousand_pixels(tmp_path: Path) 
     axes = result.plot("wave").axes[0]
     assert 100 < len(curve(axes).get_xdata()) <= 1000
     (band,) = axes.collections
-    heights = band.get_paths()[0].vertices[:, 1]
+    heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
     assert heights.min() == min(map(math.sin, rows))
     assert heights.max() == max(map(math.sin, rows))
     begins = curve(axes).get_xdata()

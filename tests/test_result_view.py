@@ -204,7 +204,7 @@ def test_a_run_whose_directory_is_gone_is_still_shown(tmp_path: Path) -> None:
     assert "loss 0.5" in text, "what is in memory is told"
 
 
-class Closed(DirFileSystem):  # type: ignore[misc]
+class Closed(DirFileSystem):
     """A file system that does not let this user look at checkpoints."""
 
     def open(self, path: str, *arguments: Any, **options: Any) -> Any:

@@ -6,6 +6,8 @@ import functools
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tests.ray_nodes import RayNodes
 
 import powertrain
 from powertrain import tasks
+from powertrain.calls import options
 from powertrain.errors import ConfigError, EngineError, TaskError
 
 ray = pytest.importorskip("ray")
@@ -119,7 +122,7 @@ class TestConnected:
         assert powertrain.get(task, timeout=60) == "gone on"
 
     def test_references_of_ray_and_of_this_machine_may_be_mixed(self) -> None:
-        here = tasks.ObjectRef(cloudpickle.dumps((os.getpid, (), {})), tasks._shape(), "here")
+        here = tasks.ObjectRef(cloudpickle.dumps((os.getpid, (), {})), options.shape_of({}), "here")
         pid, value = powertrain.get([here, ray.put("there")], timeout=60)
         assert pid != os.getpid()
         assert value == "there"
@@ -146,25 +149,11 @@ class TestConnected:
             powertrain.DataParallelTrainer(print, scaling_config=elsewhere)
 
 
-def test_the_known_options_of_a_task_are_rays() -> None:
-    from ray._common.ray_option_utils import task_options
+def test_the_known_options_of_tasks_and_actors_are_rays() -> None:
+    from ray._common.ray_option_utils import actor_options, task_options
 
-    assert set(task_options) == tasks._OPTIONS_OF_A_TASK
-
-
-def test_an_option_that_only_a_cluster_has_is_refused_on_one_machine() -> None:
-    def function() -> None: ...
-
-    with pytest.raises(ConfigError, match="no option 'nun_gpus'"):
-        powertrain.remote(nun_gpus=1)(function)
-    large = powertrain.remote(memory=2**30)(function)
-    with pytest.raises(ConfigError, match=r"'memory' of remote\(\) means something on a Ray cluster only"):
-        large.remote()
-
-
-def test_a_class_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the class Path.*ray\.remote"):
-        powertrain.remote(Path)
+    assert set(task_options) == options.OF_A_TASK
+    assert set(actor_options) == options.OF_AN_ACTOR
 
 
 def test_get_without_a_cluster_refuses_what_is_no_reference() -> None:
@@ -231,3 +220,27 @@ def test_the_environment_names_a_cluster_unless_init_says_here(
         assert node in {found["NodeID"] for found in ray.nodes()}
     finally:
         ray.shutdown()
+
+
+def test_leaving_a_cluster_keeps_threads_of_ray_data_from_calling_ray(ray_nodes: RayNodes) -> None:
+    """Ray's core ends the process when one of its threads calls it after the connection is gone."""
+    script = """
+import sys, threading
+import ray.data
+from ray.data._internal.usage import poller
+import powertrain
+
+poller.ClusterMetricsPoller.__init__.__defaults__ = (0.001,)
+powertrain.init(address=sys.argv[1])
+worker = ray._private.worker.global_worker.core_worker
+poller.get_poller()._metrics["own"] = worker.get_worker_id
+[polling] = [thread for thread in threading.enumerate() if thread.name == "data-usage-metrics-poller"]
+powertrain.shutdown()
+polling.join(1.0)
+assert polling.is_alive()
+print("alive")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, ray_nodes.address], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["alive"]), done.stderr[-2000:]

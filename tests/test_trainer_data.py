@@ -27,8 +27,9 @@ from powertrain.data.plan import Part, Plan
 from powertrain.engine import local
 from powertrain.errors import ConfigError, DataChangedError, DataError, OutsideWorkerError
 from powertrain.run import events as ev
-from powertrain.run import journal, places
+from powertrain.run import journal
 from powertrain.storage import open_storage
+from powertrain.storage.files import private_roots
 from powertrain.worker.context import Place
 
 BLOCKS = [7, 13, 20]
@@ -42,7 +43,7 @@ def dataset(blocks: list[int] | None = None, seed: int | None = None) -> Dataset
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where this node keeps blocks of data; nothing is left there by any test."""
-    monkeypatch.setattr(places, "_LASTING", str(tmp_path / "node"))
+    monkeypatch.setattr(private_roots, "_LASTING", str(tmp_path / "node"))
     (tmp_path / "node").mkdir()
     yield tmp_path / "node"
     assert list((tmp_path / "node").iterdir()) == []
@@ -215,19 +216,19 @@ def test_a_seed_that_was_asked_for_makes_the_order_of_any_run() -> None:
 @pytest.mark.usefixtures("node")
 def test_workers_get_their_parts_by_pickle_and_a_restored_run_has_its_datasets() -> None:
     first = fit(workers=2, batches=2)
-    by_rank = first.metrics_dataframe
+    by_rank = first.dataframe(ranks="all")
     seen = [row for rows in by_rank["rows"] for row in rows]
     assert len(seen) == len(set(seen)) == 16
     restored = DataParallelTrainer.restore(first.path, train_loop_config={})
     second = restored.fit()
-    later = [row for rows in second.metrics_dataframe["rows"] for row in rows]
+    later = [row for rows in second.dataframe(ranks="all")["rows"] for row in rows]
     assert sorted(later) == list(range(ROWS)), "all rows of both starts, each once"
 
 
 @pytest.mark.usefixtures("node")
 def test_a_dataset_that_is_not_split_is_whole_on_every_rank() -> None:
     result = fit(workers=2, config=DataConfig(datasets_to_split=[]), data=dataset)
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     for rank in (0, 1):
         rows = [row for rows in frame[frame["rank"] == rank]["rows"] for row in rows]
         assert sorted(rows) == list(range(ROWS))

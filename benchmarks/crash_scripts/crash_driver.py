@@ -141,7 +141,7 @@ def _await_settled(checkpoints: Path, row: int, gone: int) -> None:
     """Wait until ``row`` is committed and the checkpoint of row ``gone`` is deleted: saves are not to overlap."""
     deadline = time.monotonic() + _COMMITTED_WITHIN
     while time.monotonic() < deadline:
-        committed = any(checkpoints.glob(f"checkpoint_{row:06d}*/MANIFEST.json"))
+        committed = any(checkpoints.glob(f"checkpoint_{row:06d}*/.powertrain-manifest.json"))
         if committed and not any(checkpoints.glob(f"checkpoint_{gone:06d}*")):
             return
         time.sleep(0.005)

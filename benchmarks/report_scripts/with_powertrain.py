@@ -47,7 +47,7 @@ trainer = TorchTrainer(
 )
 result = trainer.fit()
 returned = time.monotonic()
-points = result.metrics_dataframe
+points = result.dataframe(ranks="all")
 steps_kept = [points[points["rank"] == rank]["step"].astype(int).tolist() for rank in range(2)]
 told = {"returned": returned, "points": len(points), "steps_kept": steps_kept}
 Path(directory, "driver.json").write_text(json.dumps(told))

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 from powertrain.version import __version__
 
 if TYPE_CHECKING:
-    from powertrain import backend, collective, data, torch, trace
+    from powertrain import backend as backend
+    from powertrain import collective as collective
+    from powertrain import data as data
+    from powertrain import torch as torch
+    from powertrain import trace as trace
+    from powertrain import tune as tune
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
     from powertrain.config import (
+        TRAIN_DATASET_KEY,
         BackendConfig,
         CheckpointConfig,
         CheckpointConsistencyMode,
@@ -28,17 +34,29 @@ if TYPE_CHECKING:
         TorchConfig,
         TraceConfig,
         ValidationConfig,
+        ValidationFn,
         ValidationTaskConfig,
     )
     from powertrain.errors import (
+        ControllerError,
+        NCCLHangError,
         PowertrainError,
         PreemptedError,
+        PreemptionError,
         TrainingFailedError,
         WorkerFailedError,
+        WorkerGroupError,
     )
     from powertrain.result import Result
     from powertrain.run.callbacks import RunContext, UserCallback
-    from powertrain.tasks import get, init, is_initialized, remote, shutdown
+    from powertrain.tasks import get as get
+    from powertrain.tasks import init as init
+    from powertrain.tasks import is_initialized as is_initialized
+    from powertrain.tasks import kill as kill
+    from powertrain.tasks import put as put
+    from powertrain.tasks import remote as remote
+    from powertrain.tasks import shutdown as shutdown
+    from powertrain.tasks import wait as wait
     from powertrain.trainer import DataParallelTrainer
     from powertrain.worker.batch_plan import BatchPlan
     from powertrain.worker.context import (
@@ -70,14 +88,25 @@ _HOMES = {
         "ScalingConfig",
         "SyncConfig",
         "TorchConfig",
+        "TRAIN_DATASET_KEY",
         "TraceConfig",
         "ValidationConfig",
+        "ValidationFn",
         "ValidationTaskConfig",
     ),
-    "powertrain.errors": ("PowertrainError", "PreemptedError", "TrainingFailedError", "WorkerFailedError"),
+    "powertrain.errors": (
+        "ControllerError",
+        "NCCLHangError",
+        "PowertrainError",
+        "PreemptedError",
+        "PreemptionError",
+        "TrainingFailedError",
+        "WorkerFailedError",
+        "WorkerGroupError",
+    ),
     "powertrain.result": ("Result",),
     "powertrain.run.callbacks": ("RunContext", "UserCallback"),
-    "powertrain.tasks": ("get", "init", "is_initialized", "remote", "shutdown"),
+    "powertrain.tasks": ("get", "init", "is_initialized", "kill", "put", "remote", "shutdown", "wait"),
     "powertrain.trainer": ("DataParallelTrainer",),
     "powertrain.worker.batch_plan": ("BatchPlan",),
     "powertrain.worker.context": (
@@ -95,9 +124,9 @@ _HOMES = {
     "powertrain.worker.state": ("load_state", "register_state", "save_state"),
 }
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
-#: Other spellings, for people who come from Ray Train.
-_ALIASES = {"WorkerGroupError": "TrainingFailedError", "ControllerError": "TrainingFailedError"}
-_SUBMODULES = ("backend", "collective", "data", "torch", "trace")
+#: Not in ``__all__``, nor are the names of ``powertrain.tasks``, which are those of ``ray`` and not of ``ray.train``:
+#: ``from powertrain import *`` must not replace the ``torch`` of a script, or its own ``get`` or ``wait``.
+_SUBMODULES = ("backend", "collective", "data", "torch", "trace", "tune")
 
 __all__ = [
     "BackendConfig",
@@ -106,12 +135,15 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointConsistencyMode",
     "CheckpointUploadMode",
+    "ControllerError",
     "DataConfig",
     "DataParallelTrainer",
     "FailureConfig",
     "LoggingConfig",
+    "NCCLHangError",
     "PowertrainError",
     "PreemptedError",
+    "PreemptionError",
     "PreemptionInfo",
     "ReportedCheckpoint",
     "ReportedCheckpointStatus",
@@ -120,41 +152,33 @@ __all__ = [
     "RunContext",
     "ScalingConfig",
     "SyncConfig",
+    "TRAIN_DATASET_KEY",
     "TorchConfig",
     "TraceConfig",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
     "ValidationConfig",
+    "ValidationFn",
     "ValidationTaskConfig",
     "WorkerFailedError",
+    "WorkerGroupError",
     "checkpoint_dir",
-    "get",
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
     "get_preemption_info",
-    "init",
-    "is_initialized",
     "load_state",
     "register_state",
-    "remote",
     "report",
     "save_state",
     "should_checkpoint",
-    "shutdown",
-    "backend",
-    "collective",
-    "data",
-    "torch",
-    "trace",
     "__version__",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    name = _ALIASES.get(name, name)
     if name in _SUBMODULES:
         return import_module(f"powertrain.{name}")
     if name not in _NAMES:
@@ -165,4 +189,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_NAMES, *_SUBMODULES})

@@ -13,13 +13,17 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.errors import ConfigError
+from powertrain.error_text import describe_error
+from powertrain.errors import ConfigError, PowertrainError
+from powertrain.run import record as run_record
 from powertrain.storage import Storage, signed
-from powertrain.storage.addresses import has_secrets
+from powertrain.storage.addresses import has_secrets, without_secrets
 
 _KEY = "trainer.pickle"
 #: Datasets that hold more rows than this many bytes are not kept: whoever restores the run gives them again.
 _MOST_DATA = 16 * 2**20
+#: The most bytes that are read of what was kept.
+_BYTES_LIMIT = 4 << 30
 _ADDRESS = re.compile(rb"[a-z0-9]+://[!-~]+")
 
 
@@ -31,21 +35,26 @@ def store(storage: Storage, arguments: dict[str, Any]) -> str:
     """
     try:
         kept = {**arguments, **_lasting_datasets(arguments.get("datasets"))}
-        value = signed.sign(cloudpickle.dumps(kept))
+        value = signed.sign(storage, _KEY, cloudpickle.dumps(kept))
     except Exception as error:  # whatever the user's objects do when they are pickled
         signed.delete(storage, _KEY)  # of an earlier start, whose arguments are not these
-        return f"{type(error).__name__}: {error}"
-    signed.put(storage, _KEY, value)
+        return describe_error(error)
+    signed.put(storage, value)
     return ""
 
 
 def load(storage: Storage) -> dict[str, Any]:
     """The arguments of the run's trainer; raises :class:`ConfigError` where there are none that can be trusted."""
     try:
-        data = signed.get(storage, _KEY)
+        data = signed.get(storage, _KEY, limit=_BYTES_LIMIT)
     except FileNotFoundError:
+        if sweep := _sweep_of(storage):
+            raise ConfigError(_ask_for_sweep(storage, sweep)) from None
         why = "it does not hold what its trainer was made of"
         raise ConfigError(_ask_for_function(storage, why)) from None
+    except OSError as error:
+        why = f"what its trainer was made of cannot be read ({error.strerror or error})"
+        raise ConfigError(_ask_for_function(storage, why)) from error
     except signed.NotOurs:
         why = "what it holds was not written by you on this machine, and opening it could run any code"
         raise ConfigError(_ask_for_function(storage, why)) from None
@@ -85,8 +94,26 @@ class _LimitedFile(io.BytesIO):
         return super().write(data)
 
 
+def _sweep_of(storage: Storage) -> str:
+    """The name of the sweep that the run is a trial of; "" for none."""
+    try:
+        return str(run_record.read(storage).get("sweep") or "")
+    except (OSError, PowertrainError):
+        return ""
+
+
+def _ask_for_sweep(storage: Storage, sweep: str) -> str:
+    where = without_secrets(storage.uri).rstrip("/")
+    return (
+        f"{where!r} is a trial of the sweep {sweep!r}, which keeps the function for all of its trials. Continue the "
+        f"sweep: powertrain.tune.Tuner.restore({where.rpartition('/')[0]!r}). To go on with this trial alone, give the "
+        "function: restore(path, train_loop_per_worker=..., train_loop_config=..., scaling_config=...)."
+    )
+
+
 def _ask_for_function(storage: Storage, why: str) -> str:
     return (
-        f"The trainer of {storage.uri!r} cannot be made from that run alone: {why}. Give the training function: "
+        f"The trainer of {without_secrets(storage.uri)!r} cannot be made from that run alone: {why}. Give the "
+        "training function: "
         "restore(path, train_loop_per_worker=..., scaling_config=...)."
     )

@@ -26,14 +26,17 @@ import math
 import numbers
 import os
 import re
-import reprlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+from powertrain.arguments import plain_scalar
 from powertrain.errors import ConfigError
+from powertrain.redaction import without_secrets
+from powertrain.value_repr import ENVIRONMENT_NAMES, repr_without_secrets
+from powertrain.value_repr import short_repr as _short
 
 __all__ = [
     "BackendConfig",
@@ -48,7 +51,9 @@ __all__ = [
     "ScalingConfig",
     "SyncConfig",
     "TorchConfig",
+    "TRAIN_DATASET_KEY",
     "ValidationConfig",
+    "ValidationFn",
     "ValidationTaskConfig",
     "as_config",
     "replace",
@@ -66,9 +71,21 @@ ENGINES = ("auto", "local", "ray", "inline", "torchrun")
 ENGINE_OPTIONS: dict[str, tuple[str, ...]] = {"ray": ("address", "runtime_env")}
 #: What a callback may define; it needs at least one of them.
 CALLBACK_HOOKS = ("after_report", "after_exception", "on_event")
+#: What a callback of a sweep may define (``powertrain.tune.Callback``).
+SWEEP_HOOKS = (
+    "on_trial_result",
+    "on_trial_start",
+    "on_trial_complete",
+    "on_trial_error",
+    "on_experiment_end",
+)
+#: The dataset that ``get_dataset_shard`` gives where none is named.
+TRAIN_DATASET_KEY = "train"
 TORCH_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 _LARGEST_WHOLE = 2**31 - 1
+#: Characters of a wrong name that are compared with the right ones.
+_LONGEST_GUESS = 200
 _MOST_BYTES = 2**60
 _ConfigT = TypeVar("_ConfigT", bound="Config")
 _AnyT = TypeVar("_AnyT")
@@ -90,6 +107,11 @@ class Refusal(Exception):
 def option(default: Any, check: Check) -> Any:
     """A field with its default and its check. The default is given to the check too when nothing is said."""
     return dataclasses.field(default=default, metadata={"check": check})
+
+
+def ignored(default: Any, check: Check, why: str) -> Any:
+    """Declare a field of Ray's that has no effect here: its values are checked, and ``fit()`` prints ``why`` once."""
+    return dataclasses.field(default=default, metadata={"check": check, "ignored": why})
 
 
 class Config:
@@ -123,13 +145,35 @@ class Config:
     def _contradictions(self) -> None:
         """Raise through :meth:`_contradiction` where two valid fields cannot both hold."""
 
+    def _ignored_parts(self) -> Iterator[tuple[str, str]]:
+        """Parts of fields that have no effect here, each with the reason. :func:`ignored` is for whole fields."""
+        return iter(())
+
     def _contradiction(self, names: Iterable[str], why: str, fix: str) -> ConfigError:
         values = {name: getattr(self, name) for name in names}
         return _config_error(type(self), values, "is contradictory", Refusal(why, fix))
 
     def __repr__(self) -> str:
-        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in _fields(self) if not _is_default(self, f)]
+        changed = {f.name: getattr(self, f.name) for f in _fields(self) if not _is_default(self, f)}
+        shown = [f"{name}={repr_without_secrets(value, name)}" for name, value in changed.items()]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def without_effect(configs: Iterable[Config]) -> str:
+    """One sentence that names the fields that were set and have no effect here, "" where there are none."""
+    found = [f"{shown} ({why})" for config in configs for shown, why in _set_and_ignored(config)]
+    return f"Accepted as in Ray, but without effect here: {'; '.join(found)}." if found else ""
+
+
+def _set_and_ignored(config: Config) -> Iterator[tuple[str, str]]:
+    yield from config._ignored_parts()
+    for field in _fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Config):
+            yield from _set_and_ignored(value)
+        elif "ignored" in field.metadata and not _is_default(config, field):
+            shown = f"{type(config).__name__}({field.name}={_short(value, field.name)})"
+            yield shown, field.metadata["ignored"]
 
 
 def _fields(config: Any) -> tuple[dataclasses.Field[Any], ...]:
@@ -138,7 +182,7 @@ def _fields(config: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _config_error(cls: type, values: Mapping[str, Any], verdict: str, refusal: Refusal) -> ConfigError:
-    named = ", ".join(f"{name}={_short(value)}" for name, value in values.items())
+    named = ", ".join(f"{name}={_short(value, name)}" for name, value in values.items())
     return ConfigError(f"{cls.__name__}({named}) {verdict}: {refusal.why}. {refusal.fix}")
 
 
@@ -154,20 +198,21 @@ def _check_names(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     names, open_ended = _parameters(cls)
     if open_ended:
         return
-    for name, value in kwargs.items():
+    for name in kwargs:
         if name not in names:
             fix = cls._moved.get(name) or f"{did_you_mean(name, names)}Its fields are {', '.join(names)}."
-            raise ConfigError(f"{cls.__name__} has no field {name!r} (given as {_short(value)}). {fix}")
+            # Without its value: what an unknown field holds is not known, and may be a secret.
+            raise ConfigError(f"{cls.__name__} has no field {name!r}. {fix}")
     if len(args) > len(names):
         raise ConfigError(
             f"{cls.__name__} has {len(names)} fields, but {len(args)} values were given by position, "
-            f"beginning with {_short(args[0])}. Write them by name: {', '.join(names)}."
+            f"beginning with {_short(args[0], names[0])}. Write them by name: {', '.join(names)}."
         )
     for name in names[: len(args)]:
         if name in kwargs:
             raise ConfigError(
                 f"{cls.__name__} got the field {name!r} twice, once by position and once as "
-                f"{name}={_short(kwargs[name])}. Keep the one by name."
+                f"{name}={_short(kwargs[name], name)}. Keep the one by name."
             )
 
 
@@ -183,22 +228,11 @@ def did_you_mean(name: Any, names: Iterable[str]) -> str:
     """A question with the nearest of ``names``, and a blank after it; "" where none is near."""
     from difflib import get_close_matches
 
+    if not isinstance(name, str):
+        return ""
     by_folded = {known.casefold(): known for known in names}
-    close = get_close_matches(str(name).casefold(), by_folded, n=1, cutoff=0.6)
+    close = get_close_matches(name[:_LONGEST_GUESS].casefold(), by_folded, n=1, cutoff=0.6)
     return f"Did you mean {by_folded[close[0]]!r}? " if close else ""
-
-
-_brief = reprlib.Repr()
-_brief.maxstring = _brief.maxother = 120
-_brief.maxdict = _brief.maxlist = _brief.maxtuple = 6
-
-
-def _short(value: Any) -> str:
-    """A repr for a message: bounded, and never an error of its own."""
-    try:
-        return _brief.repr(value)
-    except Exception:
-        return f"<{type(value).__name__}>"
 
 
 def as_config(value: Any, cls: type[_AnyT], argument: str) -> _AnyT:
@@ -225,8 +259,8 @@ def replace(config: _ConfigT, **changes: Any) -> _ConfigT:
 def to_json(config: Config | BackendConfig) -> dict[str, Any]:
     """All fields as JSON has them, for ``run.json``.
 
-    Functions and objects are given by their qualified names. Values of environment variables are left out,
-    because they may be secrets and run directories are shared.
+    Functions and objects are given by their qualified names. Values of environment variables and credentials in
+    addresses are left out, because run directories are shared.
     """
     if isinstance(config, Config):
         return {field.name: _json_value(field.name, getattr(config, field.name)) for field in _fields(config)}
@@ -236,13 +270,15 @@ def to_json(config: Config | BackendConfig) -> dict[str, Any]:
 
 
 def _json_value(name: str, value: Any) -> Any:
-    if name == "env_vars" and isinstance(value, Mapping):
+    if name in ENVIRONMENT_NAMES and isinstance(value, Mapping):
         return {str(key): "<hidden>" for key in value}
     if isinstance(value, Config):
         return to_json(value)
     if isinstance(value, Enum):
         return value.name
-    if value is None or isinstance(value, (bool, str, int)):
+    if isinstance(value, str):
+        return without_secrets(value)
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
@@ -274,6 +310,7 @@ def whole(at_least: int, at_most: int = _LARGEST_WHOLE) -> Check:
     )
 
     def check(value: Any) -> int:
+        value = plain_scalar(value)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise Refusal(f"{_a_type(value)} is not a whole number", f"Give a whole number, {bounds}.")
         if not at_least <= int(value) <= at_most:
@@ -292,10 +329,11 @@ def positive(value: Any) -> float:
 
 
 def flag(value: Any) -> bool:
-    """True or False and nothing that only looks like it."""
-    if not isinstance(value, bool):
+    """True or False, also numpy's and torch's, and nothing that only looks like it."""
+    plain = plain_scalar(value)
+    if not isinstance(plain, bool):
         raise Refusal(f"{_a_type(value)} is neither True nor False", "Write True or False.")
-    return value
+    return plain
 
 
 def text(value: Any) -> str:
@@ -304,6 +342,20 @@ def text(value: Any) -> str:
         raise Refusal(f"{_a_type(value)} is not a string", "Give a string.")
     if not value.strip():
         raise Refusal("the string is empty", "Give a string with something in it, or leave the field out.")
+    return _whole_characters(value)
+
+
+def _whole_characters(value: str) -> str:
+    """Text that can be a file's name and can be sent: without NUL, and without half a character."""
+    if "\0" in value:
+        raise Refusal("it holds a NUL character", "Leave that character out.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise Refusal(
+            f"it holds half a character ({value[error.start]!r}), as text has that was not decoded as UTF-8",
+            "Write it with whole characters, or rename the file.",
+        ) from None
     return value
 
 
@@ -361,7 +413,12 @@ def _a_type(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
+def _anything(value: Any) -> Any:
+    return value
+
+
 def _finite(value: Any) -> float:
+    value = plain_scalar(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise Refusal(f"{_a_type(value)} is not a number", "Give a number.")
     try:
@@ -487,7 +544,9 @@ class ScalingConfig(Config):
     reserves nothing."""
 
     num_workers: int | tuple[int, int] = option(1, _worker_count)
-    """Worker processes: N, ``(min, max)`` for an elastic run, or 0 to train in the calling process."""
+    """Worker processes: N, ``(min, max)`` for an elastic run, or 0 to train in the calling process. An elastic run
+    takes as many as there is room for; on one machine, where no resource is asked for by name, that is one per core. A
+    fixed N is started whatever the number of cores."""
 
     use_gpu: bool = option(False, flag)
     """Give each worker a GPU (one, unless ``resources_per_worker`` says how many)."""
@@ -512,15 +571,8 @@ class ScalingConfig(Config):
     topology: str | None = option(None, only(None, why=_NO_TPU, fix="Leave topology out."))
     """Ray Train's shape of a TPU slice; only None."""
 
-    elastic_resize_monitor_interval_s: float = option(
-        60.0,
-        only(
-            60.0,
-            why="capacity is watched continuously here, so there is no interval to set",
-            fix="Leave elastic_resize_monitor_interval_s out.",
-        ),
-    )
-    """Ray Train's polling period; only its default."""
+    elastic_resize_monitor_interval_s: float = ignored(60.0, _finite, "capacity is watched continuously")
+    """Ray Train's polling period. Without effect: capacity is watched continuously."""
 
     engine: str = option("auto", one_of(*ENGINES))
     """Where processes live: ``"local"`` (this machine), ``"ray"`` (a Ray cluster), ``"inline"`` (the calling
@@ -555,6 +607,44 @@ class ScalingConfig(Config):
     def is_elastic(self) -> bool:
         """Whether the number of workers may change during the run."""
         return self.min_workers < self.max_workers
+
+    @property
+    def elasticity_enabled(self) -> bool:
+        """Whether ``num_workers`` was given as ``(min, max)``."""
+        return isinstance(self.num_workers, tuple)
+
+    @property
+    def total_resources(self) -> dict[str, float]:
+        """What all workers reserve together, at most, as in Ray Train."""
+        return {name: amount * self.max_workers for name, amount in self._reserved.items()}
+
+    @property
+    def num_cpus_per_worker(self) -> float:
+        """The CPUs that each worker reserves."""
+        return self._reserved.get("CPU", 0)
+
+    @property
+    def num_gpus_per_worker(self) -> float:
+        """The GPUs that each worker reserves."""
+        return self._reserved.get("GPU", 0)
+
+    @property
+    def num_tpus_per_worker(self) -> float:
+        """0: TPUs are not supported."""
+        return 0
+
+    @property
+    def additional_resources_per_worker(self) -> dict[str, float]:
+        """What each worker reserves beside CPUs and GPUs."""
+        return {name: amount for name, amount in self._reserved.items() if name not in ("CPU", "GPU")}
+
+    @property
+    def _reserved(self) -> dict[str, float]:
+        """What one worker reserves on a cluster: a worker with a GPU reserves a CPU only where that is named."""
+        named = {name: amount for name, amount in self.resources.items() if amount}
+        if self.use_gpu and self.resources_per_worker is None:
+            named.pop("CPU", None)
+        return named
 
     @property
     def explicit_resources(self) -> bool:
@@ -683,41 +773,35 @@ class FailureConfig(Config):
     """True ends the run at the first failure. ``"raise"`` is Ray Tune's word for the same: ``fit`` raises in
     any case."""
 
-    controller_failure_limit: int = option(
+    controller_failure_limit: int = ignored(
         -1,
-        only(
-            -1,
-            why="the controller lives in the process that called fit() and cannot restart itself",
-            fix="Leave controller_failure_limit out; start the script again and the run goes on.",
-        ),
+        whole(-1),
+        "the controller lives in the process that called fit(); start the script again to go on",
     )
-    """Ray Train's limit for restarts of its controller; only -1."""
+    """Ray Train's limit for restarts of its controller. Without effect: the controller lives in the process that called
+    ``fit()``, and the run goes on when the script is started again."""
 
     max_preemption_failures: int = option(-1, whole(at_least=-1))
     """How many times to go on after slots were taken away that a notice had come for, counted apart from
     ``max_failures``; -1 for any number, 0 to end the run instead."""
 
-    relax_collectives_on_preemption: bool = option(
+    relax_collectives_on_preemption: bool = ignored(
         False,
-        only(
-            False,
-            why="no rank waits for another in report(), so there is nothing to relax",
-            fix="Leave relax_collectives_on_preemption out.",
-        ),
+        flag,
+        "report() waits for other ranks only with report_barrier, and a lost rank ends the attempt",
     )
-    """Ray Train's; only False."""
+    """Ray Train's. Without effect: ``report()`` waits for other ranks only with ``report_barrier``, and a lost rank
+    ends the attempt in any case."""
 
-    preemption_grace_s: float = option(
-        0.0,
-        only(0.0, why="no time is added after a node's deadline", fix="Leave preemption_grace_s out."),
-    )
-    """Ray Train's; only 0."""
+    preemption_grace_s: float = ignored(0.0, _finite, "no time is added after a node's deadline")
+    """Ray Train's. Without effect: no time is added after a node's deadline."""
 
     hang_timeout_s: float | None = option(None, optional(positive))
     """Seconds without any progress after which ``on_hang`` happens, whatever the rank is doing. None: 120 s, or three
     times the longest pause that this run has come out of by itself, or sixty usual steps, whichever is longest; half an
     hour before a rank's first step and while it saves a checkpoint; and never while a rank goes on from line to line
-    of its code. A notice that says who hangs and where comes long before, after 5 s or five usual steps."""
+    of its code. A notice that says who hangs and where comes long before, after 5 s or five usual steps. Where ranks
+    wait in a collective for a rank that has returned, it happens after 10 s at the latest."""
 
     on_hang: str = option("restart", one_of("restart", "report", "fail"))
     """What happens then: ``"restart"`` counts as a failure of the rank that hangs and starts again if ``max_failures``
@@ -770,11 +854,12 @@ class CheckpointConfig(Config):
     """Save what ``register_state`` was given every so many reports; None or 0 for never. A report that brings a
     checkpoint of its own is left as it is."""
 
-    checkpoint_at_end: bool | None = option(
+    checkpoint_at_end: bool | None = ignored(
         None,
-        only(None, False, why=_OWN_LOOP, fix="Call report(metrics, checkpoint=...) at the end of your loop."),
+        lambda value: None if value is None else flag(value) or None,
+        "the loop reports its checkpoints itself",
     )
-    """Ray Train's, for trainers that own the loop; only None or False."""
+    """Ray Train's, for trainers that own the loop. Without effect: the loop reports its checkpoints itself."""
 
     staging_dir: str | os.PathLike[str] | None = option(None, optional(_local_directory))
     """Where checkpoints wait on each node until they are in storage. None: on the storage itself where that is a
@@ -786,6 +871,11 @@ class CheckpointConfig(Config):
     on_full: Literal["replace", "wait"] = option("replace", one_of("replace", "wait"))
     """What happens when no more may wait: the oldest that is not committed yet gives way to the new one, which is
     told; or ``report`` waits for the storage."""
+
+    on_lost: Literal["raise", "warn"] = option("raise", one_of("raise", "warn"))
+    """What ``fit`` does when the checkpoint that was reported last could not be saved: raise
+    :class:`~powertrain.errors.CheckpointError`, whose ``result`` is the run's; or return the result. Each loss is
+    printed, and all are in ``Result.unsaved_checkpoints``, either way."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "_checkpoint_keep_all_ranks": "Report a checkpoint on every rank whose files are to be kept.",
@@ -825,30 +915,18 @@ class CheckpointConsistencyMode(Enum):
 class SyncConfig(Config):
     """How files reach a remote storage path."""
 
-    sync_period: float = option(
-        300,
-        only(300, why="files are sent when they are ready, not periodically", fix="Leave sync_period out."),
-    )
-    """Ray Train's; only its default."""
+    sync_period: float = ignored(300, _finite, "files are sent when they are ready")
+    """Ray Train's. Without effect: files are sent when they are ready."""
 
     sync_timeout: float = option(1800, positive)
     """Seconds after which an operation on the storage that keeps failing is given up."""
 
-    sync_artifacts: bool = option(
-        False,
-        only(
-            False,
-            why="a rank's working directory is scratch and is not sent anywhere",
-            fix="Put files to keep into a checkpoint, or write them to the storage yourself.",
-        ),
-    )
-    """Ray Tune's; only False."""
+    sync_artifacts: bool = ignored(False, flag, "files to keep belong into a checkpoint")
+    """Ray Tune's. Without effect: a rank's working directory is not sent anywhere. Put files to keep into a checkpoint,
+    or write them to the storage."""
 
-    sync_artifacts_on_checkpoint: bool = option(
-        True,
-        only(True, why="artifacts are not sent at all", fix="Leave sync_artifacts_on_checkpoint out."),
-    )
-    """Ray Tune's; only its default."""
+    sync_artifacts_on_checkpoint: bool = ignored(True, flag, "artifacts are not sent at all")
+    """Ray Tune's. Without effect: artifacts are not sent at all."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "upload_dir": "Use RunConfig(storage_path=...).",
@@ -863,8 +941,8 @@ def _log_level(value: Any) -> str:
     levels = ("CRITICAL", "FATAL", "ERROR", "WARNING", "WARN", "INFO", "DEBUG", "NOTSET")
     folded = value.upper() if isinstance(value, str) else value
     if isinstance(folded, int) and not isinstance(folded, bool):
-        name = logging.getLevelName(folded)
-        raise Refusal("levels are given by name", f"Use one of {', '.join(levels)} ({folded} is {name}).")
+        named = f" ({folded} is {logging.getLevelName(folded)})" if 0 <= folded <= logging.CRITICAL else ""
+        raise Refusal("levels are given by name", f"Use one of {', '.join(levels)}{named}.")
     return str(one_of(*levels)(folded))
 
 
@@ -891,12 +969,15 @@ def _run_name(value: Any) -> str:
 
 
 def _path(value: Any) -> str:
-    found = os.fspath(value) if isinstance(value, os.PathLike) else value
+    try:
+        found = os.fspath(value)
+    except Exception:  # no path, or one that raises when it is looked at
+        found = None
     if not isinstance(found, str):
         raise Refusal(f"{_a_type(value)} is not a path", "Give a string or a pathlib.Path.")
-    if not found.strip() or "\0" in found:
-        raise Refusal("it is empty or holds a NUL character", "Give a path, or leave the field out.")
-    return found
+    if not found.strip():
+        raise Refusal("it is empty", "Give a path, or leave the field out.")
+    return _whole_characters(found)
 
 
 def _storage_path(value: Any) -> str:
@@ -932,7 +1013,7 @@ def _callbacks(value: Any) -> tuple[Any, ...]:
                 f"{callback.__name__} is a class, not an instance",
                 f"Write {callback.__name__}() in the list.",
             )
-        if not any(callable(getattr(callback, hook, None)) for hook in CALLBACK_HOOKS):
+        if not any(callable(getattr(callback, hook, None)) for hook in (*CALLBACK_HOOKS, *SWEEP_HOOKS)):
             raise Refusal(
                 f"{_short(callback)} has none of the methods {', '.join(CALLBACK_HOOKS)}",
                 "Give objects that define at least one of them.",
@@ -959,8 +1040,12 @@ def _worker_environment(value: Any) -> dict[str, Any]:
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise Refusal(f"{_short(name)} cannot be the name of an environment variable", example)
         if not isinstance(setting, str) or "\0" in setting:
-            fix = f'Write it as a string: {{"env_vars": {{{name!r}: {_short(str(setting))}}}}}.'
+            fix = f'Write its value as a string: {{"env_vars": {{{name!r}: "..."}}}}.'
             raise Refusal(f"the variable {name!r} is {_a_type(setting)}, not a string", fix)
+        try:
+            (name + setting).encode()
+        except UnicodeEncodeError:
+            raise Refusal(f"the variable {_short(name)} holds half a character", example) from None
     return {"env_vars": dict(variables)} if variables else {}
 
 
@@ -1036,7 +1121,7 @@ def _directory_here(value: Any) -> str:
 
 
 def _one_name(value: Any) -> str:
-    if value == "":
+    if isinstance(value, str) and value == "":
         return ""
     name = text(value)
     if "/" in name or name in (".", ".."):
@@ -1104,7 +1189,8 @@ def _working_dir(value: Any) -> str:
     path = _path(value)
     if "://" in path:
         raise Refusal(
-            "ranks work in a local directory", 'Give a local path, or "." for the launch directory.'
+            "ranks work in a local directory",
+            'Give a local path, or "scratch" for one that goes with the run.',
         )
     return path
 
@@ -1153,15 +1239,10 @@ class RunConfig(Config):
     """When to end early: ``{metric: limit}`` ends at the first row in which a metric reaches its limit; a
     function of (run name, metrics) ends where it returns True. ``training_iteration`` is the row."""
 
-    progress_reporter: None = option(
-        None,
-        only(
-            None,
-            why="Ray Tune's reporters do not apply here",
-            fix="Use verbose for the terminal, and callbacks for a view of your own.",
-        ),
+    progress_reporter: Any = ignored(
+        None, _anything, "verbose is for the terminal, callbacks for a view of your own"
     )
-    """Ray Tune's; only None."""
+    """Ray Tune's. Without effect: ``verbose`` is for the terminal, ``callbacks`` for a view of your own."""
 
     log_to_file: bool | str | tuple[str, str] = option(False, _log_destination)
     """True keeps the workers' output off the terminal: it goes to the log files of the run only. A name, or a
@@ -1179,8 +1260,18 @@ class RunConfig(Config):
     rank that does so, not those whose collectives break because of it. Without a terminal it changes nothing."""
 
     working_dir: str | os.PathLike[str] | None = option(None, optional(_working_dir))
-    """Where each rank works: None for a scratch directory of its own, ``"."`` for the launch directory, or a
-    path that all ranks share."""
+    """The working directory of ranks. None or ``"."``: the directory in which ``fit`` was called; on a cluster each
+    node that does not have it gets a copy, which its ranks share. ``"scratch"``: an empty directory per node, shared by
+    its ranks and removed at the end. Any other path: that directory, on every node (``"./scratch"`` for one of that
+    name)."""
+
+    shared_storage: bool = option(False, flag)
+    """True accepts a run directory with files of other users: for a group that takes turns with a run. Everybody who
+    can write there is trusted then. Links in it are not followed in any case. No effect on object stores."""
+
+    report_barrier: bool | None = option(None, optional(flag))
+    """True makes every ``report`` a global barrier, as in Ray Train: it returns when all ranks have made that report.
+    False does not. None stands for the environment variable POWERTRAIN_REPORT_BARRIER (1 or 0), or else False."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "local_dir": "Use storage_path.",
@@ -1198,14 +1289,19 @@ class RunConfig(Config):
         A place on this machine comes back absolute with ``~`` expanded; a URL as it was given.
         """
         path = os.fspath(self.storage_path) if self.storage_path is not None else _storage_from_environment()
-        if "://" in path or self.storage_filesystem is not None:
+        if self.storage_path is None and self.storage_filesystem is not None and "://" in path:
+            raise ConfigError(
+                f"RunConfig(storage_filesystem=...) without a storage_path takes that of {STORAGE_VARIABLE}="
+                f"{_short(path)}, which is not a plain path on a file system. Give storage_path as well."
+            )
+        if "://" in path or (self.storage_filesystem is not None and self.storage_path is not None):
             return path
         return os.path.abspath(os.path.expanduser(path))
 
     def _contradictions(self) -> None:
         if self.storage_filesystem is None:
             return
-        if self.storage_path is None or "://" in os.fspath(self.storage_path):
+        if self.storage_path is not None and "://" in os.fspath(self.storage_path):
             raise self._contradiction(
                 ("storage_path", "storage_filesystem"),
                 "with a filesystem of your own the storage path is a plain path on it",
@@ -1254,25 +1350,13 @@ class DataConfig(Config):
     """Names of the datasets of which each rank gets its own part, or ``"all"``. Of any other dataset each
     rank gets the whole."""
 
-    execution_options: None = option(
-        None,
-        only(
-            None,
-            why="they belong to Ray Data's own executor",
-            fix="Leave execution_options out, or set them in Ray Data's DataContext.",
-        ),
+    execution_options: Any = ignored(
+        None, _anything, "they belong to Ray Data's executor; set them in its DataContext"
     )
-    """Ray Data's; only None."""
+    """Ray Data's. Without effect: its executor reads them from its own ``DataContext``."""
 
-    enable_shard_locality: bool = option(
-        True,
-        only(
-            True,
-            why="every node reads its own rows, so there is no transfer to place",
-            fix="Leave enable_shard_locality out.",
-        ),
-    )
-    """Ray Data's; only True."""
+    enable_shard_locality: bool = ignored(True, flag, "every node reads its own rows")
+    """Ray Data's. Without effect: every node reads its own rows."""
 
     cache_bytes: int | None = option(None, optional(whole(0, _MOST_BYTES)))
     """Bytes of disk on each node for decoded blocks, which its ranks share; 0 for none, None for a quarter of what is
@@ -1292,10 +1376,26 @@ class DataConfig(Config):
     """What happens when a run goes on and a dataset is not what it was: an error before anything starts, or the epoch
     it was in begins again with the data as it is now."""
 
+    resume: Literal["batch", "epoch"] = option("batch", one_of("batch", "epoch"))
+    """Where the data go on after a restart, for a loop that asks for its checkpoint: behind the last batch before the
+    checkpoint, or at the first batch of that epoch, for a loop that skips batches by itself."""
+
     snapshot: bool = option(False, flag)
     """Whether a ``ray.data.Dataset`` is written once, as Parquet, into the run's storage and read from there: every row
     exactly once per epoch, and exact going on, on any engine. False streams it from Ray while training (engine "ray"
     only). Datasets of our own are read where they are in any case."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> DataConfig:
+        """Raises :class:`ConfigError` for a subclass with a ``configure()`` of its own, which nothing would call."""
+        # Here and not among the checks, because a subclass's __init__ need not call ours.
+        if hasattr(cls, "configure"):
+            raise ConfigError(
+                f"{cls.__name__}.configure() would not be called: datasets are divided among the ranks without it, "
+                "each row once per epoch for any number of workers, so change the datasets before they are given to "
+                "the trainer (datasets={'train': dataset.map_batches(...)}), name those to divide in "
+                "DataConfig(datasets_to_split=[...]), and remove configure()."
+            )
+        return super().__new__(cls, *args, **kwargs)
 
     def is_split(self, dataset: str) -> bool:
         """Whether each rank gets its own part of this dataset."""
@@ -1309,13 +1409,6 @@ def _keyword_arguments(value: Any) -> dict[str, Any]:
         raise Refusal("it is not a dict with names as keys", 'Give keyword arguments: {"batch_size": 64}.')
     if "checkpoint" in value:
         raise Refusal("'checkpoint' is always handed over first", "Remove 'checkpoint' from it.")
-    import json
-
-    try:
-        json.dumps(dict(value))
-    except (TypeError, ValueError, RecursionError) as error:
-        fix = "Give numbers, strings, lists and dicts, and make the rest inside the function."
-        raise Refusal(f"it cannot be written as JSON ({error})", fix) from None
     return dict(value)
 
 
@@ -1324,7 +1417,8 @@ class ValidationTaskConfig(Config):
     """One validation of one checkpoint."""
 
     fn_kwargs: Mapping[str, Any] = option(None, _keyword_arguments)
-    """Keyword arguments of the validation function beside the checkpoint; JSON values only."""
+    """Keyword arguments of the validation function beside the checkpoint: in ``ValidationConfig`` whatever can be
+    pickled, in ``report`` JSON values only, because they are kept with the checkpoint."""
 
     timeout_s: float | None = option(None, optional(positive))
     """Seconds after which the validation is ended; None never."""
@@ -1341,20 +1435,48 @@ def _validation_function(value: Any) -> Callable[..., Mapping[str, Any]]:
     return value  # type: ignore[no-any-return]
 
 
-def _validation_resources(value: Any) -> dict[str, float]:
+_AMOUNTS_OF_A_VALIDATION = ("num_cpus", "num_gpus")
+#: Options of Ray's tasks that a validation may be given and that have no effect on it.
+VALIDATION_OPTIONS_WITHOUT_EFFECT = (
+    *("name", "memory", "object_store_memory", "accelerator_type", "label_selector", "fallback_strategy"),
+    *(
+        "scheduling_strategy",
+        "placement_group",
+        "placement_group_bundle_index",
+        "enable_task_events",
+        "_labels",
+    ),
+    *("placement_group_capture_child_tasks", "max_calls", "max_retries", "retry_exceptions"),
+    *("_generator_backpressure_num_objects", "_num_objects_per_yield"),
+)
+
+
+def _validation_resources(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
-    known = ("num_cpus", "num_gpus")
     if not isinstance(value, Mapping):
         raise Refusal(f"{_a_type(value)} is not a dict", 'Give amounts, such as {"num_gpus": 1}.')
-    for name in value:
-        if name not in known:
-            fix = f"{did_you_mean(name, known)}Use {' and '.join(known)} only."
+    kept: dict[str, Any] = {}
+    for name, given in value.items():
+        if name in VALIDATION_OPTIONS_WITHOUT_EFFECT:
+            kept[name] = given
+        elif name in _AMOUNTS_OF_A_VALIDATION:
+            kept[name] = _finite(given)
+            if kept[name] < 0:
+                raise Refusal("an amount is below zero", "Give 0 or more.")
+        else:
+            known = (*_AMOUNTS_OF_A_VALIDATION, *VALIDATION_OPTIONS_WITHOUT_EFFECT)
+            fix = f"{did_you_mean(name, known)}Use {' and '.join(_AMOUNTS_OF_A_VALIDATION)} only."
             raise Refusal(f"{_short(name)} does not apply to a validation", fix)
-    kept = {name: _finite(amount) for name, amount in value.items()}
-    if any(amount < 0 for amount in kept.values()):
-        raise Refusal("an amount is below zero", "Give 0 or more.")
     return kept
+
+
+class ValidationFn(Protocol):
+    """A function that validates a checkpoint: what ``ValidationConfig(fn=...)`` takes."""
+
+    def __call__(self, checkpoint: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the metrics of a checkpoint."""
+        ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -1368,9 +1490,15 @@ class ValidationConfig(Config):
     task_config: ValidationTaskConfig = option(None, instance_of(ValidationTaskConfig))
     """What each validation gets unless ``report`` says otherwise."""
 
-    ray_remote_kwargs: Mapping[str, float] = option(None, _validation_resources)
+    ray_remote_kwargs: Mapping[str, Any] = option(None, _validation_resources)
     """What a validation's process reserves: ``num_cpus`` and ``num_gpus``. The name is Ray Train's; it
-    applies to every engine."""
+    applies to every engine. Options of a Ray task about retries and placement, such as ``max_retries``, have no
+    effect."""
+
+    def _ignored_parts(self) -> Iterator[tuple[str, str]]:
+        if ignored := [name for name in self.ray_remote_kwargs if name not in _AMOUNTS_OF_A_VALIDATION]:
+            shown = f"{type(self).__name__}(ray_remote_kwargs={{{', '.join(map(repr, ignored))}}})"
+            yield shown, "a validation is a process of the run, and is made once"
 
 
 # --------------------------------------------------------------------------- backends
@@ -1420,7 +1548,11 @@ class TorchConfig(Config, BackendConfig):
     """The process group's backend; None is nccl with GPUs and gloo without."""
 
     init_method: Literal["env", "tcp"] = option("env", one_of("env", "tcp"))
-    """How ranks find each other: through MASTER_ADDR and MASTER_PORT, or a tcp:// address."""
+    """How ranks find each other. ``"env"`` names a port in MASTER_ADDR and MASTER_PORT, as torchrun does. With workers
+    on several nodes rank 0 serves torch's store there; where all are on one node they meet through a file that only
+    the run's user can open, and nothing listens at the port, which is reserved for code that serves something there
+    itself. ``"tcp"`` always serves the store on a TCP port, which torch does not protect from other users, and sets
+    no variables."""
 
     timeout_s: float = option(1800, positive)
     """Seconds after which a collective that does not complete is an error."""

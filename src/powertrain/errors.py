@@ -4,7 +4,8 @@
 
     PowertrainError
     ├── ConfigError            a wrong value, an unknown field, a contradictory pair (also a ValueError)
-    │   └── TrainFunctionError   the training function has a wrong shape or cannot be pickled
+    │   ├── TrainFunctionError   the training function has a wrong shape or cannot be pickled
+    │   └── ArgumentError        an argument of another type than the function takes (also a TypeError)
     ├── ResourceError          the machine does not have what was asked for
     ├── StorageError           the storage path cannot be read, written or understood
     │   ├── RunInUseError        another live process holds this run
@@ -21,7 +22,11 @@
     ├── TaskError              a function started with ``powertrain.remote`` failed
     ├── WorkerFailedError      why one rank ended badly; never raised by itself
     ├── TrainingFailedError    ``fit`` ended in failure; carries ``worker_failures`` and the partial ``result``
-    └── PreemptedError         ``fit`` ended because the run must leave; it can be resumed (also a SystemExit)
+    │   ├── WorkerGroupError     ranks failed
+    │   │   └── NCCLHangError      ranks hung
+    │   └── ControllerError      the run failed before any rank did
+    └── PreemptionError        workers will be taken away, or have been
+        └── PreemptedError       ``fit`` ended because of that; the run can be resumed (also a SystemExit)
 
 Each message is written for the person who reads it: what happened, with its values; why, where that is
 known; what to do next.
@@ -29,14 +34,28 @@ known; what to do next.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
+
+from powertrain.redaction import FitToShow, fit_to_show
+from powertrain.traceback_text import fold_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Here, because every module that logs something imports this one.
+logging.getLogger("powertrain").addFilter(FitToShow())
+
 
 class PowertrainError(Exception):
-    """The root of everything Powertrain raises on purpose."""
+    """The root of everything Powertrain raises on purpose.
+
+    Messages quote names, paths and texts that others made: secrets of addresses and control characters are taken out
+    of them here, once for all.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(fit_to_show(arg) if type(arg) is str else arg for arg in args))
 
 
 class ConfigError(PowertrainError, ValueError):
@@ -45,6 +64,10 @@ class ConfigError(PowertrainError, ValueError):
 
 class TrainFunctionError(ConfigError):
     """The training function cannot be called or cannot travel to a worker."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """An argument is of another type than the function takes."""
 
 
 class ResourceError(PowertrainError):
@@ -64,7 +87,17 @@ class FencedError(StorageError):
 
 
 class CheckpointError(PowertrainError):
-    """A checkpoint is missing, incomplete or not what it claims to be."""
+    """A checkpoint is missing, incomplete or not what it claims to be, or ``fit`` could not save the last one.
+
+    ``result`` is the :class:`~powertrain.Result` where ``fit`` raised it after training; None elsewhere.
+    """
+
+    def __init__(self, message: str = "", result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (str(self), self.result))
 
 
 class OtherVersionError(CheckpointError):
@@ -100,18 +133,31 @@ class CollectiveError(PowertrainError, RuntimeError):
 
 
 class TaskError(PowertrainError):
-    """A function started with ``powertrain.remote`` failed; the message holds its traceback."""
+    """A function started with ``powertrain.remote`` failed; the message holds its traceback.
+
+    What ``powertrain.get`` raises for an exception in the function is of that exception's class too, with its ``args``
+    and attributes, where this process has the class: ``except ValueError`` catches it.
+
+    ``cause`` is that exception; None where there was none, or its class is not known here.
+    """
+
+    cause: BaseException | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), self.args)  # without the cause, which may not be picklable
 
 
 class WorkerFailedError(PowertrainError):
     """Why one rank ended badly, as an exception: its text is the rank's traceback, or how its process died.
+
+    In the text frames of this package are folded to one line; ``traceback`` has all of them.
 
     ``failure`` is the :class:`~powertrain.run.events.WorkerFailure`, whose fields (``rank``, ``kind``, ``summary``,
     ``error_type``, ``file``, ``line``, ...) can also be read from the exception itself.
     """
 
     def __init__(self, failure: Any) -> None:
-        super().__init__(f"{failure.summary}\n{failure.traceback}".rstrip())
+        super().__init__(f"{failure.summary}\n{fold_traceback(failure.traceback)}".rstrip())
         self.failure = failure
 
     def __getattr__(self, name: str) -> Any:
@@ -126,7 +172,9 @@ class WorkerFailedError(PowertrainError):
 class TrainingFailedError(PowertrainError):
     """``fit`` ended in failure.
 
-    ``worker_failures`` maps each failed rank to its :class:`WorkerFailedError`, the first failing rank first.
+    ``worker_failures`` maps each failed rank to what it raised, the first failing rank first: an exception of the same
+    class where it can be rebuilt in this process, else a :class:`WorkerFailedError` whose class has the same name. The
+    ``failure`` of each says more (``rank``, ``kind``, ``file``, ``line``, ``traceback``, ...).
     ``result`` is the partial :class:`~powertrain.Result`: metrics and checkpoints up to the failure.
     """
 
@@ -144,7 +192,55 @@ class TrainingFailedError(PowertrainError):
         return (type(self), (str(self), self.worker_failures, self.result))
 
 
-class PreemptedError(PowertrainError, SystemExit):
+class WorkerGroupError(TrainingFailedError):
+    """``fit`` ended because ranks failed; ``worker_failures`` has the exception of each."""
+
+    def __init__(self, error_message: str, worker_failures: Mapping[int, Any], result: Any = None) -> None:
+        super().__init__(error_message, worker_failures, result)
+
+
+class NCCLHangError(WorkerGroupError):
+    """``fit`` ended because ranks hung, in NCCL or anywhere else."""
+
+
+class ControllerError(TrainingFailedError):
+    """``fit`` ended before any rank failed; ``controller_failure`` says why."""
+
+    def __init__(self, controller_failure: BaseException, result: Any = None) -> None:
+        super().__init__(str(controller_failure), {}, result)
+        self.controller_failure = controller_failure
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.controller_failure, self.result))
+
+
+class TuneError(PowertrainError):
+    """A sweep, or a trial of one, has failed."""
+
+
+class TrialFailedError(TuneError):
+    """A trial of a sweep has failed, in a process that is gone: its message is what the sweep kept of it."""
+
+
+class PreemptionError(PowertrainError):
+    """Workers will be taken away, or have been. ``fit`` raises :class:`PreemptedError`, which is one.
+
+    It is not a :class:`TrainingFailedError`: a script that handles failed trainings must still end when its scheduler
+    asks it to.
+    """
+
+    def __init__(self, preemption_info: Any, drain_timed_out: bool = False) -> None:
+        ranks = getattr(preemption_info, "preempted_ranks", [])
+        super().__init__(
+            f"Training was interrupted by preemption (ranks {ranks}, drain_timed_out={drain_timed_out})."
+        )
+        self.preemption_info, self.drain_timed_out = preemption_info, drain_timed_out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.preemption_info, self.drain_timed_out))
+
+
+class PreemptedError(PreemptionError, SystemExit):
     """``fit`` ended because this process, or too many ranks, will be taken away; the run can be resumed.
 
     Nobody need catch it: the script then ends as a process does that was asked to by SIGTERM, with exit code 143, and
@@ -152,7 +248,8 @@ class PreemptedError(PowertrainError, SystemExit):
     """
 
     def __init__(self, message: str, result: Any = None) -> None:
-        super().__init__(message)
+        PowertrainError.__init__(self, message)
+        self.preemption_info, self.drain_timed_out = None, False
         self.result = result
         self.code = 128 + 15  # what a shell calls the end by SIGTERM
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 
+from powertrain.error_text import describe_error
 from powertrain.errors import TrainFunctionError
 
 
@@ -45,7 +46,10 @@ def check_shape(function: Any, argument: str = "train_loop_per_worker") -> None:
 
 
 def pickle_function(
-    function: Callable[..., Any], config: Any, argument: str = "train_loop_per_worker"
+    function: Callable[..., Any],
+    config: Any,
+    argument: str = "train_loop_per_worker",
+    config_argument: str = "train_loop_config",
 ) -> bytes:
     """(function, config) as bytes; raises :class:`TrainFunctionError` naming what cannot be pickled."""
     try:
@@ -53,10 +57,10 @@ def pickle_function(
             data: bytes = cloudpickle.dumps((function, config))
             return data
     except Exception as error:
-        culprit = _culprit(function, config, argument)
+        culprit = _culprit(function, config, config_argument)
         raise TrainFunctionError(
             f"{argument} {_name(function)}() cannot be sent to the workers: {culprit} cannot be pickled "
-            f"({type(error).__name__}: {error}). Create it inside the function, or leave it out."
+            f"({describe_error(error)}). Create it inside the function, or leave it out."
         ) from error
 
 
@@ -129,9 +133,9 @@ def _find(name: str, locations: list[str] | None) -> Any:
     return None
 
 
-def _culprit(function: Callable[..., Any], config: Any, argument: str) -> str:
+def _culprit(function: Callable[..., Any], config: Any, config_argument: str) -> str:
     """The first object the function reaches, or the config holds, that cannot be pickled by itself."""
-    for where, value in _reached(function, config):
+    for where, value in _reached(function, config, config_argument):
         try:
             cloudpickle.dumps(value)
         except Exception:
@@ -139,10 +143,10 @@ def _culprit(function: Callable[..., Any], config: Any, argument: str) -> str:
     return "something it uses"
 
 
-def _reached(function: Callable[..., Any], config: Any) -> Iterator[tuple[str, Any]]:
+def _reached(function: Callable[..., Any], config: Any, config_argument: str) -> Iterator[tuple[str, Any]]:
     if isinstance(config, Mapping):
         for key, value in config.items():
-            yield f"train_loop_config[{key!r}]", value
+            yield f"{config_argument}[{key!r}]", value
     inner = inspect.unwrap(function)
     owner = getattr(inner, "__self__", None)
     if owner is not None:

@@ -233,8 +233,8 @@ def storage_of(text: str, storage_class: str = "") -> Storage:
         return NewClaim(rest, storage_class)
     if storage_class:
         raise StorageError(
-            f"The storage class {storage_class!r} has no use with the storage {addresses.without_secrets(text)!r}: it "
-            "belongs to a new claim, such as pvc:200Gi. Leave --storage-class out."
+            f"The storage class {storage_class!r} cannot be used with the storage {addresses.without_secrets(text)!r}: "
+            "it belongs to a new claim, such as pvc:200Gi. Leave --storage-class out."
         )
     if kind == "claim":
         return ExistingClaim(rest)
@@ -252,7 +252,7 @@ def _why_refused(text: str) -> str:
             "neither a retry nor another cluster could go on from its checkpoints."
         )
     else:
-        why = "It is no storage that is known here."
+        why = "This storage is not supported."
     return (
         f"Checkpoints cannot be kept in {shown!r}. {why} Use pvc:200Gi (a new claim of that size that many nodes can "
         "write), claim:NAME (one that exists), or s3://, gs:// or az:// and a path."

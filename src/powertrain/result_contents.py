@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from powertrain.checkpoint import retention
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.errors import ConfigError, TrainingFailedError
+from powertrain.errors import ConfigError, StorageError, TrainingFailedError
 from powertrain.result_view import Card, Kept, Spark, Unread
 from powertrain.run import events as ev
-from powertrain.run import metric_view, startup_report
+from powertrain.run import metric_view, record, startup_report
 from powertrain.run.lifecycle import RunState
 from powertrain.run.milestones import milestones
+from powertrain.run.unsaved import UnsavedCheckpoint, fold
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.terminal import data_size, duration, metric_pairs, number
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from powertrain.run.metric_view import Curve
 
 _T = TypeVar("_T")
+_logger = logging.getLogger("powertrain")
 #: A picture of all metrics shows so many of them, and a line is drawn of so many pixels.
 _MOST_PANELS, _PIXELS = 24, 1000
 #: The same for the small ones in a notebook.
@@ -51,12 +53,15 @@ class Contents:
     def best(self) -> str:
         """The name of the kept checkpoint with the best score; "" where the run was not told what to score."""
         try:
-            run = json.loads(self.storage().get("run.json")).get("run_config", {})
-        except (FileNotFoundError, ValueError, AttributeError):
+            run = record.read(self.storage()).get("run_config", {})
+        except FileNotFoundError:
+            return ""
+        except StorageError as error:
+            _logger.warning("%s Which checkpoint is the best is not known.", error)
             return ""
         config = run.get("checkpoint_config") or {}
         attribute, order = config.get("checkpoint_score_attribute"), config.get("checkpoint_score_order")
-        if not attribute or order not in ("min", "max"):
+        if not isinstance(attribute, str) or not attribute or order not in ("min", "max"):
             return ""
         found = retention.best(self.manifests(), attribute, order)
         return found.name if found is not None else ""
@@ -250,6 +255,11 @@ def _about(facts: Sequence[ev.Event]) -> tuple[tuple[str, str], ...]:
         pairs.append(("restarts", str(len(own) - 1)))
     if len(starts) > 1:
         pairs.append(("starts", str(len(starts))))
+    unsaved: tuple[UnsavedCheckpoint, ...] = ()
+    for fact in facts:
+        unsaved = fold(unsaved, fact)
+    if unsaved:
+        pairs.append(("checkpoints not saved", str(len(unsaved))))
     if measured:
         pairs.append(("start-up", startup_report.line(measured[-1])))
     return tuple(pairs)

@@ -1,8 +1,9 @@
-"""``init``, ``remote`` and ``get``: one function in one process of the engine, as in Ray.
+"""``init``, ``remote``, ``get``, ``put``, ``wait``: functions and actors in processes of the engine, as in Ray.
 
-On one machine a task is forked from the warm server, runs the function, and sends its value back through a file that
-only this user can read. Nothing needs to be started first; ``init`` exists so that scripts written for Ray run, and to
-declare custom resources.
+On one machine a task is forked from a warm server, runs the function, and sends its value back through a file that
+only this user can read. Like the workers of a run it sees modules as the script has set them when it is started, unless
+the script cannot be forked (threads, an open GPU): then it imports them from their files, as in Ray. Nothing needs to
+be started first; ``init`` exists so that scripts written for Ray run, and to declare custom resources.
 
 In a process that belongs to a Ray cluster, by ``init(address=...)``, ``ray.init`` or ``RAY_ADDRESS``, tasks are Ray's
 own: ``remote`` gives Ray's references, and ``get`` takes them.
@@ -16,15 +17,22 @@ import pickle
 import sys
 import threading
 import time
-import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from powertrain.arguments import as_flag, as_seconds, as_text_keys, plain_scalar, shorten
+from powertrain.calls import options as call_options
+from powertrain.calls.failures import caused_by, failed
+from powertrain.calls.references import PutReference, Reference, references_in, wait_for, with_values
 from powertrain.engine import base
-from powertrain.errors import ConfigError, EngineError, ResourceError, TaskError
+from powertrain.engine.forking import ServiceThread, working
+from powertrain.error_text import describe_error
+from powertrain.errors import ArgumentError, ConfigError, EngineError, ResourceError, TaskError
 
 ENTRY = "powertrain.tasks:run_task"
 
@@ -44,22 +52,6 @@ _OPTIONS_OF_A_CLUSTER = frozenset(
 
 #: Of those, what describes the machine that Ray would be started on: nodes of a running cluster have been described.
 _OPTIONS_OF_A_MACHINE = frozenset({"num_cpus", "num_gpus", "labels", "object_store_memory"})
-#: What ``ray.remote`` takes for a function. On one machine only the first line means something.
-_OPTIONS_HERE = frozenset({"num_cpus", "num_gpus", "resources"})
-_OPTIONS_OF_A_TASK = _OPTIONS_HERE | {
-    *(
-        "memory",
-        "accelerator_type",
-        "label_selector",
-        "fallback_strategy",
-        "scheduling_strategy",
-        "runtime_env",
-    ),
-    *("name", "num_returns", "max_calls", "max_retries", "retry_exceptions", "object_store_memory"),
-    *("placement_group", "placement_group_bundle_index", "placement_group_capture_child_tasks"),
-    *("enable_task_events", "_labels", "_generator_backpressure_num_objects", "_num_objects_per_yield"),
-}
-
 _lock = threading.Lock()
 _initialized = False
 #: Whether ``init`` was called for a Ray cluster, and whether it is what connected this process to it.
@@ -88,6 +80,12 @@ def init(
         raise ConfigError(
             f"init() has no option {', '.join(map(repr, unknown))}. It takes what ray.init takes; check the spelling."
         )
+    if address is not None and not isinstance(address, str):
+        raise ArgumentError(
+            f"init(address=...) was given {shorten(address)}. Give a string such as 'auto', or None."
+        )
+    ignore_reinit_error = as_flag(ignore_reinit_error, "init(ignore_reinit_error=...)")
+    resources = as_text_keys(resources, "init(resources=...)") or None
     with _lock:
         if _initialized and is_initialized() and not ignore_reinit_error:
             raise ConfigError(
@@ -105,19 +103,21 @@ def init(
 
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
-    """Custom resources as all processes of the user can be told of them; refuses what is no amount."""
+    """Custom resources in the form that is published to the other processes; refuses values that are no amount."""
     for name, amount in resources.items():
         if name in ("CPU", "GPU"):
             raise ConfigError(
                 f"init(resources={{{name!r}: {amount!r}}}) would change nothing: the {name}s of this machine are "
                 "counted by themselves. Declare only custom resources."
             )
+        amount = plain_scalar(amount)
         is_number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
         if not is_number or not math.isfinite(amount) or amount < 0:
             raise ConfigError(
-                f"init(resources={{{name!r}: {amount!r}}}) is no amount. Give a finite number that is not below 0."
+                f"init(resources={{{shorten(name)}: {shorten(amount)}}}) is not an amount. Give a finite number that "
+                "is not below 0."
             )
-    return {name: float(amount) for name, amount in resources.items()}
+    return {name: float(plain_scalar(amount)) for name, amount in resources.items()}
 
 
 def _refuse_description_of_a_machine(options: Mapping[str, Any]) -> None:
@@ -125,8 +125,8 @@ def _refuse_description_of_a_machine(options: Mapping[str, Any]) -> None:
     given = sorted(name for name, value in options.items() if name in names and value is not None)
     if given:
         raise ConfigError(
-            f"init() was given {', '.join(given)} together with a Ray cluster that runs already. Its nodes have said "
-            "what they have when they were started ('ray start --num-gpus=...'). Remove this from init()."
+            f"init() was given {', '.join(given)} together with a Ray cluster that runs already. The resources of its "
+            "nodes were set when they were started ('ray start --num-gpus=...'). Remove this from init()."
         )
 
 
@@ -134,8 +134,10 @@ def shutdown() -> None:
     """Forget what ``init`` declared, and leave the cluster if it is ``init`` that connected to it."""
     global _initialized, _on_ray, _connected_here, _stays_here
     with _lock:
-        if _connected_here and (ray := sys.modules.get("ray")) is not None:
-            ray.shutdown()
+        if _connected_here and "ray" in sys.modules:
+            from powertrain.engine.ray_client import leave
+
+            leave()
         _initialized = _on_ray = _connected_here = _stays_here = False
         _resources.clear()
 
@@ -148,8 +150,8 @@ def connect_to_ray(address: str | None = None, **options: Any) -> None:
         if error.name != "ray":
             raise
         raise ConfigError(
-            "A Ray cluster was asked for, and Ray is not installed here. Install it with: pip install "
-            "'powertrain[ray]'."
+            "A Ray cluster is named (address= or RAY_ADDRESS), and Ray is not installed here. Install it with: "
+            "pip install 'powertrain[ray]'."
         ) from None
     connect(address, **options)
 
@@ -192,11 +194,7 @@ class RemoteFunction:
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         """Raises :class:`ConfigError` for what ``ray.remote`` does not take."""
-        if unknown := sorted(options.keys() - _OPTIONS_OF_A_TASK):
-            raise ConfigError(
-                f"remote() has no option {', '.join(map(repr, unknown))}. It takes num_cpus, num_gpus and resources, "
-                "and on a Ray cluster what ray.remote takes for a function; check the spelling."
-            )
+        call_options.check_names(options, call_options.OF_A_TASK, "remote() of a function")
         self._function, self._options = function, dict(options)
         #: The same as a remote function of Ray's, once it has been needed.
         self._of_ray: Any = None
@@ -207,8 +205,13 @@ class RemoteFunction:
         """Start it; returns at once, with an :class:`ObjectRef` or, on a cluster, with what Ray returns."""
         if is_on_ray():
             return self._as_rays(_ray()).remote(*args, **kwargs)
-        shape = _shape(**self._options)
-        return ObjectRef(cloudpickle.dumps((self._function, args, kwargs)), shape, self.__name__)
+        meaning = call_options.of_a_task(self._options, self.__name__)
+        title = self._options.get("name") or self.__name__
+        if references_in(args, kwargs):
+            later = partial(_call_with_values, self._function, args, kwargs)
+            awaited = [value for value in (*args, *kwargs.values()) if isinstance(value, Reference)]
+            return ObjectRef(later, meaning.shape, title, meaning.env, awaited)
+        return ObjectRef(cloudpickle.dumps((self._function, args, kwargs)), meaning.shape, title, meaning.env)
 
     def options(self, **options: Any) -> RemoteFunction:
         """The same function with other options in place of those it has, and the rest of them."""
@@ -237,32 +240,127 @@ def remote(*arguments: Any, **options: Any) -> Any:
     return lambda function: _remote_function(function, options)
 
 
-def _remote_function(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunction:
-    if isinstance(function, type):
-        raise ConfigError(
-            f"remote() was given the class {function.__name__}, and it runs functions only. For an actor on a Ray "
-            "cluster use ray.remote."
+def _remote_function(
+    function: Callable[..., Any], options: Mapping[str, Any]
+) -> RemoteFunction | RemoteClass:
+    return RemoteClass(function, options) if isinstance(function, type) else RemoteFunction(function, options)
+
+
+def _call_with_values(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
+    """Return the pickled call, once the references among its arguments have values."""
+    args, kwargs = with_values(args, kwargs)
+    pickled: bytes = cloudpickle.dumps((function, args, kwargs))
+    return pickled
+
+
+class RemoteClass:
+    """A class whose objects live in a process each: ``C.remote(...)`` starts one and returns its handle."""
+
+    def __init__(self, kind: type, options: Mapping[str, Any]) -> None:
+        """Raises :class:`ConfigError` for what ``ray.remote`` does not take."""
+        call_options.check_names(options, call_options.OF_AN_ACTOR, "remote() of a class")
+        self._kind, self._options = kind, dict(options)
+        self.__name__, self.__doc__ = kind.__name__, kind.__doc__
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Start an actor; returns at once, with an ``ActorHandle`` or, on a cluster, with Ray's."""
+        if is_on_ray():
+            ray = _ray()
+            of_ray = (ray.remote(**self._options) if self._options else ray.remote)(self._kind)
+            return of_ray.remote(*args, **kwargs)
+        from powertrain.calls import actors
+
+        meaning = call_options.of_an_actor(self._options, self.__name__)
+        values, named = with_values(args, kwargs)
+        return actors.start(self._kind, values, named, meaning, declared_resources())
+
+    def options(self, **options: Any) -> RemoteClass:
+        """Return the same class with other options in place of those it has, and the rest of them."""
+        return RemoteClass(self._kind, {**self._options, **options})
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"{self.__name__} is a remote class: make an actor with {self.__name__}.remote(...).")
+
+
+def kill(actor: Any, *, no_restart: bool = True) -> None:
+    """End an actor now. Calls that it has not answered fail.
+
+    Args:
+        actor: What ``remote`` of a class has returned.
+        no_restart: As in Ray, for actors of a cluster.
+    """
+    from powertrain.calls import actors
+
+    if isinstance(actor, actors.ActorHandle):
+        actors.kill(actor)
+    elif (ray := sys.modules.get("ray")) is not None and isinstance(actor, ray.actor.ActorHandle):
+        ray.kill(actor, no_restart=no_restart)
+    else:
+        raise ArgumentError(f"kill() takes the handle of an actor, and was given a {type(actor).__name__}.")
+
+
+def put(value: Any) -> Any:
+    """Return a reference to a copy of ``value``, for :func:`get` and as an argument of remote functions.
+
+    Args:
+        value: Anything that can be pickled.
+    """
+    return _ray().put(value) if is_on_ray() else PutReference.of(value)
+
+
+def wait(
+    refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """Wait until some tasks have ended.
+
+    Args:
+        refs: What ``remote`` or :func:`put` has returned, each once.
+        num_returns: How many to wait for.
+        timeout: Seconds after which those that are done by then are returned; None for no limit.
+        fetch_local: As in Ray; without effect on one machine.
+
+    Returns:
+        At most ``num_returns`` references that are done, and all others, both in the given order.
+
+    Raises:
+        ArgumentError: ``refs`` is not a list of references, or ``num_returns`` is not between 1 and their number.
+    """
+    timeout = as_seconds(timeout, "wait(timeout=...)")
+    if not isinstance(refs, Sequence) or isinstance(refs, (str, bytes)):
+        raise ArgumentError(f"wait() takes a list of references, and was given a {type(refs).__name__}.")
+    if not isinstance(num_returns, int) or not 1 <= num_returns <= len(refs):
+        raise ArgumentError(
+            f"wait(num_returns={shorten(num_returns)}) cannot be met with {len(refs)} references. Give a number from 1 "
+            "to that."
         )
-    return RemoteFunction(function, options)
+    if all(isinstance(ref, Reference) for ref in refs):
+        return wait_for(refs, num_returns, timeout)
+    if any(isinstance(ref, Reference) for ref in refs):
+        raise ArgumentError(
+            "wait() was given references of this machine and of Ray. Wait for them separately."
+        )
+    ready, others = _ray().wait(list(refs), num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
+    return list(ready), list(others)
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:
     """The value of a task, or the values of several: what ``remote`` has returned, Ray's own references among it.
 
     ``timeout`` is in seconds, for all of them together. Raises :class:`~powertrain.errors.TaskError` if one failed,
-    ``TimeoutError`` if one takes longer.
+    which is of the class of its exception too where this process has that; ``TimeoutError`` if one takes longer.
     """
-    if not isinstance(refs, Sequence):
+    timeout = as_seconds(timeout, "get(timeout=...)")
+    if not isinstance(refs, Sequence) or isinstance(refs, (str, bytes, bytearray, memoryview, range)):
         return _values([refs], timeout)[0]
     return _values(refs, timeout)
 
 
 def _values(refs: Sequence[Any], timeout: float | None) -> list[Any]:
     until = None if timeout is None else time.monotonic() + timeout
-    fetched = iter(_values_from_ray([ref for ref in refs if not isinstance(ref, ObjectRef)], timeout))
+    fetched = iter(_values_from_ray([ref for ref in refs if not isinstance(ref, Reference)], timeout))
     return [
         ref.result(None if until is None else max(0.0, until - time.monotonic()))
-        if isinstance(ref, ObjectRef)
+        if isinstance(ref, Reference)
         else next(fetched)
         for ref in refs
     ]
@@ -275,7 +373,7 @@ def _values_from_ray(refs: Sequence[Any], timeout: float | None) -> list[Any]:
     ray = sys.modules.get("ray")
     strange = [ref for ref in refs if ray is None or not isinstance(ref, ray.ObjectRef)]
     if strange:
-        raise TypeError(
+        raise ArgumentError(
             f"get() takes what remote() has returned, or a list of that, and was given a {type(strange[0]).__name__}."
         )
     assert ray is not None
@@ -284,74 +382,97 @@ def _values_from_ray(refs: Sequence[Any], timeout: float | None) -> list[Any]:
     except ray.exceptions.GetTimeoutError:
         raise TimeoutError(f"A task on the Ray cluster has not ended within {timeout:g} s.") from None
     except ray.exceptions.RayTaskError as error:
-        raise TaskError(f"A task on the Ray cluster failed:\n{error}") from error.cause
+        raise caused_by(f"A task on the Ray cluster failed:\n{error}", error.cause) from error.cause
     except ray.exceptions.RayError as error:
         raise TaskError(f"A task on the Ray cluster did not end well: {error}") from error
 
 
-class ObjectRef:
-    """A value that is being made."""
+class ObjectRef(Reference):
+    """The value of a task that runs in a process of its own."""
 
-    def __init__(self, call: bytes, shape: base.SlotShape, name: str) -> None:
-        from powertrain.engine.local import LocalEngine, make_runtime_directory, warm_up
+    def __init__(
+        self,
+        call: bytes | Callable[[], bytes],
+        shape: base.SlotShape,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        awaited: Sequence[Reference] = (),
+    ) -> None:
+        """``call`` is the pickled call, or gives it once those that are ``awaited`` are done."""
+        from powertrain.engine.local import LocalEngine, make_runtime_directory, server_of_call
 
-        self._name = name
-        self._done = threading.Event()
-        self._problem = ""
+        super().__init__(name)
         #: What it waits for before it can start, in words.
         self._waits_for = ""
+        self._env = dict(env or {})
         self._cwd = os.getcwd()  # of now: it may have to wait, and the script goes on
-        self._result: bytes | None = None
-        self._engine = LocalEngine(warm_up(), declared_resources())
+        self._server = server_of_call()
+        self._engine = LocalEngine(self._server, declared_resources())
         self._engine.start(self._event, self._print)
         self._directory = make_runtime_directory(f"task-{name}")
-        self._call = cloudpickle.dumps((str(self._directory / "value"), call))
+        if not isinstance(call, bytes):
+            begin = partial(self._begin_later, call, shape, awaited)
+            ServiceThread(target=begin, name="powertrain-task", daemon=True).start()
+            return
         try:
-            self._engine.request(1, shape)
+            self._begin(call, shape)
         except (ResourceError, EngineError):
             self._finish()
             raise
 
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for the value and open it."""
-        if not self._done.wait(timeout):
-            why = f": it is {self._waits_for}" if self._waits_for else ""
-            raise TimeoutError(f"{self._name} has not ended within {round(timeout or 0.0, 3):g} s{why}.")
-        if self._result is None:
-            raise TaskError(f"{self._name} {self._problem}.")
-        ok, value = pickle.loads(self._result)
-        if not ok:
-            raise TaskError(f"{self._name} failed:\n{value}")
-        return value
+    def _begin(self, call: bytes, shape: base.SlotShape) -> None:
+        self._call = cloudpickle.dumps((str(self._directory / "value"), call))
+        self._engine.request(1, shape)
+
+    def _begin_later(
+        self, call: Callable[[], bytes], shape: base.SlotShape, awaited: Sequence[Reference]
+    ) -> None:
+        self._waits_for = "waiting for the values that it is called with"
+        for reference in awaited:
+            reference.wait()
+        try:
+            with working():
+                self._begin(call(), shape)
+        except Exception as error:
+            self._problem = f"could not be started: {describe_error(error)}"
+            self._cause = error.cause if isinstance(error, TaskError) else error
+            self._finish()
+
+    def _why_late(self) -> str:
+        return f": it is {self._waits_for}" if self._waits_for else ""
 
     def _event(self, event: base.EngineEvent) -> None:
         if isinstance(event, base.Waiting):
             self._waits_for = event.reason
         elif isinstance(event, base.Granted):
             self._waits_for, slot = "", event.slots[0]
-            env: dict[str, str | None] = {}
+            env: dict[str, str | None] = {**self._env}
             if slot.gpus:
                 env["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
             self._engine.fork(
                 slot,
                 base.ProcessSpec(entry=ENTRY, payload=self._call, env=env, cwd=self._cwd, title=self._name),
             )
+        elif isinstance(event, base.Remark):
+            warnings.warn(event.text, stacklevel=2)
         elif isinstance(event, base.Exited):
             self._problem = base.describe_exit(event)[1]
-            threading.Thread(target=self._finish, name="powertrain-task", daemon=True).start()
+            ServiceThread(target=self._finish, name="powertrain-task", daemon=True).start()
         elif isinstance(event, base.SlotLost):
             self._problem = f"was lost: {event.reason}"
-            threading.Thread(target=self._finish, name="powertrain-task", daemon=True).start()
+            ServiceThread(target=self._finish, name="powertrain-task", daemon=True).start()
 
     def _finish(self) -> None:
-        from powertrain.engine.local import remove_runtime_directory
+        from powertrain.engine.local import end_server_of_call, remove_runtime_directory
 
         value = self._directory / "value"
-        if value.exists():
-            self._result = value.read_bytes()
-        self._engine.close()
-        remove_runtime_directory(self._directory)
-        self._done.set()
+        with working():
+            result = value.read_bytes() if value.exists() else None
+            self._engine.close()
+        end_server_of_call(self._server)  # which takes a while, and must not hold up a fork
+        with working():
+            remove_runtime_directory(self._directory)
+            self.settle(result, self._problem)
 
     def _print(self, _: base.Slot, data: bytes) -> None:
         print(data.decode("utf-8", "replace"), end="", flush=True)
@@ -363,28 +484,9 @@ def run_task(payload: bytes) -> int:
     try:
         function, args, kwargs = pickle.loads(call)
         result = cloudpickle.dumps((True, function(*args, **kwargs)))
-    except BaseException:
-        result = cloudpickle.dumps((False, traceback.format_exc()))
+    except BaseException as error:
+        result = failed(error)
     unfinished = Path(f"{path}.part")
     unfinished.write_bytes(result)
     unfinished.rename(path)
     return 0
-
-
-def _shape(
-    num_cpus: float | None = None,
-    num_gpus: float | None = None,
-    resources: Mapping[str, float] | None = None,
-    **options: Any,
-) -> base.SlotShape:
-    if options:
-        raise ConfigError(
-            f"The option {', '.join(map(repr, options))} of remote() means something on a Ray cluster only, and this "
-            "process is connected to none. Call init(address=...) first, or keep to num_cpus, num_gpus and resources."
-        )
-    return base.SlotShape(
-        cpus=num_cpus if num_cpus is not None else 1.0,
-        gpus=num_gpus or 0,
-        custom=dict(resources or {}),
-        explicit=num_cpus is not None,
-    )

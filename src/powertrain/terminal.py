@@ -28,9 +28,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO
 
+from powertrain.redaction import redact
 from powertrain.run import events as ev
 from powertrain.run import lifecycle, startup_report
 from powertrain.run.hang_report import stretches
+from powertrain.run.unsaved import UnsavedCheckpoint, fold, summarize
+from powertrain.terminal_echoes import Echoes
+from powertrain.terminal_text import clean_output, escape_controls, indent_continuation, without_colours
+from powertrain.traceback_text import TracebackFolder, users_frames
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +61,8 @@ _LINE_LIMIT = 64 * 2**10
 #: A pipe that poll() calls writable takes 4096 bytes at once: 1024 characters in UTF-8.
 _PIECE = 1024
 _METRICS_SHOWN = 12
+#: Lines of the user's code that are named as callers of the one that failed.
+_CALLERS = 5
 _CLOSE_SECONDS = 5.0
 
 _RANK_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -147,9 +154,9 @@ def counted(count: int, noun: str) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """``text`` without line ends or control characters, cut to ``limit`` characters."""
-    flat = " ".join(text.split())
-    flat = "".join(c if c.isprintable() else "?" for c in flat)
+    """Return ``text`` in one line without control characters, cut to ``limit`` characters."""
+    flat = escape_controls(" ".join(text.split()))
+    flat = flat if flat.isprintable() else "".join(c if c.isprintable() else "?" for c in flat)
     return flat if len(flat) <= limit else flat[: limit - 3] + "..."
 
 
@@ -234,6 +241,8 @@ class View:
     checkpoint: str = ""
     checkpoint_row: int = 0
     checkpoint_bytes: int = 0
+    #: Checkpoints of this start that were lost.
+    unsaved: tuple[UnsavedCheckpoint, ...] = ()
     ended: ev.Ended | None = None
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_SAMPLES))
 
@@ -244,6 +253,7 @@ class View:
         except lifecycle.IllegalTransition:
             if isinstance(event, ev.Ended):
                 self.state = event.state
+        self.unsaved = fold(self.unsaved, event)
         match event:
             case ev.RunStarted():
                 self._begin_run(event)
@@ -305,7 +315,7 @@ class View:
 
     def _begin_run(self, event: ev.RunStarted) -> None:
         self.name, self.engine, self.started = event.name, event.engine, event.time
-        self.attempts, self.ended, self.reason = 0, None, ""
+        self.attempts, self.ended, self.reason, self.unsaved = 0, None, "", ()
         self.row = event.row
         self.checkpoint, self.checkpoint_row, self.checkpoint_bytes = event.checkpoint, event.row, 0
 
@@ -390,7 +400,7 @@ def _row_line(view: View, now: float) -> list[Span]:
 
 def _bar_text(bar: str) -> str:
     """A progress bar keeps its spaces, which draw it, and loses colours and control characters."""
-    return "".join(c for c in re.sub(r"\x1b\[[0-9;]*m", "", bar) if c.isprintable())[:300]
+    return escape_controls(without_colours(bar))[:300]
 
 
 def _metric_spans(metrics: Mapping[str, Any]) -> list[Span]:
@@ -414,7 +424,7 @@ def failure_report(
 
     First the rank whose failure came first and is not the echo of another's: where in the user's code, type,
     message. Then the other ranks, folded. ``reason`` says what was decided, ``logs`` where the output lies.
-    ``width`` wraps the lines that can be wrapped.
+    ``width`` wraps the lines that can be wrapped. No line holds a control character or a secret of an address.
     """
     if not failures:
         lines = ["The run failed before any worker did."]
@@ -426,6 +436,7 @@ def failure_report(
         lines.append(_sentence(reason))
     if logs:
         lines.append(f"The output of every rank is kept in {logs}")
+    lines = [escape_controls(without_colours(redact(line))) for line in lines]
     return "\n".join(lines if width is None else _wrapped(lines, width))
 
 
@@ -444,10 +455,22 @@ def _first_failure(failure: ev.WorkerFailure) -> list[str]:
         lines.append(f"  at {failure.file}:{failure.line}{inside}")
         if failure.source.strip():
             lines.append(f"      {failure.source.strip()}")
+        lines += _callers(failure)
     elif failure.traceback.strip():
         # No frame of the user's is known: the end of the traceback is the best there is.
         lines += ["    " + line for line in failure.traceback.strip().splitlines()[-12:]]
+    lines += ["  " + cause for cause in failure.causes]
     return [*lines, "  " + _circumstances(failure)]
+
+
+def _callers(failure: ev.WorkerFailure) -> list[str]:
+    """Where the user's own code called the line that failed, the nearest first."""
+    frames = users_frames(failure.traceback)
+    if not frames or (frames[-1].file, frames[-1].line) != (failure.file, failure.line):
+        return []
+    callers = [f"  called from {frame.file}:{frame.line} in {frame.function}" for frame in frames[-2::-1]]
+    hidden = len(callers) - _CALLERS
+    return callers if hidden <= 0 else [*callers[:_CALLERS], f"  ... {counted(hidden, 'more frame')}"]
 
 
 def _circumstances(failure: ev.WorkerFailure) -> str:
@@ -541,8 +564,10 @@ def end_rows(view: View) -> list[tuple[str, str]]:
         rows.append(("data", one_line(view.data, 300)))
     if view.checkpoint:
         rows.append(("checkpoint", f"{one_line(view.checkpoint, 200)} (row {view.checkpoint_row})"))
+    if view.unsaved:
+        rows.append(("not saved", one_line(summarize(view.unsaved), 500)))
     if view.path:
-        rows.append(("path", view.path))
+        rows.append(("path", escape_controls(view.path)))
     if ended.state == lifecycle.PREEMPTED:
         rows.append(("to resume", "start the same script again"))
     return rows
@@ -562,11 +587,20 @@ def end_card(view: View) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One line to print: ``rank`` -1 for the run's own, ``style`` for live mode."""
+    """One line to print: ``rank`` -1 for the run's own, ``style`` for live mode.
+
+    Every line of a run passes here, so here its own lose control characters and secrets of addresses: texts in them
+    come from names, errors, other hosts and earlier starts. Line ends in such a text are followed by blanks. Output of
+    a rank has been cleaned by :class:`LineAssembler`.
+    """
 
     text: str
     rank: int = -1
     style: str = ""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            object.__setattr__(self, "text", indent_continuation(without_colours(redact(self.text))))
 
     def plain(self) -> str:
         """As it stands on a stream without colours."""
@@ -759,8 +793,6 @@ class Narrator:
 
 # --------------------------------------------------------------------------- the ranks' output
 
-#: Escape sequences that move the cursor or clear: on a shared screen only colours make sense.
-_MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[^\[\]]")
 _LINE_PARTS = re.compile(rb"[\r\n]|[^\r\n]+")
 
 
@@ -817,8 +849,7 @@ class LineAssembler:
 
 
 def _readable(data: bytes) -> str:
-    text = data.decode("utf-8", "replace")
-    return _MOVES.sub("", text) if "\x1b" in text else text
+    return clean_output(data.decode("utf-8", "replace"))
 
 
 # --------------------------------------------------------------------------- the terminal
@@ -889,6 +920,8 @@ class Terminal:
         self._pending_size = self._left_out = 0
         self._unwritten = ""
         self._assemblers: dict[int, LineAssembler] = {}
+        self._folders: dict[int, TracebackFolder] = {}
+        self._echoes = Echoes()
         self._closed = self._noted = self._card_shown = False
         self._stop = threading.Event()
         #: Set while somebody talks in this terminal; and while the live region keeps off it for that.
@@ -948,7 +981,9 @@ class Terminal:
             return
         with self._lock:
             assembler = self._assemblers.setdefault(rank, LineAssembler())
-            self._queue([Line(text, rank) for text in assembler.feed(data)])
+            folder = self._folders.setdefault(rank, TracebackFolder())
+            lines = self._echoes.fold(rank, folder.feed(assembler.feed(data)))
+            self._queue([Line(text, rank) for text in lines])
         self._write()
 
     @_guarded
@@ -996,8 +1031,12 @@ class Terminal:
 
     def _finish_lines(self) -> None:
         for rank, assembler in sorted(self._assemblers.items()):
-            self._queue([Line(text, rank) for text in assembler.finish()])
+            folder = self._folders[rank]
+            shown = [*folder.feed(assembler.finish()), *folder.finish()]
+            lines = [*self._echoes.fold(rank, shown), *self._echoes.finish(rank)]
+            self._queue([Line(text, rank) for text in lines])
         self._assemblers.clear()
+        self._folders.clear()
 
     def _print_rest(self) -> None:
         if not self._card_shown and self._verbose > 0:
@@ -1204,7 +1243,7 @@ def _line_text(line: Line) -> Text:
 def _region(rows: Sequence[Sequence[Span]]) -> Text:
     from rich.text import Text
 
-    lines = [Text.assemble(*row) for row in rows]
+    lines = [Text.assemble(*((escape_controls(text), style) for text, style in row)) for row in rows]
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
 
@@ -1215,7 +1254,7 @@ def _end_panel(name: str, rows: Sequence[tuple[str, str]]) -> Any:
 
     table = Table.grid(padding=(0, 2))
     for label, value in rows[1:]:
-        table.add_row(Text(label, style="dim"), Text(value, overflow="fold"))
+        table.add_row(Text(label, style="dim"), Text(escape_controls(value), overflow="fold"))
     colour = _STATE_COLOURS.get(rows[0][1], "cyan")
     title = Text.assemble((one_line(name, 60), "bold"), " ", (rows[0][1], colour))
     return Panel(table, title=title, title_align="left", border_style=colour, expand=False)

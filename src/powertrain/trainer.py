@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import json
 import logging
@@ -19,9 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from powertrain import functions
+from powertrain.arguments import as_path, flag_from_environment, has_attribute
 from powertrain.config import (
     BackendConfig,
     DataConfig,
@@ -32,16 +34,20 @@ from powertrain.config import (
     as_config,
     replace,
     to_json,
+    without_effect,
 )
+from powertrain.error_text import describe_error
 from powertrain.errors import (
+    CheckpointError,
     ConfigError,
+    ControllerError,
     DataChangedError,
     DataError,
     EngineError,
+    PowertrainError,
     PreemptedError,
     StorageError,
-    TrainingFailedError,
-    WorkerFailedError,
+    WorkerGroupError,
 )
 from powertrain.version import __version__
 
@@ -51,9 +57,12 @@ if TYPE_CHECKING:
     from powertrain.data.dataset import Dataset
     from powertrain.data.prepared import Prepared
     from powertrain.engine.base import Engine
+    from powertrain.engine.local import WarmServer
     from powertrain.result import Result
     from powertrain.run.controller import Controller, RunOutcome
     from powertrain.run.events import WorkerFailure
+    from powertrain.run.forced_end import ForcedEnd
+    from powertrain.run.lease import Lease
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
     from powertrain.worker.context import Place
@@ -64,6 +73,8 @@ TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
 _DATA_SEED_BITS = 53
 #: Seconds for which journal, metrics and logs are tried to be put to storage that cannot append.
 _SHIP_WITHIN = 60.0
+#: Seconds for the controller's own thread to end after the rank's thread was interrupted.
+_LEAVE_TIMEOUT_S = 5.0
 _TrainerT = TypeVar("_TrainerT", bound="DataParallelTrainer")
 
 
@@ -76,6 +87,8 @@ class DataParallelTrainer:
 
     #: What the argument for the backend's config is called.
     _backend_argument = "backend_config"
+    #: Set by a sweep that runs this trainer as one of its trials.
+    _trial: TrialHooks | None = None
 
     def __init__(
         self,
@@ -107,7 +120,7 @@ class DataParallelTrainer:
         }
         self._function = train_loop_per_worker
         self._config = train_loop_config
-        self._backend = backend_config if backend_config is not None else BackendConfig()
+        self._backend = as_config(backend_config, BackendConfig, self._backend_argument)
         self.scaling_config: ScalingConfig = as_config(scaling_config, ScalingConfig, "scaling_config")
         self.run_config: RunConfig = as_config(run_config, RunConfig, "run_config")
         self._metadata = _json_mapping(metadata, "metadata")
@@ -123,18 +136,24 @@ class DataParallelTrainer:
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
         _refuse_unreachable_data(self._datasets, self._data, self._engine_name)
+        from powertrain.run.preflight import check_directories
+
         if self.run_config.storage_filesystem is None:
             refuse_unwritable(self.run_config.storage_root)
         if self._starts_processes:
             functions.pickle_function(train_loop_per_worker, train_loop_config)
         else:
             _refuse_what_needs_own_processes(self.run_config, self._engine_name)
+        self._check_limits()
         if self._engine_name == "ray":
             self._connect_to_ray()
             return
+        check_directories(self.run_config, self._data)
         self._check_machine()
         if self._engine_name == "local":
-            _warm_up()
+            from powertrain.engine.local import prepare_server
+
+            prepare_server()
 
     @classmethod
     def restore(
@@ -178,7 +197,13 @@ class DataParallelTrainer:
         return True
 
     def fit(self) -> Result:
-        """Train to the end. Raises :class:`~powertrain.errors.TrainingFailedError` when training fails."""
+        """Train to the end. Raises :class:`~powertrain.errors.TrainingFailedError` when training fails.
+
+        Workers see the script as it is now: its modules, with what was set and patched in them. Where this process
+        cannot be forked, because it has threads or an open GPU, workers import modules from their files; a line says
+        so.
+        """
+        _refuse_second_run_of_script()
         if self._engine_name == "torchrun":
             from powertrain.engine import torchrun
 
@@ -191,61 +216,113 @@ class DataParallelTrainer:
     def _lead(self, stack: ExitStack) -> Result:
         """The process that holds the run: take the lease, go on from what is there, run the controller."""
         began = time.monotonic()
+        server = self._enter_server(stack)  # first: once threads run, this process can no longer be forked
         from powertrain.checkpoint.chain import Chain, tag_for
         from powertrain.checkpoint.commit import verify_alone
+        from powertrain.run import lease_watch
         from powertrain.run.controller import Controller
-        from powertrain.run.lease import Lease
         from powertrain.storage.addresses import without_secrets
-        from powertrain.worker import signals
 
         imported = time.monotonic()
         _set_log_level(self.run_config)
         self._remarks.clear()
+        if server is not None and (remark := _about_clean_workers(server)):
+            self._remarks.append(remark)
+        configs = (self.scaling_config, self.run_config, self._data, self._validation)
+        if ineffective := without_effect(config for config in configs if config is not None):
+            self._remarks.append(ineffective)
         name = self.run_config.name or self._make_name()
         storage = self._open_run(name)
         taken_by: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        lease = stack.enter_context(Lease.take(storage, on_lost=taken_by.put))
-        storage.sweep()
-        terminal = _terminal(self.run_config, name, without_secrets(storage.uri))
+        with _naming_run(storage):
+            lease = stack.enter_context(self._take_lease(storage, taken_by))
+            storage.sweep()
+        terminal = self._make_terminal(name, without_secrets(storage.uri))
         stack.callback(terminal.close)
         left: list[str] = []
         runtime, places = self._make_directories(name, storage, left, stack)
         datasets: dict[str, Prepared] = {}
-        engine = self._make_engine(name, storage, [str(runtime), *places], datasets, stack)
+        engine = self._make_engine(name, storage, [str(runtime), *places], datasets, stack, server)
         if self._begin_from is not None:
             verify_alone(self._begin_from)
-        chain = Chain.take_over(storage, lease.number)
-        earlier = _Earlier.read(storage)
+        with _naming_run(storage):
+            chain = Chain.take_over(storage, lease.number, lease.token)
+            if self._trial is not None:
+                self._trial.prepare(storage, chain)
+            earlier = _Earlier.read(storage)
         record = self._run_record(name, earlier)
         looked = time.monotonic()
         datasets.update(self._prepare_data(record["data_seed"], places[2], earlier.checkpoint, storage))
         known = {"imports": imported - began, "datasets": time.monotonic() - looked}
-        unkept = self._keep_record(storage, record)
+        with _naming_run(storage):
+            unkept = self._keep_record(storage, record)
         self._remove_ends(storage)
         kept = self._with_real_files(storage, stack, terminal)
         tag = tag_for(storage, lease.number)
         spec = self._spec(name, kept, storage, runtime, places, record, tag, datasets)
-        controller = Controller(spec, engine, kept, chain, earlier.state, terminal, earlier.checkpoint)
+        is_displaced = functools.partial(lease_watch.is_displaced, lease)
+        controller = Controller(
+            spec, engine, kept, chain, earlier.state, terminal, earlier.checkpoint, is_displaced
+        )
         controller.launched(began, known)
-        remarks = [*earlier.messages(record), *_remarks(storage), *_about_restoring(unkept), *self._remarks]
+        if self._trial is not None:
+            self._trial.on_controller(controller)
+        remarks = [
+            *(() if self._trial else earlier.messages(record, without_secrets(storage.uri))),
+            *_remarks(storage),
+            *_about_restoring(unkept),
+            *self._remarks,
+        ]
         for message in remarks:
             controller.say(message)
-        _forward(taken_by, controller, stack)
-        if self._starts_processes:  # elsewhere the rank in this process hears the signals
-            stack.enter_context(signals.heard(lambda number: controller.notify(_asked_to_end(number))))
+        stack.enter_context(lease_watch.watching(lease, controller.lost_the_lease, taken_by))
         _listen(name, lease.number, kept, runtime, controller, stack)
-        with (
-            _interrupts(controller.interrupt, users_code_is_here=hasattr(engine, "serve")),
-            self._live_findings(kept, name, terminal),
-        ):
-            outcome = _run(controller, engine)
+        with self._live_findings(kept, name, terminal):
+            outcome, is_forced = self._run_controller(controller, engine, stack)
+        if is_forced:
+            return self._conclude(outcome, storage, engine)
         left.extend(outcome.left)
         _tell_left_files(terminal, runtime)
-        _keep_return_value(outcome, storage.within(self._patience_at_end), kept, terminal)
-        self._diagnose(kept, name, terminal)
+        if is_displaced():
+            _tell(terminal, _about_gone_directory(without_secrets(storage.uri)))
+        else:
+            _keep_return_value(outcome, storage.within(self._patience_at_end), kept, terminal)
+            self._diagnose(kept, name, terminal)
         return self._conclude(outcome, storage, engine)
 
     # -- pieces of fit
+
+    def _take_lease(self, storage: Storage, taken_by: queue.SimpleQueue[Any]) -> Lease:
+        """Take the run's lease; ``taken_by`` receives the holder of a later one."""
+        from powertrain.run.lease import Lease
+
+        return Lease.take(storage, shared=self.run_config.shared_storage, on_lost=taken_by.put)
+
+    def _run_controller(
+        self, controller: Controller, engine: Engine, stack: ExitStack
+    ) -> tuple[RunOutcome, bool]:
+        """Run the controller to its end; returns its outcome and whether a second request to end cut it short."""
+        from powertrain.run.forced_end import EndedAtOnce, ForcedEnd
+        from powertrain.worker import signals
+
+        users_code_is_here = hasattr(engine, "serve")
+        # Where the rank is in this process, closing the engine releases the thread that waits for it.
+        release = engine.close if users_code_is_here else _do_nothing
+        ending = ForcedEnd(lambda: controller.is_ending_at_once, signals.SAME_NOTICE, release)
+        if self._starts_processes:  # otherwise the rank, which is in this process, handles the signals
+            stack.enter_context(signals.heard(lambda number: _notify(controller, ending, number)))
+        interrupts = _interrupts(
+            lambda: _interrupt(controller, ending), users_code_is_here=users_code_is_here
+        )
+        try:
+            with ending.watching(), interrupts:
+                return _run(controller, engine, ending), False
+        except EndedAtOnce:
+            return _forced_outcome(ending.kind), True
+
+    def _make_terminal(self, name: str, path: str) -> Any:
+        """The observer that shows the run."""
+        return _terminal(self.run_config, name, path) if self._trial is None else self._trial.observer
 
     def _make_name(self) -> str:
         name = _new_name(type(self).__name__)
@@ -258,9 +335,12 @@ class DataParallelTrainer:
     def _keep_record(self, storage: Storage, record: Mapping[str, Any]) -> str:
         """Write down what this start is made of; returns "" or why restore(path) will not find all of it."""
         from powertrain import blueprint
+        from powertrain.run import record as run_record
 
-        storage.put("run.json", json.dumps(record, indent=2).encode())
-        return blueprint.store(storage, self._lasting_arguments()) if self._starts_processes else ""
+        storage.put(run_record.KEY, run_record.encode(record))
+        if self._trial is not None or not self._starts_processes:  # a sweep keeps one for all of its trials
+            return ""
+        return blueprint.store(storage, self._lasting_arguments())
 
     def _lasting_arguments(self) -> dict[str, Any]:
         """What may be kept in the run: without addresses and variables, which may hold secrets."""
@@ -282,13 +362,18 @@ class DataParallelTrainer:
     def _open_run(self, name: str) -> Storage:
         """The run's own storage, proved to be writable."""
         from powertrain.storage import open_storage, probe
+        from powertrain.storage.files.run_directory import refuse_links, refuse_other_owners
 
         run = self.run_config
         root = open_storage(
             run.storage_root, filesystem=run.storage_filesystem, timeout=run.sync_config.sync_timeout
         )
         storage = root.child(name)
-        probe(storage)
+        refuse_links(storage)
+        if self._trial is None:  # a sweep has proved it for all of its trials
+            probe(storage)
+        if not run.shared_storage:
+            refuse_other_owners(storage)
         return storage
 
     def _make_directories(
@@ -298,37 +383,64 @@ class DataParallelTrainer:
         not what is in ``left`` by then."""
         from powertrain.engine import local
         from powertrain.run.places import remove_data_cache, remove_unless_needed
+        from powertrain.storage.files.private_roots import roots_of_one_run
 
-        runtime = local.make_runtime_directory(name)
+        runtime = self._make_runtime_directory(name, stack)
         places = self._make_places(storage, runtime, stack)
         stack.callback(remove_unless_needed, places[0], left)
         stack.callback(remove_data_cache, places[2])
         if self._engine_name == "local":
             stack.callback(local.remove_runtime_directory, runtime)  # should we be killed, the server does it
         else:
-            stack.enter_context(local.removed_at_the_end(runtime, *places))
+            roots = map(str, roots_of_one_run([str(runtime), *places]))
+            stack.enter_context(local.removed_at_the_end(runtime, *places, *roots))
         return runtime, places
+
+    def _make_runtime_directory(self, name: str, stack: ExitStack) -> Path:
+        """A runtime directory. On a cluster each node has it under the same path, so that cannot be guessed."""
+        from powertrain.engine import local
+        from powertrain.storage.files.private_roots import root_of_one_run, runtime_root
+
+        if self._engine_name != "ray":
+            return local.make_runtime_directory(name)
+        return local.make_directory_of_run(name, stack.enter_context(root_of_one_run(runtime_root())))
 
     def _make_places(self, storage: Storage, runtime: Path, stack: ExitStack) -> tuple[str, str, str]:
         """The staging area, the directory for shared memory and that for blocks of data, all empty; "" for one that
-        there is not."""
+        does not exist."""
         from powertrain.engine import local
         from powertrain.run import places
+        from powertrain.storage.files.private_roots import (
+            holding_root,
+            lasting_root,
+            root_of_one_run,
+            shared_memory_root,
+        )
 
         for kept in places.sweep_staging(storage):
             self._remarks.append(
                 f"Checkpoints that an earlier start could not bring into the storage are still in {kept}. Remove that "
                 "directory when you no longer need them."
             )
-        staging = places.staging_directory(storage, self.run_config.checkpoint_config, runtime.name)
+        is_on_nodes = self._engine_name == "ray"
+        root: Callable[[], Path] = lasting_root
+        if is_on_nodes:  # made when a directory in it is needed, and once
+            root = functools.cache(lambda: stack.enter_context(root_of_one_run(lasting_root())))
+        staging = places.staging_directory(storage, self.run_config.checkpoint_config, runtime.name, root)
+        if not is_on_nodes:
+            stack.enter_context(holding_root(staging))
         blocks = ""
         if self._datasets:
-            blocks = places.data_cache_directory(storage, self._data, runtime.name)
+            blocks = places.data_cache_directory(storage, self._data, runtime.name, root)
             stack.callback(os.close, places.own_data_cache(blocks))
-        root = local.shared_memory_root()
-        if root is None:
+        memory = shared_memory_root()
+        if memory is None:
             return staging, "", blocks
-        segments = local.make_runtime_directory(runtime.name.rsplit("-", 2)[0], root)
+        name = runtime.name.rsplit("-", 2)[0]
+        if is_on_nodes:
+            segments = local.make_directory_of_run(name, stack.enter_context(root_of_one_run(memory)))
+        else:
+            segments = local.make_runtime_directory(name, memory)
         stack.callback(local.remove_runtime_directory, segments)
         return staging, str(segments), blocks
 
@@ -366,14 +478,14 @@ class DataParallelTrainer:
         swept: list[str],
         datasets: Mapping[str, Prepared],
         stack: ExitStack,
+        server: WarmServer | None,
     ) -> Engine:
         """``swept`` are directories to remove should this process be killed; ``datasets`` are for a rank in it."""
         if self._engine_name == "ray":
             return self._make_ray_engine(name, storage, swept)
-        if self._engine_name == "local":
+        if server is not None:
             from powertrain.engine.local import LocalEngine
 
-            server = _warm_up()
             server.sweep_if_orphaned(swept[0], [path for path in swept if path])
             stack.callback(server.sweep_if_orphaned, swept[0], [])
             return LocalEngine(server, _custom_resources(), run=name)
@@ -385,6 +497,16 @@ class DataParallelTrainer:
         from powertrain.engine.torchrun import TorchrunEngine
 
         return TorchrunEngine(function, self._user_env())
+
+    def _enter_server(self, stack: ExitStack) -> WarmServer | None:
+        """The process that workers of this run are forked from, until the run ends; None on other engines."""
+        if self._engine_name != "local":
+            return None
+        if self._trial is not None and self._trial.server is not None:
+            return self._trial.server
+        from powertrain.engine.local import server_of_run
+
+        return stack.enter_context(server_of_run())
 
     def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
         """An engine on the cluster that this process is connected to."""
@@ -436,6 +558,7 @@ class DataParallelTrainer:
         datasets: Mapping[str, Prepared],
     ) -> RunSpec:
         from powertrain.run.spec import RunSpec
+        from powertrain.worker.shared_directory import output_files
 
         scaling, run, streamed = self.scaling_config, self.run_config, self._streamed_datasets()
         minimum, maximum = self._worker_bounds()
@@ -445,7 +568,8 @@ class DataParallelTrainer:
             storage_path=run.storage_root,
             launch_dir=os.getcwd(),
             runtime_dir=str(runtime),
-            working_dir=_working_dir(run),
+            working_dir=_working_dir(run, str(runtime)),
+            outputs=output_files(),
             min_workers=minimum,
             max_workers=maximum,
             shape=_shape(scaling),
@@ -457,7 +581,8 @@ class DataParallelTrainer:
             hang_timeout=run.failure_config.hang_timeout_s,
             on_hang=run.failure_config.on_hang,
             signal_grace=run.failure_config.signal_grace_s,
-            stop=run.stop,
+            stop=run.stop if self._trial is None else self._trial.stop,
+            stop_sees_all=self._trial is not None,
             callbacks=run.callbacks,
             checkpoints=run.checkpoint_config,
             staging=places[0],
@@ -468,6 +593,7 @@ class DataParallelTrainer:
             bind_host=_bind_host(run),
             trace=_trace_settings(run),
             post_mortem=run.post_mortem,
+            report_barrier=_has_report_barrier(run),
             queue_timeout=scaling.queue_timeout_s,
             filesystem=_pickled(getattr(carried_to, "filesystem", None)),
             logs=_directory_of(storage, "logs"),
@@ -477,6 +603,8 @@ class DataParallelTrainer:
             function=self._travelling_function(),
             sources=functions.sources_only_here(),
             metadata=self._metadata,
+            sweep=self._trial.sweep if self._trial is not None else "",
+            trial_id=self._trial.trial_id if self._trial is not None else "",
             seed=record["seed"],
             datasets=self._travelling_datasets(datasets),
             data_fingerprints={name: found.fingerprint for name, found in datasets.items()},
@@ -485,7 +613,7 @@ class DataParallelTrainer:
             data_streams=list(streamed),
             data_streams_whole=[name for name in streamed if not self._data.is_split(name)],
             data=self._data,
-            begin_from=self._begin_from.path if self._begin_from is not None else "",
+            begin_from=self._begin_from.address if self._begin_from is not None else "",
             begin_from_filesystem=_pickled(getattr(self._begin_from, "given_filesystem", None)),
             version=__version__,
             arguments=self._told_to_callbacks(),
@@ -595,6 +723,25 @@ class DataParallelTrainer:
             return world_size(), world_size()
         return self.scaling_config.min_workers, self.scaling_config.max_workers
 
+    def _check_limits(self) -> None:
+        """Refuse a number of workers that the limits of this machine do not allow."""
+        from powertrain.engine import resources
+        from powertrain.engine.system_limits import check_limits
+
+        if self._engine_name == "inline":
+            return
+        least, most = self._worker_bounds()
+        workers = least
+        if self._engine_name == "local" and most > least:  # it grows as far as this machine lets it
+            machine = resources.detect(_custom_resources())
+            workers = max(least, min(most, resources.slots_free(machine, _shape(self.scaling_config), ())))
+        check_limits(
+            f"ScalingConfig(num_workers={self.scaling_config.num_workers})",
+            workers,
+            connected=type(self._backend) is not BackendConfig,
+            starts_processes=self._engine_name == "local",
+        )
+
     def _check_machine(self) -> None:
         """Refuse what this machine can never hold, while nothing has been started yet."""
         from powertrain.engine import resources
@@ -609,15 +756,16 @@ class DataParallelTrainer:
 
     def _run_record(self, name: str, earlier: _Earlier) -> dict[str, Any]:
         """What run.json says: what was asked for, by whom, with which versions, and the seed of the run."""
+        from powertrain.redaction import redact_values
         from powertrain.storage.addresses import without_secrets
 
-        return {
+        record = {
             "name": name,
             "trainer": type(self).__name__,
             "function": _qualified(self._function),
             "engine": self._engine_name,
             "scaling_config": to_json(self.scaling_config),
-            "run_config": _json_without_secrets(self.run_config),
+            "run_config": to_json(self.run_config),
             "backend_config": to_json(self._backend),
             "dataset_config": to_json(self._data),
             "datasets": sorted(self._datasets),
@@ -637,7 +785,9 @@ class DataParallelTrainer:
                 "argv": sys.argv[:1],
             },
             "started": time.time(),
+            **({"sweep": self._trial.sweep} if self._trial is not None else {}),
         }
+        return cast("dict[str, Any]", redact_values(record))
 
     def _data_seed(self, earlier: _Earlier) -> int:
         if self._data.seed is not None:
@@ -647,7 +797,9 @@ class DataParallelTrainer:
     def _conclude(self, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
         """The result of a good end; otherwise the one exception that says what happened."""
         from powertrain.result import Result, failure
+        from powertrain.run.unsaved import error_text
         from powertrain.storage.addresses import without_secrets
+        from powertrain.values.kinds import with_originals
         from powertrain.worker.debugger import where_quit
 
         result = Result(
@@ -655,8 +807,10 @@ class DataParallelTrainer:
             storage_filesystem=getattr(storage, "filesystem", None),
             state=outcome.state,
             reason=outcome.reason,
-            metrics=outcome.metrics,
+            metrics=with_originals(outcome.metrics, outcome.originals),
+            config={"train_loop_config": self._config},
             value=outcome.value,
+            unsaved=outcome.run.unsaved if outcome.run is not None else None,
         )
         if outcome.interrupted:
             name = _split_run_path(storage.uri)[1]
@@ -672,9 +826,20 @@ class DataParallelTrainer:
         if outcome.state == "stopped" and where_quit(raised) is not None:
             raise raised  # it was plain pdb in this very process, which leaves the whole script
         if outcome.state != "failed":
+            if outcome.run is not None and outcome.run.lost_last is not None:
+                self._on_lost_checkpoint(
+                    error_text(result.unsaved_checkpoints, outcome.run.newest_commit[1]), result
+                )
             return result
-        result.error = failure(result, storage, outcome.failures)
+        result.error = failure(
+            result, storage, outcome.failures, trusted=True, raised_here=getattr(engine, "error", None)
+        )
         raise result.error from getattr(engine, "error", None)
+
+    def _on_lost_checkpoint(self, message: str, result: Result) -> None:
+        """Raise :class:`CheckpointError` for a last checkpoint that was not saved, unless the user wants the result."""
+        if self.run_config.checkpoint_config.on_lost == "raise":
+            raise CheckpointError(message, result)
 
     def _remove_ends(self, storage: Storage) -> None:
         """The summary and the return value of an earlier start: until this one has ended there are none."""
@@ -702,6 +867,8 @@ class DataParallelTrainer:
         trace = self.run_config.trace
         if not isinstance(trace, TraceConfig):
             return
+        if self._trial is not None:  # of many short runs: 'powertrain diagnose' makes it when it is wanted
+            return
         if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
             _tell(
                 terminal,
@@ -719,7 +886,7 @@ class DataParallelTrainer:
             if trace.logs_dir is not None:
                 final.copy_to(os.fspath(trace.logs_dir), trace.session_id, report)
         except Exception as error:
-            _tell(terminal, f"The run's diagnosis could not be kept: {type(error).__name__}: {error}")
+            _tell(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")
 
     def _follow(self) -> Result:
         """Any rank but 0 under torchrun."""
@@ -733,7 +900,10 @@ class DataParallelTrainer:
         if rank.place.local_rank == 0:  # the first of a node that is not rank 0's
             remove_data_cache(rank.place.data_cache)
         if interrupts:
-            raise KeyboardInterrupt(f"the run was interrupted and can be resumed: {rank.place.run_path}")
+            from powertrain.storage.addresses import without_secrets
+
+            place = without_secrets(rank.place.run_path)
+            raise KeyboardInterrupt(f"the run was interrupted and can be resumed: {place}")
         elsewhere, stopped = rank.summary.get("failed", ""), rank.summary.get("stopped", "")
         result = Result(
             path=rank.place.run_path,
@@ -748,22 +918,50 @@ class DataParallelTrainer:
         if reason := rank.summary.get("preempted"):
             raise PreemptedError(f"the run was preempted and can be resumed: {reason}", result)
         if result.state != "failed":
+            if unsaved := rank.summary.get("unsaved"):
+                self._on_lost_checkpoint(unsaved, result)
             return result
         if rank.error is not None:
             from powertrain.terminal import failure_report
 
             failure = _own_failure(rank.place.rank, rank.error)
-            result.error = TrainingFailedError(
-                failure_report([failure]), {failure.rank: WorkerFailedError(failure)}, result
-            )
+            with contextlib.suppress(AttributeError):  # of a class with slots
+                rank.error.failure = failure  # type: ignore[attr-defined]
+            result.error = WorkerGroupError(failure_report([failure]), {failure.rank: rank.error}, result)
         else:
             what = (
                 f"The run failed: {elsewhere}."
                 if elsewhere
                 else f"Rank {rank.place.rank} could not be set up."
             )
-            result.error = TrainingFailedError(f"{what} The output of this rank says more.", {}, result)
+            result.error = ControllerError(
+                PowertrainError(f"{what} The output of this rank says more."), result
+            )
         raise result.error from rank.error
+
+
+@dataclass(frozen=True)
+class TrialHooks:
+    """How a sweep runs a trainer as one of its trials.
+
+    Attributes:
+        observer: Shows the run, in place of a terminal of its own.
+        stop: Called after each row with the run's name, the report, and whether the row has brought a checkpoint;
+            returns why the run ends, or "".
+        on_controller: Called with the controller before it runs.
+        prepare: Called with the run's storage and chain, before earlier checkpoints are looked for.
+        server: The process that workers are forked from, shared by all trials; None on other engines.
+        sweep: The name of the sweep.
+        trial_id: The id of the trial.
+    """
+
+    observer: Any
+    stop: Callable[[str, dict[str, Any], bool], str]
+    on_controller: Callable[[Controller], None]
+    prepare: Callable[[Storage, Any], None]
+    server: WarmServer | None = None
+    sweep: str = ""
+    trial_id: str = ""
 
 
 # --------------------------------------------------------------------------- picking an engine
@@ -810,15 +1008,37 @@ def _require_ray() -> None:
 
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            "The run is meant for a Ray cluster, and Ray is not installed here. Install it with: "
+            "This run uses a Ray cluster, and Ray is not installed here. Install it with: "
             "pip install 'powertrain[ray]'. To run on this machine, use ScalingConfig(engine='local')."
         )
 
 
-def _warm_up() -> Any:
-    from powertrain.engine.local import warm_up
+def _refuse_second_run_of_script() -> None:
+    """Raise :class:`ConfigError` in a child of multiprocessing's that runs the script again to import its classes."""
+    from powertrain.engine.local import is_loading_main
 
-    return warm_up()
+    if is_loading_main():
+        raise ConfigError(
+            "fit() was called while a child process (a DataLoader worker or another process started with 'spawn' or "
+            "'forkserver') runs the script again to import its classes. Put the lines that train below "
+            "`if __name__ == '__main__':`, so that only the script itself trains."
+        )
+
+
+#: Whether this process has said that its workers import modules anew.
+_has_said_clean = False
+
+
+def _about_clean_workers(server: WarmServer) -> str:
+    """What workers do not see, said once in a process; "" where they see all of it."""
+    global _has_said_clean
+    if server.is_forked or _has_said_clean:
+        return ""
+    _has_said_clean = True
+    return (
+        f"Workers import the script's modules anew from their files, because {server.unsafe}: they "
+        "do not see what this process has set or patched in modules. Pass settings in train_loop_config."
+    )
 
 
 def _custom_resources() -> Mapping[str, float]:
@@ -875,18 +1095,41 @@ def refuse_unwritable(root: str) -> None:
     )
 
 
+@contextlib.contextmanager
+def _naming_run(storage: Storage) -> Iterator[None]:
+    """Turn what the operating system says of a file of the run into a :class:`StorageError` that names both."""
+    from powertrain.storage.addresses import without_secrets
+
+    try:
+        yield
+    except OSError as error:
+        which = f" ({str(error.filename)!r})" if error.filename else ""
+        raise StorageError(
+            f"The run at {without_secrets(storage.uri)!r} cannot be opened: {error.strerror or error}{which}. Mend or "
+            "move away what is named, or choose another run name."
+        ) from error
+
+
 def _existing_run(path: str | os.PathLike[str], filesystem: Any) -> Storage:
     """The storage of a run that exists; raises :class:`ConfigError` where there is none."""
     from powertrain.storage import open_storage
+    from powertrain.storage.addresses import without_secrets
+    from powertrain.storage.base import RECORD_BYTES_LIMIT
 
-    storage = open_storage(os.fspath(path), filesystem=filesystem, timeout=30.0)
+    path = as_path(path, "The path of a run")
+    storage = open_storage(path, filesystem=filesystem, timeout=30.0)
     try:
-        storage.get("run.json")
+        storage.get("run.json", limit=RECORD_BYTES_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
-            f"There is no run at {os.fspath(path)!r}: it has no run.json. Give the directory of one run, which is "
-            "storage_path/name."
+            f"There is no run at {without_secrets(path)!r}: it has no run.json. Give the directory of one run, which "
+            "is storage_path/name."
         ) from None
+    except OSError as error:
+        raise StorageError(
+            f"The run at {without_secrets(path)!r} cannot be restored: its run.json cannot be read "
+            f"({error.strerror or error}). Make it readable, or move it away and start the run again."
+        ) from error
     return storage
 
 
@@ -928,22 +1171,37 @@ class _Earlier:
     def read(cls, storage: Storage) -> _Earlier:
         from powertrain.checkpoint import commit
         from powertrain.run import journal
+        from powertrain.run import record as run_record
 
         commit.refuse_other_versions(storage)
         remarks: list[str] = []
         state = journal.replay(journal.read(storage))
         record: dict[str, Any] = {}
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            record = json.loads(storage.get("run.json"))
+        try:
+            record = run_record.read(storage)
+        except FileNotFoundError:
+            pass
+        except StorageError as error:
+            remarks.append(f"{error} The run goes on with new seeds, so its data come in another order.")
         checkpoint = commit.newest_verified(storage, remarks.append)
         for place in commit.set_aside_newer(storage, checkpoint):
             remarks.append(f"A checkpoint that cannot be used was moved to {place}.")
         commit.sweep_uncommitted(storage)
         return cls(state, record, checkpoint, tuple(remarks))
 
-    def messages(self, record: Mapping[str, Any]) -> list[str]:
-        """What the user should know before this start."""
+    def messages(self, record: Mapping[str, Any], path: str) -> list[str]:
+        """What the user should know before this start. ``path`` is the run's directory, fit to be shown."""
         messages = list(self.remarks)
+        if self.state.state == "finished":
+            where = (
+                f"continues from {self.checkpoint.name}"
+                if self.checkpoint
+                else "has no checkpoint to continue from"
+            )
+            messages.append(
+                f"This run had finished already; this start {where}. To begin anew, give RunConfig(name=...) another "
+                f"name, or remove {path}."
+            )
         changed = [
             f"{section}.{field}: {old!r} -> {new!r}"
             for section in ("scaling_config", "run_config", "backend_config", "dataset_config")
@@ -1065,7 +1323,7 @@ def _pickled_datasets(datasets: Mapping[str, Prepared]) -> bytes:
         culprits = [name for name, found in datasets.items() if not _can_be_pickled(found)]
         raise ConfigError(
             f"The dataset {', '.join(map(repr, culprits))} cannot be sent to the workers: something that it reads or "
-            f"maps with cannot be pickled ({type(error).__name__}: {error}). Make that inside the function, or give a "
+            f"maps with cannot be pickled ({describe_error(error)}). Make that inside the function, or give a "
             "class to map_batches, which is made in the worker."
         ) from error
 
@@ -1082,8 +1340,8 @@ def _can_be_pickled(value: Any) -> bool:
 
 def _about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, on_change: str) -> list[str]:
     """What to say of data that are not those of the checkpoint; raises :class:`DataChangedError` to refuse them."""
+    from powertrain.data.changes import changed_message, mixing_warning
     from powertrain.data.position import Position
-    from powertrain.data.shard import changed_message
     from powertrain.worker.shards import is_of_stream, positions_in
 
     remarks = []
@@ -1091,13 +1349,13 @@ def _about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, 
         if name not in datasets or is_of_stream(state):
             continue
         now, saved = datasets[name], Position.from_dict(state, name)
-        if saved.fingerprint == now.fingerprint:
+        if now.is_of(saved.fingerprint):
             continue
         if on_change == "refuse":
             raise DataChangedError(changed_message(now, saved))
         remarks.append(
             f"The dataset {name!r} is not what it was at {checkpoint.name} ({saved.rows} rows then, {now.rows} now): "
-            f"its epoch {saved.epoch} starts again with the data as they are now."
+            f"its epoch {saved.epoch} starts again with the data as they are now.{mixing_warning(now)}"
         )
     return remarks
 
@@ -1105,8 +1363,40 @@ def _about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, 
 # --------------------------------------------------------------------------- running
 
 
-def _run(controller: Controller, engine: Engine) -> RunOutcome:
+def _do_nothing() -> None:
+    pass
+
+
+def _interrupt(controller: Controller, ending: ForcedEnd) -> None:
+    ending.request("interrupt")
+    controller.interrupt()
+
+
+def _notify(controller: Controller, ending: ForcedEnd, number: signal.Signals) -> None:
+    controller.notify(_asked_to_end(number))
+    ending.request("notice")
+
+
+def _forced_outcome(kind: str) -> RunOutcome:
+    """Return the outcome of a run that was stuck when it was asked for the second time to end."""
+    from powertrain.run.controller import RunOutcome
+    from powertrain.run.lifecycle import STOPPED
+
+    return RunOutcome(
+        STOPPED,
+        "it was asked twice to end, and was stuck",
+        None,
+        b"",
+        (),
+        interrupted=kind == "interrupt",
+        is_to_leave=kind == "notice",
+    )
+
+
+def _run(controller: Controller, engine: Engine, ending: ForcedEnd) -> RunOutcome:
     """Run the controller here; where the rank itself needs this thread, beside it."""
+    from powertrain.run.forced_end import EndedAtOnce
+
     serve = getattr(engine, "serve", None)
     if serve is None:
         return controller.run()
@@ -1124,11 +1414,13 @@ def _run(controller: Controller, engine: Engine) -> RunOutcome:
     thread.start()
     try:
         serve()
-    except EngineError:  # nothing will come of it any more: the controller need not wait
+    except BaseException as error:  # nothing will come of it any more: the controller need not wait
         controller.interrupt()
-        thread.join()
+        thread.join(None if isinstance(error, EngineError) else _LEAVE_TIMEOUT_S)
         raise
-    thread.join()
+    thread.join(_LEAVE_TIMEOUT_S if ending.has_forced else None)
+    if thread.is_alive():
+        raise EndedAtOnce
     if problem:
         raise problem[0]
     return outcome[0]
@@ -1179,7 +1471,7 @@ def _listen(
     from powertrain.run import control
 
     files = os.path.dirname(_directory_of(storage, "logs"))
-    card = control.Card(name=name, path=storage.uri, pid=os.getpid(), files=files, lease=lease)
+    card = control.card_of(name, storage.uri, files, lease)
     try:
         stack.enter_context(control.listening(runtime, card, controller.visit))
     except OSError as error:
@@ -1209,31 +1501,17 @@ def _own_failure(rank: int, error: BaseException) -> WorkerFailure:
 
 def _remarks(storage: Storage) -> list[str]:
     """What the user should know of the place that was chosen."""
+    from powertrain.storage.files.private_roots import take_notices
     from powertrain.storage.safety import remarks_about
 
     path = storage.local_path("x")
-    return [*storage.lacks, *(remarks_about(path.parent) if path is not None else ())]
+    return [*storage.lacks, *(remarks_about(path.parent) if path is not None else ()), *take_notices()]
 
 
 def _about_restoring(unkept: str) -> list[str]:
     if not unkept:
         return []
     return [f"restore(path) will need the training function again: the trainer could not be kept ({unkept})."]
-
-
-def _forward(taken_by: queue.SimpleQueue[Any], controller: Controller, stack: ExitStack) -> None:
-    """Tell the controller when another one takes its run."""
-
-    def watch() -> None:
-        if (holder := taken_by.get()) is not None:
-            controller.lost_the_lease(
-                f"process {holder.pid} on host {holder.host!r} has taken over this run (lease {holder.number})"
-            )
-
-    thread = threading.Thread(target=watch, name="powertrain-takeover", daemon=True)
-    thread.start()
-    stack.callback(thread.join)
-    stack.callback(taken_by.put, None)
 
 
 def _tell(terminal: Any, message: str) -> None:
@@ -1256,18 +1534,26 @@ def _keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, ter
         )
 
 
+def _about_gone_directory(path: str) -> str:
+    return (
+        f"The run's directory {path!r} is gone: it was removed, or made anew by another start, while the run was going "
+        "on. The Result has the last metrics and the return value of this process; checkpoints and all else that was "
+        "kept there are lost."
+    )
+
+
 def _tell_left_files(terminal: Any, runtime: Path) -> None:
-    """A rank's scratch directory goes with the run: say so where the user's code left files there."""
+    """The scratch directory goes with the run: say so where the user's code left files there."""
     from powertrain.run.events import Warned
 
-    left = sorted(str(p.relative_to(runtime)) for p in runtime.glob("rank-*/**/*") if p.is_file())
+    left = sorted(str(p.relative_to(runtime)) for p in runtime.glob("scratch/**/*") if p.is_file())
     if left:
         shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
         terminal.event(
             Warned(
                 time=time.time(),
-                message=f"Files left in the workers' scratch directories are removed now: {shown}. Write to "
-                "get_context().launch_dir, report them as a checkpoint, or set RunConfig(working_dir='.').",
+                message=f"Files left in the scratch directory of the ranks are removed now: {shown}. Write to "
+                "get_context().launch_dir, report them as a checkpoint, or leave RunConfig(working_dir='scratch') out.",
             )
         )
 
@@ -1284,8 +1570,20 @@ def _refuse_what_is_not_here(run: RunConfig) -> None:
         )
 
 
-def _working_dir(run: RunConfig) -> str:
-    return "" if run.working_dir is None else os.path.abspath(os.path.expanduser(run.working_dir))
+def _working_dir(run: RunConfig, runtime: str) -> str:
+    """The working directory of ranks as a path; "" for the launch directory, which nodes may have elsewhere."""
+    from powertrain.run.launch import scratch_directory
+
+    if run.working_dir in (None, "."):
+        return ""
+    if run.working_dir == "scratch":
+        return scratch_directory(runtime)
+    return os.path.abspath(os.path.expanduser(str(run.working_dir)))
+
+
+def _has_report_barrier(run: RunConfig) -> bool:
+    given = run.report_barrier
+    return flag_from_environment("POWERTRAIN_REPORT_BARRIER") if given is None else given
 
 
 def _port(run: RunConfig) -> int:
@@ -1345,8 +1643,8 @@ def _refuse_what_needs_own_processes(run: RunConfig, engine: str) -> None:
 def _checkpoint_to_begin_from(checkpoint: Checkpoint | None) -> Checkpoint | None:
     if checkpoint is None:
         return None
-    path = getattr(checkpoint, "path", None)
-    if not isinstance(path, str):
+    path = checkpoint.path if has_attribute(checkpoint, "path") else None
+    if not isinstance(path, str) or not has_attribute(checkpoint, "given_filesystem"):
         raise ConfigError(
             f"resume_from_checkpoint must be a Checkpoint, not {type(checkpoint).__name__}. Write "
             "Checkpoint.from_directory(path)."
@@ -1371,22 +1669,13 @@ def _pickled(filesystem: Any) -> bytes:
 
 def _json_mapping(value: Mapping[str, Any] | None, argument: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(json.dumps(dict(value or {}))))
-    except (TypeError, ValueError) as error:
+        return dict(json.loads(json.dumps({} if value is None else dict(value))))
+    except Exception as error:  # whatever the value raises when it is looked at
         raise ConfigError(f"{argument} must be a dict of JSON values: {error}.") from error
 
 
 def _new_name(trainer: str) -> str:
     return f"{trainer}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
-
-
-def _json_without_secrets(run: RunConfig) -> dict[str, Any]:
-    from powertrain.storage.addresses import without_secrets
-
-    fields = to_json(run)
-    if isinstance(fields["storage_path"], str):
-        fields["storage_path"] = without_secrets(fields["storage_path"])
-    return fields
 
 
 def _qualified(function: Any) -> str:

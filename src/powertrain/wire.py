@@ -12,8 +12,9 @@ again over a new connection until an envelope says that they were heard.
 
 No frame is longer than :data:`FRAME_LIMIT`: ZeroMQ closes a connection over which a longer one begins to come, before
 it is known who has sent it. What is longer goes in several frames, up to :data:`MESSAGE_LIMIT`; beyond that the sender
-says so and leaves out what is too large. A frame of a known sender that cannot be read is as if it had never come: it
-is told once, not acknowledged, and nobody else is any worse for it.
+says so and leaves out what is too large. A frame of a known sender that cannot be read is not acknowledged, and nothing
+of that sender is read any more: the hub reports it to the controller, which fails that rank with the reason. Other
+senders are not affected.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ import msgspec
 import zmq
 import zmq.auth
 from zmq.auth.base import Authenticator
-from zmq.utils.monitor import recv_monitor_message
 
+from powertrain.connections import UnprovenConnections
 from powertrain.errors import EngineError, WireError
+from powertrain.values.exceptions import ExceptionData
 
 _logger = logging.getLogger("powertrain")
 #: Bytes of a message in one frame. It bounds what a stranger can make this process hold, so it is small.
@@ -56,6 +58,14 @@ _SOCKET_PATH_LIMIT = 107
 _CONNECT_WITHIN = 3.0
 #: Connections that may wait to be taken: all workers of a run come at the same moment. The system may allow fewer.
 _BACKLOG = 4096
+#: Connections to a TCP port that have not proved a key: how many beside those of expected workers, and how long.
+MOST_UNPROVEN = 128
+_HANDSHAKE_TIMEOUT_S = 10.0
+#: Events of connections that are not read yet: ZeroMQ accepts none while there are more, so it is bounded how far it
+#: runs ahead of the hub that counts them. 1,000 are ZeroMQ's own.
+_EVENTS_AHEAD = 1000 + 1
+#: What ZeroMQ sends for such an event: which, and a number, which is the connection's descriptor.
+_EVENT = struct.Struct("=HI")
 #: Files that a process has open beside its connections.
 _OTHER_FILES = 512
 #: Seconds between two looks of the hub, for each worker it knows, so that with thousands it deals with many messages
@@ -84,6 +94,9 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     #: True when it looks like the echo of another rank's end (a broken collective, say).
     secondary: bool = False
+    #: The exceptions that it was raised from, a line each, and what it can be rebuilt of.
+    causes: list[str] = []
+    exception: ExceptionData | None = None
 
 
 class Hello(Message, frozen=True, tag="hello"):
@@ -120,10 +133,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] = {}
     #: The staged directory on the rank's node; its files lie below ``files/``.
     staged: str = ""
+    #: The user's directory that was moved to ``staged``: its files go back there should the checkpoint fail. "" where
+    #: the user's files are still in their place, or were written for the run.
+    taken: str = ""
     #: Where the user put the files himself (a path or address); nothing is staged or carried then.
     elsewhere: str = ""
-    #: Why there is no share although the rank reported a checkpoint, such as a full disk.
+    #: Why there is no share although the rank reported a checkpoint, such as a full disk, and where that is.
     error: str = ""
+    error_place: str = ""
     #: True while the user's own upload function runs in the rank: :class:`Carried` tells where it put the files.
     pending: bool = False
     #: Asked for with ``report(validation=...)``: arguments for the function, merged over the trainer's.
@@ -141,6 +158,8 @@ class Point(Message, frozen=True, tag="point"):
     solo: bool = False
     barrier: bool = False
     part: Part | None = None
+    #: Rank 0's objects among the metrics: see :mod:`powertrain.values.kinds`.
+    originals: dict[str, bytes] = {}
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,9 +302,10 @@ class Outcome(Message, frozen=True, tag="outcome"):
 
 
 class Noted(Message, frozen=True, tag="noted"):
-    """A warning for the user."""
+    """A warning for the user; with ``once`` it is shown for the first rank that sends it, and not again."""
 
     message: str
+    once: bool = False
 
 
 class Carried(Message, frozen=True, tag="carried"):
@@ -298,6 +318,8 @@ class Carried(Message, frozen=True, tag="carried"):
     #: Where the user's own upload function put the files.
     elsewhere: str = ""
     error: str = ""
+    #: The file system that is full, or the function that failed; "" for the run's storage.
+    error_place: str = ""
 
 
 class CarryTrouble(Message, frozen=True, tag="carry_trouble"):
@@ -307,6 +329,8 @@ class CarryTrouble(Message, frozen=True, tag="carry_trouble"):
     row: Count
     rank: Count
     reason: str
+    #: The file system that is full; "" for the run's storage.
+    place: str = ""
 
 
 class StagingFull(Message, frozen=True, tag="staging_full"):
@@ -335,6 +359,8 @@ class Validated(Message, frozen=True, tag="validated"):
     metrics: dict[str, Any] = {}
     error: ErrorReport | None = None
     seconds: float = 0.0
+    #: About values that cannot be kept.
+    warnings: list[str] = []
 
 
 # --------------------------------------------------------------------------- what a node's agent says
@@ -563,9 +589,10 @@ class Opened(Message, frozen=True, tag="opened"):
 
 
 class RowClosed(Message, frozen=True, tag="row_closed"):
-    """Row ``row`` is complete: ``report(barrier=True)`` may return."""
+    """Row ``row`` is complete: ``report(barrier=True)`` may return, or end the function where ``stop`` says why."""
 
     row: int
+    stop: str = ""
 
 
 class Dismissed(Message, frozen=True, tag="dismissed"):
@@ -583,6 +610,8 @@ class Carry(Message, frozen=True, tag="carry"):
     checkpoint: str
     staged: str
     names: list[str]
+    #: True for a share that stays whole until :class:`Drop`: it may have to be given back.
+    keeps: bool = False
 
 
 class Drop(Message, frozen=True, tag="drop"):
@@ -592,6 +621,8 @@ class Drop(Message, frozen=True, tag="drop"):
     row: int
     rank: int
     staged: str
+    #: Where its files are moved first; "" removes them.
+    back: str = ""
 
 
 class Unstaged(Message, frozen=True, tag="unstaged"):
@@ -621,6 +652,12 @@ class Reported(Message, frozen=True, tag="reported"):
 
     ask: int
     checkpoints: list[ReportedCheckpoint]
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """The run could not read a message of yours, and reads none any more: your function must end with this error."""
+
+    reason: str
 
 
 class DebugGrant(Message, frozen=True, tag="debug_grant"):
@@ -697,6 +734,7 @@ FromController = Union[
     Unstaged,
     Settled,
     Reported,
+    Refused,
     DebugGrant,
     DebugLine,
     DebugEnd,
@@ -832,7 +870,9 @@ class _Peer:
         #: The last command's number, and the commands not yet known to have arrived.
         self.number = 0
         self.unheard: deque[tuple[int, bytes]] = deque()
-        #: True once it was told that something of it was refused.
+        #: True once a message of it could not be read: nothing of it is read from then on.
+        self.is_refused = False
+        #: True once it was logged that there was no memory for a message of it.
         self.is_told = False
         #: The descriptor of its connection, -1 while it has none.
         self.descriptor = -1
@@ -869,9 +909,11 @@ class Hub:
 
     One thread owns the socket, reads and decodes. ``deliver`` is called on that thread with each new batch, which
     whoever deals with it must :meth:`acknowledge`; then, once for all that has come meanwhile, ``delivered``. So who
-    deals with batches is woken once for many of them. ``rejected`` is called once of each worker that sent something
-    which cannot be read or cannot be its own, with a sentence. Such a thing is dropped, and all else of that worker
-    still counts. What comes without a known key is dropped without a word: nobody knows whose it is.
+    deals with batches is woken once for many of them. ``refused`` is called once for each worker that sent something
+    which cannot be read or cannot be its own, with its key and a sentence; nothing of that worker is read from then on.
+    Without ``refused`` the sentence goes to ``rejected``, as do other warnings. Messages without a known key are
+    dropped without a word, because their sender is not known. Connections to a TCP port without a proved key are
+    bounded, by :data:`MOST_UNPROVEN` and a timeout.
 
     ``parted`` is called with the key of a worker whose connection has ended, by whatever cause, at once. That alone
     means little: a link connects again by itself where its process lives.
@@ -885,6 +927,7 @@ class Hub:
         *,
         delivered: Callable[[], None] = lambda: None,
         parted: Callable[[bytes], None] = lambda _: None,
+        refused: Callable[[bytes, str], None] | None = None,
         directory: str = "",
         port: int = 0,
         listen_on: str = "",
@@ -895,7 +938,7 @@ class Hub:
         """
         self.keys = KeyPair.new()
         self._deliver, self._rejected = deliver, rejected
-        self._delivered, self._parted = delivered, parted
+        self._delivered, self._parted, self._refused = delivered, parted, refused
         self._context = zmq.Context()
         self._auth = Authenticator(self._context)
         self._peers: dict[bytes, _Peer] = {}
@@ -904,7 +947,10 @@ class Hub:
         self._auth.configure_curve_callback("*", credentials_provider=self)
         self._auth.start()
         self._socket = self._listening_socket()
-        self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        # A Unix socket lies in a directory that only this user can enter.
+        self._unproven = UnprovenConnections() if address != "ipc" else None
+        self._told_flood = False
+        self._events = self._event_socket()
         self._path = ""
         try:
             self.endpoint = self._bind(address, directory, port, listen_on)
@@ -986,8 +1032,11 @@ class Hub:
 
     def _close_sockets(self) -> None:
         self._auth.stop()
-        self._socket.disable_monitor()
-        self._ends.close()
+        with self._draining_events():  # ZeroMQ would wait for ever where strangers have filled their queue
+            self._socket.disable_monitor()
+        self._events.close()
+        if self._unproven is not None:
+            self._unproven.close()
         self._socket.close(linger=200)
         self._context.term()
 
@@ -1002,7 +1051,37 @@ class Hub:
         # Honest links have no more than a window under way, and may send it again.
         socket.setsockopt(zmq.RCVHWM, 4 * Link.WINDOW)
         socket.setsockopt(zmq.MAXMSGSIZE, _HEADER.size + FRAME_LIMIT + _ENCRYPTION)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(_HANDSHAKE_TIMEOUT_S * 1000))
         return socket
+
+    def _event_socket(self) -> zmq.Socket[bytes]:
+        """Where ZeroMQ says which connections have begun and ended."""
+        wanted = zmq.EVENT_DISCONNECTED
+        if self._unproven is not None:
+            wanted |= zmq.EVENT_ACCEPTED
+            make_room_for_connections(MOST_UNPROVEN + _EVENTS_AHEAD)
+        events = self._context.socket(zmq.PAIR)
+        events.setsockopt(zmq.RCVHWM, 1)
+        self._socket.monitor("inproc://connections", wanted)
+        events.connect("inproc://connections")
+        return events
+
+    @contextlib.contextmanager
+    def _draining_events(self) -> Iterator[None]:
+        done = threading.Event()
+
+        def drain() -> None:
+            while not done.is_set():
+                if self._events.poll(1):
+                    self._events.recv_multipart()
+
+        thread = threading.Thread(target=drain, name="powertrain-hub-events", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def _bind(self, address: str, directory: str, port: int, listen_on: str) -> str:
         if address != "ipc":
@@ -1041,7 +1120,7 @@ class Hub:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._auth.zap_socket, zmq.POLLIN)
-        poller.register(self._ends, zmq.POLLIN)
+        poller.register(self._events, zmq.POLLIN)
         poller.register(self._wake.fileno(), zmq.POLLIN)
         while not self._closing:
             ready = poller.poll()
@@ -1053,8 +1132,8 @@ class Hub:
                     self._let_in()
                 elif source is self._socket:
                     self._receive_all()
-                elif source is self._ends:
-                    self._look_who_parted()
+                elif source is self._events:
+                    self._take_events()
                 else:
                     self._wake.clear()
             self._flush()
@@ -1074,39 +1153,67 @@ class Hub:
                 break
             if len(frames) == 1:
                 self._receive(bytes(route.buffer), frames[0])
-            elif frames and (peer := self._peers.get(_sender(frames[0]))) is not None:
-                self._refuse(peer, f"it is made of {len(frames)} frames")
+            elif frames and (peer := self._peers.get(sender := _sender(frames[0]))) is not None:
+                self._refuse(sender, peer, f"it is made of {len(frames)} frames")
         if self._has_delivered:
             self._has_delivered = False
             self._delivered()
 
-    def _look_who_parted(self) -> None:
-        """Take in which connections have ended."""
-        while self._ends.poll(0):
-            descriptor = recv_monitor_message(self._ends)["value"]
-            public = self._connected.pop(descriptor, None)
-            peer = self._peers.get(public) if public is not None else None
-            if public is not None and peer is not None and peer.descriptor == descriptor:
-                peer.descriptor = -1
-                self._parted(public)
+    def _take_events(self, most: int = 256) -> None:
+        """Take in which connections have begun and ended, or so many that others should be looked at again."""
+        for _ in range(most):
+            try:
+                event, descriptor = _EVENT.unpack(self._events.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_DISCONNECTED:
+                self._on_disconnect(descriptor)
+            elif self._unproven is not None:
+                self._unproven.add(descriptor)
+                self._bound_unproven(self._unproven)
+
+    def _on_disconnect(self, descriptor: int) -> None:
+        if self._unproven is not None:
+            self._unproven.remove(descriptor)
+        public = self._connected.pop(descriptor, None)
+        peer = self._peers.get(public) if public is not None else None
+        if public is not None and peer is not None and peer.descriptor == descriptor:
+            peer.descriptor = -1
+            self._parted(public)
+
+    def _bound_unproven(self, unproven: UnprovenConnections) -> None:
+        """Close the oldest connections that have proved no key, where there are more than workers can explain."""
+        expected = max(0, len(self._peers) - len(self._connected))
+        if unproven.close_beyond(MOST_UNPROVEN + expected) and not self._told_flood:
+            self._told_flood = True
+            self._rejected(
+                f"More than {MOST_UNPROVEN} connections to {self.endpoint} have not proved that they are of this run; "
+                "the oldest are closed. A port scanner or another program may use the port: close it to other "
+                "machines than those of the run, or choose another with RunConfig(port=...)."
+            )
 
     def _receive(self, route: bytes, frame: zmq.Frame) -> None:
         sender = _sender(frame)
         peer = self._peers.get(sender)
-        if peer is None:
+        if peer is None or peer.is_refused:
             return
         try:
             if peer.route != route:
                 self._connects(sender, peer, frame.get(zmq.SRCFD))
             self._take(sender, peer, route, frame.buffer)
         except WireError as problem:
-            self._refuse(peer, str(problem))
+            self._answer_over(peer, route)  # so that it can be told
+            self._refuse(sender, peer, str(problem))
         except MemoryError:  # it comes again, and there may be room by then
-            self._refuse(peer, "there is no memory left for it")
+            if not peer.is_told:
+                peer.is_told = True
+                self._rejected(f"There is no memory left for a message of {peer}; it is sent again.")
 
     def _connects(self, sender: bytes, peer: _Peer, descriptor: int) -> None:
         """A frame has come over a new connection. Its descriptor may have been another's, whose end is told before."""
-        self._look_who_parted()
+        self._take_events(_EVENTS_AHEAD)
+        if self._unproven is not None:
+            self._unproven.remove(descriptor)
         peer.descriptor = descriptor
         self._connected[descriptor] = sender
 
@@ -1139,16 +1246,21 @@ class Hub:
             _logger.exception("A batch could not be dealt with.")
             raise WireError(f"it could not be dealt with ({type(error).__name__}: {error})") from error
 
-    def _refuse(self, peer: _Peer, problem: str) -> None:
-        """Say so the first time. Whoever floods the run with such things does not flood the terminal with words."""
-        if not peer.is_told:
-            peer.is_told = True
-            # Part of it may be the sender's own words.
-            why = ascii(problem)[1:-1][:_LONGEST_REASON]
-            self._rejected(
-                f"A message of {peer} was dropped: {why}. No worker of Powertrain sends such a thing: something "
-                "else uses its keys, or it is broken. More of the kind is dropped without a word."
-            )
+    def _refuse(self, sender: bytes, peer: _Peer, problem: str) -> None:
+        """Read nothing of this worker any more, and say why."""
+        if peer.is_refused:
+            return
+        peer.is_refused = True
+        # Part of it may be the sender's own words.
+        why = ascii(problem)[1:-1][:_LONGEST_REASON]
+        sentence = (
+            f"A message of {peer} cannot be read: {why}. A value that the rank sent was not checked before, which is a "
+            "fault of Powertrain, or something else uses the rank's keys."
+        )
+        if self._refused is None:
+            self._rejected(sentence)
+        else:
+            self._refused(sender, sentence)
 
     def _answer_over(self, peer: _Peer, route: bytes) -> None:
         """Over a new connection, send (again) the commands that have not arrived."""
@@ -1425,7 +1537,7 @@ def _shortened(message: FromWorker, size: str) -> list[FromWorker]:
             f"The metrics of row {message.row} come to {size}, {most}; they were left out. Report large data as the "
             "files of a checkpoint."
         )
-        return [Noted(message=told), msgspec.structs.replace(message, metrics={})]
+        return [Noted(message=told), msgspec.structs.replace(message, metrics={}, originals={})]
     if isinstance(message, Validated) and message.metrics:
         words = f"The validation function returned metrics of {size}, {most}."
         error = ErrorReport(type="WireError", message=words, traceback="")

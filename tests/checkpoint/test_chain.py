@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+from tests.support.examples import scaled
 
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.chain import Chain, tag_for
@@ -41,7 +43,7 @@ class Memory:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self.values.setdefault(key, data) is data
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         if key not in self.values:
             raise FileNotFoundError(key)
         return self.values[key]
@@ -66,10 +68,11 @@ def test_each_commit_takes_the_next_link_and_names_its_lease() -> None:
     chain = Chain.take_over(memory, 3)
     links = [commit_one(memory, chain, name).link for name in ("a", "b")]
     assert links == [2, 3]
-    assert [json.loads(memory.get(entry.key)) for entry in memory.list("commits")] == [
-        {"lease": 3, "checkpoint": "", "parent": ""},
-        {"lease": 3, "checkpoint": "a", "parent": ""},
-        {"lease": 3, "checkpoint": "b", "parent": ""},
+    written = [json.loads(memory.get(entry.key)) for entry in memory.list("commits")]
+    assert [(link["lease"], link["checkpoint"], link["parent"]) for link in written] == [
+        (3, "", ""),
+        (3, "a", ""),
+        (3, "b", ""),
     ]
 
 
@@ -94,7 +97,7 @@ def test_one_that_froze_between_its_link_and_its_manifest_finds_the_manifest_voi
     frozen = [True]
 
     def freeze(key: str, data: bytes) -> bool:
-        if key.endswith("MANIFEST.json") and frozen:
+        if key.endswith(".powertrain-manifest.json") and frozen:
             frozen.clear()
             Chain.take_over(memory, 2)
         return Memory.put_if_absent(memory, key, data)
@@ -102,14 +105,14 @@ def test_one_that_froze_between_its_link_and_its_manifest_finds_the_manifest_voi
     memory.put_if_absent = freeze
     with pytest.raises(FencedError):
         commit_one(memory, first, "a")
-    assert mf.is_void(memory.get("checkpoints/a/MANIFEST.json"))
+    assert mf.is_void(memory.get("checkpoints/a/.powertrain-manifest.json"))
     assert committed(memory) == []
 
 
 def test_a_checkpoint_that_was_voided_by_one_who_never_took_over_is_lost_but_the_run_goes_on() -> None:
     memory: Any = Memory()
     chain = Chain.take_over(memory, 1)
-    memory.put("checkpoints/a/MANIFEST.json", mf.void(2))
+    memory.put("checkpoints/a/.powertrain-manifest.json", mf.void(2))
     chain.unfinished, chain.head = "a", 2
     memory.put("commits/00000002", json.dumps({"lease": 1, "checkpoint": "a"}).encode())
     with pytest.raises(CheckpointError, match="given up before"):
@@ -135,11 +138,11 @@ def _fail_once(memory: Any, failing: int, after: bool) -> None:
     count = iter(range(100))
     for name in ("list", "put", "put_if_absent", "get"):
 
-        def step(*arguments: Any, name: str = name) -> Any:
+        def step(*arguments: Any, name: str = name, **options: Any) -> Any:
             fails = next(count) == failing
             if fails and not after:
                 raise OSError("no answer")
-            result = getattr(Memory, name)(memory, *arguments)
+            result = getattr(Memory, name)(memory, *arguments, **options)
             if fails:
                 raise OSError("the answer was lost")
             return result
@@ -167,7 +170,7 @@ def test_a_link_that_is_still_being_written_while_the_run_is_taken_over_is_settl
 
     memory.put_if_absent = meanwhile
     Chain.take_over(memory, 2)
-    assert mf.is_void(memory.get("checkpoints/a/MANIFEST.json"))
+    assert mf.is_void(memory.get("checkpoints/a/.powertrain-manifest.json"))
 
 
 def test_names_need_a_tag_as_soon_as_any_earlier_lease_was_not_given_back() -> None:
@@ -245,7 +248,7 @@ class _Controller:
     def __getattr__(self, name: str) -> Any:
         if name not in ("list", "get", "put", "put_if_absent", "delete"):
             raise AttributeError(name)
-        return lambda *arguments: self._operate(name, *arguments)
+        return lambda *arguments, **_: self._operate(name, *arguments)
 
     def _operate(self, name: str, *arguments: Any) -> Any:
         self._arrived.release()
@@ -297,7 +300,9 @@ class Controllers(RuleBasedStateMachine):
             key: json.loads(value) for key, value in self.memory.values.items() if key.startswith("commits/")
         }
         manifests = {
-            key: value for key, value in self.memory.values.items() if key.endswith("/MANIFEST.json")
+            key: value
+            for key, value in self.memory.values.items()
+            if key.endswith("/.powertrain-manifest.json")
         }
         for key, value in self.seen.items():
             assert manifests[key] == value, "a manifest, true or void, is for ever"
@@ -329,4 +334,121 @@ class Controllers(RuleBasedStateMachine):
 
 
 TestControllers = Controllers.TestCase
-TestControllers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestControllers.settings = settings(max_examples=scaled(60), stateful_step_count=40, deadline=None)
+
+
+# --------------------------------------------------------------------------- a directory that was removed
+
+
+class Removed(Memory):
+    """Storage in which something happens before a step of the controller that is being watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[int, Any] = {}
+        self._steps = 0
+
+    def step(self) -> None:
+        self._steps += 1
+        self.before.pop(self._steps, lambda: None)()
+
+    def watched(self) -> Any:
+        """The storage as the watched controller sees it."""
+        return _Watched(self)
+
+    def start(self, token: str) -> Chain:
+        """A start of the run: the next lease, with its token, and the chain."""
+        numbers = [int(entry.key.removeprefix("lease/")) for entry in self.list("lease")]
+        number = max(numbers, default=0) + 1
+        self.put(f"lease/{number:04d}", json.dumps({"token": token, "pid": 1, "host": token}).encode())
+        storage: Any = self
+        return Chain.take_over(storage, number, token)
+
+
+class _Watched(Removed):
+    def __init__(self, storage: Removed) -> None:
+        self._storage = storage
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, "_storage")
+        if name in ("put_if_absent", "get", "list", "delete"):
+            found.step()
+        return getattr(found, name)
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_of_two_controllers_with_one_lease_number_only_the_holder_commits(step: int, before: int) -> None:
+    """The directory is removed, and the run started again, before any step of a commit."""
+    memory = Removed()
+    memory.put("lease/0001", json.dumps({"token": "first"}).encode())
+    first = Chain.take_over(memory.watched(), 1, "first")
+    for number in range(before):
+        commit_one(memory.watched(), first, f"c{number}")
+    second: list[Chain] = []
+
+    def start_again() -> None:
+        memory.values.clear()
+        second.append(memory.start("second"))
+        commit_one(memory, second[0], "second-0")
+
+    memory.before[memory._steps + step] = start_again
+    late = True
+    with contextlib.suppress(FencedError):
+        commit_one(memory.watched(), first, "late")
+        late = False
+    if not second:
+        return  # the commit took fewer steps than that
+    with pytest.raises(FencedError, match="on host 'second'"):
+        commit_one(memory.watched(), first, "later")
+    storage: Any = memory
+    commit_one(storage, second[0], "second-1")
+    commit_one(storage, second[0], "late")  # names of the first are not used up
+    names = {manifest.name for manifest in committed(storage)}
+    assert names == {"second-0", "second-1", "late"}, "nothing of the first is committed"
+    tokens = [json.loads(memory.get(f"commits/{m.link:08d}"))["token"] for m in committed(storage)]
+    assert set(tokens) == {"second"}
+    assert late, "and the first was told so"
+
+
+def test_a_controller_whose_directory_is_removed_is_fenced_in_one_sentence() -> None:
+    memory = Removed()
+    chain = memory.start("only")
+    commit_one(memory, chain, "a")
+    memory.values.clear()
+    with pytest.raises(FencedError, match=r"'memory://run', was removed while the run was going on"):
+        commit_one(memory, chain, "b")
+    assert not committed(memory)  # type: ignore[arg-type]
+
+
+def test_links_without_a_token_are_those_of_their_lease() -> None:
+    """As versions before this one wrote them."""
+    memory: Any = Removed()
+    old = Chain.take_over(memory, 1)
+    commit_one(memory, old, "a")
+    assert "token" not in json.loads(memory.get("commits/00000002"))
+    memory.put("lease/0001", b'{"token": "old"}')
+    new = memory.start("new")
+    assert new.lease == 2
+    assert commit_one(memory, new, "b").link == 4
+    assert [m.name for m in committed(memory)] == ["a", "b"]
+    with pytest.raises(FencedError, match="was taken over by process 1 on host 'new'"):
+        commit_one(memory, old, "c")
+
+
+@pytest.mark.parametrize("number", [10**15 + 1, 999_999_999_999_999_999])
+def test_a_file_with_a_number_that_no_chain_reaches_is_passed_over(number: int) -> None:
+    storage: Any = Memory()
+    storage.put(f"commits/{number}", b"stray")
+    for lease in (1, 2, 3):
+        chain = Chain.take_over(storage, lease)
+        assert chain.head < 100
+        commit_one(storage, chain, f"c{lease}")
+    assert [manifest.name for manifest in committed(storage)] == ["c1", "c2", "c3"]
+
+
+def test_a_chain_that_a_stray_file_has_brought_to_its_last_number_is_an_error_and_no_endless_loop() -> None:
+    storage: Any = Memory()
+    storage.put(f"commits/{10**15}", b"stray")
+    with pytest.raises(CheckpointError, match=r"commits/1000000000000000.*Remove that file"):
+        Chain.take_over(storage, 1)

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from powertrain.checkpoint import Checkpoint
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.commit import checkpoint_of, commit, record_validation
 from powertrain.checkpoint.manifest import ManifestFile, Validation
-from powertrain.errors import CheckpointError
+from powertrain.errors import CheckpointError, StorageError
 from powertrain.storage import open_storage
 
 
@@ -52,6 +53,18 @@ def test_to_directory_copies_into_the_place_given_or_a_new_one(directory: Path, 
         subprocess.run(["rm", "-r", copy], check=True)
 
 
+def test_a_copy_that_fails_leaves_no_temporary_directory(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    os.symlink("nowhere", directory / "broken.bin")
+    for checkpoint in (Checkpoint(directory), Checkpoint("s3://KEY:SECRET/x@bucket")):
+        with pytest.raises((OSError, StorageError)):
+            checkpoint.to_directory()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 def test_copies_show_no_manifest_of_ours_but_keep_a_users_own(directory: Path, tmp_path: Path) -> None:
     storage = open_storage(tmp_path / "run")
     files = []
@@ -62,7 +75,7 @@ def test_copies_show_no_manifest_of_ours_but_keep_a_users_own(directory: Path, t
     manifest = commit(storage, chain, name="c", row=1, attempt=0, files=files, metrics={}, world_size=1)
     record_validation(storage, "c", Validation(status="VALIDATED"))
     checkpoint = checkpoint_of(storage, manifest)
-    assert "MANIFEST.json" in names(checkpoint.path)
+    assert ".powertrain-manifest.json" in names(checkpoint.path)
     assert names(checkpoint.to_directory(tmp_path / "copy")) == ["model.bin", "sub/more.bin"]
     (directory / "MANIFEST.json").write_text('{"mine": true}')
     assert "MANIFEST.json" in names(Checkpoint(directory).to_directory(tmp_path / "other"))

@@ -72,7 +72,7 @@ def test_another_schema_is_refused_with_both_numbers() -> None:
     fields["schema"] = 99
     del fields["seal"]
     with pytest.raises(OtherVersionError, match=r"schema 99.*reads schema 1"):
-        mf.decode(mf.seal(fields), "x/MANIFEST.json")
+        mf.decode(mf.seal(fields), "x/.powertrain-manifest.json")
 
 
 def test_a_schema_number_that_was_damaged_is_no_other_version() -> None:
@@ -80,6 +80,15 @@ def test_a_schema_number_that_was_damaged_is_no_other_version() -> None:
     with pytest.raises(CheckpointError, match="damaged") as caught:
         mf.decode(data)
     assert not isinstance(caught.value, OtherVersionError)
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [("row", -1), ("row", 2**60), ("attempt", -1), ("lease", -3), ("link", -1), ("world_size", -2)],
+)
+def test_numbers_that_no_run_counts_with_are_damage(field: str, number: int) -> None:
+    with pytest.raises(CheckpointError, match=rf"it is damaged: Expected `int` .* at `\$\.{field}`"):
+        mf.decode(mf.encode(manifest(**{field: number})), "it")
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "", "a/../../b", "a//b", "//"])

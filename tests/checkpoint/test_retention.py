@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.checkpoint.retention import best, score, to_delete
+from powertrain.checkpoint.retention import best, missing_score, score, to_delete
 
 
 def manifests_with(scores: list[Any]) -> list[Manifest]:
@@ -92,3 +92,11 @@ def test_a_key_with_a_slash_counts_before_nesting() -> None:
     assert score({"a": {"b": {"c": True}}}, "a/b/c") == 1.0
     assert math.isnan(score({"a": "text"}, "a"))
     assert math.isnan(score({"a": 3}, "a/b"))
+
+
+def test_a_score_that_no_checkpoint_has_is_warned_about_with_the_names_there_are() -> None:
+    manifests = manifests_with([None, 0.5])
+    assert missing_score(manifests, "eval/acc") == ""
+    warning = missing_score(manifests, "accuracy")
+    assert "checkpoint_score_attribute='accuracy'" in warning
+    assert "Their metrics are eval/acc." in warning

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from powertrain import wire
-from powertrain.checkpoint.saver import Staging, sealed_reports, source_of
+from powertrain.checkpoint.saver import Staging, give_back, sealed_reports, source_of
 from powertrain.errors import CheckpointError
 from powertrain.storage import boundaries
 
@@ -40,6 +40,11 @@ def test_a_directory_of_the_users_is_copied_and_may_be_changed_at_once(root: str
     assert source_of(part.staged, "empty").is_dir()
 
 
+def test_other_users_cannot_read_what_is_staged(root: str, tmp_path: Path) -> None:
+    Staging(root, 0, 0).stage(1, fill(tmp_path / "own", weights="1"))
+    assert os.stat(root).st_mode & 0o777 == 0o700
+
+
 def test_a_checkpoint_dir_is_renamed(root: str) -> None:
     staging = Staging(root, 0, 0)
     own = staging.new_directory()
@@ -64,6 +69,16 @@ def test_a_directory_that_may_be_taken_is_moved(root: str, tmp_path: Path) -> No
     assert not os.path.exists(own)
 
 
+def test_a_share_is_given_back_beside_a_directory_that_was_made_again(root: str, tmp_path: Path) -> None:
+    directory = tmp_path / "mine"
+    staged = Staging(root, 0, 0).stage(1, fill(directory, file="old"), take=True).staged
+    fill(directory, file="new")
+    assert give_back(staged, str(directory)) == f"{directory}.unsaved-1"
+    assert (directory / "file").read_text() == "new"
+    assert (tmp_path / "mine.unsaved-1" / "file").read_text() == "old"
+    assert give_back(staged, str(directory)) == "", "it is gone from the staging area"
+
+
 def test_a_directory_with_a_link_inside_is_copied_even_if_it_may_be_taken(root: str, tmp_path: Path) -> None:
     own = fill(tmp_path / "own", weights="1")
     os.symlink("weights", os.path.join(own, "latest"))
@@ -74,9 +89,19 @@ def test_a_directory_with_a_link_inside_is_copied_even_if_it_may_be_taken(root: 
 
 
 def test_what_cannot_be_a_checkpoint_is_refused_and_nothing_is_staged(root: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="empty"):
-        Staging(root, 0, 0).stage(1, fill(tmp_path / "own"))
+    own = fill(tmp_path / "own", weights="1")
+    os.mkfifo(Path(own, "pipe"))
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        Staging(root, 0, 0).stage(1, own)
     assert not list(Path(root).glob("*/*/row-*"))
+
+
+def test_an_empty_directory_is_a_share_without_files(root: str, tmp_path: Path) -> None:
+    staging = Staging(root, 0, 0)
+    part = staging.stage(1, fill(tmp_path / "own"))
+    assert part.files == []
+    staging.seal(point(1, part))
+    assert sealed_reports(root, 0, 0) == {1: point(1, part)}
 
 
 def test_a_report_counts_once_it_is_sealed(root: str, tmp_path: Path) -> None:
@@ -126,10 +151,13 @@ def test_a_single_share_larger_than_the_limit_is_allowed(root: str, tmp_path: Pa
 
 
 def test_the_limit_is_divided_among_the_ranks_of_a_node(root: str, tmp_path: Path) -> None:
-    asked: list[tuple[int, int, int]] = []
-    staging = Staging(
-        root, 0, 0, limit=20, shared_by=2, full=lambda *a: (asked.append(a), staging.settled(1))
-    )
+    asked: list[tuple[int, ...]] = []
+
+    def full(*a: int) -> None:
+        asked.append(a)
+        staging.settled(1)
+
+    staging = Staging(root, 0, 0, limit=20, shared_by=2, full=full)
     staging.stage(1, fill(tmp_path / "own", weights="12345678"))
     staging.stage(2, str(tmp_path / "own"))
     assert asked == [(2, 8, 10)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import struct
+import threading
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +264,38 @@ def test_a_part_that_nobody_wrote_is_noticed(two_ranks: Path) -> None:
 def test_something_else_in_place_of_a_file_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / file_name(0)).write_bytes(content)
     assert "the header of rank-00000.safetensors cannot be read" in damaged(tmp_path)
+
+
+@contextlib.contextmanager
+def released_later(path: Path) -> Iterator[None]:
+    """Whoever waits for a writer of the pipe goes on after a while, and finds nothing."""
+
+    def release() -> None:
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    timer = threading.Timer(5, release)
+    timer.start()
+    yield
+    timer.cancel()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("behind_link", [False, True])
+def test_a_pipe_or_a_directory_in_place_of_a_file_is_refused_at_once(
+    two_ranks: Path, make: Callable[[Path], None], behind_link: bool
+) -> None:
+    path = two_ranks / file_name(1)
+    path.unlink()
+    other = two_ranks / "other" if behind_link else path
+    make(other)
+    if behind_link:
+        path.symlink_to(other)
+    with released_later(other):
+        assert re.search(
+            r"loaded: rank-00001.safetensors cannot be read \((not a regular file|Is a directory)\)",
+            damaged(two_ranks),
+        )
 
 
 def test_a_file_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import fs
 
 from powertrain import wire
+from powertrain.checkpoint import uploader
 from powertrain.checkpoint.saver import Staging, source_of
 from powertrain.checkpoint.uploader import Carrier, pause_before_retry
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, boundaries, open_storage
+from powertrain.storage.adapter import FilesystemStorage
 from powertrain.storage.local import digest_of
 
 Told = queue.SimpleQueue[Any]
@@ -24,11 +29,19 @@ Told = queue.SimpleQueue[Any]
 class Node:
     """One node's staging area, its storage and a carrier between them."""
 
-    def __init__(self, root: Path, timeout: float = 30.0) -> None:
-        self.storage: Storage = open_storage(root / "storage")
+    def __init__(
+        self,
+        root: Path,
+        timeout: float = 30.0,
+        storage: Storage | None = None,
+        lease: tuple[int, str] = (0, ""),
+    ) -> None:
+        self.storage = storage or open_storage(root / "storage")
         self.staging = Staging(str(root / "storage" / ".staging"), 0, 0)
         self.told: Told = queue.SimpleQueue()
-        self.carrier = Carrier(lambda: self.storage, self.told.put, timeout, pause=lambda seconds: None)
+        self.carrier = Carrier(
+            lambda: self.storage, self.told.put, timeout, pause=lambda seconds: None, lease=lease
+        )
 
     def stage(self, row: int = 1, **files: str) -> wire.Carry:
         directory = self.staging.new_directory()
@@ -164,6 +177,95 @@ def test_a_share_that_was_dropped_is_removed_and_not_told_of(tmp_path: Path) -> 
     node.carrier.close()
     assert not os.path.exists(order.staged)
     assert node.told.empty()
+
+
+def test_a_share_that_stays_can_be_given_back_after_it_was_carried(node: Node, tmp_path: Path) -> None:
+    order = msgspec.structs.replace(node.stage(a="1", b="22"), keeps=True)
+    node.carrier.carry(order)
+    assert not node.answer().error
+    assert node.storage.get("checkpoints/c1/b") == b"22"
+
+    back = tmp_path / "users" / "directory"
+    node.carrier.drop(wire.Drop(attempt=0, row=1, rank=0, staged=order.staged, back=str(back)))
+    assert {path.name: path.read_text() for path in back.iterdir()} == {"a": "1", "b": "22"}
+    assert not os.path.exists(order.staged)
+
+
+def put_lease(storage: Storage, token: str) -> None:
+    storage.put("lease/0001", json.dumps({"token": token}).encode())
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "_THREADS", 1)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_no_further_file_of_a_share_goes_into_a_directory_that_another_start_has_made(tmp_path: Path) -> None:
+    node = Node(tmp_path, lease=(1, "mine"))
+    put_lease(node.storage, "mine")
+    order = node.stage(a="1", b="2", c="3")
+
+    def replace_run(kind: str, target: str) -> None:
+        if kind == "rename" and target.endswith("c1/b"):
+            boundaries.install(None)
+            node.storage.delete_tree("checkpoints")
+            put_lease(node.storage, "another")
+            node.storage.put("checkpoints/c1/c", b"another start's")
+
+    boundaries.install(replace_run)
+    try:
+        node.carrier.carry(order)
+        while isinstance(told := node.answer(), wire.CarryTrouble):
+            pass
+    finally:
+        boundaries.install(None)
+        node.carrier.close()
+    assert "taken over" in told.error
+    assert [entry.key for entry in node.storage.list("checkpoints")] == ["checkpoints/c1/c"]
+    assert node.storage.get("checkpoints/c1/c") == b"another start's"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_lease_that_cannot_be_read_is_read_again_before_anything_is_carried(tmp_path: Path) -> None:
+    node = Node(tmp_path, lease=(1, "mine"))
+    put_lease(node.storage, "another")
+    refusals, get = iter([OSError(5, "Input/output error")]), node.storage.get
+
+    def refuse_once(key: str, **options: Any) -> bytes:
+        if error := next(refusals, None):
+            raise error
+        return get(key, **options)
+
+    node.storage.get = refuse_once  # type: ignore[method-assign]
+    node.carrier.carry(node.stage(a="1"))
+    trouble, told = node.answer(), node.answer()
+    node.carrier.close()
+    assert "Input/output error" in trouble.reason
+    assert "taken over" in told.error
+    assert node.storage.list("checkpoints") == []
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("interval", "looks"), [(60.0, 1), (0.0, 3)])
+def test_a_store_is_asked_for_the_lease_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float, looks: int
+) -> None:
+    monkeypatch.setattr(uploader, "_LEASE_INTERVAL_S", interval)
+    storage = FilesystemStorage(fs.LocalFileSystem(), str(tmp_path / "storage"))
+    node = Node(tmp_path, storage=storage, lease=(1, "mine"))
+    put_lease(storage, "mine")
+    asked, get = [], storage.get
+
+    def counted(key: str, **options: Any) -> bytes:
+        asked.append(key)
+        return get(key, **options)
+
+    monkeypatch.setattr(storage, "get", counted)
+    node.carrier.carry(node.stage(a="1", b="2", c="3"))
+    assert node.answer().error == ""
+    node.carrier.close()
+    assert asked == ["lease/0001"] * looks
 
 
 @given(st.integers(0, 1000), st.floats(0, 1))

@@ -265,9 +265,9 @@ def test_show_tells_what_a_run_under_way_is_doing() -> None:
 
 def test_show_tells_what_a_run_without_room_waits_for() -> None:
     now = time.time()
-    asked = [started("digits", at=now), ev.SlotsRequested(time=now, attempt=0, count=1)]
+    asked: list[ev.Event] = [started("digits", at=now), ev.SlotsRequested(time=now, attempt=0, count=1)]
     reason = "waiting for 1 GPU held by run letters (pid 7 on here); 1st in line"
-    waits = [*asked, ev.SlotsWaited(time=now, attempt=0, granted=0, count=1, reason=reason)]
+    waits: list[ev.Event] = [*asked, ev.SlotsWaited(time=now, attempt=0, granted=0, count=1, reason=reason)]
 
     def shown(facts: list[ev.Event]) -> list[str]:
         lines = describe(summarize("digits", facts), "/runs/digits", facts, [], {}, now)

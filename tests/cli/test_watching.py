@@ -102,9 +102,8 @@ def test_facts_are_read_where_they_grow_and_then_from_storage(tmp_path: Path) ->
     stored, growing = open_storage(tmp_path / "stored"), open_storage(tmp_path / "growing")
     card = Card(name="run", path=stored.uri, pid=os.getpid(), files=growing.uri, lease=2)
     earlier, later = Journal(stored, 1), Journal(growing, 2)
-    for journal, facts in ((earlier, [started(), ended()]), (later, [started(lease=2)])):
-        for fact in facts:
-            journal.append(fact)
+    for journal, fact in ((earlier, started()), (earlier, ended()), (later, started(lease=2))):
+        journal.append(fact)
     watch = Watch(FoundRun("run", stored, LiveRun(card, tmp_path)))
     assert names(watch.look()) == ["RunStarted", "Ended", "RunStarted"]
     later.append(ended())

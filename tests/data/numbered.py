@@ -47,7 +47,7 @@ def tables(*counts: int) -> Tables:
     made, first = [], 0
     for count in counts:
         ids = np.arange(first, first + count)
-        made.append(pa.table({"id": ids, "half": ids / 2}))
+        made.append(pa.table({"id": pa.array(ids), "half": pa.array(ids / 2)}))
         first += count
     return Tables(*made)
 

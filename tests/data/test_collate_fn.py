@@ -113,7 +113,7 @@ def test_ragged_rows_of_several_dimensions_keep_the_inner_ones() -> None:
         (
             [[1], [2, 3]],
             lambda: pad(length=1),
-            "Column 'x' has 2 values in row 101, and pad.. was told to fill up to length=1",
+            "Column 'x' has 2 values in row 101, and pad.. was given length=1",
         ),
         (np.zeros((2, 3)), lambda: pad(length=1), "Column 'x' has 3 values in row 100"),
         (

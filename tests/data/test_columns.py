@@ -145,20 +145,21 @@ def test_plain_types_are_what_encoded_ones_hold() -> None:
     words = pa.array(["a", "b", "a"])
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), words.dictionary_encode())
     structs = pa.StructArray.from_arrays([words.dictionary_encode()], ["w"])
-    for array, kind in (
+    cases: list[tuple[Any, Any]] = [
         (words.dictionary_encode(), pa.string()),
         (pc.call_function("run_end_encode", [words]), pa.string()),
         (words.cast(pa.string_view()), pa.string()),
         (lists, pa.list_(pa.string())),
-        (structs, pa.struct({"w": pa.string()})),
+        (structs, pa.struct([pa.field("w", pa.string())])),
         (pa.array([[1]], pa.list_view(pa.int32())), pa.list_(pa.int32())),
         (pa.array([[1], None, [2, 3]], pa.large_list_view(pa.int32())).slice(1), pa.large_list(pa.int32())),
         (pa.array([["a", None], None], pa.list_(pa.string_view(), 2)), pa.list_(pa.string(), 2)),
         (
-            pa.array([{"v": [1]}, None], pa.struct({"v": pa.list_view(pa.int8())})),
-            pa.struct({"v": pa.list_(pa.int8())}),
+            pa.array([{"v": [1]}, None], pa.struct([pa.field("v", pa.list_view(pa.int8()))])),
+            pa.struct([pa.field("v", pa.list_(pa.int8()))]),
         ),
-    ):
+    ]
+    for array, kind in cases:
         plain(array).validate(full=True)
         assert plain(array).type == kind
         assert plain(array).to_pylist() == array.to_pylist()

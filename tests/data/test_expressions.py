@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -14,7 +16,8 @@ TABLE = pa.table({"x": [1, 2, 3, None], "name": ["a", "b", "c", "a"], "y": [0.5,
 
 def kept(text: str) -> list[int]:
     numbered = TABLE.append_column("row", pa.array(range(4)))
-    return numbered.filter(expressions.parse(text)).column("row").to_pylist()
+    found: list[Any] = numbered.filter(expressions.parse(text)).column("row").to_pylist()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -50,5 +53,5 @@ def test_what_is_no_condition_is_refused_with_the_text(text: str) -> None:
 
 
 def test_columns_and_constants_make_arrow_expressions() -> None:
-    made = (expressions.col("x") == expressions.lit(3)) & (expressions.col("y") > 1)
+    made: Any = (expressions.col("x") == expressions.lit(3)) & (expressions.col("y") > 1)
     assert made.equals((pc.field("x") == pc.scalar(3)) & (pc.field("y") > 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +212,9 @@ def test_pythons_floats_get_torchs_default_dtype_and_typed_ones_keep_theirs() ->
 
 def test_arrays_of_different_lengths_are_lists_and_of_different_shapes_objects() -> None:
     rows = _of(x=[np.arange(2), np.arange(3)], y=[np.zeros((1, 2)), np.zeros((2, 1))])
-    assert rows.columns["x"].type == pa.list_(pa.int64())
-    assert rows.columns["y"].dtype == object
+    columns: Mapping[str, Any] = rows.columns
+    assert columns["x"].type == pa.list_(pa.int64())
+    assert columns["y"].dtype == object
     assert [row["y"].shape for row in formats.row_dicts(rows)] == [(1, 2), (2, 1)]
 
 
@@ -251,7 +253,9 @@ def test_tables_with_no_rows_no_columns_or_many_chunks_are_rows_too() -> None:
     assert formats.row_dicts(bare) == [{}, {}]
     assert len(formats.to_pandas(bare)) == 2
     assert formats.to_torch(bare) == {}
-    chunked = pa.chunked_array([pa.array(["a"]).dictionary_encode(), pa.array(["b"]).dictionary_encode()])
+    chunked: Any = pa.chunked_array(
+        [pa.array(["a"]).dictionary_encode(), pa.array(["b"]).dictionary_encode()]
+    )
     rows = formats.from_arrow(pa.table({"x": chunked}), _numbers(2))
     assert formats.to_numpy(rows)["x"].tolist() == ["a", "b"]
 
@@ -291,7 +295,8 @@ def test_a_frame_of_any_dtype_becomes_rows() -> None:
     frame.index = [5, 3]
     rows = formats.from_pandas(frame, _numbers(2))
     assert list(rows.columns) == ["c", "i", "image", "7"]
-    assert rows.columns["image"].shape == (2, 2, 2)
+    image: Any = rows.columns["image"]
+    assert image.shape == (2, 2, 2)
     first, second = formats.row_dicts(rows)
     assert (first["c"], first["i"], second["i"]) == ("a", 1, None)
 
@@ -350,7 +355,7 @@ def test_types_of_tensors_may_be_named_and_be_those_of_numpy(given: Any) -> None
 
 @pytest.mark.parametrize("given", [5, "nn", str, np.str_, float])
 def test_what_is_no_type_of_tensors_is_refused(given: Any) -> None:
-    with pytest.raises(DataError, match=r"dtypes\['x'\]=.* is no type of tensors"):
+    with pytest.raises(DataError, match=r"dtypes\['x'\]=.* is not a tensor dtype"):
         formats.to_torch(_of(x=[1]), {"x": given})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 from powertrain.data.formats import row_dicts, to_arrow
 from powertrain.data.gather import BlockView, concat_rows, gather, take_rows
@@ -53,13 +54,13 @@ _COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "list view": (pa.list_view(pa.int32()), _LISTS),
     "words": (pa.list_(pa.string()), st.lists(st.text(max_size=3), max_size=3)),
     "struct": (
-        pa.struct({"a": pa.int32(), "b": pa.list_(pa.string())}),
+        pa.struct([pa.field("a", pa.int32()), pa.field("b", pa.list_(pa.string()))]),
         _or_null(
             st.fixed_dictionaries({"a": _or_null(_INTS), "b": st.lists(st.text(max_size=2), max_size=2)})
         ),
     ),
     "structs": (
-        pa.list_(pa.struct({"a": pa.int32()})),
+        pa.list_(pa.struct([pa.field("a", pa.int32())])),
         st.lists(st.fixed_dictionaries({"a": _INTS}), max_size=2),
     ),
     "map": (pa.map_(pa.string(), pa.int32()), st.lists(st.tuples(st.text(max_size=2), _INTS), max_size=2)),
@@ -117,7 +118,7 @@ def _assert_own_memory(rows: Rows) -> None:
 _SLOW_START = [HealthCheck.too_slow]
 
 
-@settings(max_examples=120, suppress_health_check=_SLOW_START)
+@settings(max_examples=scaled(120), suppress_health_check=_SLOW_START)
 @given(st.data(), _blocks(), st.booleans())
 def test_gathers_what_picking_row_by_row_gives(
     data: st.DataObject, blocks: list[list[pa.RecordBatch]], grouped: bool
@@ -165,6 +166,10 @@ def _one(array: Any, name: str = "x") -> BlockView:
     return BlockView([pa.record_batch([array], names=[name])])
 
 
+def _of_columns(columns: dict[str, Any]) -> BlockView:
+    return BlockView([pa.record_batch(columns)])
+
+
 def _all_rows(*views: BlockView) -> Rows:
     which = np.repeat(np.arange(len(views)), [view.rows for view in views])
     offsets = np.concatenate([np.arange(view.rows) for view in views])
@@ -172,7 +177,7 @@ def _all_rows(*views: BlockView) -> Rows:
 
 
 def test_numbers_come_as_numpy_and_lists_of_one_length_stacked() -> None:
-    kinds = {
+    kinds: dict[str, Any] = {
         "int": pa.array([1, 2], pa.int32()),
         "half": pa.array([1, 2], pa.float16()),
         "bool": pa.array([True, False]),
@@ -182,7 +187,8 @@ def test_numbers_come_as_numpy_and_lists_of_one_length_stacked() -> None:
         "codes": pa.array([5, 6], pa.int64()).dictionary_encode(),
     }
     rows = _all_rows(*[BlockView([pa.record_batch(kinds)])] * 2)
-    found = {name: (column.dtype.str, column.shape) for name, column in rows.columns.items()}
+    columns: Mapping[str, Any] = rows.columns
+    found = {name: (column.dtype.str, column.shape) for name, column in columns.items()}
     assert found == {
         "int": ("<i4", (4,)),
         "half": ("<f2", (4,)),
@@ -206,7 +212,8 @@ def test_a_column_that_is_stacked_in_one_block_and_ragged_in_another_comes_ragge
 def test_nested_lists_of_one_shape_in_one_block_are_joined_with_others() -> None:
     stacked, other = [[[1, 2], [3, 4]]], [[[5], [6, 7]], []]
     rows = _all_rows(_one(pa.array(stacked)), _one(pa.array(other)), _one(pa.array(stacked)))
-    assert rows.columns["x"].to_pylist() == [*stacked, *other, *stacked]
+    column: Any = rows.columns["x"]
+    assert column.to_pylist() == [*stacked, *other, *stacked]
 
 
 def test_tensors_of_different_shapes_are_joined_as_one_array_per_row() -> None:
@@ -241,8 +248,8 @@ def test_blocks_with_different_columns_are_refused() -> None:
 
 
 def test_blocks_may_have_their_columns_in_another_order() -> None:
-    one = BlockView([pa.record_batch({"a": pa.array([1]), "b": pa.array(["x"])})])
-    other = BlockView([pa.record_batch({"b": pa.array(["y"]), "a": pa.array([2])})])
+    one = _of_columns({"a": pa.array([1]), "b": pa.array(["x"])})
+    other = _of_columns({"b": pa.array(["y"]), "a": pa.array([2])})
     assert to_arrow(_all_rows(one, other)).to_pylist() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
 
 
@@ -283,8 +290,9 @@ def test_no_rows_have_the_columns_of_the_block() -> None:
     none = np.zeros(0, np.int64)
     view = BlockView([pa.record_batch({"a": pa.array([[1, 2]], pa.list_(pa.int32())), "b": pa.array(["x"])})])
     rows = gather([view], none, none, none)
-    assert rows.columns["a"].shape == (0, 2)
-    assert rows.columns["b"].type == pa.string()
+    columns: Mapping[str, Any] = rows.columns
+    assert columns["a"].shape == (0, 2)
+    assert columns["b"].type == pa.string()
     assert len(gather([], none, none, none)) == 0
     assert len(gather([BlockView([])], none, none, none)) == 0
 
@@ -327,8 +335,8 @@ def test_objects_that_arrow_has_no_type_for_are_joined_as_objects() -> None:
 
 
 def test_columns_in_another_order_are_told_apart_although_their_forms_look_alike() -> None:
-    one = BlockView([pa.record_batch({"a": pa.array(["x"]), "b": pa.array([1])})])
-    other = BlockView([pa.record_batch({"b": pa.array([None], pa.int64()), "a": pa.array(["y"])})])
+    one = _of_columns({"a": pa.array(["x"]), "b": pa.array([1])})
+    other = _of_columns({"b": pa.array([None], pa.int64()), "a": pa.array(["y"])})
     assert to_arrow(_all_rows(one, other)).to_pylist() == [{"a": "x", "b": 1}, {"a": "y", "b": None}]
 
 

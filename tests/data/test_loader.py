@@ -30,7 +30,7 @@ def rows(tmp_path: Path) -> Dataset:
     """200 numbered rows in row groups of 30."""
     place = tmp_path / "rows"
     place.mkdir()
-    pq.write_table(pa.table({"id": np.arange(200)}), place / "part.parquet", row_group_size=30)
+    pq.write_table(pa.table({"id": pa.array(np.arange(200))}), place / "part.parquet", row_group_size=30)
     return powertrain.data.read_parquet(str(place))
 
 
@@ -120,7 +120,7 @@ def test_a_filter_leaves_holes_but_no_rank_behind(rows: Dataset, tmp_path: Path)
     said: list[str] = []
     dataset = rows.filter(keep_tens).random_shuffle(seed=1)
     with ranks_of(dataset, 4, tmp_path, said.append) as shards:
-        steps, seen = set(), Counter()
+        steps, seen = set(), Counter[Any]()
         for shard in shards:
             made = 0
             for batch in shard.iter_batches(global_batch_size=8):
@@ -269,7 +269,7 @@ def test_a_shard_that_is_dropped_takes_its_threads_and_files_with_it(rows: Datas
 
 
 def test_without_a_cache_on_disk_blocks_leave_memory_within_its_budget(tmp_path: Path) -> None:
-    table = pa.table({"id": np.arange(40), "wide": [np.zeros(2**15)] * 40})  # 256 KiB a row
+    table = pa.table({"id": pa.array(np.arange(40)), "wide": [np.zeros(2**15)] * 40})  # 256 KiB a row
     pq.write_table(table, tmp_path / "wide.parquet", row_group_size=2)
     dataset = powertrain.data.read_parquet(str(tmp_path / "wide.parquet")).random_shuffle(seed=0)
     inspected = dataset.plan.inspected()

@@ -30,7 +30,6 @@ import powertrain.data.pool as pool_module
 from powertrain.data.formats import row_dicts, to_numpy
 from powertrain.data.gather import concat_rows, take_rows
 from powertrain.data.operations import (
-    Applied,
     DecodeImages,
     DropColumns,
     FilterExpression,
@@ -38,12 +37,12 @@ from powertrain.data.operations import (
     FlatMap,
     MapBatches,
     MapRows,
-    Operation,
     RenameColumns,
     Runner,
     SelectColumns,
 )
 from powertrain.data.rows import Rows
+from powertrain.data.stages import Applied, Operation
 from powertrain.errors import ConfigError, DataError
 
 
@@ -221,7 +220,7 @@ def test_batches_have_the_size_that_was_asked_for_and_the_rest() -> None:
 def test_functions_on_batches_get_one_form_and_may_return_any(given_as: str, returned_as: str) -> None:
     import pandas as pd
 
-    kinds = {"numpy": dict, "pandas": pd.DataFrame, "pyarrow": pa.Table}
+    kinds: dict[str, type[Any]] = {"numpy": dict, "pandas": pd.DataFrame, "pyarrow": pa.Table}
 
     def double(batch: Any) -> Any:
         assert isinstance(batch, kinds[given_as])
@@ -229,7 +228,7 @@ def test_functions_on_batches_get_one_form_and_may_return_any(given_as: str, ret
         return {
             "numpy": lambda: {"x": doubled},
             "pandas": lambda: pd.DataFrame({"x": doubled}),
-            "pyarrow": lambda: pa.table({"x": doubled}),
+            "pyarrow": lambda: pa.table({"x": pa.array(doubled)}),
         }[returned_as]()
 
     done = run(numbered(5), MapBatches(double, batch_format=given_as))
@@ -688,7 +687,7 @@ def test_images_of_different_shapes_and_nulls_stay_apart() -> None:
 def test_images_as_hugging_face_keeps_them_are_decoded(tmp_path: Path) -> None:
     path = tmp_path / "there.png"
     path.write_bytes(encoded((1, 2), (9, 9, 9)))
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    kind = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
     pixels = decoded(
         images({"bytes": encoded((1, 2)), "path": None}, {"bytes": None, "path": str(path)}, type=kind)
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.support.examples import scaled
 
 from powertrain.data.order import EpochOrder, after_epoch, part_of, permutation, share, steps_left
 
@@ -17,7 +20,7 @@ SHUFFLES = st.one_of(st.sampled_from(["none", "rows", "blocks"]), st.integers(1,
 LANES = st.integers(1, 80)
 
 
-def rows_of(order: EpochOrder, blocks: list[int], slots: np.ndarray) -> list[int]:
+def rows_of(order: EpochOrder, blocks: list[int], slots: NDArray[Any]) -> list[int]:
     """Numbers of the rows over all blocks."""
     firsts = np.concatenate([[0], np.cumsum(blocks)])
     located = order.locate(slots)
@@ -27,7 +30,9 @@ def rows_of(order: EpochOrder, blocks: list[int], slots: np.ndarray) -> list[int
 
 
 @given(BLOCKS, SHUFFLES, LANES, st.integers(0, 9), st.integers(0, 3))
-def test_every_slot_holds_another_row_and_every_row_has_a_slot(blocks, shuffle, lanes, seed, epoch):
+def test_every_slot_holds_another_row_and_every_row_has_a_slot(
+    blocks: list[int], shuffle: Any, lanes: int, seed: int, epoch: int
+) -> None:
     order = EpochOrder(blocks, seed=seed, epoch=epoch, shuffle=shuffle, lanes=lanes)
     rows = rows_of(order, blocks, np.arange(order.rows))
     assert sorted(rows) == list(range(sum(blocks)))
@@ -35,11 +40,11 @@ def test_every_slot_holds_another_row_and_every_row_has_a_slot(blocks, shuffle, 
         assert rows == sorted(rows)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=scaled(200))
 @given(BLOCKS, SHUFFLES, LANES, st.data())
 def test_an_epoch_over_any_sequence_of_world_sizes_and_batch_sizes_gives_each_row_once(
-    blocks, shuffle, lanes, data
-):
+    blocks: list[int], shuffle: Any, lanes: int, data: st.DataObject
+) -> None:
     """Each session is a restart: a fresh order, another number of ranks, another batch size; some steps are redone."""
     seen: list[int] = []
     position, total = 0, sum(blocks)
@@ -66,7 +71,9 @@ def test_an_epoch_over_any_sequence_of_world_sizes_and_batch_sizes_gives_each_ro
 
 
 @given(BLOCKS, SHUFFLES, LANES, st.integers(1, 30))
-def test_chunks_part_the_epoch_and_stay_within_a_block(blocks, shuffle, lanes, size):
+def test_chunks_part_the_epoch_and_stay_within_a_block(
+    blocks: list[int], shuffle: Any, lanes: int, size: int
+) -> None:
     order = EpochOrder(blocks, seed=1, epoch=0, shuffle=shuffle, lanes=lanes)
     seen: dict[int, tuple[int, ...]] = {}
     for slot in range(order.rows):
@@ -81,7 +88,7 @@ def test_chunks_part_the_epoch_and_stay_within_a_block(blocks, shuffle, lanes, s
 
 
 @given(st.integers(0, 3000), st.integers(0, 300), st.integers(1, 70))
-def test_parts_are_even_and_cover_everything(count, extra, world):
+def test_parts_are_even_and_cover_everything(count: int, extra: int, world: int) -> None:
     edges = [part_of(count, rank, world) for rank in range(world)]
     assert edges[0][0] == 0
     assert edges[-1][1] == count
@@ -90,7 +97,9 @@ def test_parts_are_even_and_cover_everything(count, extra, world):
 
 
 @given(st.integers(1, 200), st.integers(1, 300), st.integers(1, 9))
-def test_with_carry_every_step_is_full_and_no_row_is_left_but_at_the_very_end(rows, batch, epochs):
+def test_with_carry_every_step_is_full_and_no_row_is_left_but_at_the_very_end(
+    rows: int, batch: int, epochs: int
+) -> None:
     position, given_out = 0, 0
     for _ in range(epochs):
         steps = steps_left(rows, position, batch, "carry")
@@ -101,28 +110,28 @@ def test_with_carry_every_step_is_full_and_no_row_is_left_but_at_the_very_end(ro
 
 
 @pytest.mark.parametrize(("tail", "steps"), [("partial", 4), ("drop", 3), ("carry", 3)])
-def test_the_tail_decides_how_many_steps_there_are(tail, steps):
+def test_the_tail_decides_how_many_steps_there_are(tail: Any, steps: int) -> None:
     assert steps_left(10, 0, 3, tail) == steps
 
 
 @given(st.integers(0, 2000), st.integers(0, 5))
-def test_a_permutation_has_every_number_once(size, key):
+def test_a_permutation_has_every_number_once(size: int, key: int) -> None:
     assert sorted(permutation(size, key).tolist()) == list(range(size))
 
 
-def test_equal_random_words_keep_their_order(monkeypatch):
+def test_equal_random_words_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     class Constant:
-        def __init__(self, key):
+        def __init__(self, key: Any) -> None:
             pass
 
-        def random_raw(self, size):
+        def random_raw(self, size: int) -> Any:
             return np.full(size, 7, np.uint64)
 
     monkeypatch.setattr(np.random, "Philox", Constant)
     assert permutation(1000, 0).tolist() == list(range(1000))
 
 
-def test_each_epoch_and_each_seed_has_an_order_of_its_own():
+def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
     def order(seed: int, epoch: int) -> tuple[int, ...]:
         made = EpochOrder([50, 50], seed=seed, epoch=epoch, shuffle="blocks", lanes=4)
         return tuple(rows_of(made, [50, 50], np.arange(100)))
@@ -130,12 +139,12 @@ def test_each_epoch_and_each_seed_has_an_order_of_its_own():
     assert len({order(seed, epoch) for seed in range(4) for epoch in range(4)}) == 16
 
 
-def test_a_batch_has_rows_from_as_many_places_as_there_are_lanes():
+def test_a_batch_has_rows_from_as_many_places_as_there_are_lanes() -> None:
     order = EpochOrder([1000] * 500, seed=0, epoch=0, shuffle="blocks")
     assert len(set(order.locate(order.step(0, 512)).blocks.tolist())) >= 60
 
 
-def test_rows_of_one_block_are_mixed_from_its_whole_length():
+def test_rows_of_one_block_are_mixed_from_its_whole_length() -> None:
     """A file of one row group, sorted by label: the first batch must not be its beginning, epoch after epoch."""
     order = EpochOrder([6400], seed=0, epoch=0, shuffle="blocks")
     first = order.locate(order.step(0, 32)).offsets
@@ -143,14 +152,14 @@ def test_rows_of_one_block_are_mixed_from_its_whole_length():
     assert first.max() > 4800
 
 
-def test_a_giant_block_is_shuffled_in_parts(monkeypatch):
+def test_a_giant_block_is_shuffled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("powertrain.data.order.MOST_SHUFFLED", 10)
     order = EpochOrder([35, 0, 7], seed=0, epoch=0, shuffle="blocks", lanes=3)
     assert sorted(rows_of(order, [35, 0, 7], np.arange(42))) == list(range(42))
     assert max(len(kept) for kept in order._permutations.values()) == 10
 
 
-def test_a_rank_reads_about_its_share_of_the_blocks():
+def test_a_rank_reads_about_its_share_of_the_blocks() -> None:
     blocks, world = [1000] * 100, 4
     order = EpochOrder(blocks, seed=0, epoch=0, shuffle="blocks")
     read = 0
@@ -162,7 +171,7 @@ def test_a_rank_reads_about_its_share_of_the_blocks():
     assert read <= 1.1 * len(blocks) + order.lanes
 
 
-def test_finding_a_place_in_a_huge_dataset_needs_no_more_than_its_blocks():
+def test_finding_a_place_in_a_huge_dataset_needs_no_more_than_its_blocks() -> None:
     """10 ** 9 rows: were all of them touched, this would take minutes and gigabytes."""
     order = EpochOrder([10_000] * 100_000, seed=0, epoch=1, shuffle="blocks")
     located = order.locate(np.array([0, 10**9 - 1, 123_456_789]))
@@ -179,25 +188,25 @@ GOLDEN = {
 }
 
 
-def test_the_golden_permutation():
+def test_the_golden_permutation() -> None:
     assert permutation(10, "golden").tolist() == [9, 6, 2, 5, 1, 8, 4, 0, 7, 3]
 
 
 @pytest.mark.parametrize("shuffle", GOLDEN)
-def test_the_golden_orders(shuffle):
+def test_the_golden_orders(shuffle: Any) -> None:
     blocks = [7, 0, 5, 9]
     order = EpochOrder(blocks, seed=3, epoch=1, shuffle=shuffle, lanes=4)
     assert rows_of(order, blocks, np.arange(21)) == GOLDEN[shuffle]
 
 
-def test_the_golden_order_of_a_larger_dataset():
+def test_the_golden_order_of_a_larger_dataset() -> None:
     order = EpochOrder([1000] * 200 + [17, 0, 4096], seed=2**53 - 1, epoch=12, shuffle="blocks")
     located = order.locate(np.arange(order.rows))
     digest = hashlib.sha256(np.stack([located.blocks, located.offsets]).astype("<i8").tobytes()).hexdigest()
     assert digest == "0327bdce7fcb6b1d686a039f675b3efbbb9ba0932224d85bc38f4de45a298272"
 
 
-def test_random_words_are_those_of_philox_whoever_computes_them():
+def test_random_words_are_those_of_philox_whoever_computes_them() -> None:
     key = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
     words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(8).tolist()
     assert words == [word for counter in (1, 2) for word in philox(counter, key)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,17 +16,17 @@ def threads() -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
-def test_results_come_in_the_order_of_their_tasks(workers):
+def test_results_come_in_the_order_of_their_tasks(workers: int) -> None:
     pipeline = Pipeline(iter(range(200)), lambda n: n * n, threads=workers, depth=8)
     assert list(pipeline) == [n * n for n in range(200)]
     assert list(pipeline) == []
 
 
-def test_no_more_is_begun_than_was_allowed():
+def test_no_more_is_begun_than_was_allowed() -> None:
     begun = []
     allowed = threading.Semaphore(0)
 
-    def tasks():
+    def tasks() -> Iterator[int]:
         for number in range(100):
             begun.append(number)
             allowed.release()
@@ -42,7 +43,7 @@ def test_no_more_is_begun_than_was_allowed():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_comes_where_its_result_would_have(workers):
+def test_an_error_comes_where_its_result_would_have(workers: int) -> None:
     def work(number: int) -> int:
         if number == 3:
             raise ValueError("three")
@@ -56,8 +57,8 @@ def test_an_error_comes_where_its_result_would_have(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_in_making_tasks_comes_after_what_was_made(workers):
-    def tasks():
+def test_an_error_in_making_tasks_comes_after_what_was_made(workers: int) -> None:
+    def tasks() -> Iterator[int]:
         yield 1
         raise OSError("no more")
 
@@ -68,7 +69,7 @@ def test_an_error_in_making_tasks_comes_after_what_was_made(workers):
     pipeline.close()
 
 
-def test_a_dropped_pipeline_ends_its_threads():
+def test_a_dropped_pipeline_ends_its_threads() -> None:
     before = threads()
     pipeline = Pipeline(iter(range(100)), lambda n: n, threads=2, depth=2)
     assert next(pipeline) == 0
@@ -81,7 +82,7 @@ def test_a_dropped_pipeline_ends_its_threads():
         assert not thread.is_alive()
 
 
-def test_a_closed_pipeline_gives_nothing_and_has_no_threads():
+def test_a_closed_pipeline_gives_nothing_and_has_no_threads() -> None:
     pipeline = Pipeline(iter(range(100)), lambda n: n, threads=2, depth=2)
     next(pipeline)
     pipeline.close()

@@ -42,12 +42,12 @@ from powertrain.data.operations import (
     FlatMap,
     MapBatches,
     MapRows,
-    Operation,
     RenameColumns,
     SelectColumns,
 )
 from powertrain.data.pixels import RowsOfPart
 from powertrain.data.plan import Block
+from powertrain.data.stages import Operation
 from powertrain.errors import DataError
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ def files(directory: Path, rows: int = 1000) -> Dataset:
     for number in range(2):
         first = number * rows // 2
         x = np.random.default_rng(number).random(rows // 2)
-        table = pa.table({"id": np.arange(first, first + rows // 2), "x": x})
+        table = pa.table({"id": pa.array(np.arange(first, first + rows // 2)), "x": pa.array(x)})
         parquet.write_table(table, directory / f"{number}.parquet", row_group_size=100)
     return data.read_parquet(str(directory))
 

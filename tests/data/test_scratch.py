@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.other_user import OtherUser
 
 from powertrain.data import scratch
 
@@ -29,7 +31,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path))
         yield tmp_path
@@ -53,8 +55,34 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(root: Path) -> None
 
 def test_a_run_that_is_dead_is_swept_and_one_that_lives_is_not(root: Path) -> None:
     place = scratch.scratch_root()
-    lives = scratch.make_owned(str(place / "powertrain-a" / "start"))
-    os.close(scratch.make_owned(str(place / "powertrain-b" / "start")))
+    alive, dead, start = f"powertrain-{'a' * 24}", f"powertrain-{'b' * 24}", "0" * 24
+    lives = scratch.make_owned(str(place / alive / start))
+    os.close(scratch.make_owned(str(place / dead / start)))
     scratch.sweep(place)
-    assert [entry.name for entry in place.iterdir()] == ["powertrain-a"]
+    assert [entry.name for entry in place.iterdir()] == [alive]
     os.close(lives)
+
+
+@pytest.mark.parametrize("name", ["thesis", "powertrain-thesis", "123-thesis"])
+def test_a_directory_with_another_name_is_not_swept_whatever_is_in_it(tmp_path: Path, name: str) -> None:
+    """In a ``cache_dir`` of the user's own choice: a file ``owner.lock`` does not make a directory ours."""
+    os.close(scratch.make_owned(str(tmp_path / name)))
+    (tmp_path / name / "chapter").write_text("private")
+    scratch.sweep(tmp_path)
+    assert (tmp_path / name / "chapter").read_text() == "private"
+
+
+def make_lock(directory: str) -> None:
+    Path(directory, "owner.lock").touch(mode=0o666)
+
+
+def test_a_lock_that_another_user_made_does_not_have_a_directory_swept(
+    tmp_path: Path, shared_directory: Path, other_user: OtherUser
+) -> None:
+    directory = shared_directory / f"1-{'a' * 12}"
+    directory.mkdir()
+    directory.chmod(0o777)
+    (directory / "chapter").write_text("private")
+    other_user.run(make_lock, str(directory))
+    scratch.sweep(shared_directory)
+    assert (directory / "chapter").read_text() == "private"

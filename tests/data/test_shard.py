@@ -7,12 +7,16 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.data.small_source import NumberedBlocks, numbered
+from tests.support.examples import scaled
 
 from powertrain.data.plan import Plan
 from powertrain.data.prepared import Prepared
@@ -28,7 +32,16 @@ def prepared(plan: Plan, *, split: bool = True, lanes: int = 64) -> Prepared:
 
 
 @contextmanager
-def shards(plan: Plan, world: int, tmp_path, state=None, *, split=True, lanes=64, **options):
+def shards(
+    plan: Plan,
+    world: int,
+    tmp_path: Path,
+    state: Any = None,
+    *,
+    split: bool = True,
+    lanes: int = 64,
+    **options: Any,
+) -> Iterator[list[DataShard]]:
     """The shards of all ranks of a run that begins at ``state``."""
     ready = prepared(plan, split=split, lanes=lanes)
     made = [
@@ -51,11 +64,12 @@ def shards(plan: Plan, world: int, tmp_path, state=None, *, split=True, lanes=64
             shard.close()
 
 
-def ids(batch) -> list[int]:
+def ids(batch: Any) -> list[int]:
     return batch["id"].tolist()
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.smoke
+@settings(deadline=None, max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     blocks=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(sum),
     lanes=st.integers(1, 70),
@@ -64,11 +78,12 @@ def ids(batch) -> list[int]:
     data=st.data(),
 )
 def test_committed_rows_of_each_epoch_are_each_row_once_over_any_restarts(
-    tmp_path, blocks, lanes, shuffled, tail, data
-):
+    tmp_path: Path, blocks: list[int], lanes: int, shuffled: bool, tail: Any, data: st.DataObject
+) -> None:
     total, epochs = sum(blocks), 2
     sequence: list[int] = []  # every committed row, in order
-    state, rounds = None, 0
+    state: Any = None
+    rounds = 0
     while (state or {"epoch": 0})["epoch"] < epochs:
         rounds += 1
         world = data.draw(st.integers(1, 5))
@@ -86,9 +101,9 @@ def test_committed_rows_of_each_epoch_are_each_row_once_over_any_restarts(
         assert sorted(sequence[epoch * total : (epoch + 1) * total]) == list(range(total))
 
 
-def in_step(ranks, **options):
+def in_step(ranks: list[DataShard], **options: Any) -> Iterator[tuple[list[int], Any]]:
     """(rows of all ranks, state) of one step after the other of one epoch. Checks what holds for every step."""
-    weights: list[float] = []
+    weights: list[Any] = []
     for rank in ranks:
         rank._began = weights.append
     iterators = [iter(rank.iter_batches(**options)) for rank in ranks]
@@ -107,8 +122,10 @@ def in_step(ranks, **options):
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 50))
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_a_step_has_does_not_depend_on_ranks_threads_or_prefetch(tmp_path, rows, world, batch):
+@settings(deadline=None, max_examples=scaled(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_a_step_has_does_not_depend_on_ranks_threads_or_prefetch(
+    tmp_path: Path, rows: int, world: int, batch: int
+) -> None:
     def steps(ranks_count: int, prefetch: int) -> list[list[int]]:
         with shards(numbered([rows // 3, rows - rows // 3]), ranks_count, tmp_path, lanes=8) as ranks:
             options = {"global_batch_size": batch, "prefetch_batches": prefetch}
@@ -119,7 +136,7 @@ def test_what_a_step_has_does_not_depend_on_ranks_threads_or_prefetch(tmp_path, 
     assert [len(step) for step in alone] == [batch] * (rows // batch) + [rows % batch] * bool(rows % batch)
 
 
-def test_resuming_decodes_each_block_of_its_first_step_once_and_no_other(tmp_path):
+def test_resuming_decodes_each_block_of_its_first_step_once_and_no_other(tmp_path: Path) -> None:
     blocks = [50] * 20
     with shards(numbered(blocks), 1, tmp_path, lanes=4) as [shard]:
         iterator = iter(shard.iter_batches(batch_size=32))
@@ -138,12 +155,12 @@ def test_resuming_decodes_each_block_of_its_first_step_once_and_no_other(tmp_pat
 
 @pytest.mark.parametrize("blocks", [[0, 0, 3, 0], [1], [100_000], [2] * 50, [0, 1, 0]])
 @pytest.mark.parametrize("world", [1, 3, 7])
-def test_odd_shapes_of_data_give_every_row_once(tmp_path, blocks, world):
+def test_odd_shapes_of_data_give_every_row_once(tmp_path: Path, blocks: list[int], world: int) -> None:
     """Empty blocks, fewer rows than ranks, fewer rows than a batch, more ranks than lanes, one giant block."""
     with shards(numbered(blocks), world, tmp_path, lanes=2) as ranks:
         seen: Counter[int] = Counter()
         for rank in ranks:
-            weights: list[float] = []
+            weights: list[Any] = []
             rank._began = weights.append
             for batch in rank.iter_batches(batch_size=4096):
                 if weights[-1]:
@@ -153,7 +170,7 @@ def test_odd_shapes_of_data_give_every_row_once(tmp_path, blocks, world):
         assert seen == Counter(range(sum(blocks)))
 
 
-def test_the_state_is_small_plain_and_the_same_on_every_rank(tmp_path):
+def test_the_state_is_small_plain_and_the_same_on_every_rank(tmp_path: Path) -> None:
     with shards(numbered([1000] * 400, seed=2**53 - 1), 3, tmp_path) as ranks:
         iterators = [iter(rank.iter_batches(batch_size=64)) for rank in ranks]
         for iterator in iterators:
@@ -164,7 +181,7 @@ def test_the_state_is_small_plain_and_the_same_on_every_rank(tmp_path):
         assert json.loads(states[0])["position"] == 192
 
 
-def test_the_position_is_that_of_the_last_batch_handed_out(tmp_path):
+def test_the_position_is_that_of_the_last_batch_handed_out(tmp_path: Path) -> None:
     with shards(numbered([100]), 1, tmp_path) as [shard]:
         iterator = iter(shard.iter_batches(batch_size=10, prefetch_batches=5))
         assert shard.state_dict()["position"] == 0
@@ -176,25 +193,26 @@ def test_the_position_is_that_of_the_last_batch_handed_out(tmp_path):
 # --------------------------------------------------------------------------- epochs
 
 
-def test_each_iteration_is_a_new_epoch_in_a_new_order(tmp_path):
+def test_each_iteration_is_a_new_epoch_in_a_new_order(tmp_path: Path) -> None:
     with shards(numbered([64]), 1, tmp_path) as [shard]:
         loader = shard.iter_batches(batch_size=64)
         orders = []
         for epoch in range(3):
             assert shard.epoch == epoch
-            orders.append(tuple(ids(next(iter(loader)))))
-            assert shard.epoch == epoch + 1  # the iterator is gone: its epoch was given up
+            [batch] = loader
+            orders.append(tuple(ids(batch)))
+            assert shard.epoch == epoch + 1
         assert len(set(orders)) == 3
         assert all(sorted(order) == list(range(64)) for order in orders)
 
 
-def test_without_shuffling_every_epoch_is_in_the_order_of_the_files(tmp_path):
+def test_without_shuffling_every_epoch_is_in_the_order_of_the_files(tmp_path: Path) -> None:
     with shards(numbered([10, 20], shuffled=False), 1, tmp_path) as [shard]:
         for _ in range(2):
             assert [r for b in shard.iter_batches(batch_size=7) for r in ids(b)] == list(range(30))
 
 
-def test_a_live_iteration_is_resumed_and_a_finished_one_is_followed_by_the_next_epoch(tmp_path):
+def test_a_live_iteration_is_resumed_and_a_finished_one_is_followed_by_the_next_epoch(tmp_path: Path) -> None:
     plan = numbered([40])
     with shards(plan, 1, tmp_path) as [shard]:
         loader = shard.iter_batches(batch_size=10)
@@ -213,7 +231,7 @@ def test_a_live_iteration_is_resumed_and_a_finished_one_is_followed_by_the_next_
         assert shard.epoch == 1
 
 
-def test_a_position_at_the_last_batch_leaves_an_empty_rest(tmp_path):
+def test_a_position_at_the_last_batch_leaves_an_empty_rest(tmp_path: Path) -> None:
     """A loop that reports with its last batch goes on, after a restart, where it would have: behind that batch."""
     plan = numbered([20])
     with shards(plan, 1, tmp_path) as [shard]:
@@ -228,7 +246,7 @@ def test_a_position_at_the_last_batch_leaves_an_empty_rest(tmp_path):
         assert shard.epoch == 1
 
 
-def test_epochs_counts_from_where_the_shard_stands(tmp_path):
+def test_epochs_counts_from_where_the_shard_stands(tmp_path: Path) -> None:
     plan = numbered([30])
     with shards(plan, 1, tmp_path) as [shard]:
         seen = []
@@ -246,15 +264,16 @@ def test_epochs_counts_from_where_the_shard_stands(tmp_path):
         ]
 
 
-def test_epochs_goes_on_where_a_loop_reads_nothing(tmp_path):
+def test_epochs_goes_on_where_a_loop_reads_nothing(tmp_path: Path) -> None:
     with shards(numbered([30]), 1, tmp_path) as [shard]:
         assert list(shard.epochs(3)) == [0, 1, 2]
 
 
-def test_a_second_iteration_gives_the_first_one_up(tmp_path):
+def test_a_second_iteration_gives_the_first_one_up(tmp_path: Path) -> None:
     with shards(numbered([30]), 1, tmp_path) as [shard]:
         loader = shard.iter_batches(batch_size=10)
         first = iter(loader)
+        next(first)
         next(first)
         second = iter(loader)
         with pytest.raises(DataError, match="Another iteration over the dataset 'train' was begun"):
@@ -266,14 +285,14 @@ def test_a_second_iteration_gives_the_first_one_up(tmp_path):
 # --------------------------------------------------------------------------- tails, batches, splits
 
 
-def test_a_dropped_tail_is_left_out_on_every_rank(tmp_path):
+def test_a_dropped_tail_is_left_out_on_every_rank(tmp_path: Path) -> None:
     with shards(numbered([25]), 2, tmp_path) as ranks:
         loaders = [rank.iter_batches(batch_size=5, drop_last=True) for rank in ranks]
         assert [len(loader) for loader in loaders] == [2, 2]
         assert [[len(ids(b)) for b in loader] for loader in loaders] == [[5, 5], [5, 5]]
 
 
-def test_a_carried_tail_comes_with_the_next_epoch(tmp_path):
+def test_a_carried_tail_comes_with_the_next_epoch(tmp_path: Path) -> None:
     with shards(numbered([25]), 1, tmp_path) as [shard]:
         loader = shard.iter_batches(batch_size=10, tail="carry")
         epochs = [[ids(batch) for batch in loader] for _ in range(4)]
@@ -284,7 +303,7 @@ def test_a_carried_tail_comes_with_the_next_epoch(tmp_path):
     )
 
 
-def test_rows_that_are_carried_into_smaller_steps_are_those_of_their_own_epoch(tmp_path):
+def test_rows_that_are_carried_into_smaller_steps_are_those_of_their_own_epoch(tmp_path: Path) -> None:
     with shards(numbered([25] * 4), 1, tmp_path) as [shard]:
         first = [row for batch in shard.iter_batches(batch_size=60, tail="carry") for row in ids(batch)]
         state = shard.state_dict()
@@ -295,7 +314,7 @@ def test_rows_that_are_carried_into_smaller_steps_are_those_of_their_own_epoch(t
     assert sorted(second[40:]) == list(range(100))
 
 
-def test_rows_one_by_one_keep_the_position_of_each(tmp_path):
+def test_rows_one_by_one_keep_the_position_of_each(tmp_path: Path) -> None:
     plan = numbered([30])
     with shards(plan, 2, tmp_path) as ranks:
         iterators = [rank.iter_rows() for rank in ranks]
@@ -308,7 +327,7 @@ def test_rows_one_by_one_keep_the_position_of_each(tmp_path):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_an_error_is_not_the_end_of_an_epoch(tmp_path, prefetch):
+def test_an_error_is_not_the_end_of_an_epoch(tmp_path: Path, prefetch: int) -> None:
     plan = numbered([40])
     with shards(plan, 1, tmp_path) as [shard]:
         iterator = iter(shard.iter_batches(batch_size=10, prefetch_batches=prefetch))
@@ -323,33 +342,33 @@ def test_an_error_is_not_the_end_of_an_epoch(tmp_path, prefetch):
         assert shard.epoch == 0
 
 
-def _broken(work):
+def _broken(work: Any) -> Any:
     raise OSError("the disk is no longer there")
 
 
-def test_a_global_batch_stays_the_same_at_any_world_size(tmp_path):
+def test_a_global_batch_stays_the_same_at_any_world_size(tmp_path: Path) -> None:
     for world in (1, 2, 3, 4):
         with shards(numbered([96]), world, tmp_path) as ranks:
             sizes = [[len(ids(b)) for b in r.iter_batches(global_batch_size=32)] for r in ranks]
             assert [sum(step) for step in zip(*sizes, strict=True)] == [32, 32, 32]
 
 
-def test_data_that_is_not_split_comes_whole_to_every_rank(tmp_path):
+def test_data_that_is_not_split_comes_whole_to_every_rank(tmp_path: Path) -> None:
     with shards(numbered([20]), 3, tmp_path, split=False) as ranks:
         for rank in ranks:
             assert sorted(r for b in rank.iter_batches(batch_size=6) for r in ids(b)) == list(range(20))
 
 
-def test_weights_make_an_uneven_step_exact(tmp_path):
+def test_weights_make_an_uneven_step_exact(tmp_path: Path) -> None:
     with shards(numbered([10]), 3, tmp_path) as ranks:
-        weights: list[list[float]] = [[], [], []]
+        weights: list[list[Any]] = [[], [], []]
         for rank, mine in zip(ranks, weights, strict=True):
             rank._began = mine.append
             list(rank.iter_batches(global_batch_size=10))
         assert [mine[0] for mine in weights] == pytest.approx([0.9, 0.9, 1.2])
 
 
-def test_a_window_shuffles_within_itself(tmp_path):
+def test_a_window_shuffles_within_itself(tmp_path: Path) -> None:
     with shards(numbered([40], shuffled=False), 1, tmp_path) as [shard]:
         rows = [r for b in shard.iter_batches(batch_size=40, local_shuffle_buffer_size=10) for r in ids(b)]
     assert rows != list(range(40))
@@ -358,7 +377,7 @@ def test_a_window_shuffles_within_itself(tmp_path):
     ]
 
 
-def test_an_epoch_under_way_goes_on_in_the_order_it_was_begun_in(tmp_path):
+def test_an_epoch_under_way_goes_on_in_the_order_it_was_begun_in(tmp_path: Path) -> None:
     with shards(numbered([40], shuffled=False), 1, tmp_path) as [shard]:
         iterator = iter(shard.iter_batches(batch_size=8, local_shuffle_buffer_size=16))
         first = ids(next(iterator))
@@ -386,12 +405,12 @@ def test_an_epoch_under_way_goes_on_in_the_order_it_was_begun_in(tmp_path):
         ({"seed": -3}, "seed=-3"),
     ],
 )
-def test_bad_arguments_are_named(tmp_path, options, words):
+def test_bad_arguments_are_named(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with shards(numbered([10]), 2, tmp_path) as [shard, _], pytest.raises(DataError, match=words):
         shard.iter_batches(**options)
 
 
-def test_a_position_of_other_data_is_refused_and_says_how_to_go_on(tmp_path):
+def test_a_position_of_other_data_is_refused_and_says_how_to_go_on(tmp_path: Path) -> None:
     with shards(numbered([10]), 1, tmp_path) as [shard]:
         iterator = iter(shard.iter_batches(batch_size=2))
         next(iterator)
@@ -407,12 +426,12 @@ def test_a_position_of_other_data_is_refused_and_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("state", [{}, {"epoch": 1}, {"v": 9}, [1, 2]])
-def test_a_state_that_is_none_is_refused(tmp_path, state):
+def test_a_state_that_is_none_is_refused(tmp_path: Path, state: Any) -> None:
     with shards(numbered([10]), 1, tmp_path) as [shard], pytest.raises(DataError, match="state_dict"):
         shard.load_state_dict(state)
 
 
-def test_another_seed_in_mid_epoch_is_refused(tmp_path):
+def test_another_seed_in_mid_epoch_is_refused(tmp_path: Path) -> None:
     with shards(numbered([10]), 1, tmp_path) as [shard]:
         iterator = iter(shard.iter_batches(batch_size=2))
         next(iterator)
@@ -430,6 +449,6 @@ next(iterator)
 """
 
 
-def test_a_program_may_end_with_an_iteration_under_way():
+def test_a_program_may_end_with_an_iteration_under_way() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDS_IN_MID_EPOCH], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

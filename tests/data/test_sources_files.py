@@ -132,7 +132,7 @@ def test_no_files_is_said_with_what_was_looked_for_and_what_is_there(
 
 def test_a_file_that_is_meant_twice_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "1.csv")
-    with pytest.raises(DataError, match=r"1\.csv' is meant by several of the given paths.*union"):
+    with pytest.raises(DataError, match=r"1\.csv' is named by several of the given paths.*union"):
         names([tmp_path, tmp_path / "1.csv"])
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_path_is_refused(paths: object) -> None:
 
 
 def test_an_unknown_scheme_or_file_system_is_refused() -> None:
-    with pytest.raises(DataError, match=r"'hdfs' is none of the schemes.*filesystem="):
+    with pytest.raises(DataError, match=r"'hdfs' is not a supported scheme.*filesystem="):
         file_paths("hdfs://x/y", None)
     with pytest.raises(DataError, match="neither a pyarrow"):
         file_paths("x", None, filesystem=object())

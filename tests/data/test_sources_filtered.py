@@ -82,7 +82,12 @@ class _Watched(Source):
 
 
 def test_conditions_say_which_columns_they_need() -> None:
-    schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("s", pa.struct([("x", pa.int64())]))])
+    fields: list[tuple[str, pa.DataType]] = [
+        ("a", pa.int64()),
+        ("b", pa.string()),
+        ("s", pa.struct([("x", pa.int64())])),
+    ]
+    schema = pa.schema(fields)
     assert columns_of((pc.field("a") > 1) & pc.field("b").isin(["x"]), schema) == ("a", "b")
     assert columns_of(pc.field("s", "x") == 1, schema) == ("s",)
     assert columns_of(pc.scalar(True), schema) == ("a",)

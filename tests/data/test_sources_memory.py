@@ -103,7 +103,8 @@ def test_the_hash_of_a_table_does_not_depend_on_its_chunks(values: list[Any], da
     array = pa.array(values)
     cut = data.draw(st.integers(0, len(values)))
     whole = pa.table({"v": array})
-    parts = pa.table({"v": pa.chunked_array([array.slice(0, cut), array.slice(cut)], type=array.type)})
+    chunks: Any = pa.chunked_array([array.slice(0, cut), array.slice(cut)], type=array.type)
+    parts = pa.table({"v": chunks})
     assert content_hash(parts) == content_hash(whole)
     place = data.draw(st.integers(0, max(0, len(values) - 1)))
     if values and values[place] is not None:
@@ -191,8 +192,10 @@ def test_arrays_of_one_shape_are_tensors_and_others_lists() -> None:
     torch = pytest.importorskip("torch")
     table = table_of_items([{"t": torch.ones(2, 3), "n": np.arange(2)}] * 2)
     assert isinstance(table.schema.field("t").type, pa.FixedShapeTensorType)
-    assert table.column("t").chunk(0).to_numpy_ndarray().shape == (2, 2, 3)
-    assert table.column("n").chunk(0).to_numpy_ndarray().tolist() == [[0, 1], [0, 1]]
+    tensors: Any = table.column("t").chunk(0)
+    numbers: Any = table.column("n").chunk(0)
+    assert tensors.to_numpy_ndarray().shape == (2, 2, 3)
+    assert numbers.to_numpy_ndarray().tolist() == [[0, 1], [0, 1]]
     ragged = table_of_items([np.ones((1, 2), np.int8), None, np.zeros((3, 1), np.int8)])
     assert ragged.column("item").to_pylist() == [[[1, 1]], None, [[0], [0], [0]]]
     assert schema_of([np.ones(2), np.ones(2)])["item"].startswith("extension<arrow.fixed_shape_tensor")
@@ -390,7 +393,9 @@ def test_a_hugging_face_dataset_in_files_is_read_in_its_present_order(saved: Any
         again = cloudpickle.loads(cloudpickle.dumps(found))
         assert again._facts == found.inspect()
         assert everything(again, ["n"]) == [{"n": n} for n in expected]
-    assert json.loads(found.inspect().schema.field("image").metadata[IMAGES])["size"] is None
+    metadata = found.inspect().schema.field("image").metadata
+    assert metadata is not None
+    assert json.loads(metadata[IMAGES])["size"] is None
     assert found.name_row(0, 3) == "row 3"
 
 

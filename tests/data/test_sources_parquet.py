@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.s3_server import S3Server
 
-from powertrain.data.sources import parquet
+from powertrain.data.sources import object_files, parquet
 from powertrain.data.sources.base import IMAGES, Source
 from powertrain.data.sources.files import file_paths
 from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
@@ -116,7 +116,7 @@ def test_a_column_that_does_not_exist_is_named_with_those_that_it_may_be(tmp_pat
                 wrong.inspect()
                 wrong.select(["features"])
             wrong.inspect()
-    with pytest.raises(DataError, match="asked for twice"):
+    with pytest.raises(DataError, match="selected twice"):
         source(tmp_path, ["label", "label"]).inspect()
 
 
@@ -291,7 +291,8 @@ def test_tensors_stay_tensors(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     table = pa.table({"t": pa.FixedShapeTensorArray.from_numpy_ndarray(values)})
     (batch,) = source(write(tmp_path / "x.parquet", table)).read(0)
-    assert (batch.column(0).to_numpy_ndarray() == values).all()
+    tensors: Any = batch.column(0)
+    assert (tensors.to_numpy_ndarray() == values).all()
 
 
 def test_images_of_hugging_face_are_their_bytes_and_marked(tmp_path: Path) -> None:
@@ -309,6 +310,7 @@ def test_images_of_hugging_face_are_their_bytes_and_marked(tmp_path: Path) -> No
     found = source(write(tmp_path / "x.parquet", table))
     field = found.inspect().schema.field("image")
     assert field.type == pa.binary()
+    assert field.metadata is not None
     assert json.loads(field.metadata[IMAGES]) == {"size": None, "mode": None}
     (batch,) = found.read(0)
     assert batch.schema.equals(found.inspect().schema, check_metadata=True)
@@ -351,8 +353,8 @@ def test_a_bucket_is_read_row_group_by_row_group(
     found = cloudpickle.loads(cloudpickle.dumps(_inspected(source(s3.uri(top)))))
     assert [row["n"] for row in everything(found)] == [*range(1000), *range(1000)]
     assert everything(found, ["k"])[1000] == {"k": "2"}
-    fetched = []
-    whole = parquet.open_object
+    fetched: list[Any] = []
+    whole = object_files.open_object
     monkeypatch.setattr(parquet, "open_object", lambda *a: _spied(whole(*a), fetched))
     assert next(found.read(1, ["n"])).num_rows == 250
     assert len(fetched) == 1, "one request for one column of one row group"
@@ -383,7 +385,8 @@ def test_tensors_that_ray_data_wrote_have_their_shape(tmp_path: Path, name: str)
     found = source(tmp_path)
     assert found.inspect().schema.field("x").type == pa.fixed_shape_tensor(pa.float32(), [2, 2])
     [batch] = found.read(0)
-    assert batch.column("x").to_numpy_ndarray().tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    tensors: Any = batch.column("x")
+    assert tensors.to_numpy_ndarray().tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
 
 
 def test_tensors_of_different_shapes_are_refused_with_both_files(tmp_path: Path) -> None:

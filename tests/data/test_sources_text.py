@@ -69,7 +69,7 @@ def test_csv_is_cut_between_records_wherever_the_cut_falls(
     text = io.StringIO(newline="")
     # Python's writer does not quote a carriage return where lines end in newlines.
     all_quoted = all_quoted or any("\r" in field for row in rows for field in row)
-    quoting = python_csv.QUOTE_ALL if all_quoted else python_csv.QUOTE_MINIMAL
+    quoting: Any = python_csv.QUOTE_ALL if all_quoted else python_csv.QUOTE_MINIMAL
     python_csv.writer(text, lineterminator=line_end, quoting=quoting).writerows(rows)
     data = text.getvalue().encode()
     found = list(pieces(io.BytesIO(data), cut, Dialect().last_end))
@@ -150,9 +150,13 @@ def test_blocks_of_a_csv_file_agree_on_the_types(tmp_path: Path) -> None:
     found = csv_source(path, block_bytes=100)
     facts = found.inspect()
     assert len(facts.blocks) > 4
-    assert facts.schema == pa.schema(
-        [("a", pa.int64()), ("b", pa.float64()), ("c", pa.string()), ("d", pa.string())]
-    )
+    fields: list[tuple[str, pa.DataType]] = [
+        ("a", pa.int64()),
+        ("b", pa.float64()),
+        ("c", pa.string()),
+        ("d", pa.string()),
+    ]
+    assert facts.schema == pa.schema(fields)
     rows = everything(found)
     assert [row["a"] for row in rows] == list(range(51))
     assert rows[0] == {"a": 0, "b": 0.0, "c": "", "d": "True"}

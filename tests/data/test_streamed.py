@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.fed import FakeIterator, Opened, numbers
 from tests.ray_nodes import RayNodes
 
 from powertrain.data import streamed
@@ -25,69 +25,6 @@ from powertrain.data.rows import Rows
 from powertrain.data.streamed import StreamedShard, cut_rows
 from powertrain.engine.ray_feed import Feed, end, iterators_of
 from powertrain.errors import DataError
-
-Opened = Callable[..., StreamedShard]
-
-
-class FakeIterator:
-    """What a ``ray.data.DataIterator`` is to a feed. ``parts`` is how many share its epochs; None for an own one."""
-
-    def __init__(self, *tables: pa.Table | Exception, parts: int | None = None) -> None:
-        self._tables = tables
-        self.epochs = self.fetched = self.closed = self.told = 0
-        self.over = threading.Event()
-        if parts is not None:
-            self.world_size = lambda: parts
-
-    def iter_batches(self, **options: Any) -> Iterator[pa.Table]:
-        assert options["batch_format"] == "pyarrow"
-        assert options["batch_size"] is None
-        self.epochs += 1
-        try:
-            for table in self._tables:
-                if isinstance(table, Exception):
-                    raise table
-                self.fetched += 1
-                yield table
-        finally:
-            self.closed += 1
-            self.over.set()
-
-    def schema(self) -> Any:
-        table = self._tables[0]
-        if isinstance(table, Exception):
-            raise table
-        return table.schema
-
-    def _on_iteration_end(self, executor: None) -> None:
-        self.told += 1
-
-
-def numbers(*sizes: int) -> list[pa.Table]:
-    """Tables of these sizes, with the column "id" counted over all of them."""
-    ends = np.cumsum([0, *sizes])
-    return [pa.table({"id": np.arange(start, end)}) for start, end in itertools.pairwise(ends)]
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Gives the shard of a rank that is fed by an iterator."""
-    feeds: list[Feed] = []
-    shards: list[StreamedShard] = []
-
-    def open_shard(iterator: Any, **options: Any) -> StreamedShard:
-        path = str(tmp_path / f"{len(feeds)}.sock")
-        feeds.append(Feed(iterator, path))
-        shards.append(StreamedShard("train", path, **options))
-        return shards[-1]
-
-    yield open_shard
-    for shard in shards:
-        shard.close()
-    for feed in feeds:
-        feed.close()
-        feed.close()
-    assert list(tmp_path.glob("*.sock")) == []
 
 
 def ids(batches: Any) -> list[list[int]]:
@@ -253,7 +190,7 @@ def test_each_batch_is_told_of_before_it_is_handed_out(opened: Opened) -> None:
 
 
 def test_leaving_an_epoch_ends_rays_part_of_it_and_the_next_can_begin(opened: Opened) -> None:
-    iterator = FakeIterator(*[pa.table({"x": np.zeros(2**20)})] * 50)
+    iterator = FakeIterator(*[pa.table({"x": pa.array(np.zeros(2**20))})] * 50)
     shard = opened(iterator)
     for _ in shard.iter_batches(batch_size=10):
         break
@@ -264,7 +201,7 @@ def test_leaving_an_epoch_ends_rays_part_of_it_and_the_next_can_begin(opened: Op
 
 
 def test_a_part_of_a_shared_epoch_is_drained_so_that_the_others_can_go_on(opened: Opened) -> None:
-    iterator = FakeIterator(*[pa.table({"x": np.zeros(2**20)})] * 20, parts=2)
+    iterator = FakeIterator(*[pa.table({"x": pa.array(np.zeros(2**20))})] * 20, parts=2)
     shard = opened(iterator)
     next(iter(shard.iter_batches(batch_size=10)))
     shard.close()
@@ -283,7 +220,7 @@ def test_a_second_loop_ends_the_first(opened: Opened) -> None:
 
 
 def test_memory_is_bounded_because_the_feed_waits_for_the_rank(opened: Opened) -> None:
-    iterator = FakeIterator(*[pa.table({"x": np.zeros(2**20)})] * 50)
+    iterator = FakeIterator(*[pa.table({"x": pa.array(np.zeros(2**20))})] * 50)
     epoch = iter(opened(iterator).iter_batches(batch_size=2**20))
     ahead = []
     for count in range(1, 41):
@@ -347,7 +284,7 @@ def test_python_objects_of_ray_are_refused_by_name(opened: Opened) -> None:
 
 def test_a_feed_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "feed.sock")
-    feed = Feed(FakeIterator(*[pa.table({"x": np.zeros(2**20)})] * 50), path)
+    feed = Feed(FakeIterator(*[pa.table({"x": pa.array(np.zeros(2**20))})] * 50), path)
     epoch = iter(StreamedShard("train", path).iter_batches(batch_size=2**20))
     next(epoch)
     feed.close()
@@ -446,7 +383,7 @@ def test_a_rank_that_leaves_early_holds_nobody_up(slots: Callable[[Any], list[st
     paths = slots(wide)
 
     def work(rank: int, shard: StreamedShard) -> list[int]:
-        counts = []
+        counts: list[int] = []
         for _ in range(2):
             count = 0
             for batch in shard.iter_batches(batch_size=2):

@@ -15,7 +15,7 @@ from powertrain.data.tables import as_type, conformed, first_rows, pieces_by_byt
 from powertrain.errors import DataError
 
 
-def column(array: pa.Array) -> Any:
+def column(array: pa.Array[Any]) -> Any:
     return pa.chunked_array([array])
 
 
@@ -56,9 +56,9 @@ def test_marks_of_a_column_stay_where_both_have_them() -> None:
 @given(st.integers(0, 4), st.lists(st.integers(0, 3), min_size=2, max_size=3))
 def test_tensors_become_nested_lists_and_back(rows: int, shape: list[int]) -> None:
     values = np.arange(rows * int(np.prod(shape))).reshape(rows, *shape)
-    kind = pa.fixed_shape_tensor(pa.int64(), shape)
-    flat = pa.array(values.reshape(-1))
-    storage = pa.FixedSizeListArray.from_arrays(flat, type=kind.storage_type) if values.size else None
+    kind: Any = pa.fixed_shape_tensor(pa.int64(), shape)
+    flat: Any = pa.array(values.reshape(-1))
+    storage: Any = pa.FixedSizeListArray.from_arrays(flat, type=kind.storage_type) if values.size else None
     if storage is None:
         storage = (
             pa.array([[]] * rows, kind.storage_type)
@@ -66,7 +66,7 @@ def test_tensors_become_nested_lists_and_back(rows: int, shape: list[int]) -> No
             else pa.array([], kind.storage_type)
         )
     array = column(pa.ExtensionArray.from_storage(kind, storage))
-    nested = pa.int64()
+    nested: Any = pa.int64()
     for _ in shape:
         nested = pa.list_(nested)
     lists = as_type(array, nested)
@@ -98,7 +98,7 @@ def test_values_that_do_not_fit_are_refused_with_advice() -> None:
 def some_tables(draw: st.DrawFn) -> list[pa.Table]:
     counts = draw(st.lists(st.integers(1, 7), max_size=6))
     ends = np.cumsum([0, *counts])
-    return [pa.table({"id": np.arange(low, high)}) for low, high in itertools.pairwise(ends)]
+    return [pa.table({"id": pa.array(np.arange(low, high))}) for low, high in itertools.pairwise(ends)]
 
 
 def ids(tables: Any) -> list[int]:

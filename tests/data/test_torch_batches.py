@@ -26,9 +26,9 @@ def conversion(**asked: Any) -> TorchConversion:
     ("asked", "words"),
     [
         ({"device": "cuda:99"}, "device='cuda:99' cannot be used in this process: "),
-        ({"device": "nowhere"}, "device='nowhere' is no device of torch"),
-        ({"dtypes": "flot32"}, "dtypes='flot32' is no type of tensors"),
-        ({"dtypes": {"x": int}}, r"dtypes\['x'\]=<class 'int'> is no type of tensors"),
+        ({"device": "nowhere"}, "device='nowhere' is not a device of torch"),
+        ({"dtypes": "flot32"}, "dtypes='flot32' is not a tensor dtype"),
+        ({"dtypes": {"x": int}}, r"dtypes\['x'\]=<class 'int'> is not a tensor dtype"),
         ({"collate_fn": 3}, "collate_fn=3 cannot be called"),
         ({"collate_fn": list, "dtypes": torch.int8}, "so dtypes would do nothing"),
     ],

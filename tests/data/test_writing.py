@@ -95,7 +95,8 @@ def test_tensors_are_written_as_tensors(tmp_path: Path) -> None:
     )
     found = read(tmp_path)
     assert found.schema.field("image").type == pa.fixed_shape_tensor(pa.uint8(), (2, 3, 4))
-    assert found.column("image").chunk(0).to_numpy_ndarray()[1].tolist() == np.ones((2, 3, 4)).tolist()
+    images: Any = found.column("image").chunk(0)
+    assert images.to_numpy_ndarray()[1].tolist() == np.ones((2, 3, 4)).tolist()
 
 
 def test_types_that_do_not_fit_are_refused_and_nothing_is_left(

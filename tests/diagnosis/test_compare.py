@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diagnosis import synthetic
+from tests.support.examples import scaled
 
 from powertrain.diagnosis.compare import (
     EXIT_CODES,
@@ -20,10 +21,11 @@ from powertrain.diagnosis.compare import (
     compare,
     render_comparison,
 )
+from powertrain.diagnosis.steps import Steps
 from powertrain.trace import phases
 
 
-def slower(seed: int, factor: float, **options: object) -> synthetic.Steps:
+def slower(seed: int, factor: float, **options: object) -> Steps:
     return synthetic.scaled(synthetic.run(seed, **options), factor)  # type: ignore[arg-type]
 
 
@@ -107,13 +109,13 @@ def test_another_number_of_ranks_is_said() -> None:
 SWAPPED = {"better": "worse", "worse": "better", "same": "same", "unknown": "unknown"}
 
 
-def steady(factor: float) -> synthetic.Steps:
+def steady(factor: float) -> Steps:
     """A run whose steps are all alike: its draws lie exactly where its medians do."""
     return synthetic.scaled(synthetic.run(0, noise=synthetic.Noise(jitter=0.0, hiccups=0.0)), factor)
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> synthetic.Steps:
+def runs(draw: st.DrawFn) -> Steps:
     """Faults about as large as the difference that does not count, steady runs exactly beside it, other batches."""
     factor = draw(st.sampled_from([1.0, 1 / (1 + TOLERANCE), 1 + TOLERANCE, 1.05, 1.5, 3.0]))
     if draw(st.booleans()):
@@ -136,10 +138,8 @@ def swapped(change: PhaseChange) -> PhaseChange:
 
 
 @given(runs(), runs())
-@settings(max_examples=60)
-def test_swapped_runs_get_swapped_words_in_all_and_in_every_phase(
-    a: synthetic.Steps, b: synthetic.Steps
-) -> None:
+@settings(max_examples=scaled(60))
+def test_swapped_runs_get_swapped_words_in_all_and_in_every_phase(a: Steps, b: Steps) -> None:
     there, back = compare(a, b), compare(b, a)
     assert back.verdict == SWAPPED[there.verdict]
     assert (back.by, back.per, back.confidence) == (there.by, there.per, there.confidence)
@@ -180,7 +180,7 @@ def test_ci_can_tell_the_verdicts_by_exit_codes_of_their_own() -> None:
     st.sampled_from(["phases", "samples", "start", "device"]),
     st.floats(0, 1),
 )
-@settings(max_examples=15)
+@settings(max_examples=scaled(15))
 def test_no_number_makes_it_raise(value: float, column: str, part: float) -> None:
     steps = synthetic.run(0, steps=60)
     values = getattr(steps, column).astype(float).copy()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.diagnosis import run_directory, synthetic
 
-from powertrain.diagnosis import live
+from powertrain.diagnosis import live, recorded
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.live import Live, news, until_next
 from powertrain.diagnosis.summary import Report
@@ -27,7 +27,9 @@ def finding(kind: str, *ranks: int) -> Finding:
 def test_a_finding_is_said_once_and_its_end_too() -> None:
     late = Report(findings=(finding("input_straggler", 1),), steps=100, step_seconds=0.01)
     lines, told = news(late, set())
-    assert lines == ["input_straggler: It is input_straggler. Do: Mend it. (100 steps, 10.0 ms each)"]
+    assert lines == [
+        "input_straggler: It is input_straggler. Do: Mend it. (100 steps, 10.0 ms each on average)"
+    ]
     assert news(late, told)[0] == []
     other = Report(findings=(finding("input_straggler", 2),))
     assert news(other, told)[0] == [
@@ -90,7 +92,7 @@ def look(
         clock[0] += took
         return next(coming)()
 
-    monkeypatch.setattr(live.recorded, "report_of", report_of)
+    monkeypatch.setattr(recorded, "report_of", report_of)
     monkeypatch.setattr(live, "monotonic", lambda: clock[0])
     watcher = Live(open_storage("/nowhere"), "run", tell, every=10.0)
     turns = Turns(len(reports))

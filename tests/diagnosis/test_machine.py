@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
+from tests.support.examples import scaled
 
 from powertrain.diagnosis import machine
 from powertrain.diagnosis.samples import Samples
@@ -20,7 +22,7 @@ STEPS = synthetic.run(0)
 NO_STEPS = synthetic.run(0, steps=0)
 
 
-def gpu(rank: int = 0, count: int = 50, host: str = "host-a", **fields: object) -> Samples:
+def gpu(rank: int = 0, count: int = 50, host: str = "host-a", **fields: Any) -> Samples:
     return looks(rank, count, host, **{"gpu_memory_total": 80_000.0, "gpu_busy": 0.95, **fields})
 
 
@@ -171,7 +173,7 @@ def test_cores_that_a_virtual_machine_does_not_get_are_told_with_how_many_and_wh
 
 
 @given(st.permutations(range(3)))
-@settings(max_examples=6)
+@settings(max_examples=scaled(6))
 def test_permuting_ranks_permutes_findings(order: list[int]) -> None:
     tables = [gpu(0), gpu(1, gpu_busy=0.1), gpu(2, throttle=THERMAL)]
     moved = {place: replace(tables[rank], rank=place) for place, rank in enumerate(order)}
@@ -186,7 +188,7 @@ _anything = st.one_of(st.floats(width=32), st.just(float("nan")), st.just(0.0))
 
 
 @given(st.integers(0, 15), st.lists(_anything, min_size=8, max_size=8), st.integers(0, 7))
-@settings(max_examples=80)
+@settings(max_examples=scaled(80))
 def test_no_number_and_no_length_makes_it_raise(count: int, values: list[float], bits: int) -> None:
     names = (
         "gpu_busy",
@@ -198,7 +200,7 @@ def test_no_number_and_no_length_makes_it_raise(count: int, values: list[float],
         "gpu_temperature",
         "stolen",
     )
-    fields = dict(zip(names, values, strict=True))
+    fields: dict[str, Any] = dict(zip(names, values, strict=True))
     tables = by_rank(*(looks(rank, count, throttle=bits, **fields) for rank in range(2)))
     machine.find(STEPS, tables)
     machine.find(NO_STEPS, tables)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
+from tests.support.examples import scaled
 
 from powertrain.diagnosis import memory
 from powertrain.diagnosis.finding import Finding
@@ -113,7 +115,7 @@ def test_a_mebibyte_a_step_in_noise_of_five_is_found_with_its_slope(seed: int) -
 @given(
     slope=st.floats(0.5, 50), noise=st.floats(0, 2), start=st.floats(100, 1000), count=st.integers(150, 400)
 )
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 def test_any_clear_leak_is_found(slope: float, noise: float, start: float, count: int) -> None:
     random = np.random.default_rng(0)
     trend = steady_growth(
@@ -180,7 +182,7 @@ def test_growth_too_small_to_matter_is_no_finding() -> None:
 
 def test_tensors_kept_from_every_step_are_device_memory_creep() -> None:
     grows = np.stack([np.full(200, 300.0), 300 + 2.0 * np.arange(200)], axis=1)
-    device = {"gpu_memory": 10_000.0, "gpu_memory_total": 80_000.0}
+    device: dict[str, Any] = {"gpu_memory": 10_000.0, "gpu_memory_total": 80_000.0}
     found = memory.find(steps_with(grows), by_rank(looks(0, **device), looks(1, **device)))
     finding = only(found, "device_memory_creep")
     assert finding.ranks == (1,)
@@ -260,7 +262,7 @@ def test_imbalance_of_host_memory_counts_only_without_a_device() -> None:
 
 
 @given(st.permutations(range(4)))
-@settings(max_examples=20)
+@settings(max_examples=scaled(20))
 def test_permuting_ranks_permutes_findings(order: list[int]) -> None:
     creep = np.stack([500 + 1.5 * (rank == 3) * np.arange(120) for rank in range(4)], axis=1)
     peaks = np.stack([np.full(120, 900.0 + 400 * (rank == 1)) for rank in range(4)], axis=1)
@@ -279,9 +281,9 @@ _anything = st.one_of(st.floats(width=32), st.just(float("nan")), st.just(0.0))
 
 
 @given(st.integers(0, 45), st.lists(_anything, min_size=6, max_size=6), st.integers(1, 3))
-@settings(max_examples=80)
+@settings(max_examples=scaled(80))
 def test_no_number_and_no_length_makes_it_raise(count: int, values: list[float], ranks: int) -> None:
-    fields = dict(
+    fields: dict[str, Any] = dict(
         zip(("rss", "ram_used", "ram_total", "gpu_memory", "gpu_memory_total", "cpu"), values, strict=True)
     )
     tables = by_rank(*(looks(rank, count, **fields) for rank in range(ranks)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
+from tests.support.examples import scaled
 
-from powertrain.diagnosis import report as report_module
+from powertrain.diagnosis import memory, stragglers
 from powertrain.diagnosis.card import LINES
 from powertrain.diagnosis.finding import SEVERITIES, Finding
 from powertrain.diagnosis.report import diagnose, from_json, render, to_json
@@ -250,7 +252,7 @@ def test_a_finder_that_fails_costs_only_its_findings(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> list[Finding]:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(report_module.stragglers, "find", fail)
+    monkeypatch.setattr(stragglers, "find", fail)
     report = diagnose(synthetic.run(0, synthetic.bound(phases.INPUT, 0.05)))
     assert [one.kind for one in report.findings if one.severity != "info"] == ["input_bound"]
     assert "late ranks could not be looked for (ZeroDivisionError: by nothing)" in report.notes[0]
@@ -259,7 +261,7 @@ def test_a_finder_that_fails_costs_only_its_findings(monkeypatch: pytest.MonkeyP
 
 def test_nan_everywhere_does_not_raise() -> None:
     steps = synthetic.run(0)
-    nothing = np.full_like(steps.start, np.nan)
+    nothing: Any = np.full_like(steps.start, np.nan)
     for column in ("start", "memory", "peak_memory", "fetch", "samples", "tokens"):
         steps = replace(steps, **{column: nothing})
     broken = replace(steps, phases=np.full_like(steps.phases, np.nan))
@@ -294,7 +296,7 @@ def test_numbers_of_numpy_and_what_is_no_number_survive_json(monkeypatch: pytest
         cost=np.float64(0.5),
         evidence={"a": np.float32(2), "b": np.nan, "c": (np.int64(3), None), "d": {"e": np.arange(2)}},
     )
-    monkeypatch.setattr(report_module.memory, "find", lambda *_: [odd])
+    monkeypatch.setattr(memory, "find", lambda *_: [odd])
     report = diagnose(synthetic.run(0))
     (finding,) = (one for one in from_json(to_json(report)).findings if one.kind == "input_bound")
     assert finding.evidence == {"a": 2.0, "b": None, "c": [3, None], "d": {"e": [0, 1]}}
@@ -356,7 +358,7 @@ _reports = st.builds(
 
 
 @given(_reports, st.integers(20, 160))
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 def test_a_card_is_never_longer_than_it_may_be(report: Report, width: int) -> None:
     full = msgspec.structs.replace(
         report, phases=_SOME.phases, ranks=_SOME.ranks, step_seconds=_SOME.step_seconds
@@ -364,7 +366,7 @@ def test_a_card_is_never_longer_than_it_may_be(report: Report, width: int) -> No
     for one in (report, full):
         lines = render(one, width).splitlines()
         assert len(lines) <= LINES
-        said = sum(line.lstrip("! ").partition(": ")[0] in _KINDS for line in lines)
+        said = sum(line.lstrip("! ").partition(":")[0] in _KINDS for line in lines)
         if one.findings and said < len(one.findings):
             assert any("more in final_summary.json" in line for line in lines)
 

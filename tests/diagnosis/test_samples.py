@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,9 @@ def test_a_packed_sample_is_a_row_of_the_table() -> None:
 
 
 @given(st.lists(st.integers(0, 30)), st.randoms())
-def test_looks_come_out_in_order_and_once_whatever_the_order_they_came_in(times: list[int], random) -> None:
+def test_looks_come_out_in_order_and_once_whatever_the_order_they_came_in(
+    times: list[int], random: Random
+) -> None:
     random.shuffle(times)
     table = np.zeros(len(times), SAMPLE)
     table["time"] = times

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diagnosis import synthetic
 from tests.diagnosis.synthetic import HEAVY, QUIET, Fault, bound, by_turns, every, first_batch
+from tests.support.examples import scaled
 
 from powertrain.diagnosis import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
@@ -244,7 +245,7 @@ def test_short_runs_are_incomplete_and_nothing_else(count: int, ranks: int) -> N
     assert [one.kind for one in everything(steps)] == ["incomplete"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(
     st.sampled_from([fault for fault, _, _ in FAULTS.values()]),
     st.integers(0, 10_000),
@@ -262,7 +263,7 @@ def test_a_machine_that_is_slower_throughout_has_the_same_findings(
     assert before == after
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(
     st.integers(0, 60),
     st.integers(0, 3),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diagnosis import synthetic
 from tests.diagnosis.synthetic import HEAVY, QUIET, by_turns, late, slow_host
+from tests.support.examples import scaled
 
 from powertrain.diagnosis import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
@@ -172,7 +173,7 @@ def test_one_rank_holds_nobody_up() -> None:
     assert stragglers.find(synthetic.run(1, late(0, phases.FORWARD, FAULT), ranks=1)) == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(
     st.sampled_from(PHASES),
     st.permutations(range(4)),

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 from powertrain.engine.base import SlotShape
 from powertrain.engine.cluster import Node, capacity, demand, fitting, selector, why_never, why_waiting
@@ -162,7 +163,7 @@ def scenes(draw: st.DrawFn, selectors: int = 1, holding: bool = True) -> Scene:
 
 
 @given(scenes(holding=False), st.integers(0, 4))
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 def test_as_many_new_workers_fit_as_can_be_placed_one_by_one(scene: Scene, count: int) -> None:
     assert fitting(scene.nodes, scene.shape, count) == most_placed(scene, count, {})
 
@@ -173,7 +174,7 @@ def test_as_many_fit_when_each_worker_has_labels_of_its_own(scene: Scene, count:
 
 
 @given(scenes())
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 def test_capacity_is_what_is_held_and_what_can_be_placed_beside_it(scene: Scene) -> None:
     held = sum(scene.held.values())
     found = capacity(scene.nodes, scene.shape, scene.held)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import threading
 
 import pytest
 
-ASK = "from powertrain.engine.local import why_fork_is_unsafe; print('ANSWER', why_fork_is_unsafe())"
+from powertrain.engine import forking
+
+ASK = "from powertrain.engine.forking import why_fork_is_unsafe; print('ANSWER', why_fork_is_unsafe())"
 
 #: Both cores at work, however few there are.
 MATMUL = "import torch; torch.set_num_threads(2); torch.ones(512, 512) @ torch.ones(512, 512); "
@@ -40,6 +43,40 @@ def test_it_is_unsafe_after_a_matmul_on_several_threads() -> None:
 
 def test_it_is_unsafe_with_a_second_python_thread() -> None:
     assert "more than one Python thread" in answer(THREAD + ASK)
+
+
+def test_it_is_safe_with_a_waiting_thread_of_powertrain() -> None:
+    ours = THREAD.replace("threading.Thread(", "ServiceThread(")
+    assert answer(f"from powertrain.engine.forking import ServiceThread; {ours} {ASK}") == ""
+
+
+def test_a_fork_waits_until_no_thread_of_powertrain_is_at_work() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    seen = []
+
+    def work() -> None:
+        with forking.working():
+            begun.set()
+            may_end.wait(10)
+            seen.append("worked")
+
+    thread = forking.ServiceThread(target=work)
+    thread.start()
+    begun.wait(10)
+    threading.Timer(0.05, may_end.set).start()
+    with forking.quiet() as trouble:
+        assert (trouble, seen) == ("", ["worked"])
+    thread.join()
+
+
+def test_a_thread_of_powertrain_that_goes_on_working_makes_a_fork_unsafe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forking, "_QUIET_WITHIN_S", 0.01)
+    with forking.working(), forking.quiet() as trouble:
+        assert trouble == "a thread of Powertrain is at work"
+    with forking.quiet() as trouble:
+        assert trouble == ""
 
 
 def test_it_is_unsafe_from_another_thread_than_the_main_one() -> None:

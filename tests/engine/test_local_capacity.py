@@ -10,6 +10,7 @@ import pytest
 from powertrain.engine import ledger, local, resources
 from powertrain.engine.base import Capacity, Granted, SlotShape, Started, Waiting
 from powertrain.engine.local import LocalEngine, warm_up
+from powertrain.storage.files import private_roots
 from powertrain.testing.engine_contract import Stage, program
 
 TWO_CPUS = SlotShape(cpus=2, explicit=True)
@@ -28,7 +29,7 @@ def make_stage() -> Iterator[MakeStage]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "detect", lambda custom=None: MACHINE)
-        patch.setattr(local, "_ledger", ledger.Ledger(local.runtime_root))
+        patch.setattr(local, "_ledger", ledger.Ledger(private_roots.runtime_root))
         yield make
         for engine in engines:
             engine.close()
@@ -38,14 +39,14 @@ def capacities(stage: Stage) -> list[int]:
     return [event.count for event in stage.all_of(Capacity)]
 
 
-def test_workers_without_named_resources_have_room_without_end_and_hold_nothing(
+def test_workers_without_named_resources_have_room_on_each_core_and_hold_nothing(
     make_stage: MakeStage,
 ) -> None:
     one, other = make_stage("one"), make_stage("other")
     other.slots(64)
     one.engine.watch_capacity(SlotShape())
-    assert capacities(one) == [resources.BOUNDLESS]
-    assert not (local.runtime_root() / "claims").exists()
+    assert capacities(one) == [MACHINE.cpus]
+    assert not (private_roots.runtime_root() / "claims").exists()
     assert "powertrain-capacity" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -103,7 +104,7 @@ def test_a_closed_engine_holds_and_waits_for_nothing(make_stage: MakeStage) -> N
     third.wait_for(Granted)
     assert not other.all_of(Granted)
     third.engine.close()
-    assert not (local.runtime_root() / "claims").exists()
+    assert not (private_roots.runtime_root() / "claims").exists()
 
 
 def test_what_is_granted_to_an_engine_that_is_closing_is_given_back(make_stage: MakeStage) -> None:

@@ -10,6 +10,7 @@ import pytest
 from powertrain.engine import ledger, local, resources
 from powertrain.engine.base import Engine, SlotShape
 from powertrain.engine.local import LocalEngine, warm_up
+from powertrain.storage.files import private_roots
 from powertrain.testing.engine_contract import ProcessContract, Stage
 
 ONE_GPU = SlotShape(gpus=1.0)
@@ -20,7 +21,7 @@ class TestLocalEngine(ProcessContract):
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         machine = replace(resources.detect(), gpus=("Made-up GPU",), visible=("0",), uuids=())
         monkeypatch.setattr(resources, "detect", lambda custom=None: machine)
-        monkeypatch.setattr(local, "_ledger", ledger.Ledger(local.runtime_root))
+        monkeypatch.setattr(local, "_ledger", ledger.Ledger(private_roots.runtime_root))
         engine, self.other_run = LocalEngine(warm_up()), LocalEngine(warm_up())
         yield engine
         engine.close()

@@ -10,6 +10,7 @@ import pytest
 from powertrain.engine import ledger, local, resources
 from powertrain.engine.base import EngineEvent, Granted, SlotShape, Started
 from powertrain.engine.local import LocalEngine, warm_up
+from powertrain.storage.files import private_roots
 from powertrain.testing.engine_contract import Stage, is_running, program
 
 ONE_GPU = SlotShape(gpus=1.0)
@@ -20,7 +21,7 @@ def stage() -> Iterator[Stage]:
     machine = replace(resources.detect(), gpus=("Made-up GPU",) * 2, visible=("0", "1"), uuids=())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "detect", lambda custom=None: machine)
-        patch.setattr(local, "_ledger", ledger.Ledger(local.runtime_root))
+        patch.setattr(local, "_ledger", ledger.Ledger(private_roots.runtime_root))
         engine = LocalEngine(warm_up())
         yield Stage(engine)
         engine.close()

@@ -10,6 +10,7 @@ import pytest
 
 from powertrain.engine import locks
 from powertrain.errors import EngineError
+from powertrain.storage.files.private_roots import make_private
 
 
 def test_a_directory_that_is_removed_while_its_lock_is_waited_for_is_made_anew(
@@ -31,7 +32,7 @@ def test_a_directory_that_is_removed_while_its_lock_is_waited_for_is_made_anew(
 
 def test_a_directory_that_can_never_be_made_is_refused_in_words() -> None:
     with pytest.raises(EngineError, match=r"/proc/nothing.*cannot be used.*Set XDG_RUNTIME_DIR"):
-        locks.make_private_directory(Path("/proc/nothing"))
+        make_private(Path("/proc/nothing"))
 
 
 def test_a_lock_is_refused_while_another_open_file_has_it(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 from powertrain import wire
 from powertrain.engine import node
@@ -683,7 +684,7 @@ def test_of_a_directory_with_too_much_in_it_only_its_own_modules_are_shipped(
     assert names_in(node.pack_modules(str(tmp_path))) == {"train.py", "model.py"}
 
 
-@settings(max_examples=20)
+@settings(max_examples=scaled(20))
 @given(
     st.dictionaries(st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8})?\.py", fullmatch=True), st.binary(max_size=50))
 )

@@ -24,7 +24,7 @@ import ray
 from powertrain.engine.ray_autoscaler import autoscales
 
 def until(holds):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.2)
     return holds()

@@ -75,7 +75,7 @@ def test_an_address_where_nobody_answers_is_one_error() -> None:
     with (
         unused_port() as port,
         pytest.raises(
-            EngineError, match=rf"at 'localhost:{port}': nobody answers there \(Connection refused\)\. "
+            EngineError, match=rf"at 'localhost:{port}': no process answers there \(Connection refused\)\. "
         ),
     ):
         ray_client.connect(f"localhost:{port}")
@@ -94,7 +94,9 @@ def test_an_address_of_the_environment_is_named_as_such(without_ray: pytest.Monk
     with unused_port() as port:
         without_ray.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         for address in (None, "auto"):
-            with pytest.raises(EngineError, match=rf"RAY_ADDRESS='127.0.0.1:{port}': nobody answers there"):
+            with pytest.raises(
+                EngineError, match=rf"RAY_ADDRESS='127.0.0.1:{port}': no process answers there"
+            ):
                 ray_client.connect(address)
 
 

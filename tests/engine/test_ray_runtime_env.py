@@ -31,12 +31,12 @@ def test_workers_have_its_modules_and_variables(ray_cluster: RayNodes, tmp_path:
     assert result.metrics == {"answer": 42, "variable": "set"}
 
 
-def test_a_working_dir_is_the_launch_directory_of_ranks(ray_cluster: RayNodes, tmp_path: Path) -> None:
+def test_ranks_start_in_the_working_dir_of_a_runtime_env(ray_cluster: RayNodes, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("only there")
 
     def loop() -> None:
-        launch = Path(powertrain.get_context().launch_dir)
-        powertrain.report({"words": (launch / "words.txt").read_text(), "launch": str(launch)})
+        launch = powertrain.get_context().launch_dir
+        powertrain.report({"words": Path("words.txt").read_text(), "launch": launch, "cwd": os.getcwd()})
 
     environment = {"working_dir": str(tmp_path)}
     scaling_config = ScalingConfig(engine="ray", engine_options={"runtime_env": environment})
@@ -44,6 +44,7 @@ def test_a_working_dir_is_the_launch_directory_of_ranks(ray_cluster: RayNodes, t
     assert result.metrics is not None
     assert result.metrics["words"] == "only there"
     assert result.metrics["launch"] != str(tmp_path), "it is Ray's copy on the node"
+    assert result.metrics["cwd"] == result.metrics["launch"]
 
 
 def test_directories_of_this_machine_are_uploaded_and_the_rest_stays(tmp_path: Path) -> None:

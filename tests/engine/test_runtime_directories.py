@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from powertrain.engine import local
-from powertrain.errors import EngineError
+from powertrain.storage.files import private_roots
 
 #: A number that no process has, because the kernel gives out smaller ones only.
 NO_PROCESS = 1 << 23
@@ -30,15 +30,20 @@ def make_elsewhere(then: str) -> str:
     return made.stdout.strip()
 
 
-def test_a_link_in_place_of_the_root_is_refused_and_what_it_points_to_left_alone(
+def test_a_link_in_place_of_the_root_is_passed_over_and_what_it_points_to_left_alone(
     root: Path, tmp_path: Path
 ) -> None:
     precious = tmp_path / "victim" / "backup-1-x"
     precious.mkdir(parents=True)
     precious.parent.chmod(0o755)
     root.symlink_to(precious.parent)
-    with pytest.raises(EngineError, match="symbolic link"):
-        local.make_runtime_directory("mine")
+    mine = local.make_runtime_directory("mine")
+    try:
+        assert not mine.is_relative_to(precious.parent)
+        assert mine.parent == private_roots.runtime_root()
+        assert mine.parent.stat().st_mode & 0o777 == 0o700
+    finally:
+        local.remove_runtime_directory(mine)
     assert precious.is_dir()
     assert precious.parent.stat().st_mode & 0o777 == 0o755
 

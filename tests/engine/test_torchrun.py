@@ -38,6 +38,8 @@ def store(patch: pytest.MonkeyPatch) -> list[Any]:
         "RANK": "0",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
     }.items():
         patch.setenv(name, value)
     patch.setattr(torchrun, "_fits", 0)
@@ -52,6 +54,20 @@ def engine(store: list[Any]) -> Iterator[torchrun.TorchrunEngine]:
     engine = torchrun.TorchrunEngine(lambda: None)
     yield engine
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "gpu"),
+    [(None, "1", "1"), ("6,7", "1", "7"), ("6, 7", "1", "7"), ("6", "1", "1")],
+)
+def test_the_gpu_of_a_rank_is_the_one_that_its_agent_gives_it(
+    patch: pytest.MonkeyPatch, visible: str | None, local_rank: str, gpu: str
+) -> None:
+    patch.setenv("LOCAL_RANK", local_rank)
+    patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        patch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert torchrun.own_gpu() == gpu
 
 
 @pytest.mark.usefixtures("store")

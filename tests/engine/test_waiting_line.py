@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.examples import scaled
 
 from powertrain.engine.base import SlotShape
 from powertrain.engine.resources import Holding, Machine, missing
@@ -121,7 +122,7 @@ class Line(RuleBasedStateMachine):
 
 
 TestLine = Line.TestCase
-TestLine.settings = settings(max_examples=40, stateful_step_count=25)
+TestLine.settings = settings(max_examples=scaled(40), stateful_step_count=25)
 
 
 # --------------------------------------------------------------------------- who wants the same
@@ -192,7 +193,7 @@ def test_the_room_is_what_is_neither_held_nor_wanted_by_one_who_waits() -> None:
     ],
 )
 def test_one_who_waits_is_told_for_what_and_for_whom(
-    wanted: dict[str, float], held: list[Holding], place: Place, words: str
+    wanted: dict[str, Any], held: list[Holding], place: Place, words: str
 ) -> None:
     assert reason(wish(**wanted), held, place) == words
 

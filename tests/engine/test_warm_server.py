@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -26,13 +27,13 @@ import pytest
 from hypothesis import strategies as st
 
 from powertrain import tasks
-from powertrain.engine import local
+from powertrain.engine import local, process
 from powertrain.engine.base import Exited, ProcessSpec, SlotLost, Started
 from powertrain.engine.local import LocalEngine, WarmServer
 from powertrain.testing.engine_contract import Stage, is_running, program
 
 #: Seconds within which everything must be gone after a violent end.
-GONE_WITHIN = 5.0
+GONE_WITHIN = 30.0
 
 
 def wait_until_gone(pids: list[int], paths: list[Path]) -> None:
@@ -44,9 +45,7 @@ def wait_until_gone(pids: list[int], paths: list[Path]) -> None:
 
 @pytest.fixture
 def server() -> Iterator[WarmServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "torch", None)  # a server without torch is warm at once
-        server = WarmServer()
+    server = WarmServer(preloads_torch=False)
     yield server
     server.close()
     wait_until_gone([server.pid], [])
@@ -97,6 +96,28 @@ def test_a_killed_server_leaves_no_child_of_a_worker_either(server: WarmServer, 
             os.kill(pid, signal.SIGKILL)
 
 
+def test_children_are_ended_where_the_kernel_ends_their_worker_before_the_driver_notices(
+    server: WarmServer, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (slot,) = stage.slots()
+    stage.engine.fork(slot, program("leave_children", "wait"))
+    pids = json.loads(stage.wait_for_output(slot, b"waiting").splitlines()[0])
+    worker = stage.wait_for(Started, slot).pid
+    kill_scope = process.kill_scope
+
+    def kill_scope_late(pid: int) -> None:
+        wait_until_gone([worker], [])
+        kill_scope(pid)
+
+    monkeypatch.setattr(process, "kill_scope", kill_scope_late)
+    os.kill(server.pid, signal.SIGKILL)
+    stage.wait_for(SlotLost, slot)
+    try:
+        wait_until_gone(pids, [])
+    finally:
+        process.kill_all(filter(is_running, pids))
+
+
 def test_slots_requested_after_the_server_was_killed_work_again(server: WarmServer, stage: Stage) -> None:
     (slot,) = stage.slots()
     stage.engine.fork(slot, program("wait"))
@@ -106,6 +127,22 @@ def test_slots_requested_after_the_server_was_killed_work_again(server: WarmServ
     stage.engine.release([slot])
     (fresh,) = stage.slots()
     assert stage.run(fresh, program("exit_with", 6)).code == 6
+
+
+def test_what_need_not_be_swept_any_more_outlasts_a_server_that_took_it_over_from_a_killed_one(
+    server: WarmServer, stage: Stage, tmp_path: Path
+) -> None:
+    server.sweep_if_orphaned("run", [str(tmp_path)])
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait_for_end(GONE_WITHIN)
+    (slot,) = stage.slots()
+    assert stage.run(slot, program("exit_with", 0)).code == 0, "then it has heard what to sweep"
+
+    server.sweep_if_orphaned("run", [])
+    (heir,) = (other for other in local._shared if other.alive)
+    heir.close()
+    heir.wait_for_end(GONE_WITHIN)
+    assert tmp_path.exists()
 
 
 def test_closing_the_server_ends_what_it_forked(server: WarmServer, stage: Stage) -> None:
@@ -316,3 +353,138 @@ def test_a_server_started_clean_gives_no_warning() -> None:
         gc.collect()
     os.waitpid(pid, 0)
     assert not [str(warning.message) for warning in warned if issubclass(warning.category, ResourceWarning)]
+
+
+# --------------------------------------------------------------------------- a server that does not answer
+
+
+def test_a_second_kill_ends_a_frozen_server_and_all_that_it_forked(server: WarmServer, stage: Stage) -> None:
+    slots = stage.slots(2)
+    for slot in slots:
+        stage.engine.fork(slot, program("wait"))
+        stage.wait_for_output(slot, b"waiting")
+    pids = [started.pid for started in stage.all_of(Started)]
+    os.kill(server.pid, signal.SIGSTOP)
+    stage.engine.signal(slots[0], signal.SIGKILL)
+    asked = time.monotonic()
+    while time.monotonic() - asked < local._ANSWER_TIMEOUT_S:
+        assert all(map(is_running, pids)), "a server that may only be busy is waited for"
+        time.sleep(0.01)
+    stage.engine.signal(slots[0], signal.SIGKILL)
+    for slot in slots:
+        stage.wait_for(SlotLost, slot)
+    wait_until_gone([server.pid, *pids], [])
+
+
+def test_a_second_kill_leaves_a_server_that_answers(server: WarmServer, stage: Stage) -> None:
+    """The process it was meant for may take its time to go."""
+    first, second = stage.slots(2)
+    for slot in (first, second):
+        stage.engine.fork(slot, program("wait"))
+        stage.wait_for_output(slot, b"waiting")
+    child = next(iter(server._children.values()))
+    server.kill("nothing of that name", signal.SIGKILL)
+    child.unanswered_since = time.monotonic() - 2 * local._ANSWER_TIMEOUT_S
+    id = next(iter(server._children))
+    server._handle(server._protocol.Signalled(id=id))
+    stage.engine.signal(first, signal.SIGKILL)
+    assert stage.wait_for(Exited, first).code == -signal.SIGKILL
+    assert server.alive
+    assert is_running(server.pid)
+
+
+def test_closing_an_engine_ends_what_a_frozen_server_has_forked(
+    server: WarmServer, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_CLOSE_TIMEOUT_S", 1.2 * local._ANSWER_TIMEOUT_S)
+    (slot,) = stage.slots()
+    stage.engine.fork(slot, program("wait"))
+    stage.wait_for_output(slot, b"waiting")
+    (started,) = stage.all_of(Started)
+    os.kill(server.pid, signal.SIGSTOP)
+    stage.engine.close()
+    wait_until_gone([server.pid, started.pid], [])
+
+
+def test_closing_a_frozen_server_thaws_it_so_that_it_can_end(server: WarmServer) -> None:
+    deadline = time.monotonic() + 30
+    while server.warmed is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(server.pid, signal.SIGSTOP)
+    server.close()
+    wait_until_gone([server.pid], [])
+
+
+# --------------------------------------------------------------------------- commands that the server does not read yet
+
+
+def in_time(action: Callable[[], None]) -> None:
+    """Call ``action``, which must not wait for the server."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive(), "it waits for a server that is frozen"
+
+
+@pytest.fixture
+def crowded(server: WarmServer, stage: Stage) -> Iterator[WarmServer]:
+    """A frozen server that has more commands to read than its socket holds."""
+    while server.warmed is None:
+        time.sleep(0.01)
+    os.kill(server.pid, signal.SIGSTOP)
+
+    def crowd() -> None:
+        for _ in range(2000):
+            server.kill("nothing of that name", signal.SIGTERM)
+
+    in_time(crowd)
+    yield server
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_signal_reaches_its_process_once_the_server_reads_again(
+    server: WarmServer, stage: Stage, request: pytest.FixtureRequest
+) -> None:
+    (slot,) = stage.slots()
+    stage.engine.fork(slot, program("wait"))
+    stage.wait_for_output(slot, b"waiting")
+    request.getfixturevalue("crowded")
+    in_time(lambda: stage.engine.signal(slot, signal.SIGTERM))
+    os.kill(server.pid, signal.SIGCONT)
+    assert stage.wait_for(Exited, slot).code == -signal.SIGTERM
+
+
+def test_a_fork_and_the_signal_after_it_reach_the_server_in_their_order(
+    crowded: WarmServer, stage: Stage
+) -> None:
+    first, second = stage.slots(2)
+    before = len(os.listdir("/proc/self/fd"))
+    in_time(lambda: stage.engine.fork(first, program("wait")))
+    in_time(lambda: stage.engine.signal(first, signal.SIGTERM))
+    in_time(lambda: stage.engine.fork(second, program("exit_with", 3)))
+    os.kill(crowded.pid, signal.SIGCONT)
+    assert stage.wait_for(Exited, first).code == -signal.SIGTERM
+    assert stage.wait_for(Exited, second).code == 3
+    assert not crowded._commands
+    assert len(os.listdir("/proc/self/fd")) <= before, "nothing that was queued is open any more"
+
+
+def test_what_was_queued_for_a_server_that_is_killed_is_lost_with_it(
+    crowded: WarmServer, stage: Stage
+) -> None:
+    (slot,) = stage.slots()
+    in_time(lambda: stage.engine.fork(slot, program("wait")))
+    os.kill(crowded.pid, signal.SIGKILL)
+    stage.wait_for(SlotLost, slot)
+    assert not crowded._commands
+
+
+def test_a_command_that_is_larger_than_the_socket_is_refused_at_once(
+    crowded: WarmServer,
+) -> None:
+    spec = ProcessSpec(tasks.ENTRY, b"", {"LARGE": "x" * (1 << 20)})
+    with pytest.raises(OSError, match="Message too long"):
+        crowded.fork("large", spec, os.open(os.devnull, os.O_WRONLY), lambda *_: None, lambda *_: None)
+    assert not crowded._children

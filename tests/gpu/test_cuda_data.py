@@ -208,7 +208,7 @@ def test_tensors_are_laid_out_aligned_and_without_overlap(tensors: list[tuple[in
 
 
 def test_only_gpus_are_fed() -> None:
-    with pytest.raises(ConfigError, match="asked for 'cpu'"):
+    with pytest.raises(ConfigError, match="created for 'cpu'"):
         DeviceFeed("cpu", slots=2)
     with pytest.raises(ConfigError, match="0 buffers"):
         DeviceFeed("cuda:0", slots=0)

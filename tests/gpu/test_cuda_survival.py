@@ -106,9 +106,9 @@ def test_gradients_of_uneven_ranks_are_weighed_on_the_gpu(tmp_path: Path) -> Non
 
         from powertrain.torch import prepare_model
 
-        model = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
-        torch.nn.init.ones_(model.weight)
-        model = prepare_model(model)
+        linear = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
+        torch.nn.init.ones_(linear.weight)
+        model: Any = prepare_model(linear)
         rows = torch.arange(15, dtype=torch.float64, device="cuda").reshape(5, 3)
         for micro in train.get_context().batch_plan(5):
             part = rows[micro.start : micro.start + micro.size]

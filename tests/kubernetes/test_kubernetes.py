@@ -15,6 +15,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 from powertrain import kubernetes as k8s
 from powertrain.errors import ConfigError, StorageError
@@ -143,7 +144,7 @@ def test_storage_that_dies_with_the_cluster_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["hdfs://node/x", "https://example.com/x", "s3:bucket", "nfs://server/x"])
 def test_storage_that_is_not_understood_is_refused_with_what_is(text: str) -> None:
-    with pytest.raises(StorageError, match=r"no storage that is known here.*s3://"):
+    with pytest.raises(StorageError, match=r"This storage is not supported.*s3://"):
         k8s.storage_of(text)
 
 
@@ -474,7 +475,7 @@ def jobs(draw: st.DrawFn) -> k8s.RayJobOptions:
     )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(30), suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_every_manifest_follows_the_schema_and_reads_back_as_it_was(job: k8s.RayJobOptions) -> None:
     made = k8s.documents(job)
@@ -483,7 +484,7 @@ def test_every_manifest_follows_the_schema_and_reads_back_as_it_was(job: k8s.Ray
     assert list(yaml.safe_load_all(k8s.to_yaml(made))) == made
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(30), suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_arguments_and_variables_arrive_as_they_were_given(job: k8s.RayJobOptions) -> None:
     for pod in pods(job):

@@ -105,6 +105,22 @@ def test_more_than_the_run_can_attend_to_are_turned_away_in_words(
     assert refused == Answer(ok=False, message="1 others are asking the run already. Try again soon.")
 
 
+def test_an_answer_is_read_from_a_run_that_hung_up_before_the_question(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / "control.sock"))
+        door.listen()
+
+        def hang_up_first(connection: socket.socket) -> bool:
+            visitor, _ = door.accept()
+            with visitor:
+                visitor.sendall(msgspec.json.encode(Answer(ok=False, message="too many")) + b"\n")
+            return True
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(control, "_is_own_peer", hang_up_first)  # called between connecting and asking
+            assert list(control.ask_run(tmp_path, Describe())) == [Answer(ok=False, message="too many")]
+
+
 @pytest.mark.parametrize(
     "line", [b"", b"\xff", b"{", b"[]", b'{"type":"sing"}', b'{"type":"resize"}', b"x" * 100_000]
 )
@@ -178,7 +194,7 @@ def test_who_does_not_listen_to_its_answer_does_not_hold_up_the_end_of_the_run(
         deaf.connect(str(room / "control.sock"))
         deaf.sendall(msgspec.json.encode(Describe()) + b"\n")
         assert told.wait(10)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30.0
 
 
 def test_a_run_that_hangs_up_is_an_error(room: Path) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import signal
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
+from tests.run.scripted_run import PATIENCE, Run, Watcher
 
 from powertrain import wire
 from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit, uploader
-from powertrain.checkpoint.chain import Chain
 from powertrain.cli.ls import summarize
 from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.engine import base
@@ -26,129 +25,9 @@ from powertrain.run import attempt as attempt_module
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
 from powertrain.run import journal, lifecycle
-from powertrain.run.controller import Controller, RunOutcome
-from powertrain.run.metrics import read_table
-from powertrain.run.spec import RunSpec
-from powertrain.storage import Storage, boundaries, open_storage
+from powertrain.run.controller import Controller
+from powertrain.storage import boundaries
 from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedWorker
-
-#: Seconds after which a run that should have ended by itself is ended by force, and its test fails.
-PATIENCE = 5.0
-
-E = TypeVar("E")
-
-
-class Watcher:
-    """An observer that remembers, and that a test can wait on."""
-
-    def __init__(self) -> None:
-        self.events: list[ev.Event] = []
-        self.rows: list[tuple[int, list[Mapping[str, Any] | None]]] = []
-        self.late: list[tuple[int, list[int]]] = []
-        self.printed: list[tuple[int, bytes]] = []
-        self.read: list[str] = []
-        self.is_held = False
-        self.on_event: Callable[[ev.Event], None] = lambda _: None
-        self.on_row: Callable[[int], None] = lambda _: None
-
-    def event(self, event: ev.Event) -> None:
-        self.events.append(event)
-        self.on_event(event)
-
-    def row(self, row: int, by_rank: Sequence[Mapping[str, Any] | None], at: float) -> None:
-        self.rows.append((row, list(by_rank)))
-        self.on_row(row)
-
-    def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None:
-        self.late.append((row, list(ranks)))
-
-    def data(self, text: str) -> None:
-        self.read.append(text)
-
-    def output(self, rank: int, data: bytes) -> None:
-        self.printed.append((rank, data))
-
-    def hold(self) -> None:
-        self.is_held = True
-
-    def release(self) -> None:
-        self.is_held = False
-
-    def all_of(self, kind: type[E]) -> list[E]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def warnings(self) -> list[str]:
-        return [event.message for event in self.all_of(ev.Warned)]
-
-
-class Run:
-    """One run of the real controller on a scripted engine."""
-
-    def __init__(self, directory: Path, runtime: str) -> None:
-        self.path, self.runtime = directory, runtime
-        self.storage: Storage = open_storage(directory)
-        self.watcher = Watcher()
-        self.lease = 0
-        self.controller: Controller | None = None
-
-    def go(self, engine: ScriptedEngine, workers: int = 2, **options: Any) -> RunOutcome:
-        """Run to the end. A run that does not end is ended by force, and that fails the test."""
-        self.lease += 1
-        self.controller = Controller(
-            self._spec(workers, options),
-            engine,
-            self.storage,
-            Chain.take_over(self.storage, self.lease),
-            journal.replay(journal.read(self.storage)),
-            self.watcher,
-            commit.newest(self.storage),
-        )
-        overdue = threading.Timer(PATIENCE, self._end_by_force)
-        overdue.start()
-        try:
-            outcome = self.controller.run()
-        finally:
-            forced = not overdue.is_alive()
-            overdue.cancel()
-            overdue.join()
-        assert not forced, f"the run did not end by itself; its last facts: {self.watcher.events[-5:]}"
-        return outcome
-
-    def _spec(self, workers: int, options: dict[str, Any]) -> RunSpec:
-        settings: dict[str, Any] = {"min_workers": workers, "max_workers": workers, **options}
-        return RunSpec(
-            name="scripted",
-            path=str(self.path),
-            storage_path=str(self.path.parent),
-            launch_dir=str(self.path),
-            runtime_dir=self.runtime,
-            shape=base.SlotShape(),
-            **settings,
-        )
-
-    def _end_by_force(self) -> None:
-        assert self.controller is not None
-        self.controller.interrupt()
-        self.controller.interrupt()
-
-    def interrupt(self) -> None:
-        assert self.controller is not None
-        self.controller.interrupt()
-
-    @property
-    def points(self) -> list[tuple[int, int, int]]:
-        """(attempt, rank, row) of every point on disk, sorted."""
-        table = read_table(self.storage).to_pydict()
-        return sorted(zip(table["attempt"], table["rank"], table["row"], strict=True))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    runtime = tempfile.mkdtemp(prefix="pt-")
-    (tmp_path / "scripted").mkdir()
-    yield Run(tmp_path / "scripted", runtime)
-    assert not list(Path(runtime).glob("wire")), "the wire's socket was left behind"
-    shutil.rmtree(runtime)
 
 
 def two_reports(worker: ScriptedWorker) -> str:
@@ -598,7 +477,8 @@ def test_a_slot_lost_after_every_function_has_returned_does_not_start_the_run_ag
 def test_a_rank_that_never_reports_is_recorded_absent_and_rows_go_on(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.02)
+    # Longer than a busy machine takes between the reports of the other two.
+    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 1.0)
     seen = threading.Event()
     run.watcher.on_row = lambda row: seen.set() if row == 2 else None
 
@@ -734,7 +614,9 @@ def test_an_attempt_is_told_where_its_own_runs_checkpoint_left_the_data(run: Run
         if worker.attempt == 0:
             worker.die(3) if worker.rank == 1 else worker.hang()
 
-    options = {"data": DataConfig(cache_bytes=5, memory_bytes=2**21, on_change="restart_epoch")}
+    options: dict[str, Any] = {
+        "data": DataConfig(cache_bytes=5, memory_bytes=2**21, on_change="restart_epoch")
+    }
     assert (
         run.go(ScriptedEngine(play), max_failures=1, begin_from="/elsewhere", **options).state == "finished"
     )
@@ -786,7 +668,8 @@ def test_it_is_said_which_rank_is_late(run: Run, monkeypatch: pytest.MonkeyPatch
     class Told(Watcher):
         def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None:
             super().waiting(row, ranks, seconds)
-            told.set()
+            if row == 2:  # on a busy machine a rank may be late with the first row too
+                told.set()
 
     run.watcher = Told()
 
@@ -797,7 +680,7 @@ def test_it_is_said_which_rank_is_late(run: Run, monkeypatch: pytest.MonkeyPatch
         worker.report({"x": 2})
 
     assert run.go(ScriptedEngine(play)).state == "finished"
-    assert run.watcher.late[0] == (2, [1])
+    assert (2, [1]) in run.watcher.late
 
 
 # --------------------------------------------------------------------------- ending early
@@ -870,6 +753,60 @@ def test_a_second_interrupt_ends_a_run_that_does_not_come_to_a_boundary(run: Run
 
     outcome = run.go(ScriptedEngine(play))
     assert (outcome.state, outcome.interrupted, outcome.metrics) == ("stopped", True, {"x": 1})
+
+
+class Unkillable(ScriptedEngine):
+    """Its processes do not end when they are killed, as where their node or their server does not answer."""
+
+    def __init__(self, *arguments: Any, ends_at: int = 0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        #: The SIGKILL that ends a process, counted for each; 0 for none.
+        self.ends_at, self.kills = ends_at, Counter[str]()
+
+    def signal(self, slot: base.Slot, number: signal.Signals) -> None:
+        self.kills[slot.id] += number == signal.SIGKILL
+        if self.kills[slot.id] == self.ends_at:
+            super().signal(slot, number)
+
+
+@pytest.mark.parametrize("ends_at", [0, 2])
+def test_a_second_interrupt_ends_a_run_whose_processes_do_not_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch, ends_at: int
+) -> None:
+    """They are killed again, and then no longer waited for."""
+    monkeypatch.setattr(controller_module, "_CUT_SHORT_KILL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(controller_module, "_ABANDON_TIMEOUT_S", 0.5)
+
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({"x": 1})
+        if worker.rank == 0:
+            run.interrupt()
+        worker.hang()
+
+    run.watcher.on_row = lambda _: run.interrupt()
+    engine = Unkillable(play, ends_at=ends_at)
+    outcome = run.go(engine)
+    assert (outcome.state, outcome.interrupted) == ("stopped", True)
+    assert set(engine.kills.values()) == {2}
+    abandoned = [text for text in run.watcher.warnings() if "no longer waits for them" in text]
+    assert abandoned == (
+        [] if ends_at else ["Ranks [0, 1] were killed and did not end; the run no longer waits for them."]
+    )
+
+
+def test_a_failed_attempt_is_begun_again_though_its_processes_do_not_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_KILL_TIMEOUT_S", 0.05)
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.attempt == 0 and worker.rank == 0:
+            raise ValueError("no")
+        if worker.attempt == 0:
+            worker.hang()
+
+    outcome = run.go(Unkillable(play, ends_at=2), max_failures=1)
+    assert outcome.state == "finished"
 
 
 def test_an_interrupt_while_slots_are_waited_for_ends_at_once(run: Run) -> None:
@@ -945,8 +882,8 @@ def test_callbacks_hear_of_rows_checkpoints_failures_and_events(run: Run) -> Non
         def after_report(self, context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
             heard.append((context.name, metrics, checkpoint is not None))
 
-        def after_exception(self, context: Any, failures: Mapping[int, ev.WorkerFailure]) -> None:
-            heard.append([(rank, failure.error_type) for rank, failure in failures.items()])
+        def after_exception(self, context: Any, failures: Mapping[int, BaseException]) -> None:
+            heard.append([(rank, type(failure).__name__) for rank, failure in failures.items()])
 
     def play(worker: ScriptedWorker) -> None:
         worker.report({"x": worker.rank}, files={"state": b""} if worker.rank == 0 else None, barrier=True)
@@ -970,7 +907,8 @@ def test_an_error_of_the_controllers_own_closes_everything(run: Run) -> None:
         run.go(engine)
     assert all(engine.inspect(process.slot).state == "gone" for process in engine.forked)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("powertrain-")]
-    assert journal.replay(journal.read(run.storage)).state == lifecycle.TRAINING
+    ended = journal.replay(journal.read(run.storage))
+    assert (ended.state, ended.reason) == (lifecycle.FAILED, "MemoryError: a fault of our own")
 
 
 def test_output_is_passed_on_with_its_rank(run: Run) -> None:
@@ -1022,7 +960,7 @@ def test_interrupts_after_every_function_has_returned_only_cut_the_ending_short(
         def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
             run.interrupt()
             run.interrupt()
-            threading.Event().wait(PATIENCE / 5)
+            threading.Event().wait(1.0)
 
     outcome = run.go(ScriptedEngine(two_reports), backend=HookConfig(Hooks))
     assert (outcome.state, outcome.interrupted) == ("finished", False)
@@ -1049,7 +987,7 @@ def test_a_collective_that_a_rank_will_never_reach_is_an_error_that_names_it(run
 
     outcome = run.go(ScriptedEngine(play))
     assert outcome.state == "failed"
-    assert "Rank 1 has ended and will never come to this barrier()" in outcome.failures[0].message
+    assert "Rank 1 has ended without calling this barrier()" in outcome.failures[0].message
 
 
 def test_ranks_that_call_different_collectives_are_told_who_called_what(run: Run) -> None:

@@ -26,7 +26,7 @@ from powertrain.run.debugging import Debugging, Session, Turns, header, passed_o
 from powertrain.run.keyboard import Keyboard, Typed
 from powertrain.run.placement import Placement
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 AT = wire.Frame(file="/home/me/train.py", line=31, function="train_func", source="breakpoint()")
 
 
@@ -41,8 +41,8 @@ class Terminal:
         self.theirs = os.fdopen(theirs, "r+b", buffering=0)
         self._patch = patch
         # It is not the terminal of this session, which only a process of its own could have.
-        patch.setattr(keyboard, "_is_in_foreground", lambda _: self.is_in_foreground)
         self.is_in_foreground = True
+        patch.setattr(keyboard, "_is_in_foreground", lambda _: self.is_in_foreground)
         self.shown = ""
 
     def become_standard(self) -> None:
@@ -82,7 +82,7 @@ def test_one_has_the_terminal_and_the_others_get_it_in_the_order_they_came(
             had_it = line[:1] == [rank]
             line = [other for other in line if other != rank]
             assert turns.leave(rank) == (line[0] if had_it and line else None)
-        assert [turns.holder, *turns.waiting] == (line or [None])
+        assert (turns.holder, *turns.waiting) == (tuple(line) or (None,))
 
 
 # --------------------------------------------------------------------------- words

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from powertrain.errors import StorageError
 from powertrain.run import events as ev
 from powertrain.run import journal as journal_module
 from powertrain.run import lifecycle
@@ -123,6 +124,69 @@ def test_a_write_cut_short_by_a_full_disk_harms_no_later_fact(
     journal.append(STORY[2])
     journal.close()
     assert read_counting(storage) == journal_module.Reading([STORY[0], STORY[2]], torn=1)
+
+
+@pytest.mark.parametrize("place", range(0, 60, 9))
+def test_a_changed_character_is_found_and_warned_about(
+    storage: Storage, place: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(storage, STORY)
+    data = path.read_bytes()
+    at = data.index(b'"checkpoint_000003"') - 40 + place
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    assert read(storage) == [*STORY[:4], *STORY[5:]]
+    assert "journal/0001-000001.jsonl" in caplog.text
+    assert "1 of its lines" in caplog.text
+
+
+def test_lines_of_an_earlier_version_are_read_without_a_word(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage.put("journal/0001-000001.jsonl", b"".join(ev.encode(event) + b"\n" for event in STORY))
+    assert read(storage) == STORY
+    assert caplog.text == ""
+
+
+def test_a_journal_without_its_end_is_warned_about_where_its_controller_came_to_one(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(storage, STORY[:4])
+    assert read(storage) == STORY[:4]
+    assert caplog.text == ""  # it may be under way, or was killed
+    storage.put("lease/0001.released", b"")
+    read(storage)
+    assert "journal/0001-000001.jsonl" in caplog.text
+    assert "lacks its end" in caplog.text
+
+
+def test_a_start_that_failed_before_its_first_fact_is_no_damage(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(storage, [])
+    storage.put("lease/0001.released", b"")
+    assert read(storage) == []
+    assert caplog.text == ""
+
+
+def test_a_pipe_in_the_place_of_a_journal_is_an_error_that_names_it(storage: Storage) -> None:
+    path = written(storage, STORY)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(StorageError, match=r"journal/0001-000001\.jsonl"):
+        read(storage)
+
+
+@pytest.mark.parametrize("line", [
+    b'{"fact":"attempt_started","time":1.0,"attempt":4611686018427387904,"world_size":2,"first_row":1}',
+    b'{"fact":"attempt_started","time":1.0,"attempt":0,"world_size":-2,"first_row":1}',
+    b'{"fact":"training_started","time":1e300,"attempt":0}',
+    b'{"fact":"startup_measured","time":1.0,"attempt":0,"ranks":[0],"phases":{"a":[1.0,2.0]}}',
+])  # fmt: skip
+def test_a_fact_with_an_impossible_value_is_none(storage: Storage, line: bytes) -> None:
+    path = written(storage, STORY[:1])
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+    assert read(storage) == STORY[:1]
 
 
 def test_replay_passes_over_what_cannot_have_happened_and_counts_the_rest() -> None:

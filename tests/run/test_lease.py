@@ -17,9 +17,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from tests.other_user import OtherUser
 from tests.s3_server import S3Server
 
-from powertrain.errors import RunInUseError
+from powertrain.errors import RunInUseError, StorageError
 from powertrain.run import lease as lease_module
 from powertrain.run.lease import Lease, current_holder
 from powertrain.storage import Storage, open_storage
@@ -105,14 +106,28 @@ def test_a_live_holder_in_another_process_is_named_with_what_to_do(storage: Stor
         assert part in message
 
 
-def test_a_rerun_after_sigkill_starts_at_once(storage: Storage) -> None:
+def test_a_holder_is_named_only_while_it_holds(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "_HOLDER_APPEARS_WITHIN", 0.05)
+    Lease.take(storage, host="first-host").release()
+    path = storage.local_path("lease/lock")
+    assert path is not None
+    descriptor = os.open(path, os.O_RDWR)  # a process that has the lock and has not written its lease yet
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(RunInUseError, match="in use by another process") as refused:
+            Lease.take(storage)
+        assert "first-host" not in str(refused.value)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_rerun_after_sigkill_starts_at_once(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     with other_process_holds(storage) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
-        began = time.monotonic()
+        monkeypatch.setattr(lease_module, "SILENT_AFTER", 3600.0)
         with Lease.take(storage) as lease:
             assert lease.number == 2
-        assert time.monotonic() - began < 2.0
 
 
 _RACER = """
@@ -296,12 +311,13 @@ class TestOnObjectStores:
         monkeypatch.setattr(lease_module, "_LOOK_EVERY", 0.1)
         monkeypatch.setattr(lease_module, "SILENT_AFTER", 3.0)
 
-    def test_leases_are_given_back_and_taken_again_at_once(self, storage: Storage) -> None:
-        began = time.monotonic()
+    def test_leases_are_given_back_and_taken_again_at_once(
+        self, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lease_module, "SILENT_AFTER", 3600.0)
         for number in (1, 2, 3):
             with Lease.take(storage) as lease:
                 assert (lease.number, lease.previous_released) == (number, True)
-        assert time.monotonic() - began < 2
         assert {entry.key for entry in storage.list("lease")} == {
             f"lease/000{number}{suffix}" for number in (1, 2, 3) for suffix in ("", ".released")
         }
@@ -317,14 +333,15 @@ class TestOnObjectStores:
         with Lease.take(storage), pytest.raises(RunInUseError):
             Lease.take(storage)
 
-    def test_a_killed_holder_of_this_machine_is_passed_over_at_once(self, storage: Storage) -> None:
+    def test_a_killed_holder_of_this_machine_is_passed_over_at_once(
+        self, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with other_process_holds(storage, _QUICK_HOLDER) as process:
             process.kill()
             process.wait()
-            began = time.monotonic()
+            monkeypatch.setattr(lease_module, "SILENT_AFTER", 3600.0)  # whose end no test would live to see
             with Lease.take(storage) as lease:
                 assert (lease.number, lease.previous_released) == (2, False)
-            assert time.monotonic() - began < 2
 
     def test_a_silent_holder_of_another_machine_is_waited_for_and_then_passed_over(
         self, storage: Storage
@@ -339,10 +356,9 @@ class TestOnObjectStores:
         self, storage: Storage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease_module._claim(storage, 1, "elsewhere", 1)
-        monkeypatch.setattr(lease_module, "_age_of_beat", lambda storage, holder: 60.0)
-        began = time.monotonic()
+        monkeypatch.setattr(lease_module, "SILENT_AFTER", 3600.0)
+        monkeypatch.setattr(lease_module, "_age_of_beat", lambda storage, holder: 7200.0)
         Lease.take(storage).release()
-        assert time.monotonic() - began < 2
 
     def test_a_lease_given_back_while_it_is_watched_is_free(self, storage: Storage) -> None:
         first = Lease.take(storage)
@@ -389,3 +405,34 @@ class TestOnObjectStores:
         with Lease.take(storage), pytest.raises(RunInUseError):
             Lease.take(storage)
         Lease.take(storage).release()
+
+
+@pytest.mark.parametrize("name", ["1" * 25, "\u0663" * 4, "12"])
+def test_a_file_with_a_name_that_no_lease_has_is_passed_over(storage: Storage, name: str) -> None:
+    storage.put(f"lease/{name}", b"stray")
+    with Lease.take(storage) as lease:
+        assert lease.number == 1
+
+
+def test_leases_that_a_stray_file_has_brought_to_their_last_number_are_refused(storage: Storage) -> None:
+    storage.put("lease/999999999", b"stray")
+    with pytest.raises(StorageError, match=r"lease/999999999.*Remove that file"):
+        Lease.take(storage)
+
+
+def hold_and_release(path: str) -> int:
+    with Lease.take(open_storage(path), shared=True) as lease:
+        return lease.number
+
+
+def test_in_shared_storage_another_user_can_take_the_next_lease(
+    shared_directory: Path, other_user: OtherUser
+) -> None:
+    """Whatever the umask of the first user was, and also where an earlier start did not share it."""
+    run = shared_directory / "run"
+    with Lease.take(open_storage(run)):
+        pass
+    for directory in (run, run / "lease"):
+        directory.chmod(0o777)
+    assert hold_and_release(str(run)) == 2
+    assert other_user.run(hold_and_release, str(run)) == 3

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from powertrain.run.journal import Journal, read, replay
 from powertrain.run.lifecycle import RunState, apply
 from powertrain.storage import open_storage
 
-_MAKERS = {
+_MAKERS: dict[type[ev.Event], Callable[[int], ev.Event]] = {
     ev.RunStarted: lambda n: ev.RunStarted(
         time=0.0, name="run", lease=n, host="h", pid=1, version="0", engine="local"
     ),
@@ -53,7 +54,7 @@ _MAKERS = {
 
 
 def every_fact(number: int) -> list[ev.Event]:
-    endings = [ev.Ended(time=0.0, state=state, reason="end") for state in sorted(lc.ENDED)]
+    endings: list[ev.Event] = [ev.Ended(time=0.0, state=state, reason="end") for state in sorted(lc.ENDED)]
     return [maker(number) for maker in _MAKERS.values()] + endings
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.s3_server import S3Server
+from tests.support.examples import scaled
 
 from powertrain.data.sources import object_files
 from powertrain.run import metric_segments, metrics, points
@@ -70,7 +72,7 @@ def lineages(draw: st.DrawFn) -> tuple[list[PointRecord], RunState]:
     return records, RunState(branches=tuple(branches))
 
 
-def store_in_pieces(draw: st.DrawFn, storage: Storage, records: list[PointRecord]) -> None:
+def store_in_pieces(draw: Callable[[Any], Any], storage: Storage, records: list[PointRecord]) -> None:
     """As segments of any sizes, some of them merged (of these, some without deleting what they were made of), the
     newest points in the spool."""
     segments, number = [], 1
@@ -108,12 +110,13 @@ def naively(records: list[PointRecord], state: RunState, column: str, pixels: in
     width = width_of(live[0].row, live[-1].row, pixels) if live else 1
     for record in live:
         leaves = dict(flatten("", record.metrics)) if record.metrics else {}
-        value = record.at if column == "at" else leaves.get(f"/{column}")
+        value: Any = record.at if column == "at" else leaves.get(f"/{column}")
         if type(value) in (int, float):
             found.setdefault(record.row // width, []).append(float(value))
     columns = [(max(pixel * width, live[0].row), *lowest_highest_last(v)) for pixel, v in found.items()]
     rows, low, high, last = zip(*columns, strict=True) if columns else ((), (), (), ())
-    return Curve(*map(np.array, (rows, low, high, last)), sum(map(len, found.values())))
+    values = sum(map(len, found.values()))
+    return Curve(np.array(rows), np.array(low), np.array(high), np.array(last), values)
 
 
 def lowest_highest_last(values: list[float]) -> tuple[float, float, float]:
@@ -135,7 +138,7 @@ def assert_same(one: Curve, other: Curve) -> None:
 
 
 @given(data=st.data(), lineage=lineages(), pixels=st.sampled_from([1, 3, 20, 1000]), rank=st.integers(0, 2))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_a_curve_is_what_a_naive_computation_over_all_points_gives(
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
@@ -193,7 +196,10 @@ def test_nan_is_a_last_value_but_neither_smallest_nor_largest(storage: Storage) 
 
 
 def test_all_metrics_of_a_rank_have_the_same_pixels(storage: Storage) -> None:
-    records = [point(row, loss=1.0, **({"eval": 2.0} if row % 300 == 0 else {})) for row in range(1, 3001)]
+    def eval_of(row: int) -> dict[str, Any]:
+        return {"eval": 2.0} if row % 300 == 0 else {}
+
+    records = [point(row, loss=1.0, **eval_of(row)) for row in range(1, 3001)]
     kept(storage, records)
     dense, sparse = (curve(storage, RunState(), name, pixels=20) for name in ("loss", "eval"))
     assert set(sparse.rows) <= set(dense.rows)
@@ -233,7 +239,7 @@ def long_run(count: int) -> tuple[bytes, pa.Table]:
     """One segment of so many points of two ranks, and the points."""
     row = np.arange(2, count + 2) // 2
     random = np.random.default_rng(5)
-    columns = {
+    columns: dict[str, Any] = {
         "rank": np.arange(count, dtype=np.int32) % 2,
         "attempt": np.zeros(count, np.int32),
         "row": row,

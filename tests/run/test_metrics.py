@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 from powertrain.errors import StorageError
 from powertrain.run import metric_segments
@@ -30,6 +31,8 @@ from powertrain.run.metric_view import curve
 from powertrain.run.metrics import MetricsStore, PointRecord, dataframe, last_of_rank, read_table
 from powertrain.run.points import decode_records, encode_records, table_of
 from powertrain.storage import Storage, open_storage
+from powertrain.storage import local as local_storage
+from powertrain.storage.files import descriptors
 
 
 @pytest.fixture
@@ -52,7 +55,8 @@ def files(storage: Storage) -> list[str]:
 
 
 def rows(storage: Storage) -> list[int]:
-    return list(read_table(storage).column("row").to_pylist())
+    found: list[Any] = read_table(storage).column("row").to_pylist()
+    return found
 
 
 def until(condition: Callable[[], bool], within: float = 10.0) -> None:
@@ -422,8 +426,8 @@ def test_a_crash_between_segment_and_emptying_the_spool_doubles_no_point(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(mt.Spool, "empty", lambda self: None)
-        patch.setattr(mt.Spool, "close", lambda self, keep: os.close(self._descriptor))
+        patch.setattr(Spool, "empty", lambda self: None)
+        patch.setattr(Spool, "close", lambda self, keep: os.close(self._descriptor))
         kept(storage, [point(1), point(2)])
     assert files(storage) == ["0001-000001.arrow", "0001.open"]
     assert rows(storage) == [1, 2]
@@ -465,7 +469,7 @@ def spool_of(pieces: list[list[PointRecord]], storage: Storage) -> bytes:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 def test_a_torn_or_damaged_spool_gives_whole_pieces_up_to_there(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -473,12 +477,19 @@ def test_a_torn_or_damaged_spool_gives_whole_pieces_up_to_there(
     whole = spool_of(pieces, open_storage(tmp_path_factory.mktemp("spool")))
     cut = data.draw(st.integers(0, len(whole)))
     damaged = bytearray(whole[:cut])
-    if damaged and data.draw(st.booleans()):
+    is_flipped = bool(damaged) and data.draw(st.booleans())
+    if is_flipped:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    found = [records for _, records in read_spool(bytes(damaged))]
-    assert found == pieces[: len(found)]
+    content = read_spool(bytes(damaged))
+    assert (
+        content.pieces == [(number, piece) for number, piece in enumerate(pieces, 1)][: len(content.pieces)]
+    )
+    if not is_flipped:
+        assert content.damage == ""
+    elif cut == len(whole):
+        assert content.damage
     if bytes(damaged) == whole:
-        assert found == pieces
+        assert len(content.pieces) == len(pieces)
 
 
 @given(
@@ -486,7 +497,7 @@ def test_a_torn_or_damaged_spool_gives_whole_pieces_up_to_there(
     st.sampled_from([1, 15, 16, 40, 1024]),
     st.sampled_from([10, 1 << 20]),
 )
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 def test_pieces_of_many_ranks_are_joined_in_order_up_to_a_size(
     counts: list[int], most_points: int, most_bytes: int
 ) -> None:
@@ -504,7 +515,8 @@ def test_pieces_of_many_ranks_are_joined_in_order_up_to_a_size(
 def test_ever_new_metrics_do_not_make_ever_wider_segments(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = [point(row, **{f"key {row}": row, "loss": 0.5}) for row in range(1, 101)]
+    values: list[dict[str, Any]] = [{f"key {row}": row, "loss": 0.5} for row in range(1, 101)]
+    records = [point(row, **one) for row, one in enumerate(values, 1)]
     with monkeypatch.context() as patch:
         patch.setattr(mt, "SEGMENT_POINTS", 4)
         patch.setattr(metric_segments, "MAX_COLUMNS", 8)
@@ -591,7 +603,7 @@ def test_numbers_of_both_kinds_are_floats_and_other_values_come_back_as_they_wer
 
 
 def test_last_of_rank_is_exactly_what_was_reported_last_in_the_lineage(storage: Storage) -> None:
-    exact = {
+    exact: dict[str, Any] = {
         "loss": math.nan,
         "a/b": 1,
         "n": {"x": {"y": 2.0}, "e": {}},
@@ -613,17 +625,19 @@ def test_segments_merged_while_they_are_listed_are_not_missed(
     writer = mt._SegmentWriter(storage, 1)
     for row in range(1, 5):
         writer.put([point(row)])
-    walk, listings = os.walk, []
+    listings: list[str] = []
 
-    def walk_then_merge(top: Any) -> Any:
-        for found in walk(top):  # the names are known now, the sizes not yet
-            listings.append(found)
-            if len(listings) == 2:  # the first one is for spools
-                writer.merge_small()
-            yield found
+    def list_then_merge(directory: int, prefix: str, **options: Any) -> Any:
+        listings.append(prefix)
+        found = descriptors.files_below(directory, prefix, **options)
+        first = next(found)  # the names are known now, the sizes not yet
+        if len(listings) == 2:  # the first one is for spools
+            writer.merge_small()
+        yield first
+        yield from found
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "walk", walk_then_merge)
+        patch.setattr(local_storage, "files_below", list_then_merge)
         assert rows(storage) == [1, 2, 3, 4]
     assert files(storage) == ["0001-000001-000004.arrow"]
 
@@ -649,7 +663,7 @@ def test_a_run_whose_path_is_no_text_can_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metrics", [1, 150])
 def test_a_frame_belongs_to_its_user_who_may_change_it(storage: Storage, metrics: int) -> None:
-    values = {f"m{number}": 0.5 for number in range(metrics)}
+    values: dict[str, Any] = {f"m{number}": 0.5 for number in range(metrics)}
     kept(storage, [point(row, **values) for row in range(1, 4)])
     frame = dataframe(storage, RunState())
     with warnings.catch_warnings():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +30,19 @@ def test_every_rank_of_a_node_sees_all_its_gpus_with_its_own_at_its_local_rank()
     assert [(p.slot.id, p.visible_gpus, p.device) for p in placed] == [
         ("y", ("2", "10"), 0),
         ("x", ("2", "10"), 1),
+    ]
+
+
+def test_groups_of_a_launcher_on_one_host_keep_their_ranks_and_their_order() -> None:
+    slots = [
+        replace(slot(str(rank), gpus=(gpu,)), group=group)
+        for rank, (group, gpu) in enumerate((("0", "3"), ("0", "2"), ("1", "0")))
+    ]
+    placed = arrange(slots)
+    assert [(p.slot.id, p.node_rank, p.local_rank, p.local_world_size, p.device) for p in placed] == [
+        ("0", 0, 0, 2, 0),
+        ("1", 0, 1, 2, 1),
+        ("2", 1, 0, 1, 0),
     ]
 
 

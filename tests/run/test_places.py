@@ -9,6 +9,7 @@ import pytest
 from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.run import places
 from powertrain.storage import open_storage
+from powertrain.storage.files import private_roots
 
 
 def test_each_start_waits_in_a_directory_of_its_own_beside_local_storage(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_the_spool_of_a_run_is_the_same_at_every_start(tmp_path: Path) -> None:
 def test_blocks_of_data_of_each_start_lie_beside_those_of_the_same_run_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_LASTING", str(tmp_path / "node"))
+    monkeypatch.setattr(private_roots, "_LASTING", str(tmp_path / "node"))
     (tmp_path / "node").mkdir()
     run, other = open_storage(tmp_path / "a"), open_storage(tmp_path / "b")
     killed = Path(places.data_cache_directory(run, DataConfig(), "killed"))

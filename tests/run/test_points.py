@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 from powertrain.run import points
 from powertrain.run.points import (
@@ -54,7 +55,7 @@ def test_every_dict_comes_back_from_columns_exactly(dicts: list[dict[str, Any]])
 
 
 @given(st.lists(st.lists(metric_dicts, max_size=3), min_size=1, max_size=4), st.sampled_from([0, 1, 2, None]))
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 def test_batches_of_any_columns_fit_together_without_loss(
     groups: list[list[dict[str, Any]]], most: int | None
 ) -> None:

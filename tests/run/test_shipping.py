@@ -64,7 +64,12 @@ def test_only_what_is_appended_to_is_spooled(shipped: Shipped) -> None:
     assert is_spooled("journal/0001-000001.jsonl")
     assert is_spooled("metrics/0001.open")
     assert is_spooled("logs/attempt-1/rank-0.log")
-    for key in ("metrics/0001-000001.arrow", "lease/0001", "checkpoints/c/MANIFEST.json", "journal"):
+    for key in (
+        "metrics/0001-000001.arrow",
+        "lease/0001",
+        "checkpoints/c/.powertrain-manifest.json",
+        "journal",
+    ):
         assert not is_spooled(key)
         assert shipped.local_path(key) is None
 

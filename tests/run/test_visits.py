@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.run.test_controller import Run, run, waits  # noqa: F401 (a fixture)
+from tests.run.scripted_run import Run
+from tests.run.test_controller import waits
 from tests.run.test_steering import Elastic, at_row
 
 from powertrain.engine.base import Inspection, Slot
@@ -26,7 +27,7 @@ from powertrain.worker.service import Service
 class Asking:
     """Somebody who asks the run, and keeps what it says."""
 
-    def __init__(self, run: Run, question: control.Question, then: Callable[[], None] = lambda: None) -> None:  # noqa: F811
+    def __init__(self, run: Run, question: control.Question, then: Callable[[], None] = lambda: None) -> None:
         self.said: list[control.Reply] = []
         self._run, self._question, self._then = run, question, then
         self._thread = threading.Thread(target=self._hear)
@@ -59,7 +60,7 @@ def reports_then_hangs(worker: ScriptedWorker) -> None:
 # --------------------------------------------------------------------------- stop
 
 
-def test_a_run_that_is_asked_to_stop_saves_at_the_boundary_and_ends_as_stopped(run: Run) -> None:  # noqa: F811
+def test_a_run_that_is_asked_to_stop_saves_at_the_boundary_and_ends_as_stopped(run: Run) -> None:
     play = Elastic(steps=10_000, every=10_000, asks=True, pace=0.001)
     asking = Asking(run, Stop(by="me@here pid 7"))
     at_row(run, 5, asking)
@@ -72,17 +73,17 @@ def test_a_run_that_is_asked_to_stop_saves_at_the_boundary_and_ends_as_stopped(r
     assert asking.answer.ok
 
 
-def test_a_run_that_is_not_to_wait_for_its_boundary_longer_is_ended(run: Run) -> None:  # noqa: F811
+def test_a_run_that_is_not_to_wait_for_its_boundary_longer_is_ended(run: Run) -> None:
     asking = Asking(run, Stop(by="me", within=0.2))
     at_row(run, 1, asking)
     began = time.monotonic()
     assert run.go(ScriptedEngine(reports_then_hangs)).state == "stopped"
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 20.0
     assert asking.answer.message.endswith("Should it not come to one within 0.2 s, it is ended.")
 
 
 def test_more_patience_does_not_lengthen_a_grace_that_runs(
-    run: Run,  # noqa: F811
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller, "_INTERRUPT_GRACE", 0.2)
@@ -93,7 +94,7 @@ def test_more_patience_does_not_lengthen_a_grace_that_runs(
     assert asking.answer.ok
 
 
-def test_now_ends_what_was_asked_to_stop_before(run: Run) -> None:  # noqa: F811
+def test_now_ends_what_was_asked_to_stop_before(run: Run) -> None:
     now = Asking(run, Stop(by="me", now=True))
     first = Asking(run, Stop(by="you"), then=now)
     at_row(run, 1, first)
@@ -104,7 +105,7 @@ def test_now_ends_what_was_asked_to_stop_before(run: Run) -> None:  # noqa: F811
     )
 
 
-def test_a_run_that_waits_for_slots_ends_at_once(run: Run) -> None:  # noqa: F811
+def test_a_run_that_waits_for_slots_ends_at_once(run: Run) -> None:
     asking = Asking(run, Stop(by="me", now=True))
 
     def ask(event: ev.Event) -> None:
@@ -116,7 +117,7 @@ def test_a_run_that_waits_for_slots_ends_at_once(run: Run) -> None:  # noqa: F81
     assert asking.answer.message == "The run 'scripted' is not training now (waiting), and ends at once."
 
 
-def test_a_rank_that_raises_while_it_is_stopped_is_a_failure(run: Run) -> None:  # noqa: F811
+def test_a_rank_that_raises_while_it_is_stopped_is_a_failure(run: Run) -> None:
     asked = threading.Event()
 
     def raises(worker: ScriptedWorker) -> None:
@@ -169,7 +170,9 @@ def test_a_run_whose_training_is_over_says_so(now: bool, said: str) -> None:
 # --------------------------------------------------------------------------- stacks
 
 
-def test_every_rank_says_what_its_threads_are_doing(run: Run) -> None:  # noqa: F811
+def test_every_rank_says_what_its_threads_are_doing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspections, "_ANSWER_WITHIN", 60.0)  # or a slow rank is looked at from outside
+    monkeypatch.setattr(inspections, "DEADLINE", 60.0)
     asking = Asking(run, LookAround(), then=lambda: run.interrupt())
     at_row(run, 1, asking)
     run.go(ScriptedEngine(Elastic(steps=10_000, every=10_000, pace=0.001)))
@@ -180,7 +183,7 @@ def test_every_rank_says_what_its_threads_are_doing(run: Run) -> None:  # noqa: 
     assert asking.answer == Answer(ok=True)
 
 
-def test_only_ranks_that_there_are_can_be_named(run: Run) -> None:  # noqa: F811
+def test_only_ranks_that_there_are_can_be_named(run: Run) -> None:
     some = Asking(run, LookAround(ranks=(1,)), then=lambda: run.interrupt())
     wrong = Asking(run, LookAround(ranks=(0, 5)), then=some)
     at_row(run, 1, wrong)
@@ -212,11 +215,11 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return answers(self, ask)
 
     monkeypatch.setattr(Service, "_stacks", silent)
-    monkeypatch.setattr(inspections, "_ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr(inspections, "_ANSWER_WITHIN", 1.0)
     return released
 
 
-def test_a_rank_that_does_not_answer_is_looked_at_from_outside(run: Run, mute: threading.Event) -> None:  # noqa: F811
+def test_a_rank_that_does_not_answer_is_looked_at_from_outside(run: Run, mute: threading.Event) -> None:
     def over() -> None:
         mute.set()
         run.interrupt()
@@ -232,11 +235,11 @@ def test_a_rank_that_does_not_answer_is_looked_at_from_outside(run: Run, mute: t
 
 
 def test_who_neither_answers_nor_can_be_seen_is_named_at_the_deadline(
-    run: Run,  # noqa: F811
+    run: Run,
     mute: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inspections, "DEADLINE", 0.4)
+    monkeypatch.setattr(inspections, "DEADLINE", 4.0)
     may_look = threading.Event()
 
     def over() -> None:
@@ -247,11 +250,11 @@ def test_who_neither_answers_nor_can_be_seen_is_named_at_the_deadline(
     asking = Asking(run, LookAround(), then=over)
     at_row(run, 1, asking)
     run.go(Blind(Elastic(steps=10_000, every=10_000, pace=0.001), may_look))
-    assert asking.answer == Answer(ok=True, message="Rank 1 did not answer within 0.4 s.")
+    assert asking.answer == Answer(ok=True, message="Rank 1 did not answer within 4 s.")
     assert [seen.rank for seen in asking.parts(RankSeen)] == [0]
 
 
-def test_a_run_without_ranks_has_no_stacks(run: Run) -> None:  # noqa: F811
+def test_a_run_without_ranks_has_no_stacks(run: Run) -> None:
     asking = Asking(run, LookAround(), then=lambda: run.interrupt())
 
     def ask(event: ev.Event) -> None:

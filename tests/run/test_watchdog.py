@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 from powertrain import wire
 from powertrain.run import watchdog
@@ -695,6 +696,17 @@ def test_reports_between_beats_are_moves() -> None:
         assert dog.look(second) is None
 
 
+def test_a_notice_has_the_row_of_the_newest_report_although_the_beats_are_older() -> None:
+    dog = Watchdog(1, 0.0, timeout=None)
+    rank = Fake(0, moved=0.0, reports=1)
+    dog.beat(0, rank.beat(0.5), 0.5)
+    dog.row(0, 1.0, 7)
+    decision = None
+    while not isinstance(decision, Notice):
+        decision = dog.look(dog.due())
+    assert [state.row for state in decision.states] == [7]
+
+
 # --------------------------------------------------------------------------- what follows a notice
 
 
@@ -898,7 +910,7 @@ def replay(
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(histories, st.sampled_from([None, 2.0, 30.0]))
 def test_ranks_that_are_named_exist_and_are_named_once(
     history: list[tuple[float, int, Any]], timeout: float | None
@@ -914,7 +926,7 @@ def test_ranks_that_are_named_exist_and_are_named_once(
             assert decision.seconds >= 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(histories)
 def test_there_is_no_notice_while_every_rank_has_moved_within_the_floor(
     history: list[tuple[float, int, Any]],
@@ -926,7 +938,7 @@ def test_there_is_no_notice_while_every_rank_has_moved_within_the_floor(
     replay(history, 1024.0, check=check)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(histories, st.sampled_from([None, 2.0, 30.0]), st.integers(0, 2**16))
 def test_only_differences_of_time_matter(
     history: list[tuple[float, int, Any]], timeout: float | None, shift: int
@@ -935,7 +947,7 @@ def test_only_differences_of_time_matter(
     assert_same(here, there)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(histories, st.integers(0, 39), st.integers(1, 600))
 def test_time_in_which_the_controller_stood_still_counts_for_nobody(
     history: list[tuple[float, int, Any]], number: int, seconds: int

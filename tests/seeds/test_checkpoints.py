@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +208,7 @@ def check_restored(path: str) -> None:
     assert best is not None
     assert best.to_dict()["epoch"] == 4
     assert set(best.to_dict()["model"]) == {"weight", "bias"}
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     assert sorted(frame[frame["rank"] == 0]["epoch"]) == [0, 1, 2, 3, 4, 5]
 
 
@@ -289,11 +292,22 @@ def saves_its_working_directory(config: dict[str, Any]) -> tuple[int, list[str]]
         loss = train_one_epoch(model, optimizer, epoch)
         if epoch % 5 == 0:
             torch.save({"model": model.state_dict(), "epoch": epoch}, "model.pt")
+            if train.get_context().get_world_rank() == 0:
+                write_more_than_a_model()
             train.report({"loss": loss}, checkpoint=Checkpoint.from_directory("."))
         if epoch == 6 and start_epoch == 0:
             train.collective.barrier()
             raise RuntimeError("a fault")
     return start_epoch, sorted(os.listdir("."))
+
+
+def write_more_than_a_model() -> None:
+    """A hidden file, a copy that has the times of its original, a link to the model, and one to somewhere else."""
+    Path(".state").write_text("hidden")
+    shutil.copy2(Path(train.get_context().launch_dir, "secret.txt"), "copy.txt")
+    for link, target in {"latest.pt": "model.pt", "outside": "/dev/null"}.items():
+        if not os.path.lexists(link):
+            os.symlink(target, link)
 
 
 @pytest.fixture
@@ -305,32 +319,68 @@ def launch_directory(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "launch"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@contextmanager
+def standard_error_to(path: Path) -> Iterator[None]:
+    """As after ``python train.py 2> train.log``, with a script that prints without a pause."""
+    before, log, over = os.dup(2), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), threading.Event()
+
+    def print_lines() -> None:
+        while not over.wait(0.02):
+            os.write(log, b"a line\n")
+
+    printing = threading.Thread(target=print_lines)
+    printing.start()
+    os.dup2(log, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        over.set()
+        printing.join()
+        os.close(before)
+        os.close(log)
+
+
+@pytest.mark.parametrize(("workers", "working_dir"), [(1, None), (2, None), (2, "scratch")])
 def test_the_working_directory_itself_can_be_reported(
-    tmp_path: Path, launch_directory: Path, workers: int
-) -> None:
-    result = TorchTrainer(
-        saves_its_working_directory,
-        scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 0.5}),
-        run_config=RunConfig(
-            storage_path=str(tmp_path / "runs"), failure_config=FailureConfig(max_failures=1)
-        ),
-    ).fit()
-    assert result.return_value[0] == 5, "the second attempt begins at what epoch 5 saved"
-    assert result.return_value[1] == ["model.pt"], "report copies; the directory stays the rank's own"
-    assert len(result.best_checkpoints) == 4, "epochs 0 and 5, then 5 and 10 after the fault"
-    with result.checkpoint.as_directory() as directory:  # type: ignore[union-attr]
-        assert torch.load(Path(directory, "model.pt"))["epoch"] == 10
-        assert sorted(os.listdir(directory)) == ["MANIFEST.json", "model.pt"]
-
-
-def test_the_launch_directory_is_refused_where_it_is_the_working_directory(
-    tmp_path: Path, launch_directory: Path
+    tmp_path: Path, launch_directory: Path, workers: int, working_dir: str | None, capfd: Any
 ) -> None:
     trainer = TorchTrainer(
         saves_its_working_directory,
+        scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(
+            storage_path=str(tmp_path / "runs"),
+            failure_config=FailureConfig(max_failures=1),
+            working_dir=working_dir,
+        ),
+    )
+    with standard_error_to(launch_directory / "train.log"):
+        result = trainer.fit()
+    assert result.return_value[0] == 5, "the second attempt begins at what epoch 5 saved"
+    written = [".state", "copy.txt", "latest.pt", "model.pt"]
+    there = [*written, "outside"] if working_dir else [*written, "outside", "secret.txt", "train.log"]
+    assert result.return_value[1] == there, "report copies; the directory stays as it is"
+    shown = " ".join(capfd.readouterr().out.split())
+    assert ("Several ranks report" in shown) == (workers > 1)
+    assert shown.count("'outside', because it is a link out of the directory, to '/dev/null'") == 1
+    assert "train.log" not in shown
+    assert len(result.best_checkpoints) == 4, "epochs 0 and 5, then 5 and 10 after the fault"
+    with result.checkpoint.as_directory() as directory:  # type: ignore[union-attr]
+        assert torch.load(Path(directory, "model.pt"))["epoch"] == 10
+        assert sorted(os.listdir(directory)) == [".powertrain-manifest.json", *written]
+
+
+def reports_its_home(config: dict[str, Any]) -> None:
+    train.report({}, checkpoint=Checkpoint.from_directory(".."))
+
+
+def test_a_directory_that_contains_the_launch_directory_is_refused(
+    tmp_path: Path, launch_directory: Path
+) -> None:
+    trainer = TorchTrainer(
+        reports_its_home,
         scaling_config=ScalingConfig(num_workers=1),
-        run_config=RunConfig(storage_path=str(tmp_path / "runs"), working_dir="."),
+        run_config=RunConfig(storage_path=str(tmp_path.parent / f"{tmp_path.name}-runs")),
     )
     with pytest.raises(TrainingFailedError, match="was launched from"):
         trainer.fit()

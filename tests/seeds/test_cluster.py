@@ -101,7 +101,7 @@ def test_a_run_over_several_nodes_waits_for_room_and_spreads(cluster: RayNodes) 
         datasets={"train": powertrain.data.from_items([{"x": [0.0] * 32, "y": 0} for _ in range(128)])},
     )
     try:
-        frame = trainer.fit().metrics_dataframe.sort_values("rank")
+        frame = trainer.fit().dataframe(ranks="all").sort_values("rank")
     finally:
         joining.join()
         for node in added:

@@ -100,7 +100,7 @@ def test_parquet_on_s3_is_tokenized_and_shuffled_anew_for_each_epoch(s3: S3Serve
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment.items():
             patch.setenv(name, value)
-        frame = fitted_from_s3(s3, tmp_path).metrics_dataframe
+        frame = fitted_from_s3(s3, tmp_path).dataframe(ranks="all")
     rows = frame["seen"].tolist()
     for epoch in range(2):
         assert sorted(label for seen in rows for label in seen[epoch]) == list(range(100))
@@ -146,7 +146,7 @@ def get_dataset(path: str) -> powertrain.data.Dataset:
     return ds.map(transform_images)
 
 
-def save_checkpoint_and_report_metrics(model: torch.nn.Module, metrics: dict[str, Any]) -> None:
+def save_checkpoint_and_report_metrics(model: Any, metrics: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = None
         if powertrain.get_context().get_world_rank() == 0:
@@ -190,8 +190,9 @@ def test_images_written_as_nested_lists_come_back_as_a_tensor(tmp_path: Path) ->
         run_config=RunConfig(storage_path=str(tmp_path / "runs")),
         datasets={"train": get_dataset(path)},
     ).fit()
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     assert frame.groupby("epoch")["rows"].sum().tolist() == [64, 64]
+    assert result.checkpoint is not None
     state = torch.load(os.path.join(result.checkpoint.path, "model.pt"))
     assert state["1.weight"].shape == (10, 784)
 
@@ -206,7 +207,7 @@ def resumes_in_mid_epoch(config: dict[str, Any]) -> None:
         with checkpoint.as_directory() as ckpt_dir:
             iterator_state = torch.load(os.path.join(ckpt_dir, "iterator_state.pt"))
     dataset_shard = powertrain.get_dataset_shard("train", state_dict=iterator_state)
-    dataloader = dataset_shard.iter_torch_batches(batch_size=8)
+    dataloader: Any = dataset_shard.iter_torch_batches(batch_size=8)
     for step, batch in enumerate(dataloader):
         if context.get_attempt() == 0 and step == 3:
             raise RuntimeError("in the middle")
@@ -225,5 +226,5 @@ def test_an_iterator_state_in_a_checkpoint_brings_each_row_once(tmp_path: Path) 
         run_config=RunConfig(storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=1)),
         datasets={"train": powertrain.data.range(100).random_shuffle(seed=1)},
     ).fit()
-    seen = [row for ids in result.metrics_dataframe["ids"] for row in ids]
+    seen = [row for ids in result.dataframe(ranks="all")["ids"] for row in ids]
     assert sorted(seen) == list(range(100))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,7 +27,7 @@ def test_the_quick_start_runs_as_a_plain_script() -> None:
     said = dict(
         line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith(("Final", "Path"))
     )
-    frame = Result.from_path(said["Path"]).metrics_dataframe
+    frame = Result.from_path(said["Path"]).dataframe(ranks="all")
     assert sorted(zip(frame["rank"], frame["epoch"], strict=True)) == [
         (r, e) for r in range(2) for e in range(10)
     ]
@@ -75,7 +77,7 @@ def test_existing_code_scales_with_two_calls() -> None:
 
     result = TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2, use_gpu=False)).fit()
     assert len(result.return_value) == 32, "each of two workers takes half of the 64 rows"
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     assert set(frame[frame["rank"] == 0]["first"]).isdisjoint(frame[frame["rank"] == 1]["first"])
     assert len(frame) == 8
 
@@ -84,7 +86,7 @@ def test_existing_code_scales_with_two_calls() -> None:
 
 
 def train_with_checkpoints(config: dict[str, Any]) -> dict[str, Any]:
-    """Saves into the working directory on every rank, which is each rank's own."""
+    """Saves into the working directory, which the ranks of a node share."""
     model: torch.nn.Module = MyModel()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     checkpoint = train.get_checkpoint()
@@ -112,6 +114,14 @@ def train_with_checkpoints(config: dict[str, Any]) -> dict[str, Any]:
     return {"start_epoch": start_epoch, "begun_with": begun_with}
 
 
+@pytest.fixture
+def _in_own_directory(tmp_path: Path) -> Iterator[None]:
+    """Undone before the check for what the test left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        yield
+
+
 def _fit(name: str, **config: Any) -> Result:
     return TorchTrainer(
         train_with_checkpoints,
@@ -121,16 +131,18 @@ def _fit(name: str, **config: Any) -> Result:
     ).fit()
 
 
+@pytest.mark.usefixtures("_in_own_directory")
 def test_a_failed_worker_goes_on_from_the_last_checkpoint() -> None:
     result = _fit("fault", epochs=40, fail_at=25)
     assert result.return_value["start_epoch"] == 20
     assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0, 10, 20, 20, 30]
     saved_at_twenty = result.best_checkpoints[2][0]
     assert result.return_value["begun_with"] == _weight(saved_at_twenty)
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     assert frame[frame["rank"] == 0]["epoch"].tolist() == [0, 10, 20, 20, 30]
 
 
+@pytest.mark.usefixtures("_in_own_directory")
 def test_the_same_name_again_goes_on_from_the_newest_checkpoint() -> None:
     first = _fit("again", epochs=11)
     assert first.return_value["start_epoch"] == 0

@@ -103,7 +103,7 @@ def test_several_jobs_give_their_values_and_a_failed_one_its_traceback() -> None
 # --------------------------------------------------------------------------- migrated to the trainer
 
 
-def save_checkpoint_and_report_metrics(model: torch.nn.Module, metrics: dict[str, float]) -> None:
+def save_checkpoint_and_report_metrics(model: Any, metrics: dict[str, float]) -> None:
     with tempfile.TemporaryDirectory() as temp_checkpoint_dir:
         checkpoint = None
         if powertrain.get_context().get_world_rank() == 0:

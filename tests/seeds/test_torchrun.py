@@ -41,7 +41,7 @@ def _check(said: str) -> None:
     assert len(paths) == 1, "every rank's result names the one run"
     result = Result.from_path(paths.pop())
     assert result.state == "finished"
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     assert sorted(zip(frame["rank"], frame["epoch"], strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert frame["rows"].tolist() == [50] * 4, "100 rows shared by two ranks"
 

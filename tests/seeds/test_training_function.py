@@ -52,7 +52,7 @@ def test_the_training_function_learns_on_two_workers() -> None:
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False, resources_per_worker={"CPU": 0.5}),
     )
     result = trainer.fit()
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     losses = frame[frame["rank"] == 0].sort_values("epoch")["loss"].tolist()
     assert losses[-1] < losses[0] / 3
     assert result.metrics == {"loss": losses[-1], "epoch": 2}
@@ -115,6 +115,6 @@ def test_only_the_three_checkpoints_with_the_lowest_loss_are_kept() -> None:
 def test_two_faults_are_survived_from_the_last_checkpoint() -> None:
     result = _trainer(RunConfig(failure_config=FailureConfig(max_failures=2)), faults=(1, 3)).fit()
     assert result.return_value == [4, 5], "the third attempt begins after what epoch 3 saved"
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     assert sorted(frame[frame["rank"] == 0]["epoch"]) == [0, 1, 2, 3, 4, 5]
     assert sorted(set(frame["attempt"])) == [0, 1, 2]

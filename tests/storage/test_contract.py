@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import secrets
@@ -63,6 +64,18 @@ def storage(make: Callable[[], Storage]) -> Storage:
 
 def keys(storage: Storage, prefix: str = "") -> list[str]:
     return [entry.key for entry in storage.list(prefix)]
+
+
+def test_a_value_above_the_limit_is_not_read(storage: Storage) -> None:
+    for size in (3, PART_BYTES + 1):
+        data = secrets.token_bytes(size)
+        storage.put("a/b", data)
+        assert storage.get("a/b", limit=size) == data
+        with pytest.raises(OSError, match=f"more than {size - 1:,} bytes") as refused:
+            storage.get("a/b", limit=size - 1)
+        assert refused.value.errno == errno.EFBIG
+    with pytest.raises(FileNotFoundError):
+        storage.get("a/c", limit=10)
 
 
 def test_put_replaces_and_get_gives_the_newest(storage: Storage) -> None:

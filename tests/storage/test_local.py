@@ -49,7 +49,7 @@ def test_put_if_absent_keeps_the_first_value(storage: Storage) -> None:
 
 
 def test_put_if_absent_works_without_hard_links(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(*_: object) -> None:
+    def no_links(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", no_links)
@@ -182,7 +182,7 @@ def test_sweep_removes_what_a_killed_writer_left_and_spares_the_live(
     script = (
         "import os, sys\n"
         "from powertrain.storage import open_storage\n"
-        "os.replace = lambda *a: os.kill(os.getpid(), 9)\n"
+        "os.replace = lambda *a, **k: os.kill(os.getpid(), 9)\n"
         "open_storage(sys.argv[1]).put('d/k', b'half')\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, storage.uri], check=False)
@@ -287,7 +287,7 @@ def test_probe_of_a_directory_without_permission_says_so(tmp_path: Path) -> None
 def test_probe_notices_storage_that_gives_back_other_bytes(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalStorage, "get", lambda self, key: b"garbage")
+    monkeypatch.setattr(LocalStorage, "get", lambda self, key, limit=None: b"garbage")
     with pytest.raises(StorageError, match="other bytes"):
         probe(storage)
 

@@ -10,8 +10,12 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11
 
 #: Seconds for the program to show what is waited for.
 _PATIENCE = 30.0
@@ -40,8 +44,10 @@ class AtTerminal:
             os.close(theirs)
         self._shown = ""
         self._seen = 0
+        #: All bytes that the terminal was given.
+        self.raw = b""
 
-    def __enter__(self) -> AtTerminal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,6 +113,7 @@ class AtTerminal:
             data = os.read(self._ours, 2**16) if ready else b""
         except OSError:  # the program has closed it
             return False
+        self.raw += data
         self._shown += _CONTROLS.sub("", data.decode(errors="replace")).replace("\r", "")
         return bool(data)
 

@@ -10,6 +10,7 @@ it starts comes from the cluster and not from the driver, and is looked for ther
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,11 +35,12 @@ sys.path.insert(0, str(_DRIVERS))  # the drivers' modules serve the tests as wel
 import story as stage  # noqa: E402
 
 #: How long a story's processes and files may take to go: a cluster hears of a driver's end by way of its head.
-_GONE_WITHIN = {"local": 5.0, "ray": 10.0}
+_GONE_WITHIN = {"local": 30.0, "ray": 30.0}
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 #: What is the trainer's own among the options of a fit; all others are the run's.
 _TRAINER_OPTIONS = (
-    "train_loop_config", "backend_config", "resume_from_checkpoint", "metadata", "datasets", "dataset_config",
+    "train_loop_config", "backend_config", "torch_config", "resume_from_checkpoint", "metadata", "datasets",
+    "dataset_config",
 )  # fmt: skip
 
 
@@ -192,6 +194,21 @@ class Driver:
         run = self._stories.storage / name
         self._await(lambda: any(type(f).__name__ == kind for f in journal_of(run)), kind, within)
 
+    def await_facts(self, name: str, kind: type[Any], count: int = 1, **fields: Any) -> list[Any]:
+        """Wait until the journal of a run holds so many facts of this kind with these values; return all such."""
+        found: list[Any] = []
+
+        def are_there() -> bool:
+            found[:] = [
+                fact
+                for fact in journal_of(self._stories.storage / name)
+                if isinstance(fact, kind) and all(getattr(fact, n) == v for n, v in fields.items())
+            ]
+            return len(found) >= count
+
+        self._await(are_there, f"{count} {kind.__name__} {fields}", stage.PATIENCE)
+        return found
+
     def _await(self, come: Callable[[], bool], what: Any, within: float) -> None:
         deadline = time.monotonic() + within
         while not come():
@@ -246,26 +263,47 @@ class Stories:
         self._drivers: list[Driver] = []
 
     def start(
-        self, scenario: str, engine: str = "", options: tuple[str, ...] = (), terminal: int | None = None
+        self,
+        scenario: str,
+        engine: str = "",
+        options: tuple[str, ...] = (),
+        terminal: int | None = None,
+        torchrun: Sequence[str] = _TORCHRUN,
+        shows_there: bool = False,
     ) -> Driver:
         """Start a driver of its own session on the story's engine, unless another is named; ``terminal`` becomes its
-        controlling terminal."""
+        controlling terminal, to which it prints if ``shows_there``."""
         engine = engine or self.engine
-        output = self.root / f"output-{len(self._drivers)}"
         # torchrun's own log directory is kept by torchrun, and no matter of ours.
-        launcher = [*_TORCHRUN, f"--log-dir={self.root}/torchrun", *options]
+        launcher = [*torchrun, f"--log-dir={self.root}/torchrun", *options]
         if engine != "torchrun":
             launcher = [sys.executable]
+        command = [*launcher, str(_DRIVERS / "driver.py"), scenario]
+        return self._launch(command, self._environment(engine), terminal, shows_there)
+
+    def start_program(self, path: Path, *arguments: str, variables: dict[str, str] | None = None) -> Driver:
+        """Start a program that knows nothing of the story, in the story's environment and with these variables."""
+        environment = {**self._environment(self.engine), **(variables or {})}
+        return self._launch([sys.executable, str(path), *arguments], environment)
+
+    def _launch(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        terminal: int | None = None,
+        shows_there: bool = False,
+    ) -> Driver:
+        output = self.root / f"output-{len(self._drivers)}"
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [*launcher, str(_DRIVERS / "driver.py"), scenario],
-                env=self._environment(engine),
+                command,
+                env=environment,
                 cwd=self.root,
                 stdin=subprocess.DEVNULL if terminal is None else terminal,
-                stdout=file,
+                stdout=terminal if shows_there else file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=None if terminal is None else _take_terminal,
+                preexec_fn=_heed_hangups if terminal is None else _take_terminal,
             )
         self._drivers.append(Driver(self, process, output))
         return self._drivers[-1]
@@ -343,6 +381,11 @@ def _take_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    _heed_hangups()
+
+
+def _heed_hangups() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which is ignored where the tests were started by nohup
 
 
 def _command(pid: int) -> str:
@@ -360,11 +403,29 @@ def _shared_memory() -> set[str]:
     return found
 
 
+def _is_locked(directory: str) -> bool:
+    """True when a live process holds the directory, or has removed it meanwhile."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _used_by_others(path: str) -> bool:
     """True when a process that is alive has the file mapped: ours are all gone by now, so it is a neighbour's.
 
-    A run's directory there carries the number of the process that made it.
+    A run's directory there carries the number of the process that made it, and the root of a cluster run is locked by
+    its processes.
     """
+    if "-run-" in path and _is_locked(path):
+        return True
     maker = os.path.basename(path).rsplit("-", 2)[1:2]
     if maker and maker[0].isdigit() and int(maker[0]) != os.getpid() and Path("/proc", maker[0]).exists():
         return True
@@ -391,6 +452,25 @@ def stories(engine: str, cluster: Cluster | None) -> Iterator[Stories]:
         here.assert_nothing_left()
     finally:
         here.close()
+
+
+@pytest.fixture(params=["here", "on ray"])
+def place(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where tasks and actors run. This process is connected for one story only."""
+    import powertrain
+
+    if request.param == "here":
+        yield "here"
+        return
+    pytest.importorskip("ray")
+    nodes = request.getfixturevalue("ray_nodes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONBREAKPOINT", "")  # Ray changes it, and leaves it changed
+        powertrain.init(address=nodes.address)
+        try:
+            yield "on ray"
+        finally:
+            powertrain.shutdown()
 
 
 @pytest.fixture(autouse=True)

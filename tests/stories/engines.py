@@ -6,14 +6,16 @@ session's cluster of several raylets: in this process through its own connection
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 
-def on(*engines: str) -> pytest.MarkDecorator:
-    """The story plays on each of these."""
-    return pytest.mark.parametrize("engine", engines, indirect=True)
+def on(*engines: str, smoke: Collection[str] = ()) -> pytest.MarkDecorator:
+    """The story plays on each of these, and on those of ``smoke`` also in the fast tests."""
+    cases = [pytest.param(name, marks=[pytest.mark.smoke] if name in smoke else []) for name in engines]
+    return pytest.mark.parametrize("engine", cases, indirect=True)
 
 
 def on_cases(arguments: tuple[str, ...], cases: list[tuple[Any, ...]]) -> pytest.MarkDecorator:

@@ -6,10 +6,11 @@ The training function must be one that ends when it is told "enough", such as th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,34 @@ class Going:
 
     def fact(self, fits: Any, name: str, kind: type[Any], **fields: Any) -> Any:
         """Wait for a fact of the run; fails when the run has ended without it."""
+        return self._wait(
+            fits,
+            name,
+            lambda fact: isinstance(fact, kind) and all(getattr(fact, n) == v for n, v in fields.items()),
+            f"{kind.__name__} {fields}",
+        )
+
+    def trains_on(self, fits: Any, name: str, workers: int, *, after: int) -> None:
+        """Wait until an attempt later than ``after`` trains with that many workers."""
+        started = self._wait(
+            fits,
+            name,
+            lambda fact: (
+                isinstance(fact, ev.AttemptStarted) and fact.attempt > after and fact.world_size == workers
+            ),
+            f"attempt after {after} with {workers} workers",
+        )
+        self.fact(fits, name, ev.TrainingStarted, attempt=started.attempt)
+
+    def _wait(self, fits: Any, name: str, is_wanted: Callable[[Any], bool], wanted: str) -> Any:
         deadline = time.monotonic() + story.PATIENCE
         while True:
             over = not self.thread.is_alive()
             for fact in fits.facts(name):
-                if isinstance(fact, kind) and all(getattr(fact, n) == v for n, v in fields.items()):
+                if is_wanted(fact):
                     return fact
-            assert not over, f"the run ended before {kind.__name__} {fields}: {self.outcome}"
-            assert time.monotonic() < deadline, f"there was no {kind.__name__} {fields}: {fits.facts(name)}"
+            assert not over, f"the run ended before {wanted}: {self.outcome}"
+            assert time.monotonic() < deadline, f"there was no {wanted}: {fits.facts(name)}"
             time.sleep(0.05)
 
 
@@ -59,7 +80,17 @@ def all_of(fits: Any, name: str, kind: type[Any]) -> list[Any]:
 
 
 def sizes(fits: Any, name: str) -> list[int]:
+    """World size of each attempt."""
     return [fact.world_size for fact in all_of(fits, name, ev.AttemptStarted)]
+
+
+def changes_of_size(fits: Any, name: str) -> list[int]:
+    """World sizes in turn, an attempt with the size of the one before left out.
+
+    A cluster that takes longer than ``slots._MORE_SLOTS_WITHIN`` to hand over a slot sends the run back to the size it
+    had, and the run tries again later: how often is the cluster's speed, not the run's behaviour.
+    """
+    return [size for size, _ in itertools.groupby(sizes(fits, name))]
 
 
 def places(directory: Path, attempt: int, workers: int) -> list[dict[str, Any]]:

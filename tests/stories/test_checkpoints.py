@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stories.engines import ON_ALL, ON_BOTH, ON_ONE_MACHINE, on_cases
+from tests.stories.engines import ON_ONE_MACHINE, on, on_cases
 
 import powertrain
 from powertrain import (
@@ -50,7 +50,7 @@ def content(checkpoint: Checkpoint | None) -> dict[str, str]:
         return {
             path.relative_to(directory).as_posix(): path.read_text()
             for path in files
-            if path.name != "MANIFEST.json"
+            if not path.name.startswith(".powertrain-")
         }
 
 
@@ -85,6 +85,13 @@ def save_in_every_way(config: dict[str, Any]) -> None:
         {"way": "given"}, checkpoint=write(given, "given"), delete_local_checkpoint_after_upload=True
     )
     assert not os.path.exists(given)
+    asked = tempfile.mkdtemp()
+    powertrain.report(
+        {"way": "asked"},
+        checkpoint=write(asked, "asked"),
+        checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+    )
+    assert not os.path.exists(asked)
     lasting.mkdir(exist_ok=True)
     powertrain.report(
         {"way": "there"}, checkpoint=write(str(lasting), "there"), checkpoint_upload_mode="NO_UPLOAD"
@@ -103,7 +110,7 @@ def save_in_every_way(config: dict[str, Any]) -> None:
         powertrain.report({"way": "named"}, checkpoint=write(directory, "named"), checkpoint_dir_name="last")
 
 
-@ON_ALL
+@on("local", "inline", "ray", smoke=["local", "inline"])
 def test_every_way_to_report_a_checkpoint_ends_in_a_commit(fits: Any, engine: str) -> None:
     outcome = fits.outcome(
         save_in_every_way, engine, train_loop_config={"lasting": str(fits.directory / "lasting")}
@@ -111,7 +118,7 @@ def test_every_way_to_report_a_checkpoint_ends_in_a_commit(fits: Any, engine: st
 
     assert outcome["raised"] == "", outcome.get("message")
     result = Result.from_path(outcome["path"])
-    ways = ["temporary", "own", "sync", "given", "there", "function", "named"]
+    ways = ["temporary", "own", "sync", "given", "asked", "there", "function", "named"]
     assert [metrics["way"] for _, metrics in result.best_checkpoints] == ways
     for checkpoint, metrics in result.best_checkpoints:
         assert content(checkpoint)["rank-0"] == metrics["way"]
@@ -124,8 +131,82 @@ def test_every_way_to_report_a_checkpoint_ends_in_a_commit(fits: Any, engine: st
     assert not os.path.exists(os.path.join(outcome["path"], ".staging"))
 
 
-def report_the_launch_directory() -> None:
-    powertrain.report({}, checkpoint=Checkpoint.from_directory(powertrain.get_context().launch_dir))
+def save_on_rank_0_and_report_on_all(config: dict[str, Any]) -> None:
+    for epoch in range(2):
+        with tempfile.TemporaryDirectory() as directory:
+            if config["writes"] and powertrain.get_context().get_world_rank() == 0:
+                Path(directory, "model.pt").write_text(f"epoch {epoch}")
+            powertrain.report(
+                {"epoch": epoch},
+                checkpoint=Checkpoint.from_directory(directory),
+                checkpoint_upload_mode=config["mode"],
+            )
+
+
+@pytest.mark.parametrize("mode", ["ASYNC", "SYNC", "NO_UPLOAD"])
+def test_a_rank_that_reports_an_empty_directory_adds_nothing_to_the_checkpoint(fits: Any, mode: str) -> None:
+    if mode == "NO_UPLOAD":
+        loop = report_a_place_that_only_rank_0_filled
+        config: dict[str, Any] = {"place": str(fits.directory / "lasting")}
+    else:
+        loop, config = save_on_rank_0_and_report_on_all, {"writes": True, "mode": mode}
+    outcome = fits.outcome(loop, train_loop_config=config)
+
+    assert outcome["raised"] == "", outcome.get("message")
+    result = Result.from_path(outcome["path"])
+    assert [content(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"model.pt": "epoch 0"},
+        {"model.pt": "epoch 1"},
+    ]
+
+
+def report_a_place_that_only_rank_0_filled(config: dict[str, Any]) -> None:
+    rank = powertrain.get_context().get_world_rank()
+    for epoch in range(2):
+        own = Path(config["place"], str(epoch), "" if rank == 0 else "unused")
+        own.mkdir(parents=True, exist_ok=True)
+        if rank == 0:
+            (own / "model.pt").write_text(f"epoch {epoch}")
+        checkpoint = Checkpoint.from_directory(own)
+        powertrain.report({"epoch": epoch}, checkpoint=checkpoint, checkpoint_upload_mode="NO_UPLOAD")
+
+
+def test_a_checkpoint_that_no_rank_wrote_into_is_committed_empty_and_said_once(
+    fits: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"writes": False, "mode": "ASYNC"}
+    outcome = fits.outcome(save_on_rank_0_and_report_on_all, train_loop_config=config)
+
+    assert outcome["raised"] == "", outcome.get("message")
+    result = Result.from_path(outcome["path"])
+    assert [content(checkpoint) for checkpoint, _ in result.best_checkpoints] == [{}, {}]
+    assert capsys.readouterr().out.count("Write files into the directory on at least one rank") == 1
+
+
+def upload_to_the_wrong_place(config: dict[str, Any]) -> None:
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        os.makedirs(config["empty"], exist_ok=True)
+        return Checkpoint.from_directory(config["empty"])
+
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "model.pt").write_text("weights")
+        checkpoint = Checkpoint.from_directory(directory)
+        powertrain.report({}, checkpoint=checkpoint, checkpoint_upload_fn=upload)
+
+
+def test_an_upload_that_leaves_nothing_is_lost_loudly_and_never_committed_empty(
+    fits: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"empty": str(fits.directory / "empty")}
+    outcome = fits.outcome(upload_to_the_wrong_place, workers=1, train_loop_config=config)
+
+    assert Result.from_path(outcome["path"]).checkpoint is None
+    assert "which holds no file" in capsys.readouterr().out
+
+
+def report_what_holds_the_launch_directory() -> None:
+    launched_from = Path(powertrain.get_context().launch_dir)
+    powertrain.report({}, checkpoint=Checkpoint.from_directory(launched_from.parent))
 
 
 def report_the_run() -> None:
@@ -137,7 +218,7 @@ def report_its_scratch_directory() -> None:
     powertrain.report({}, checkpoint=Checkpoint.from_directory("."))
 
 
-@pytest.mark.parametrize("loop", [report_the_launch_directory, report_the_run])
+@pytest.mark.parametrize("loop", [report_what_holds_the_launch_directory, report_the_run])
 def test_a_directory_that_was_surely_not_meant_is_refused(fits: Any, loop: Any) -> None:
     outcome = fits.outcome(loop, workers=1)
 
@@ -146,8 +227,8 @@ def test_a_directory_that_was_surely_not_meant_is_refused(fits: Any, loop: Any) 
     assert not (fits.directory / "storage" / loop.__name__ / "checkpoints").exists()
 
 
-def test_the_rank_s_own_directory_can_be_a_checkpoint(fits: Any) -> None:
-    outcome = fits.outcome(report_its_scratch_directory, workers=1)
+def test_the_scratch_directory_can_be_a_checkpoint(fits: Any) -> None:
+    outcome = fits.outcome(report_its_scratch_directory, workers=1, working_dir="scratch")
 
     assert outcome["raised"] == "", outcome.get("message")
     assert content(Result.from_path(outcome["path"]).checkpoint) == {"model": "1"}
@@ -249,7 +330,7 @@ def end_the_uploader() -> None:
     raise AssertionError("there is no uploader")
 
 
-@ON_BOTH
+@on("local", "ray", smoke=["local"])
 def test_an_uploader_that_is_killed_is_replaced_and_nothing_is_lost(fits: Any) -> None:
     outcome = fits.outcome(kill_the_uploader_then_save, workers=1)
 
@@ -296,7 +377,7 @@ def test_what_was_reported_on_all_ranks_is_committed_although_a_rank_is_killed(
     )
 
     assert outcome["raised"] == "", outcome.get("message")
-    assert outcome["metrics"] == {"went_on_from": [["state", "saved"]]}
+    assert outcome["metrics"] == {"went_on_from": [("state", "saved")]}
 
 
 # --------------------------------------------------------------------------- making a trainer again
@@ -311,6 +392,7 @@ def count_up(config: dict[str, Any]) -> None:
             powertrain.report({"number": number}, checkpoint=Checkpoint(directory))
 
 
+@pytest.mark.smoke
 def test_a_trainer_can_be_made_again_from_its_run(tmp_path: Path) -> None:
     trainer = TorchTrainer(
         count_up,
@@ -361,8 +443,8 @@ def test_an_upload_that_fails_is_told_and_training_goes_on(fits: Any) -> None:
             powertrain.report({"row": 1}, checkpoint=Checkpoint(directory), checkpoint_upload_fn=upload)
         powertrain.report({"row": 2})
 
-    outcome = fits.outcome(loop, workers=1)
-    assert outcome["metrics"] == {"row": 2}
+    outcome = fits.outcome(loop, workers=1, checkpoint_config=CheckpointConfig(on_lost="warn"))
+    assert (outcome["raised"], outcome["metrics"]) == ("", {"row": 2}), outcome
     (failed,) = of_kind(fits.facts("loop"), ev.CheckpointFailed)
     assert "closed on Sundays" in failed.reason
 
@@ -457,7 +539,7 @@ def test_a_run_of_another_version_is_refused_and_nothing_of_it_is_moved(fits: An
     from powertrain.errors import OtherVersionError
 
     outcome = fits.outcome(count_up, "inline", train_loop_config={"steps": 1})
-    path = Path(outcome["checkpoint"], "MANIFEST.json")
+    path = Path(outcome["checkpoint"], ".powertrain-manifest.json")
     path.write_bytes(mf.seal({**mf.unseal(path.read_bytes(), "it"), "schema": 2}))
     with pytest.raises(OtherVersionError, match="Use the version that wrote it"):
         fits.trainer(count_up, "inline", train_loop_config={"steps": 1}).fit()
@@ -529,7 +611,7 @@ def test_a_disk_that_is_full_at_the_last_moment_costs_the_checkpoint_and_not_the
         outcome = fits.outcome(count_up, "inline", train_loop_config={"steps": 2})
     finally:
         boundaries.install(None)
-    assert outcome["metrics"] == {"number": 2}, outcome.get("message")
+    assert (outcome["raised"], outcome["metrics"]) == ("CheckpointError", {"number": 2}), outcome
     failed = of_kind(fits.facts("count_up"), ev.CheckpointFailed)
     assert [(fact.row, "No space left" in fact.reason) for fact in failed] == [(1, True), (2, True)]
     assert not os.path.exists(os.path.join(outcome["path"], ".staging"))

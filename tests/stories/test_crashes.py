@@ -63,6 +63,7 @@ def test_a_killed_process_loses_no_commit_and_the_run_goes_on(
         assert_good(list(lanes.map(crash_matrix.killed_at, places)))
 
 
+@pytest.mark.smoke
 def test_a_checkpoint_that_all_ranks_have_reported_is_committed_although_one_is_killed_next() -> None:
     with ThreadPoolExecutor(crash_matrix.WORKERS) as lanes:
         trials = list(lanes.map(crash_matrix.rank_dies_after_report, range(crash_matrix.WORKERS)))

@@ -15,8 +15,10 @@ from typing import Any
 import feeding
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import story
-from tests.stories.engines import ON_BOTH, on_cases
+from tests.stories.engines import ON_BOTH, on, on_cases
+from tests.stories.going import changes_of_size
 from typer.testing import CliRunner
 
 import powertrain.data
@@ -80,7 +82,7 @@ def fit(fits: Any, loop: Any, config: dict[str, Any], *, workers: Any, **options
     return story.outcome_of(trainer.fit)
 
 
-@ON_BOTH
+@on("local", "ray", smoke=["local"])
 def test_three_workers_one_killed_then_two_then_four_see_each_row_once_per_epoch(fits: Any) -> None:
     """The run is killed in the middle of both epochs, and goes on each time with another number of workers."""
     config = {"epochs": 2, "batch": 10, "every": 2, "kills": [[0, 6], [1, 9]]}
@@ -169,10 +171,13 @@ def test_a_run_that_is_resized_in_mid_epoch_sees_each_row_once(fits: Any) -> Non
     asking.join()
     assert outcome["raised"] == "", outcome
     assert lineage(fits) == {0: each_once(), 1: each_once()}
-    sizes = [f.world_size for f in fits.facts("fed") if isinstance(f, ev.AttemptStarted)]
-    assert sizes == [4, 2, 4, 4]
+    assert changes_of_size(fits, "fed") == [4, 2, 4]
+    assert len([fact for fact in fits.facts("fed") if isinstance(fact, ev.Failed)]) == 1, (
+        "one kill, one failure"
+    )
 
 
+@pytest.mark.smoke
 def test_a_torch_loader_sees_each_row_once_per_epoch_over_deaths_and_other_world_sizes(fits: Any) -> None:
     config = {"epochs": 2, "batch": 5, "every": 2, "rows": ROWS, "kills": [[0, 5], [1, 8]]}
     for workers, raised in ((3, "TrainingFailedError"), (2, "TrainingFailedError"), (4, "")):
@@ -202,7 +207,7 @@ def test_a_dataset_that_is_not_split_is_whole_on_every_rank(fits: Any) -> None:
         dataset_config=DataConfig(datasets_to_split=["train"]),
     )
     assert outcome["raised"] == "", outcome
-    frame = Result.from_path(outcome["path"]).metrics_dataframe
+    frame = Result.from_path(outcome["path"]).dataframe(ranks="all")
     evaluated = [rows for rows in frame["evaluated"].tolist() if isinstance(rows, (list, str))]
     assert len(evaluated) == 4
     assert all(str(list(rows) if not isinstance(rows, str) else rows) for rows in evaluated)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.stories.at_terminal import AtTerminal
 from tests.stories.conftest import Fits, journal_of
-from tests.stories.engines import ON_BOTH, on
+from tests.stories.engines import on
 
 import powertrain
 from powertrain.run import events as ev
@@ -36,7 +36,7 @@ class Desk(AtTerminal):
         env = {**os.environ, "STORY_DIRECTORY": str(directory), "STORY_ENGINE": engine, **variables}
         super().__init__([sys.executable, str(_DRIVER)], env, directory)
         self._scene, self._number = "nothing", 0
-        if engine == "local":  # what ranks are forked from lasts, and is no story's own
+        if engine == "local":  # a fit that the stories wait for
             self.outcome()
 
     def play(self, scene: str) -> None:
@@ -93,7 +93,7 @@ def pid_in(header: str) -> int:
 # --------------------------------------------------------------------------- breakpoint()
 
 
-@ON_BOTH
+@on("local", "ray", smoke=["local"])
 def test_a_breakpoint_in_one_rank_opens_in_the_launching_terminal(desk: Desk) -> None:
     desk.play("rank_1_stops")
     desk.expect("rank 1 (pid ")

@@ -16,7 +16,7 @@ from typing import Any
 
 import loops
 import pytest
-from tests.stories.engines import ON_ALL, ON_BOTH, ON_ONE_MACHINE, on_cases, ranks
+from tests.stories.engines import ON_BOTH, ON_ONE_MACHINE, on, on_cases, ranks
 
 from powertrain import FailureConfig
 from powertrain.result import Result
@@ -34,7 +34,7 @@ def line_of(function: Any, text: str) -> int:
     return first + next(i for i, line in enumerate(lines) if text in line)
 
 
-@ON_ALL
+@on("local", "inline", "ray", smoke=["local", "inline"])
 def test_an_exception_names_the_users_line(fits: Any, engine: str) -> None:
     outcome = fits.outcome(loops.raise_beside_a_collective, engine, kind=TorchTrainer)
 
@@ -123,7 +123,13 @@ def test_an_oom_kill_is_told_from_other_kills(fits: Any, small_cgroup: Path) -> 
 
 @on_cases(
     ("engine", "how"),
-    [("local", "SIGKILL"), ("local", "raise"), ("inline", "raise"), ("ray", "SIGKILL"), ("ray", "raise")],
+    [
+        pytest.param("local", "SIGKILL", marks=pytest.mark.smoke),
+        ("local", "raise"),
+        pytest.param("inline", "raise", marks=pytest.mark.smoke),
+        pytest.param("ray", "SIGKILL", marks=pytest.mark.smoke),
+        ("ray", "raise"),
+    ],
 )
 def test_a_restart_goes_on_from_the_newest_commit(fits: Any, engine: str, how: str) -> None:
     outcome = fits.outcome(

@@ -9,7 +9,7 @@ import clustered
 import pytest
 from tests.ray_autoscaled import RayAutoscaled
 from tests.stories.conftest import Fits
-from tests.stories.going import going, sizes
+from tests.stories.going import changes_of_size, going
 
 from powertrain import ScalingConfig
 from powertrain.run import events as ev
@@ -40,9 +40,9 @@ def test_an_elastic_run_has_nodes_added_up_to_its_largest_size(
     trainer.scaling_config = ScalingConfig(num_workers=(1, 3), engine="ray", resources_per_worker={"CPU": 1})
     with going(trainer) as run:
         run.fact(fits, "grows", ev.TrainingStarted, attempt=0)
-        run.fact(fits, "grows", ev.TrainingStarted, attempt=1)
+        run.trains_on(fits, "grows", 2, after=0)
     assert run.outcome["raised"] == "", run.outcome
-    assert sizes(fits, "grows") == [1, 2]
+    assert changes_of_size(fits, "grows") == [1, 2]
     assert groups_left() == []
 
 

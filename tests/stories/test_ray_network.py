@@ -77,9 +77,8 @@ def await_nothing_left(nodes: Nodes, within: float) -> None:
 
 def directories_on(nodes: Nodes) -> list[str]:
     """What runs have on the node that has its own places for it."""
-    roots = (f"{os.environ['XDG_RUNTIME_DIR']}/powertrain", f"/dev/shm/powertrain-{os.getuid()}")
-    seen = [nodes.network.seen_by(nodes.far, root) for root in roots]
-    return [str(path) for root in seen if root.is_dir() for path in root.iterdir()]
+    bases = [nodes.network.seen_by(nodes.far, base) for base in (os.environ["XDG_RUNTIME_DIR"], "/dev/shm")]
+    return [str(path) for base in bases if base.is_dir() for path in base.glob("powertrain-*-run-*")]
 
 
 def test_ranks_on_two_machines_meet_and_find_the_modules_of_the_launch_directory(
@@ -99,11 +98,12 @@ def test_ranks_on_two_machines_meet_and_find_the_modules_of_the_launch_directory
     told = {p["host"]: (rank, p["node_rank"]) for rank, p in enumerate(places(fits.directory, 0, 2))}
     assert set(told) == {nodes.near.name, nodes.far.name}
     assert sorted(told.values()) == [(0, 0), (1, 1)]
-    frame = Result.from_path(outcome["path"]).metrics_dataframe
+    frame = Result.from_path(outcome["path"]).dataframe(ranks="all")
     assert frame["ranks"].tolist() == [2, 2]
     modules = dict(zip(frame["rank"], frame["module"], strict=True))
     assert modules[told[nodes.near.name][0]] == str(nodes.launch / "users_module.py")
     assert modules[told[nodes.far.name][0]].startswith(os.environ["XDG_RUNTIME_DIR"])
+    assert frame["cwd"].tolist() == [os.path.dirname(module) for module in frame["module"]]
     saved = {path.name: path.read_text() for path in Path(outcome["checkpoint"]).glob("rank-*")}
     assert saved == {"rank-0": "hello", "rank-1": "hello"}, "both machines brought their shares"
 
@@ -129,7 +129,7 @@ def test_a_node_that_cannot_reach_the_run_is_refused_with_the_address_it_tried(
 ) -> None:
     hurried = tmp_path / "hurried"
     hurried.mkdir()
-    (hurried / "sitecustomize.py").write_text("from powertrain import wire\nwire.Link.REACH_WITHIN = 2.0\n")
+    (hurried / "sitecustomize.py").write_text("from powertrain import wire\nwire.Link.REACH_WITHIN = 6.0\n")
     port = free_port()
     trainer = fits.trainer(
         clustered.counts_until_told, "ray", name="blocked", port=port, train_loop_config={"pace": 0.1}
@@ -179,7 +179,7 @@ def test_a_killed_driver_leaves_nothing_on_other_machines(fits: Any, nodes: Node
     finally:
         driver.kill()
         driver.wait()
-    await_nothing_left(nodes, within=10.0)
+    await_nothing_left(nodes, GONE_WITHIN)
 
 
 def rank_on(node: NetworkNode, fits: Any) -> tuple[int, dict[str, Any]]:
@@ -244,7 +244,7 @@ def test_a_network_that_stays_cut_ends_that_node_before_the_run_goes_on_without_
         cut = time.time()
         nodes.network.cut(nodes.far)
         again = run.fact(fits, "cut", ev.AttemptStarted, attempt=1)
-        assert again.time - cut < LOST_AFTER + 5.0
+        assert again.time - cut < LOST_AFTER + 15.0
         assert not psutil.pid_exists(place["pid"]), "nobody works on for a run that goes on elsewhere"
         assert not psutil.pid_exists(place["server"])
         nodes.network.heal(nodes.far)

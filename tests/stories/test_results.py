@@ -17,10 +17,10 @@ import story
 
 import powertrain
 from powertrain import CheckpointConfig, PreemptedError, Result, TrainingFailedError
-from powertrain.engine.local import runtime_root
 from powertrain.errors import StorageError
 from powertrain.run import control
 from powertrain.storage import signed
+from powertrain.storage.files.private_roots import runtime_root
 
 
 def ended(fits: Any, how: str) -> Result:
@@ -47,6 +47,7 @@ def stop_once_it_goes_on() -> None:
     assert list(control.ask_run(live.directory, control.Stop(by="a story")))
 
 
+@pytest.mark.smoke
 def test_who_reads_it_later_hears_what_the_caller_of_fit_was_told(fits: Any) -> None:
     results = [ended(fits, how) for how in ("finished", "failed", "preempted")]
     for told in ("rank 0 goes on", "rank 1 goes on"):

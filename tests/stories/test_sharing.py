@@ -14,10 +14,11 @@ import sharing
 from tests.engine.test_ledger import Book
 
 import powertrain
-from powertrain.engine import claims, local, resources
+from powertrain.engine import claims, resources
 from powertrain.engine import ledger as ledgers
 from powertrain.engine.base import SlotShape
 from powertrain.engine.resources import Machine
+from powertrain.storage.files import private_roots
 
 #: Starts a driver of a run with this name and these wishes.
 Start = Callable[..., Any]
@@ -56,6 +57,7 @@ def await_reason(driver: Any, stories: Any, name: str, words: str) -> None:
     driver._await(lambda: any(words in reason for reason in reasons(stories, name)), words, 60)
 
 
+@pytest.mark.smoke
 def test_three_runs_and_one_gpu_whose_holder_is_killed(start: Start, stories: Any) -> None:
     first = start("first", use_gpu=True)
     first.await_told("first uses it")
@@ -123,6 +125,10 @@ def test_ctrl_c_in_the_line_ends_the_run_and_gives_up_its_place(
     holder.give_back("holder")
 
 
+def nobody_hears(_: object) -> None:
+    """For what a ledger tells of."""
+
+
 def assert_only_held(stories: Any) -> None:
     """The holder has what it has, nobody stands in line, and no worker was started."""
     left = list((stories.runtime / "powertrain" / "claims").iterdir())
@@ -145,7 +151,9 @@ def assert_only_held(stories: Any) -> None:
 def test_what_was_asked_for_by_name_is_waited_for(
     start: Start, stories: Any, holder: Book, held: tuple[int, SlotShape], wants: dict[str, float], words: str
 ) -> None:
-    holder.ledger.claim(ledgers.Request("h", "h", "run holder", "here", machine(), *held), len, len)
+    holder.ledger.claim(
+        ledgers.Request("h", "h", "run holder", "here", machine(), *held), nobody_hears, nobody_hears
+    )
     driver = start("patient", resources_per_worker=wants)
     await_reason(driver, stories, "patient", words)
     for _ in range(held[0]):
@@ -170,7 +178,7 @@ def pretended_gpu() -> Iterator[None]:
 
 @pytest.mark.usefixtures("pretended_gpu")
 def test_a_task_waits_in_the_same_line_as_runs_do() -> None:
-    holder = Book(local.runtime_root())
+    holder = Book(private_roots.runtime_root())
     holder.claim("holder", machine=ONE_GPU)
 
     @powertrain.remote(num_gpus=1)

@@ -31,6 +31,7 @@ from powertrain import (
     UserCallback,
 )
 from powertrain.checkpoint import commit
+from powertrain.errors import CheckpointError
 from powertrain.result import Result
 from powertrain.run import controller, journal, lease, shipping
 from powertrain.run import events as ev
@@ -324,7 +325,13 @@ def test_fit_returns_at_the_deadline_and_says_where_the_files_are(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     be_brief_at_the_end(monkeypatch)
-    with Story(tmp_path, proxy.uri("gone"), last=3, sync_config=SyncConfig(sync_timeout=3)) as story:
+    with Story(
+        tmp_path,
+        proxy.uri("gone"),
+        last=3,
+        sync_config=SyncConfig(sync_timeout=3),
+        checkpoint_config=CheckpointConfig(on_lost="warn"),
+    ) as story:
         first_is_committed(story)
         proxy.refuse()
         story.go(2, 3)
@@ -351,7 +358,8 @@ def test_what_storage_has_not_taken_at_the_end_stays_although_it_was_tried_long_
         proxy.refuse()
         story.go(2)
         story.until(lambda: story.facts(ev.UploadLagged), "a word about the lag")
-        story.result()
+        with pytest.raises(CheckpointError, match="refused"):
+            story.result()
 
     (failed,) = story.facts(ev.CheckpointFailed)
     check_files_stayed(spool, failed)
@@ -375,6 +383,7 @@ def fit_again(tmp_path: Path, uri: str, last: int) -> tuple[Result, Story]:
         return story.result(), story
 
 
+@pytest.mark.smoke
 def test_a_second_start_goes_on_from_what_is_in_the_bucket(
     s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ import ast
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,7 @@ from powertrain.engine import resources
 from powertrain.errors import ConfigError, ResourceError, TaskError
 
 
-@pytest.fixture(params=["here", "on the cluster"])
-def place(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where tasks run. This process is connected for one story only: the others are this machine's."""
-    if request.param == "here":
-        yield "here"
-        return
-    pytest.importorskip("ray")
-    nodes = request.getfixturevalue("ray_nodes")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONBREAKPOINT", "")  # Ray changes it, and leaves it changed
-        powertrain.init(address=nodes.address)
-        try:
-            yield "on the cluster"
-        finally:
-            powertrain.shutdown()
-
-
+@pytest.mark.smoke
 def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value(place: str) -> None:
     @powertrain.remote
     def add(a: int, b: int = 1) -> tuple[int, int]:
@@ -51,7 +34,7 @@ def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value(place: str) -> 
 
 
 @pytest.mark.usefixtures("place")
-def test_an_error_in_a_task_is_told_with_its_traceback() -> None:
+def test_an_error_in_a_task_is_told_with_its_traceback_and_caught_by_its_class() -> None:
     @powertrain.remote
     def divide(a: int) -> float:
         return a / 0
@@ -59,6 +42,20 @@ def test_an_error_in_a_task_is_told_with_its_traceback() -> None:
     with pytest.raises(TaskError, match="ZeroDivisionError") as error:
         powertrain.get(divide.remote(1))
     assert "return a / 0" in str(error.value)
+    assert isinstance(error.value, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        powertrain.get(divide.remote(divide.remote(1)))
+
+
+def test_options_of_a_cluster_do_not_keep_a_task_from_running_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"max_retries": 2, "memory": 2**20, "runtime_env": {"env_vars": {"FLAVOUR": "plain"}}}
+    task = powertrain.remote(**options)(os.getenv)
+    assert powertrain.get(task.remote("FLAVOUR")) == "plain"
+    assert "without effect on one machine: max_retries" in caplog.text
+    with pytest.raises(ConfigError, match=r"no option 'nun_gpus'. Did you mean 'num_gpus'\?"):
+        powertrain.remote(nun_gpus=1)(os.getenv)
 
 
 def test_the_death_of_a_task_is_decoded() -> None:
@@ -124,7 +121,7 @@ def test_init_takes_what_rays_takes_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("amount", [float("inf"), float("nan"), -1, "2", True, None])
 def test_init_refuses_resources_that_no_other_process_could_be_told_of(amount: Any) -> None:
-    with pytest.raises(ConfigError, match=r"init\(resources=\{'license': .*\}\) is no amount"):
+    with pytest.raises(ConfigError, match=r"init\(resources=\{'license': .*\}\) is not an amount"):
         powertrain.init("local", resources={"license": amount})
     with pytest.raises(ConfigError, match="the GPUs of this machine are counted by themselves"):
         powertrain.init("local", resources={"GPU": 2})

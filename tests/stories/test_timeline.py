@@ -35,6 +35,7 @@ def assert_phases_add_up(fact: ev.StartupMeasured) -> None:
         assert sum(seconds[column] for seconds in fact.phases.values()) <= fact.seconds + tolerance
 
 
+@pytest.mark.smoke
 def test_every_second_from_fit_to_the_first_step_is_accounted_for(
     fits: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,36 @@ def test_good_runs_one_after_another(torchrun: Any, stories: Any) -> None:
     assert follower["stop"]["raised"] == ""
 
 
+def test_two_agents_on_one_host_keep_the_ranks_that_torchrun_gave(stories: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    agents = [
+        stories.start(
+            "compare_places",
+            "torchrun",
+            torchrun=[
+                *(
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--nnodes=2",
+                    f"--nproc-per-node={processes}",
+                ),
+                *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"),
+                *("--local-addr=127.0.0.1", "--max-restarts=0"),
+            ],
+        )
+        for processes in (1, 2)
+    ]
+    assert [agent.ended() for agent in agents] == [0, 0], [agent.output for agent in agents]
+
+    places = [json.loads((stories.root / f"place-{rank}").read_text()) for rank in range(3)]
+    told = [place["told"] for place in places]
+    assert told == [place["launcher"] for place in places]
+    assert sorted(place["LOCAL_WORLD_SIZE"] for place in told) == [1, 2, 2]
+    assert {place["GROUP_RANK"] for place in told} == {0, 1}
+
+
 def test_an_exception_beside_a_collective_names_the_users_line(torchrun: Any, stories: Any) -> None:
     driver = torchrun("raise_beside_a_collective")
     assert driver.ended() != 0
@@ -55,7 +88,7 @@ def test_an_exception_beside_a_collective_names_the_users_line(torchrun: Any, st
     first = failed.failures[0]
     assert (first.rank, first.error_type, first.message) == (1, "ValueError", "shard 7 is empty")
     assert (first.file, first.line) == (loops.__file__, line)
-    assert "TrainingFailedError: Rank 1 raised ValueError: shard 7 is empty" in driver.output
+    assert "WorkerGroupError: Rank 1 raised ValueError: shard 7 is empty" in driver.output
     assert Result.from_path(stories.storage / "raises").state == "failed"
 
 

@@ -76,7 +76,7 @@ def test_every_row_comes_once_over_two_starts_and_no_block_stays(tmp_path: Path)
     assert (position.epoch, position.position, position.rows) == (0, 14, 40)
 
     _run(script, temporary, 100)
-    frame = Result.from_path(result.path).metrics_dataframe
+    frame = Result.from_path(result.path).dataframe(ranks="all")
     rows = [row for rows in frame["rows"] for row in rows]
     assert sorted(rows) == list(range(40))
     assert rows != sorted(rows)

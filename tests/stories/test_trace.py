@@ -11,7 +11,7 @@ import pytest
 import story as stage
 import traced
 from tests.s3_server import S3Server
-from tests.stories.engines import ON_ALL, ON_BOTH, ranks
+from tests.stories.engines import ON_BOTH, on, ranks
 from typer.testing import CliRunner
 
 from powertrain import DataParallelTrainer, RunConfig, ScalingConfig, TraceConfig
@@ -27,7 +27,7 @@ def recorded(run: Path) -> dict[int, list[int]]:
     return {rank: table["step"].tolist() for rank, table in found[max(found)].items()} if found else {}
 
 
-@ON_ALL
+@on("local", "inline", "ray", smoke=["local", "inline"])
 def test_a_run_says_at_its_end_what_it_spent_its_time_on(
     fits: Any, engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,17 +117,17 @@ def test_the_record_of_a_resumed_run_goes_on_and_its_old_summary_goes(fits: Any)
 def test_findings_are_said_while_a_run_goes_on(
     fits: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from powertrain.diagnosis import live
+    from powertrain.diagnosis import live, recorded
 
     looks: list[int] = []
     monkeypatch.setattr(live, "EVERY", 0.3)
-    found = live.recorded.report_of
+    found = recorded.report_of
 
     def counted(*args: Any) -> Any:
         looks.append(1)
         return found(*args)
 
-    monkeypatch.setattr(live.recorded, "report_of", counted)
+    monkeypatch.setattr(recorded, "report_of", counted)
     config = {"steps": 400, "seconds": 0.005}
     fits.trainer(traced.steps, train_loop_config=config, name="live", trace=TraceConfig(mode="cli")).fit()
     assert looks
@@ -144,7 +144,7 @@ def test_a_run_in_a_bucket_is_recorded_there(s3: S3Server, tmp_path: Path) -> No
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(name="in-a-bucket", storage_path=s3.uri("runs")),
         ).fit()
-    found = store.read(open_storage(result.path))
+    found = store.read(open_storage(result.path, filesystem=result.filesystem))
     assert {rank: len(table) for rank, table in found.steps[0].items()} == {0: 150, 1: 150}
     assert result.findings
-    assert Result.from_path(result.path).findings == result.findings
+    assert Result.from_path(result.path, result.filesystem).findings == result.findings

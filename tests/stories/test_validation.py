@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import validating
-from tests.stories.engines import ON_ALL, ON_ONE_MACHINE
+from tests.stories.engines import ON_ALL, ON_ONE_MACHINE, on
 
 from powertrain import CheckpointConfig, DataParallelTrainer, ValidationConfig, ValidationTaskConfig
 from powertrain.checkpoint import commit
@@ -59,24 +59,25 @@ def is_alive(pid: str) -> bool:
         return False
 
 
-@ON_ALL
+@on("local", "inline", "ray", smoke=["local", "inline"])
 def test_the_metrics_of_a_validation_join_its_checkpoint(fits: Any, engine: str) -> None:
+    usual = {"best": 2, "distance": lambda epochs: abs(epochs) * 10}
     config = ValidationConfig(
-        fn=validating.score, task_config=ValidationTaskConfig(fn_kwargs={"best": 2}, timeout_s=60)
+        fn=validating.score, task_config=ValidationTaskConfig(fn_kwargs=usual, timeout_s=60)
     )
     outcome = fit(fits, engine, config, {"task": {"fn_kwargs": {"best": 1}}})
 
     assert (outcome["raised"], outcome["metrics"]) == ("", {"epoch": 2})
     result = Result.from_path(outcome["path"])
-    assert [(m["epoch"], m["score"]) for _, m in result.best_checkpoints] == [(0, -1), (1, 0), (2, -1)]
+    assert [(m["epoch"], m["score"]) for _, m in result.best_checkpoints] == [(0, -10), (1, 0), (2, -10)]
     best = result.get_best_checkpoint("score", "max")
     assert best is not None
     assert validating.epoch_of(best) == 1
     assert statuses(outcome) == ["VALIDATED"] * 3
     assert [(fact.row, fact.metrics["score"], fact.reason) for fact in ended(fits)] == [
-        (1, -1, ""),
+        (1, -10, ""),
         (2, 0, ""),
-        (3, -1, ""),
+        (3, -10, ""),
     ]
     pids = {metrics["validated_by"] for _, metrics in result.best_checkpoints}
     assert len(pids) == 3
@@ -107,30 +108,48 @@ def test_a_validation_whose_process_dies_fails_alone(fits: Any, engine: str) -> 
     assert "was killed by SIGKILL" in ended(fits)[0].reason
 
 
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (validating.return_a_number, "returned a float, not a dict of metrics"),
-        (validating.return_an_object, "'model' is a builtins.object"),
-    ],
-)
-def test_what_is_no_dict_of_metrics_is_a_failure_that_says_so(fits: Any, function: Any, words: str) -> None:
-    outcome = fit(fits, "local", ValidationConfig(fn=function))
+def test_what_is_no_dict_of_metrics_is_a_failure_that_says_so(fits: Any) -> None:
+    outcome = fit(fits, "local", ValidationConfig(fn=validating.return_a_number))
 
     assert statuses(outcome) == ["VALIDATION_FAILED"] * 3
-    assert words in ended(fits)[0].reason
+    assert "returned a float, not a dict of metrics" in ended(fits)[0].reason
+
+
+def test_a_value_of_a_validation_that_cannot_be_kept_is_left_out_with_one_warning(
+    fits: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome = fit(fits, "local", ValidationConfig(fn=validating.return_an_object))
+
+    assert statuses(outcome) == ["VALIDATED"] * 3
+    assert [fact.metrics for fact in ended(fits)] == [{"score": 1}] * 3
+    shown = " ".join(capfd.readouterr().out.split())
+    assert shown.count("Validation: The metric 'model' is a builtins.object, so it was left out") == 1
+
+
+@on("local", "inline", "ray")
+def test_a_validation_function_may_run_a_trainer_of_its_own(fits: Any, engine: str, directory: Path) -> None:
+    config = ValidationConfig(
+        fn=validating.score_with_a_trainer,
+        task_config=ValidationTaskConfig(fn_kwargs={"directory": str(directory)}),
+    )
+    outcome = fit(fits, engine, config)
+
+    assert statuses(outcome) == ["VALIDATED"] * 3
+    result = Result.from_path(outcome["path"])
+    assert [metrics["doubled"] for _, metrics in result.best_checkpoints] == [0, 2, 4]
+    assert [metrics["workers"] for _, metrics in result.best_checkpoints] == [2, 2, 2]
 
 
 @ON_ALL
 def test_a_validation_that_takes_too_long_is_ended_with_all_it_started(
     fits: Any, engine: str, directory: Path
 ) -> None:
-    config = ValidationConfig(fn=validating.sleep_with_a_child, task_config=ValidationTaskConfig(timeout_s=4))
+    config = ValidationConfig(fn=validating.sleep_with_a_child, task_config=ValidationTaskConfig(timeout_s=8))
     outcome = fit(fits, engine, config, {"epochs": 1})
 
     assert outcome["raised"] == ""
     assert statuses(outcome) == ["VALIDATION_TIMEOUT"]
-    assert "timeout_s=4 s" in ended(fits)[0].reason
+    assert "timeout_s=8 s" in ended(fits)[0].reason
     assert not [pid for pid in (directory / "asleep").read_text().split() if is_alive(pid)]
 
 

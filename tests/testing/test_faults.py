@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -250,7 +250,7 @@ def test_a_rank_killed_at_a_report_is_killed_once_so_that_the_run_recovers(
     result = fit(six_reports, Fault(Step(rank=1, step=3), Kill()), max_failures=1)
     assert result.state == "finished"
     assert places(here) == [("rank-1", "attempt-0/report/3")]
-    kept = result.metrics_dataframe
+    kept = result.dataframe(ranks="all")
     assert set(kept[kept["rank"] == 1]["attempt"]) == {1}
 
 
@@ -308,7 +308,7 @@ def test_steps_of_the_optimizer_and_batches_of_the_loader_are_places_too(
 
 
 def test_a_hang_lasts_as_long_as_it_is_told_to_in_whatever_it_hangs(fit: Callable[..., Any]) -> None:
-    kinds = ("sleep", "lock", "loop", "gil", "c")
+    kinds: tuple[Literal["sleep", "lock", "loop", "gil", "c"], ...] = ("sleep", "lock", "loop", "gil", "c")
 
     def ticking_reports() -> list[tuple[float, int]]:
         """How long each report took, and how often another thread was able to run in that time."""
@@ -431,8 +431,8 @@ def test_a_script_arrives_as_it_was_written(script: list[Fault]) -> None:
         (Step(rank=0, step=0), Kill(), "counted from 1"),
         (Step(rank=-1, step=1), Kill(), "counted from 0"),
         (Step(rank=0, step=1, attempt=-1), Kill(), "counted from 0"),
-        (Step(rank=0, step=1, at="forward"), Kill(), "report, optimizer, batch"),
-        (Step(rank=0, step=1), Hang("disk"), "sleep, lock, loop, gil, c"),
+        (Step(rank=0, step=1, at="forward"), Kill(), "report, optimizer, batch"),  # type: ignore[arg-type]
+        (Step(rank=0, step=1), Hang("disk"), "sleep, lock, loop, gil, c"),  # type: ignore[arg-type]
         (Step(rank=0, step=1), Hang(seconds=-1.0), "less than none"),
         (Step(rank=0, step=1), Slow(-0.1), "less than none"),
         (Step(rank=0, step=1), Raise(error="NoSuchError"), "no built-in exception"),

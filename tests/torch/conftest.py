@@ -16,8 +16,11 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from tests.torch.lone_rank import session_of
 
 from powertrain.backend import Worker, WorkerMetadata
+from powertrain.worker import context
+from powertrain.worker.context import Session
 
 
 class ForkedGroup:
@@ -119,3 +122,19 @@ def forked(
     for group in groups:
         group.close()
     cloudpickle.unregister_pickle_by_value(request.module)
+
+
+@pytest.fixture
+def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+    """Be this rank of that many."""
+
+    def become(rank: int, world_size: int, positions: dict[str, Any] | None = None, **place: Any) -> Session:
+        session = session_of(rank, world_size, positions, **place)
+        monkeypatch.setattr(context, "_session", session)
+        return session
+
+    from powertrain.torch import prepare  # loads torch, which most of these tests do in other processes
+
+    monkeypatch.setattr(prepare, "_settings", prepare._Settings())
+    become(0, 1)
+    return become

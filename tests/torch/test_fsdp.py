@@ -169,7 +169,7 @@ def test_a_sharded_model_trains_like_a_replicated_one(ranks: Callable[[int], Any
 def test_the_members_of_module_lists_are_sharded_by_themselves(ranks: Callable[[int], Any]) -> None:
     def look() -> Any:
         net = Transformer()
-        model = prepare_model(net, parallel_strategy="fsdp")
+        model: Any = prepare_model(net, parallel_strategy="fsdp")
         again = prepare_model(model, parallel_strategy="fsdp")
         return (
             [name for name, part in model.named_modules() if isinstance(part, FSDPModule)],

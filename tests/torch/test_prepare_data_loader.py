@@ -7,14 +7,14 @@ import random
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.torch.lone_rank import counting, session_of
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -44,32 +44,10 @@ from powertrain.torch.data_loader import (
     share,
 )
 from powertrain.worker import batch_plan, context
-from powertrain.worker.context import Place, Session
-from powertrain.worker.progress import Gate, progress
+from powertrain.worker.context import Session
+from powertrain.worker.progress import progress
 
 Pair = namedtuple("Pair", "left right")
-
-
-def session_of(rank: int, world_size: int, positions: dict[str, Any] | None = None, **place: Any) -> Session:
-    """A rank's session without a run: what it would tell the user is put into ``service.said``."""
-    said: list[str] = []
-    service: Any = SimpleNamespace(row=0, said=said, post=lambda message: said.append(message.message))
-    where = Place(rank=rank, world_size=world_size, data_positions=positions or {}, **place)
-    return Session(where, service, Gate())
-
-
-@pytest.fixture
-def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
-    """Be this rank of that many."""
-
-    def become(rank: int, world_size: int, positions: dict[str, Any] | None = None, **place: Any) -> Session:
-        session = session_of(rank, world_size, positions, **place)
-        monkeypatch.setattr(context, "_session", session)
-        return session
-
-    monkeypatch.setattr(prepare, "_settings", prepare._Settings())
-    become(0, 1)
-    return become
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +98,7 @@ def together(loaders: list[Any]) -> list[int]:
 def test_every_row_comes_exactly_once_when_ranks_divide_them(
     on_ranks: Callable[..., list[Any]], world_size: int, shuffle: bool
 ) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(24), batch_size=4, shuffle=shuffle), world_size)
+    loaders = on_ranks(lambda: DataLoader(counting(24), batch_size=4, shuffle=shuffle), world_size)
     parts = shares(loaders)
     assert sorted(row for part in parts for row in part) == list(range(24))
     assert {len(part) for part in parts} == {24 // world_size}
@@ -138,7 +116,7 @@ def weighed(loader: Any) -> list[tuple[list[int], float]]:
 def test_the_last_step_has_what_is_left_and_its_parts_count_by_their_rows(
     on_ranks: Callable[..., list[Any]],
 ) -> None:
-    parts = [weighed(loader) for loader in on_ranks(lambda: DataLoader(range(17), batch_size=4), 3)]
+    parts = [weighed(loader) for loader in on_ranks(lambda: DataLoader(counting(17), batch_size=4), 3)]
     assert [len(part) for part in parts] == [2, 2, 2]
     assert [rows for part in parts for rows, weight in part[:1]] == [
         [0, 1, 2, 3],
@@ -150,20 +128,20 @@ def test_the_last_step_has_what_is_left_and_its_parts_count_by_their_rows(
 
 
 def test_a_rank_without_a_row_gets_a_filler_that_counts_nothing(on_ranks: Callable[..., list[Any]]) -> None:
-    parts = [weighed(loader) for loader in on_ranks(lambda: DataLoader(range(7), batch_size=2), 3)]
+    parts = [weighed(loader) for loader in on_ranks(lambda: DataLoader(counting(7), batch_size=2), 3)]
     assert [part[-1] for part in parts] == [([6], 0.0), ([6], 0.0), ([6], 3.0)]
 
 
 def test_drop_last_leaves_the_smaller_step_out(on_ranks: Callable[..., list[Any]]) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(17), batch_size=4, drop_last=True), 2)
+    loaders = on_ranks(lambda: DataLoader(counting(17), batch_size=4, drop_last=True), 2)
     assert sorted(together(loaders)) == list(range(16))
-    loaders = on_ranks(lambda: DataLoader(range(17), batch_size=3, drop_last=True), 2, tail="partial")
+    loaders = on_ranks(lambda: DataLoader(counting(17), batch_size=3, drop_last=True), 2, tail="partial")
     assert sorted(together(loaders)) == list(range(17)), "tail= says otherwise"
     assert [len(loader) for loader in loaders] == [3, 3]
 
 
 def test_the_order_is_that_of_powertrains_own_data(on_ranks: Callable[..., list[Any]]) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(50), batch_size=4, shuffle=True), 3, seed=7)
+    loaders = on_ranks(lambda: DataLoader(counting(50), batch_size=4, shuffle=True), 3, seed=7)
     steps = list(zip(*[weighed(loader) for loader in loaders], strict=True))
     found = [row for step in steps for rows, weight in step if weight for row in rows]
     expected = EpochOrder([50], seed=7, epoch=0, shuffle="rows")
@@ -175,7 +153,7 @@ def test_a_global_batch_has_the_same_rows_at_any_number_of_workers(
     on_ranks: Callable[..., list[Any]], shuffle: bool
 ) -> None:
     def steps(world_size: int) -> list[set[int]]:
-        make = lambda: DataLoader(range(45), batch_size=1, shuffle=shuffle)  # noqa: E731
+        make = lambda: DataLoader(counting(45), batch_size=1, shuffle=shuffle)  # noqa: E731
         loaders = on_ranks(make, world_size, global_batch_size=10, seed=3)
         assert {len(loader) for loader in loaders} == {5}
         assert {loader.batch_size for loader in loaders} == {-(-10 // world_size)}
@@ -186,7 +164,7 @@ def test_a_global_batch_has_the_same_rows_at_any_number_of_workers(
 
 
 def test_carried_rows_begin_the_next_epoch(on_ranks: Callable[..., list[Any]]) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(10), batch_size=2), 2, tail="carry")
+    loaders = on_ranks(lambda: DataLoader(counting(10), batch_size=2), 2, tail="carry")
     first, second, third = (
         [
             list(step)
@@ -260,7 +238,7 @@ def test_very_many_rows_are_shuffled_in_pieces(
 ) -> None:
     monkeypatch.setattr(data_loader, "_ROWS_IN_ONE_PERMUTATION", 500)
     monkeypatch.setattr(order, "MOST_SHUFFLED", 64)
-    loaders = on_ranks(lambda: DataLoader(range(1001), batch_size=32, shuffle=True), 3)
+    loaders = on_ranks(lambda: DataLoader(counting(1001), batch_size=32, shuffle=True), 3)
     assert {loader.state_dict()["shuffle"] for loader in loaders} == {"blocks"}
     first, second = (together(loaders) for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(1001))
@@ -275,10 +253,10 @@ def test_millions_of_rows_begin_without_a_permutation_of_them_all(
     monkeypatch.setattr(
         order,
         "permutation",
-        lambda size, *key: made.append(size) or permutation(size, *key),  # type: ignore[func-returns-value]
+        lambda size, *key: made.append(size) or permutation(size, *key),
     )
     count = 2**24 + 1
-    loader = on_ranks(lambda: DataLoader(range(count), batch_size=4, shuffle=True), 8)[3]
+    loader = on_ranks(lambda: DataLoader(counting(count), batch_size=4, shuffle=True), 8)[3]
     batch = next(iter(loader)).tolist()
     assert len(set(batch)) == 4
     assert 0 <= min(batch) <= max(batch) < count
@@ -294,7 +272,7 @@ def place_of(loader: Any) -> tuple[int, int]:
 
 
 def test_the_state_is_that_of_the_last_batch_handed_out(on_ranks: Callable[..., list[Any]]) -> None:
-    loader = on_ranks(lambda: DataLoader(range(10), batch_size=2), 2)[0]
+    loader = on_ranks(lambda: DataLoader(counting(10), batch_size=2), 2)[0]
     assert (place_of(loader), loader.epoch) == ((0, 0), 0)
     batches = iter(loader)
     assert place_of(loader) == (0, 0)
@@ -312,22 +290,23 @@ def test_the_state_is_that_of_the_last_batch_handed_out(on_ranks: Callable[..., 
 
 
 def test_an_abandoned_epoch_is_followed_by_the_next(on_ranks: Callable[..., list[Any]]) -> None:
-    loader = on_ranks(lambda: DataLoader(range(10)), 1)[0]
-    for _ in loader:
-        break
+    loader = on_ranks(lambda: DataLoader(counting(10)), 1)[0]
+    for row in loader:
+        if row == 1:
+            break
     assert place_of(loader) == (1, 0)
     iter(loader)
-    assert place_of(loader) == (2, 0), "dropped before its first batch"
+    assert place_of(loader) == (1, 0), "dropped before its first batch, so it was not begun"
     kept = iter(loader)
-    next(kept)
-    assert place_of(loader) == (2, 1)
+    next(kept), next(kept)
+    assert place_of(loader) == (1, 2)
     again = iter(loader)
-    next(again)
-    assert place_of(loader) == (3, 1), "a new iteration gives the live one up"
+    next(again), next(again)
+    assert place_of(loader) == (2, 2), "a new iteration gives the live one up"
     next(kept)
-    assert place_of(loader) == (3, 1), "and what is left of that does not count"
+    assert place_of(loader) == (2, 2), "and what is left of that does not count"
     again.close()
-    assert place_of(loader) == (4, 0)
+    assert place_of(loader) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +315,7 @@ def test_an_abandoned_epoch_is_followed_by_the_next(on_ranks: Callable[..., list
 def test_what_loader_processes_fetch_ahead_does_not_count(
     on_ranks: Callable[..., list[Any]], options: dict[str, Any]
 ) -> None:
-    make = lambda **options: DataLoader(range(40), batch_size=2, shuffle=True, **options)  # noqa: E731
+    make = lambda **options: DataLoader(counting(40), batch_size=2, shuffle=True, **options)  # noqa: E731
     plain = on_ranks(lambda: make(), 2, seed=4)[1]
     expected = [rows(plain) for _ in range(3)]
     loader = on_ranks(lambda: make(**options), 2, seed=4)[1]
@@ -361,11 +340,11 @@ def test_a_loader_goes_on_at_any_number_of_workers(data: Any) -> None:
     epochs: dict[int, list[int]] = {0: [], 1: []}
     while state is None or state["epoch"] < 2:
         world_size = data.draw(st.integers(1, 4))
-        loaders = []
+        loaders: list[Any] = []
         for rank in range(world_size):
             context.open_session(session_of(rank, world_size))
             loaders.append(
-                prepare_data_loader(DataLoader(range(count), batch_size=batch, shuffle=True), seed=9)
+                prepare_data_loader(DataLoader(counting(count), batch_size=batch, shuffle=True), seed=9)
             )
         context.close_session()
         for loader in loaders:
@@ -373,7 +352,7 @@ def test_a_loader_goes_on_at_any_number_of_workers(data: Any) -> None:
                 loader.load_state_dict(state)
         laps = [iter(loader) for loader in loaders]
         for _ in range(data.draw(st.integers(1, 12))):
-            epoch, batches = loaders[0].epoch, []
+            epoch, batches = loaders[0].epoch, list[tuple[Any, float]]()
             for lap in laps:
                 batches.append((next(lap, None), batch_plan.gradient_weight.value))
             if batches[0][0] is None:
@@ -422,7 +401,7 @@ def test_a_position_in_other_data_is_refused(on_ranks: Callable[..., list[Any]])
     ):
         loader.load_state_dict(state)
     with pytest.raises(DataChangedError, match="is a range with 10 rows now"):
-        on_ranks(lambda: DataLoader(range(10)), 1)[0].load_state_dict(state)
+        on_ranks(lambda: DataLoader(counting(10)), 1)[0].load_state_dict(state)
     assert rows(loader) == list(range(11)), "and changes nothing"
 
 
@@ -440,7 +419,7 @@ def test_changed_data_may_begin_its_epoch_again(as_rank: Callable[..., Session])
 
 @pytest.mark.parametrize("state", [{}, None, {"epoch": 3}, {"v": 2}])
 def test_what_is_no_state_is_refused(on_ranks: Callable[..., list[Any]], state: Any) -> None:
-    loader = on_ranks(lambda: DataLoader(range(10)), 1)[0]
+    loader = on_ranks(lambda: DataLoader(counting(10)), 1)[0]
     if state == {"v": 2}:
         state = {**loader.state_dict(), **state}
     with pytest.raises(DataError):
@@ -448,23 +427,23 @@ def test_what_is_no_state_is_refused(on_ranks: Callable[..., list[Any]], state: 
 
 
 def test_an_epoch_under_way_goes_on_as_it_was_begun(on_ranks: Callable[..., list[Any]]) -> None:
-    shuffled = on_ranks(lambda: DataLoader(range(20), batch_size=4, shuffle=True), 1)[0]
+    shuffled = on_ranks(lambda: DataLoader(counting(20), batch_size=4, shuffle=True), 1)[0]
     first, rest = rows(shuffled), []
     shuffled.sampler.set_epoch(0)
     batches = iter(shuffled)
     next(batches)
-    plain = on_ranks(lambda: DataLoader(range(20), batch_size=4), 1)[0]
+    plain = on_ranks(lambda: DataLoader(counting(20), batch_size=4), 1)[0]
     plain.load_state_dict(shuffled.state_dict())
     rest = rows(plain)
     assert rest == first[4:]
     assert rows(plain) == list(range(20)), "the next is its own again"
-    other = on_ranks(lambda: DataLoader(range(20), batch_size=4, shuffle=True), 1, seed=77)[0]
-    with pytest.raises(DataError, match="cannot go on with seed 77"):
+    other = on_ranks(lambda: DataLoader(counting(20), batch_size=4, shuffle=True), 1, seed=77)[0]
+    with pytest.raises(DataError, match="cannot continue with seed 77"):
         other.load_state_dict(shuffled.state_dict())
 
 
 def test_epochs_go_on_where_the_loader_is(on_ranks: Callable[..., list[Any]]) -> None:
-    loader = on_ranks(lambda: DataLoader(range(4), batch_size=2), 1)[0]
+    loader = on_ranks(lambda: DataLoader(counting(4), batch_size=2), 1)[0]
     seen = []
     for epoch in loader.epochs(3):
         for batch in loader:
@@ -483,7 +462,7 @@ def test_epochs_go_on_where_the_loader_is(on_ranks: Callable[..., list[Any]]) ->
 
 
 def test_a_restarted_run_goes_on_by_itself(as_rank: Callable[..., Session]) -> None:
-    make = lambda: DataLoader(range(24), batch_size=2, shuffle=True)  # noqa: E731
+    make = lambda: DataLoader(counting(24), batch_size=2, shuffle=True)  # noqa: E731
     session = as_rank(0, 2)
     train, evaluation, third = (
         prepare_data_loader(make()),
@@ -505,10 +484,10 @@ def test_a_restarted_run_goes_on_by_itself(as_rank: Callable[..., Session]) -> N
 
 
 def test_a_loader_that_is_not_used_yet_keeps_its_saved_place(as_rank: Callable[..., Session]) -> None:
-    prepared: Any = prepare_data_loader(DataLoader(range(24)))
+    prepared: Any = prepare_data_loader(DataLoader(counting(24)))
     saved = {"loader": {**prepared.state_dict(), "epoch": 3, "position": 7}}
     session = as_rank(0, 1, saved)
-    loader: Any = prepare_data_loader(DataLoader(range(24)))
+    loader: Any = prepare_data_loader(DataLoader(counting(24)))
     session.data.described()
     session.data.checkpoint_was_asked_for()
     session.data.described()
@@ -522,9 +501,9 @@ def test_a_loader_that_is_not_used_yet_keeps_its_saved_place(as_rank: Callable[.
 def test_a_loop_that_never_asks_for_its_checkpoint_begins_anew_and_is_told(
     as_rank: Callable[..., Session],
 ) -> None:
-    prepared: Any = prepare_data_loader(DataLoader(range(24)))
+    prepared: Any = prepare_data_loader(DataLoader(counting(24)))
     session = as_rank(0, 1, {"loader": {**prepared.state_dict(), "epoch": 3, "position": 7}})
-    loader = prepare_data_loader(DataLoader(range(24)))
+    loader = prepare_data_loader(DataLoader(counting(24)))
     assert rows(loader) == list(range(24))
     assert len(session.service.said) == 1  # type: ignore[attr-defined]
 
@@ -535,10 +514,10 @@ def test_a_loop_that_never_asks_for_its_checkpoint_begins_anew_and_is_told(
 def test_set_epoch_of_the_epoch_under_way_goes_on_with_its_rest(
     as_rank: Callable[..., Session], told: int, expected: list[int]
 ) -> None:
-    prepared: Any = prepare_data_loader(DataLoader(range(24)))
+    prepared: Any = prepare_data_loader(DataLoader(counting(24)))
     session = as_rank(0, 1, {"loader": {**prepared.state_dict(), "epoch": 3, "position": 7}})
     session.data.checkpoint_was_asked_for()
-    loader: Any = prepare_data_loader(DataLoader(range(24)))
+    loader: Any = prepare_data_loader(DataLoader(counting(24)))
     loader.sampler.set_epoch(told)
     assert rows(loader) == expected
     assert place_of(loader) == (told + 1, 0)
@@ -546,14 +525,14 @@ def test_set_epoch_of_the_epoch_under_way_goes_on_with_its_rest(
 
 def test_each_loader_has_a_name_of_its_own(as_rank: Callable[..., Session]) -> None:
     session = as_rank(0, 1)
-    first = prepare_data_loader(DataLoader(range(4)), name="loader")
-    second: Any = prepare_data_loader(DataLoader(range(4)))
+    first = prepare_data_loader(DataLoader(counting(4)), name="loader")
+    second: Any = prepare_data_loader(DataLoader(counting(4)))
     iter(second)
     assert set(session.data.positions()) == {"loader-2"}
     with pytest.raises(ConfigError, match=r"name='loader'\) was called twice"):
-        prepare_data_loader(DataLoader(range(4)), name="loader")
+        prepare_data_loader(DataLoader(counting(4)), name="loader")
     with pytest.raises(ConfigError, match=r"name=''"):
-        prepare_data_loader(DataLoader(range(4)), name="")
+        prepare_data_loader(DataLoader(counting(4)), name="")
     assert first is not second
 
 
@@ -563,11 +542,11 @@ def test_a_loader_prepared_anew_in_each_epoch_goes_on_with_the_next_one(
     session = as_rank(0, 1)
     orders = []
     for epoch in range(3):
-        loader: Any = prepare_data_loader(DataLoader(range(40), batch_size=40, shuffle=True))
+        loader: Any = prepare_data_loader(DataLoader(counting(40), batch_size=40, shuffle=True))
         assert loader.epoch == epoch
         [batch] = loader
         orders.append(tuple(batch.tolist()))
-        other: Any = prepare_data_loader(DataLoader(range(7)))  # an evaluation between, over other data
+        other: Any = prepare_data_loader(DataLoader(counting(7)))  # an evaluation between, over other data
         assert len(list(other)) == 7
         del loader, other
     assert len(set(orders)) == 3
@@ -596,7 +575,7 @@ def test_a_batch_that_failed_is_behind_who_goes_on(as_rank: Callable[..., Sessio
 
 
 def test_a_custom_sampler_begins_its_epoch_again(on_ranks: Callable[..., list[Any]]) -> None:
-    make = lambda: DataLoader(range(20), sampler=SubsetRandomSampler(range(20)), batch_size=2)  # noqa: E731
+    make = lambda: DataLoader(counting(20), sampler=SubsetRandomSampler(range(20)), batch_size=2)  # noqa: E731
     loaders = on_ranks(make, 2)
     shares(loaders)
     second = shares(loaders)
@@ -612,8 +591,8 @@ def test_a_custom_sampler_begins_its_epoch_again(on_ranks: Callable[..., list[An
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DataLoader(range(8), sampler=Backwards(8)),
-        lambda: DataLoader(range(8), sampler=DistributedSampler(range(8), 2, 0)),  # type: ignore[arg-type]
+        lambda: DataLoader(counting(8), sampler=Backwards(8)),
+        lambda: DataLoader(counting(8), sampler=DistributedSampler(counting(8), 2, 0)),
     ],
 )
 def test_shares_of_equal_size_count_the_same(on_ranks: Callable[..., list[Any]], make: Any) -> None:
@@ -623,31 +602,31 @@ def test_shares_of_equal_size_count_the_same(on_ranks: Callable[..., list[Any]],
 
 
 def test_where_every_rank_has_all_rows_the_weight_is_the_users(on_ranks: Callable[..., list[Any]]) -> None:
-    loader = on_ranks(lambda: DataLoader(range(8)), 2, add_dist_sampler=False)[0]
+    loader = on_ranks(lambda: DataLoader(counting(8)), 2, add_dist_sampler=False)[0]
     batch_plan.gradient_weight.set(0.5)
     assert {weight for _, weight in weighed(loader)} == {0.5}
 
 
 def test_preparing_twice_is_once(on_ranks: Callable[..., list[Any]]) -> None:
-    loader = on_ranks(lambda: DataLoader(range(8)), 2)[0]
+    loader = on_ranks(lambda: DataLoader(counting(8)), 2)[0]
     assert prepare_data_loader(loader) is loader
 
 
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda: DataLoader(range(8)), {"tail": "keep"}, "tail='keep'"),
-        (lambda: DataLoader(range(8)), {"global_batch_size": 0}, "global_batch_size=0"),
-        (lambda: DataLoader(range(8)), {"seed": -1}, "seed=-1"),
-        (lambda: DataLoader(range(8), batch_size=None), {"global_batch_size": 4}, "makes no batches"),
+        (lambda: DataLoader(counting(8)), {"tail": "keep"}, "tail='keep'"),
+        (lambda: DataLoader(counting(8)), {"global_batch_size": 0}, "global_batch_size=0"),
+        (lambda: DataLoader(counting(8)), {"seed": -1}, "seed=-1"),
+        (lambda: DataLoader(counting(8), batch_size=None), {"global_batch_size": 4}, "makes no batches"),
         (
-            lambda: DataLoader(range(8), sampler=Backwards(8)),
+            lambda: DataLoader(counting(8), sampler=Backwards(8)),
             {"global_batch_size": 4},
             "a sampler of its own",
         ),
         (lambda: DataLoader(Stream()), {"tail": "drop"}, "Stream is an IterableDataset"),
         (
-            lambda: DataLoader(range(8)),
+            lambda: DataLoader(counting(8)),
             {"tail": "drop", "add_dist_sampler": False},
             "add_dist_sampler=False leaves",
         ),
@@ -664,7 +643,7 @@ def test_an_option_that_could_do_nothing_is_refused(
 
 
 def test_each_iteration_is_a_new_epoch_and_set_epoch_is_honoured(on_ranks: Callable[..., list[Any]]) -> None:
-    make = lambda: DataLoader(range(32), batch_size=4, shuffle=True)  # noqa: E731
+    make = lambda: DataLoader(counting(32), batch_size=4, shuffle=True)  # noqa: E731
     (loader, _), (told, _) = on_ranks(make, 2), on_ranks(make, 2)
     epochs = [rows(loader) for _ in range(4)]
     assert len({tuple(epoch) for epoch in epochs}) == 4, "the order differs from epoch to epoch"
@@ -676,7 +655,7 @@ def test_each_iteration_is_a_new_epoch_and_set_epoch_is_honoured(on_ranks: Calla
 
 
 def test_a_new_epoch_is_disjoint_between_ranks_too(on_ranks: Callable[..., list[Any]]) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(12), batch_size=2, shuffle=True), 3)
+    loaders = on_ranks(lambda: DataLoader(counting(12), batch_size=2, shuffle=True), 3)
     first, second = shares(loaders), shares(loaders)
     for parts in (first, second):
         assert sorted(row for part in parts for row in part) == list(range(12))
@@ -685,7 +664,7 @@ def test_a_new_epoch_is_disjoint_between_ranks_too(on_ranks: Callable[..., list[
 
 def test_the_users_generator_decides_the_order(on_ranks: Callable[..., list[Any]]) -> None:
     def orders(seed: int) -> list[list[int]]:
-        make = lambda: DataLoader(range(16), shuffle=True, generator=torch.Generator().manual_seed(seed))  # noqa: E731
+        make = lambda: DataLoader(counting(16), shuffle=True, generator=torch.Generator().manual_seed(seed))  # noqa: E731
         return shares(on_ranks(make, 2))
 
     assert orders(1) == orders(1)
@@ -696,7 +675,7 @@ def test_a_lone_workers_order_follows_manual_seed(on_ranks: Callable[..., list[A
     orders = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        orders.append(rows(on_ranks(lambda: DataLoader(range(16), shuffle=True), 1)[0]))
+        orders.append(rows(on_ranks(lambda: DataLoader(counting(16), shuffle=True), 1)[0]))
     assert orders[0] == orders[1] != orders[2]
 
 
@@ -705,23 +684,23 @@ def test_reproducibilitys_seed_decides_the_order(
 ) -> None:
     def order(seed: int) -> list[int]:
         monkeypatch.setattr(prepare, "_settings", prepare._Settings(seed=seed))
-        return shares(on_ranks(lambda: DataLoader(range(16), shuffle=True), 2))[0]
+        return shares(on_ranks(lambda: DataLoader(counting(16), shuffle=True), 2))[0]
 
     assert order(1) == order(1) != order(2)
 
 
 def test_add_dist_sampler_false_gives_every_rank_all_rows(on_ranks: Callable[..., list[Any]]) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(6)), 2, add_dist_sampler=False)
+    loaders = on_ranks(lambda: DataLoader(counting(6)), 2, add_dist_sampler=False)
     assert shares(loaders) == [list(range(6))] * 2
     assert type(loaders[0].sampler) is SequentialSampler
 
 
 def test_a_distributed_sampler_of_the_users_is_kept(on_ranks: Callable[..., list[Any]]) -> None:
-    own = DistributedSampler(range(6), num_replicas=2, rank=1, shuffle=False)  # type: ignore[arg-type]
-    make = lambda: DataLoader(range(6), sampler=own)  # noqa: E731
+    own: DistributedSampler[Any] = DistributedSampler(counting(6), num_replicas=2, rank=1, shuffle=False)
+    make = lambda: DataLoader(counting(6), sampler=own)  # noqa: E731
     assert on_ranks(make, 2)[0].sampler is own
     batches = BatchSampler(own, 2, False)
-    assert on_ranks(lambda: DataLoader(range(6), batch_sampler=batches), 2)[0].batch_sampler is batches
+    assert on_ranks(lambda: DataLoader(counting(6), batch_sampler=batches), 2)[0].batch_sampler is batches
 
 
 # -- custom samplers
@@ -758,7 +737,7 @@ def test_a_custom_sampler_is_shared_in_its_own_order(on_ranks: Callable[..., lis
 
     def make() -> DataLoader[Any]:
         samplers.append(Backwards(8))
-        return DataLoader(range(8), sampler=samplers[-1], batch_size=2)
+        return DataLoader(counting(8), sampler=samplers[-1], batch_size=2)
 
     loaders = on_ranks(make, 2)
     assert shares(loaders) == [[7, 5, 3, 1], [6, 4, 2, 0]]
@@ -770,7 +749,7 @@ def test_a_custom_sampler_is_shared_in_its_own_order(on_ranks: Callable[..., lis
 def test_a_random_sampler_draws_alike_on_every_rank_and_anew_each_epoch(
     on_ranks: Callable[..., list[Any]],
 ) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(20), sampler=SubsetRandomSampler(range(10, 20))), 2)
+    loaders = on_ranks(lambda: DataLoader(counting(20), sampler=SubsetRandomSampler(range(10, 20))), 2)
     first, second = shares(loaders), shares(loaders)
     assert sorted(first[0] + first[1]) == list(range(10, 20))
     assert sorted(second[0] + second[1]) == list(range(10, 20))
@@ -778,7 +757,7 @@ def test_a_random_sampler_draws_alike_on_every_rank_and_anew_each_epoch(
 
 
 def test_drawing_leaves_the_ranks_own_random_numbers_alone(on_ranks: Callable[..., list[Any]]) -> None:
-    loader = on_ranks(lambda: DataLoader(range(20), sampler=SubsetRandomSampler(range(20))), 2)[1]
+    loader = on_ranks(lambda: DataLoader(counting(20), sampler=SubsetRandomSampler(range(20))), 2)[1]
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     expected = (torch.rand(1).item(), random.random(), np.random.rand())
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
@@ -790,27 +769,27 @@ def test_drawing_leaves_the_ranks_own_random_numbers_alone(on_ranks: Callable[..
     "make_sampler",
     [
         lambda: WeightedRandomSampler([1.0] * 10, 12),
-        lambda: RandomSampler(range(10), replacement=True, num_samples=12),  # type: ignore[arg-type]
-        lambda: RandomSampler(range(10), num_samples=12),  # type: ignore[arg-type]
+        lambda: RandomSampler(range(10), replacement=True, num_samples=12),
+        lambda: RandomSampler(range(10), num_samples=12),
     ],
 )
 def test_samplers_that_choose_how_many_rows_keep_their_number(
     on_ranks: Callable[..., list[Any]], make_sampler: Callable[[], Any]
 ) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(10), sampler=make_sampler(), batch_size=2), 2)
+    loaders = on_ranks(lambda: DataLoader(counting(10), sampler=make_sampler(), batch_size=2), 2)
     assert [len(loader) for loader in loaders] == [3, 3]
     assert [len(part) for part in shares(loaders)] == [6, 6]
 
 
 def test_a_plain_batch_sampler_is_rebuilt_over_the_share(on_ranks: Callable[..., list[Any]]) -> None:
-    batches = lambda: BatchSampler(SequentialSampler(range(12)), 3, drop_last=True)  # type: ignore[arg-type]  # noqa: E731
-    loaders = on_ranks(lambda: DataLoader(range(12), batch_sampler=batches()), 2)
+    batches = lambda: BatchSampler(SequentialSampler(range(12)), 3, drop_last=True)  # noqa: E731
+    loaders = on_ranks(lambda: DataLoader(counting(12), batch_sampler=batches()), 2)
     assert shares(loaders) == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
     assert [batch.tolist() for batch in loaders[0]] == [[0, 1, 2], [6, 7, 8]]
 
 
 def test_a_custom_batch_samplers_batches_are_shared_whole(on_ranks: Callable[..., list[Any]]) -> None:
-    loaders = on_ranks(lambda: DataLoader(range(10), batch_sampler=RandomBatches()), 2)
+    loaders = on_ranks(lambda: DataLoader(counting(10), batch_sampler=RandomBatches()), 2)
     got = [[batch.tolist() for batch in loader] for loader in loaders]
     assert [len(part) for part in got] == [2, 2] == [len(loader) for loader in loaders]
     assert sorted(map(len, got[0] + got[1])) == [1, 2, 3, 4]
@@ -818,7 +797,7 @@ def test_a_custom_batch_samplers_batches_are_shared_whole(on_ranks: Callable[...
 
 
 def test_without_automatic_batching_rows_are_shared_one_by_one(on_ranks: Callable[..., list[Any]]) -> None:
-    assert shares(on_ranks(lambda: DataLoader(range(4), batch_size=None), 2)) == [[0, 2], [1, 3]]
+    assert shares(on_ranks(lambda: DataLoader(counting(4), batch_size=None), 2)) == [[0, 2], [1, 3]]
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.booleans())
@@ -877,14 +856,14 @@ def test_a_sampler_without_a_length_is_told_of(on_ranks: Callable[..., list[Any]
     with pytest.warns(
         UserWarning, match=r"Endless has no length.*must draw the same on all 2 workers"
     ) as caught:
-        loaders = on_ranks(lambda: DataLoader(range(5), sampler=Endless()), 2)  # type: ignore[arg-type]
+        loaders = on_ranks(lambda: DataLoader(counting(5), sampler=Endless()), 2)
     assert len(caught) == 1
     assert shares(loaders) == [[0, 2], [1, 3]]
 
 
 def test_batches_in_any_order_have_no_position(on_ranks: Callable[..., list[Any]]) -> None:
     with pytest.warns(UserWarning, match="in_order=False") as caught:
-        loader = on_ranks(lambda: DataLoader(range(9), num_workers=2, in_order=False), 2)[0]
+        loader = on_ranks(lambda: DataLoader(counting(9), num_workers=2, in_order=False), 2)[0]
     assert len(caught) == 1
     batches = iter(loader)
     next(batches)
@@ -926,8 +905,9 @@ def test_every_option_is_kept(on_ranks: Callable[..., list[Any]]) -> None:
     assert {name: getattr(loader, name) for name in options} == options
     assert loader.dataset is dataset
     assert loader.multiprocessing_context is context
-    assert loader.worker_init_fn.then is noted
-    assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (3, True)
+    init, batches = cast("Any", loader.worker_init_fn), cast("Any", loader.batch_sampler)
+    assert init.then is noted
+    assert (batches.batch_size, batches.drop_last) == (3, True)
 
 
 def test_a_subclass_keeps_its_own_ways_and_the_original_is_untouched(
@@ -939,7 +919,7 @@ def test_a_subclass_keeps_its_own_ways_and_the_original_is_untouched(
         def __iter__(self) -> Any:
             return (batch * 2 for batch in super().__iter__())
 
-    original = Doubling(range(4))
+    original = Doubling(counting(4))
     loader = on_ranks(lambda: original, 2)[0]
     assert rows(loader) == [0, 4]
     assert loader.extra == "here"
@@ -947,7 +927,7 @@ def test_a_subclass_keeps_its_own_ways_and_the_original_is_untouched(
 
 
 def test_attributes_are_set_on_the_real_loader(on_ranks: Callable[..., list[Any]]) -> None:
-    loader = on_ranks(lambda: DataLoader(range(4)), 1)[0]
+    loader = on_ranks(lambda: DataLoader(counting(4)), 1)[0]
     loader.collate_fn = lambda batch: torch.tensor([9])
     assert rows(loader) == [9, 9, 9, 9]
     with pytest.raises(ValueError, match="should not be set after"):
@@ -955,7 +935,7 @@ def test_attributes_are_set_on_the_real_loader(on_ranks: Callable[..., list[Any]
 
 
 def test_batches_are_counted_as_they_are_given(on_ranks: Callable[..., list[Any]]) -> None:
-    loader = on_ranks(lambda: DataLoader(range(6)), 2)[0]
+    loader = on_ranks(lambda: DataLoader(counting(6)), 2)[0]
     before = progress.batches
     batches = iter(loader)
     next(batches)
@@ -996,16 +976,21 @@ def test_anything_but_a_data_loader_is_refused(as_rank: Any) -> None:
         prepare_data_loader([1, 2])  # type: ignore[arg-type]
 
 
-def test_outside_a_worker_the_device_is_refused_before_cuda_is_touched(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("get_device", ()),
+        ("get_devices", ()),
+        ("prepare_model", (torch.nn.Linear(1, 1),)),
+        ("accelerate", ()),
+    ],
+)
+def test_what_was_called_outside_a_worker_is_named_before_cuda_is_touched(
+    monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple[Any, ...]
 ) -> None:
-    def refuse() -> None:
-        raise OutsideWorkerError("get_context() was called outside a worker")
-
-    monkeypatch.setattr(prepare, "_context", refuse)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("CUDA was looked for"))
-    with pytest.raises(OutsideWorkerError):
-        prepare.get_device()
+    with pytest.raises(OutsideWorkerError, match=rf"^{name}\(\) was called outside a training worker"):
+        getattr(prepare, name)(*arguments)
 
 
 def test_a_worker_without_a_gpu_has_the_cpu(as_rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,10 +79,44 @@ def test_one_worker_is_wrapped_too_and_module_is_the_model(alone: Callable[..., 
     assert alone(look) == (True, True)
 
 
+def test_one_worker_exchanges_nothing_and_trains_as_the_model_inside(alone: Callable[..., Any]) -> None:
+    def train() -> tuple[bool, bool, int]:
+        torch.manual_seed(0)
+        net = Net()
+        plain = copy.deepcopy(net)
+        model: Any = prepare_model(net)
+        asked: list[str] = []
+        model.reducer = _Refuses(asked)  # what a step of DDP's cannot do without
+        for trained in (plain, model):
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+            for step in range(3):
+                rows = torch.full((4, 3), float(step))
+                with model.no_sync() if step == 1 else contextlib.nullcontext():
+                    trained(rows).sum().backward()
+                if step != 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return equal(plain.state_dict(), model.state_dict()), model.module is net, len(asked)
+
+    assert alone(train) == (True, True, 0)
+
+
+class _Refuses:
+    """Notes each name that is looked up, and has none of them."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+
+    def __getattr__(self, name: str) -> Any:
+        self._asked.append(name)
+        raise AssertionError(f"reducer.{name} was used")
+
+
 def test_the_state_dict_has_the_models_own_keys_order_values_and_versions(alone: Callable[..., Any]) -> None:
     def look() -> list[bool]:
         net = Net()
-        plain, state = net.state_dict(), prepare_model(net).state_dict()
+        plain: Any = net.state_dict()
+        state: Any = prepare_model(net).state_dict()
         versions, own = state._metadata, plain._metadata
         return [equal(state, plain), all(versions[name] == own[name] for name in own)]
 
@@ -95,7 +129,8 @@ def test_state_dicts_load_with_and_without_prefix(alone: Callable[..., Any]) -> 
         prefixed = {f"module.{key}": value for key, value in saved.items()}
         answers = []
         for state in (saved, dict(saved), prefixed):
-            model, before = prepare_model(Net()), set(state)
+            model: Any = prepare_model(Net())
+            before = set(state)
             result = model.load_state_dict(state)
             answers.append(equal(model.module.state_dict(), saved))
             answers.append(not result.missing_keys and not result.unexpected_keys)
@@ -109,7 +144,7 @@ def test_state_dicts_load_with_and_without_prefix(alone: Callable[..., Any]) -> 
 
 def test_strict_and_assign_mean_what_they_mean_in_torch(alone: Callable[..., Any]) -> None:
     def look() -> list[Any]:
-        model = prepare_model(Net())
+        model: Any = prepare_model(Net())
         state = dict(Net().state_dict())
         model.load_state_dict(state, assign=True)
         assigned = model.module.head.weight.data_ptr() == state["head.weight"].data_ptr()
@@ -164,7 +199,7 @@ def test_a_prepared_part_of_a_larger_model_keeps_the_larger_models_keys(alone: C
 def test_torchs_state_dict_hooks_run(alone: Callable[..., Any]) -> None:
     def look() -> list[str]:
         calls: list[str] = []
-        model = prepare_model(Net())
+        model: Any = prepare_model(Net())
         model.register_state_dict_post_hook(lambda *_: calls.append("saved"))
         model.module.register_state_dict_post_hook(lambda *_: calls.append("saved inside"))
         model.register_load_state_dict_post_hook(lambda *_: calls.append("loaded"))
@@ -419,13 +454,14 @@ def test_sparse_gradients_are_weighted_too(three: Any) -> None:
         torch.manual_seed(0)
         table = nn.Embedding(8, 2, sparse=True, dtype=torch.float64)
         alone = copy.deepcopy(table)
-        model = prepare_model(table)
+        model: Any = prepare_model(table)
         numbers = torch.arange(total) % 8
         part = plan(total, dist.get_rank(), 3)
         batch_plan.gradient_weight.set(part.weight)
         model(numbers[part.start : part.start + max(part.samples, 1)]).square().sum(1).mean().backward()
         alone(numbers).square().sum(1).mean().backward()
-        got, wanted = (one.weight.grad.to_dense() for one in (model.module, alone))
+        both: list[Any] = [model.module, alone]
+        got, wanted = (one.weight.grad.to_dense() for one in both)
         return difference([got], [wanted])
 
     for total in (16, 2):
@@ -582,7 +618,7 @@ def test_a_strategy_that_is_not_there_is_refused() -> None:
 
 
 def test_without_a_process_group_the_error_names_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "_context", lambda: None)
+    monkeypatch.setattr(prepare, "_context", lambda caller: None)
     with pytest.raises(ConfigError, match="TorchTrainer"):
         prepare_model(nn.Linear(1, 1))
 
@@ -621,7 +657,7 @@ def test_mixed_precision_computes_low_and_answers_in_float32(alone: Callable[...
         prepare.accelerate(amp=True)
         net = nn.Linear(2, 2)
         net.register_forward_pre_hook(lambda *_: inside.append(torch.get_autocast_dtype("cpu")))
-        model = prepare_model(net)
+        model: Any = prepare_model(net)
         optimizer = prepare.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         output = model(torch.ones(1, 2))
         low = torch.allclose(output, output.bfloat16().float())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,8 +21,17 @@ from powertrain.backend import Worker, WorkerMetadata
 from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError, EngineError
 from powertrain.torch import backend as torch_backend
-from powertrain.torch.backend import Meeting, Place, TorchBackend, on_one_host, refuse_shared_gpus
+from powertrain.torch import rendezvous
+from powertrain.torch.backend import (
+    Place,
+    TorchBackend,
+    on_one_host,
+    on_one_node,
+    refuse_shared_gpus,
+)
+from powertrain.torch.rendezvous import Meeting
 
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 GLOO = TorchConfig(backend="gloo", timeout_s=30)
 ALONE = Place(
     rank=0,
@@ -70,8 +81,58 @@ def test_all_sockets_of_one_host_listen_on_loopback_only(forked: Callable[[int],
     group = forked(2)
     TorchBackend().on_start(group, GLOO)
     for member in group.workers:
-        assert listening_addresses(member.pid) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert listening_addresses(group.workers[0].pid), "rank 0's store listens somewhere"
+        assert listening_addresses(member.pid) <= LOOPBACK
+    assert listening_addresses(group.workers[0].pid), "gloo listens for the other rank"
+
+
+def test_a_tcp_store_of_one_host_listens_on_loopback_only(forked: Callable[[int], Any]) -> None:
+    group = forked(2)
+    TorchBackend().on_start(group, replace(GLOO, init_method="tcp"))
+    assert type_of_store(group) == "TCPStore"
+    assert listening_addresses(group.workers[0].pid) <= LOOPBACK
+
+
+def test_workers_of_one_node_meet_in_a_file_of_their_users_only(
+    forked: Callable[[int], Any], tmp_path: Path
+) -> None:
+    group = forked(2)
+    TorchBackend().on_start(group, GLOO)
+    assert type_of_store(group) == "FileStore"
+    (file,) = tmp_path.glob("rendezvous-*")
+    assert file.stat().st_mode & 0o777 == 0o600
+    TorchBackend().on_shutdown(group, GLOO)
+    TorchBackend().on_start(group, GLOO)
+    assert len(list(tmp_path.glob("rendezvous-*"))) == 2, "the second start found keys of the first"
+    assert [total for _, _, total in group.execute(sum_of_ranks)] == [1.0, 1.0]
+
+
+def test_nothing_listens_at_the_announced_port_and_the_users_code_can(forked: Callable[[int], Any]) -> None:
+    def serve_a_store() -> int:
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=True)
+        return int(store.add("served", 1))
+
+    group = forked(2)
+    TorchBackend().on_start(group, GLOO)
+    host, port = (group.execute_single(1, variable, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    with socket.socket() as stranger, pytest.raises(ConnectionRefusedError):
+        stranger.connect((host, int(port)))
+    assert group.execute_single(0, serve_a_store) == 1
+
+
+def test_new_groups_can_be_made_and_a_group_be_destroyed_by_the_loop(forked: Callable[[int], Any]) -> None:
+    def make_and_destroy() -> tuple[float, bool]:
+        pair, alone = dist.new_group([0, 1]), [dist.new_group([rank]) for rank in (0, 1)]
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=pair)
+        dist.all_reduce(tensor, group=alone[dist.get_rank()])
+        dist.destroy_process_group(pair)
+        dist.destroy_process_group()
+        return tensor.item(), dist.is_initialized()
+
+    group = forked(2)
+    TorchBackend().on_start(group, GLOO)
+    assert group.execute(make_and_destroy) == [(2.0, False)] * 2
+    TorchBackend().on_shutdown(group, GLOO)
 
 
 def test_the_meeting_is_announced_with_env_and_not_with_tcp(forked: Callable[[int], Any]) -> None:
@@ -101,7 +162,7 @@ def test_a_lone_worker_opens_no_store(forked: Callable[[int], Any]) -> None:
     group = forked(1)
     TorchBackend().on_start(group, GLOO)
     assert type_of_store(group) == "HashStore"
-    assert listening_addresses(group.workers[0].pid) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert listening_addresses(group.workers[0].pid) <= LOOPBACK
 
 
 def type_of_store(group: Any) -> str:
@@ -112,6 +173,17 @@ def type_of_store(group: Any) -> str:
         return type(store).__name__
 
     return str(group.execute_single(0, look))
+
+
+def test_accelerate_is_told_the_device_of_the_worker_and_keeps_one_that_the_user_named(
+    forked: Callable[[int], Any],
+) -> None:
+    group = forked(2)
+    group.execute_single(1, set_variable, "ACCELERATE_TORCH_DEVICE", "meta")
+    TorchBackend().on_start(group, GLOO)
+    assert group.execute(variable, "ACCELERATE_TORCH_DEVICE") == ["cpu", "meta"]
+    TorchBackend().on_shutdown(group, GLOO)
+    assert group.execute(variable, "ACCELERATE_TORCH_DEVICE") == [None, "meta"]
 
 
 def test_the_interface_the_user_named_is_kept(forked: Callable[[int], Any]) -> None:
@@ -151,7 +223,7 @@ def test_one_rank_that_cannot_join_is_named_at_once(forked: Callable[[int], Any]
 
 
 def test_an_unreachable_meeting_is_named_with_its_address(forked: Callable[[int], Any]) -> None:
-    closed = torch_backend._listen("")
+    closed = rendezvous.bind("")
     port = closed.getsockname()[1]
     closed.close()
     place = replace(ALONE, rank=1, world_size=2, timeout_s=1, meeting=Meeting("tcp", "127.0.0.1", port))
@@ -199,7 +271,7 @@ def test_an_action_that_never_ends_is_given_up() -> None:
 def test_nccl_without_a_gpu_is_refused_with_the_way_out(forked: Callable[[int], Any]) -> None:
     group = forked(1)
     group.execute(set_variable, "CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match=r"sees no GPU.*backend=\"gloo\""):
+    with pytest.raises(ConfigError, match=r"this worker sees none.*backend=\"gloo\""):
         TorchBackend().on_start(group, TorchConfig(backend="nccl"))
 
 
@@ -218,6 +290,13 @@ def test_gpus_of_several_nodes_and_gloo_are_not_refused() -> None:
 def test_one_host_is_told_from_several() -> None:
     assert on_one_host([worker(0), worker(1)])
     assert not on_one_host([worker(0), worker(1, node="b")])
+
+
+def test_nodes_of_one_host_may_see_other_files() -> None:
+    container = Worker(1, replace(worker(1).metadata, node_id="container"))
+    assert on_one_host([worker(0), container])
+    assert not on_one_node([worker(0), container])
+    assert on_one_node([worker(0), worker(1)])
 
 
 def test_an_ipv6_meeting_reads_as_an_address() -> None:

@@ -62,7 +62,7 @@ def weighted(net: nn.Module) -> nn.Module:
 def compressed(net: nn.Module) -> nn.Module:
     model: Any = prepare_model(net)
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def users_own(net: nn.Module) -> nn.Module:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trace.records import phases_longer_than, steps
+from tests.trace.records import clock, phases_longer_than, sleep, steps
 from torch.utils.data import DataLoader, Dataset
 
 from powertrain import RunConfig, ScalingConfig, trace
@@ -28,14 +27,13 @@ from powertrain.trace.integrations.attaching import Attachment
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer, with_trace
 from powertrain.trace.phases import StepRecord
 
-pytestmark = pytest.mark.timed
 LONG = 0.01
 AUTO = patches.choose("auto")
 
 
 @pytest.fixture(autouse=True)
 def recorder() -> Iterator[spans.Recorder]:
-    recorder = spans.Recorder(bytearray(spans.ring_size(500)))
+    recorder = spans.Recorder(bytearray(spans.ring_size(500)), clock=clock)
     spans.use(recorder)
     yield recorder
     patches.uninstall()
@@ -88,7 +86,7 @@ def test_the_two_ways_to_say_how_to_trace_must_agree() -> None:
 
 def test_other_names_are_not_there() -> None:
     with pytest.raises(ImportError, match="TraceMLTorchTrainers"):
-        from powertrain.trace.integrations.ray import TraceMLTorchTrainers  # type: ignore[attr-defined]  # noqa: F401
+        from powertrain.trace.integrations.ray import TraceMLTorchTrainers  # noqa: F401
 
 
 # --------------------------------------------------------------------------- what callbacks have in common
@@ -167,7 +165,7 @@ def test_without_its_framework_a_callback_says_what_to_install(
         importlib.import_module(f"powertrain.trace.integrations.{name}")
 
 
-def stand_in(patch: pytest.MonkeyPatch, module: str, name: str) -> type:
+def stand_in(patch: pytest.MonkeyPatch, module: str, name: str) -> type[Any]:
     """A framework of nothing but the class that its callbacks derive from."""
     base = type(name, (), {})
     framework: Any = ModuleType(module)
@@ -178,7 +176,7 @@ def stand_in(patch: pytest.MonkeyPatch, module: str, name: str) -> type:
 
 class Strategy:
     def training_step(self) -> None:
-        time.sleep(LONG)
+        sleep(LONG)
 
 
 @pytest.mark.parametrize("ends", ["teardown", "on_exception"])
@@ -230,7 +228,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
         return 8
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        time.sleep(0 if number % 4 else LONG)
+        sleep(0 if number % 4 else LONG)
         return {"x": torch.ones(3), "labels": torch.zeros(())}
 
 
@@ -240,7 +238,7 @@ class Model(torch.nn.Module):
         self.inner = torch.nn.Linear(3, 1)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        time.sleep(LONG)
+        sleep(LONG)
         return {"loss": (self.inner(x).squeeze(1) - labels).square().mean()}
 
 
@@ -258,13 +256,13 @@ def test_lightning_is_seen_phase_by_phase(recorder: spans.Recorder, accumulate: 
     lightning = pytest.importorskip("lightning.pytorch")
     from powertrain.trace.integrations.lightning import TraceMLCallback
 
-    class Learn(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Learn(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.model = Model()
 
         def training_step(self, batch: Any, index: int) -> Any:
-            time.sleep(LONG)
+            sleep(LONG)
             return self.model(**batch)["loss"]
 
         def validation_step(self, batch: Any, index: int) -> None:

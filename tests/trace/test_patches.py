@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trace.records import phases_longer_than, steps
+from tests.trace.records import clock, phases_longer_than, sleep, steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
@@ -33,32 +33,33 @@ from powertrain.trace import cuda, patches, phases, spans
 from powertrain.trace.phases import StepRecord
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
-#: Long enough to be told from whatever else a step on a busy machine does.
-pytestmark = pytest.mark.timed
 LONG = 0.03
 
 
 class Slow(nn.Module):
     """Takes a while, on its way there and back."""
 
-    def __init__(self, forward: float = 0.0, backward: float = 0.0) -> None:
+    def __init__(
+        self, forward: float = 0.0, backward: float = 0.0, sleep: Callable[[float], None] = sleep
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
         self.inner = nn.Linear(4, 4)
         self.seconds = forward
         self.backward_seconds = backward
+        self.sleep = sleep
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
+        self.sleep(self.seconds)
         y: torch.Tensor = self.inner(x) * self.weight
         if self.backward_seconds and y.requires_grad:
-            y.register_hook(lambda _: time.sleep(self.backward_seconds))
+            y.register_hook(lambda _: self.sleep(self.backward_seconds))
         return y.sum()
 
 
 @pytest.fixture(autouse=True)
 def recorder() -> Iterator[spans.Recorder]:
-    recorder = spans.Recorder(bytearray(spans.ring_size(100)))
+    recorder = spans.Recorder(bytearray(spans.ring_size(100)), clock=clock)
     spans.use(recorder)
     yield recorder
     patches.uninstall()
@@ -102,7 +103,7 @@ def test_an_optimizer_that_calls_the_step_of_its_base_steps_once(recorder: spans
     class Slower(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             found = super().step(closure)
-            time.sleep(LONG)
+            sleep(LONG)
             return found
 
     torch.optim.SGD(
@@ -137,20 +138,20 @@ def test_a_slow_phase_is_the_one_that_is_long(recorder: spans.Recorder, phase: s
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     if phase == "optimizer":
         plain = optimizer._optimizer_step_code
-        optimizer._optimizer_step_code = lambda: (time.sleep(LONG), plain())
+        optimizer._optimizer_step_code = lambda: (sleep(LONG), plain())
     delays = {"input": 0.0, "inside": 0.0, "outside": 0.0} | {phase: LONG}
 
     def collate(rows: list[Any]) -> torch.Tensor:
-        time.sleep(delays["input"])
+        sleep(delays["input"])
         return torch.stack([row[0] for row in rows])
 
     batches: Any = DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=4, collate_fn=collate)
     for x in batches:
         loss = model(x)
-        time.sleep(delays["inside"])
+        sleep(delays["inside"])
         loss.backward()
         optimizer.step()
-        time.sleep(delays["outside"])
+        sleep(delays["outside"])
     for step in steps(recorder)[1:]:
         assert long_phases(step) == {phase}
 
@@ -182,10 +183,16 @@ class SlowStream(IterableDataset[Any]):
             yield (torch.ones(4),)
 
 
+@pytest.mark.timed
+@pytest.mark.unsteady(
+    reason="a held-up machine makes the loop wait for processes that it is ahead of otherwise"
+)
 @pytest.mark.parametrize("rows", [SlowRows(), SlowStream()])
-def test_processes_of_a_loader_say_how_long_they_made_a_batch(recorder: spans.Recorder, rows: Any) -> None:
+def test_processes_of_a_loader_say_how_long_they_made_a_batch(rows: Any) -> None:
+    recorder = spans.Recorder(bytearray(spans.ring_size(100)))
+    spans.use(recorder)
     trace.init()
-    train(Slow(forward=LONG), DataLoader(rows, batch_size=4, num_workers=2))
+    train(Slow(forward=LONG, sleep=time.sleep), DataLoader(rows, batch_size=4, num_workers=2))
     found = steps(recorder)
     assert [step.samples for step in found] == [4] * 8
     assert all(step.fetch > 0.9 * LONG for step in found)
@@ -215,7 +222,7 @@ def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: s
 def test_a_heavy_loss_is_inside_and_not_forward(recorder: spans.Recorder) -> None:
     class HeavyLoss(nn.Module):
         def forward(self, y: torch.Tensor) -> torch.Tensor:
-            time.sleep(LONG)
+            sleep(LONG)
             return y.sum()
 
     trace.init()
@@ -399,20 +406,17 @@ def test_what_other_threads_do_is_not_counted(recorder: spans.Recorder) -> None:
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def elsewhere() -> None:
-        train(Slow(forward=LONG), loader(rows=16))
-
-    thread = threading.Thread(target=elsewhere)
+    made = 0
+    thread = threading.Thread(target=train, args=(Slow(), loader(rows=400)))
     thread.start()
-    while thread.is_alive():
+    while thread.is_alive() or not made:
         model(torch.ones(1, 4)).backward()
         optimizer.step()
+        made += 1
     thread.join()
-    found = steps(recorder)
-    assert found
+    found = steps(recorder)[-100:]
+    assert recorder.steps == made, "a hundred steps of the other thread are not among them"
     assert not any(step.samples for step in found)
-    # The other thread's four; a busy machine may hold this one up for as long now and then.
-    assert sum("forward" in long_phases(step) for step in found[1:]) < 4
 
 
 # --------------------------------------------------------------------------- by hand
@@ -472,7 +476,7 @@ def test_wrapped_things_stay_what_they_are(recorder: spans.Recorder) -> None:
 
 def test_accelerates_optimizer_is_wrapped_by_what_it_steps(recorder: spans.Recorder) -> None:
     optimizers = pytest.importorskip("accelerate.optimizer")
-    pytest.importorskip("accelerate").state.PartialState(cpu=True)
+    pytest.importorskip("accelerate").Accelerator(cpu=True)  # makes the state that its optimizers need
     model = torch.nn.Linear(2, 1)
     optimizer = trace.wrap_optimizer(
         optimizers.AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -502,7 +506,7 @@ def test_a_wrapper_says_what_it_takes(wrap: Callable[[Any], Any], thing: Any) ->
 def test_a_generator_is_its_own_loader_process(recorder: spans.Recorder) -> None:
     def made() -> Iterator[tuple[torch.Tensor]]:
         for _ in range(3):
-            time.sleep(LONG)
+            sleep(LONG)
             yield (torch.ones(2, 4),)
 
     trace.init()
@@ -524,7 +528,7 @@ def test_only_what_is_chosen_is_patched(recorder: spans.Recorder) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "all"}, "mode='all' is no way of tracing"),
+        ({"mode": "all"}, "mode='all' is not a tracing mode"),
         ({"mode": "auto", "patch_h2d": True}, "patch_h2d=True cannot be used with mode='auto'"),
         ({"mode": "manual", "patch_forward": False}, "patch_forward=False cannot be used with mode='manual'"),
         ({"mode": "selective"}, "nothing would be patched"),
@@ -815,6 +819,8 @@ def test_only_a_copy_to_a_device_is_one(args: tuple[Any, ...], kwargs: dict[str,
 
 # --------------------------------------------------------------------------- other ranks
 
+#: Why tests of two real ranks are unsteady; their figures are medians of eight steps.
+HELD_UP = "a rank that the machine holds up in most steps looks like one that is late"
 DISTRIBUTED = """
 import json, sys, time
 import torch
@@ -859,18 +865,18 @@ model = DistributedDataParallel(inner)
 found = {}
 train(model, 2)
 inner.late = LONG if rank == 1 else 0.0
-found["late"] = train(model, 4)
+found["late"] = train(model, 8)
 inner.late = 0.0
 def meet():
     time.sleep(LONG if rank == 1 else 0.0)
     dist.all_reduce(torch.ones(1), async_op=True).wait()
-found["explicit"] = train(model, 4, meet)
+found["explicit"] = train(model, 8, meet)
 buffers = Late()
 buffers.late = LONG if rank == 0 else 0.0
 def late_before():
     time.sleep(LONG if rank == 0 else 0.0)
 buffers.late = 0.0
-found["buffers"] = train(DistributedDataParallel(buffers), 4, late_before)
+found["buffers"] = train(DistributedDataParallel(buffers), 8, late_before)
 found["hooks"] = sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -878,7 +884,7 @@ sharded = Late()
 sharded.register_buffer("count", None)
 fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
 train(sharded, 2)
-found["sharded"] = train(sharded, 4, lambda: time.sleep(LONG if rank == 1 else 0.0))
+found["sharded"] = train(sharded, 8, lambda: time.sleep(LONG if rank == 1 else 0.0))
 trace.patches.uninstall()
 found["hooks after"] = sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
 print(json.dumps(found), flush=True)
@@ -887,10 +893,23 @@ dist.destroy_process_group()
 """
 
 
+@pytest.fixture(scope="module")
+def recordings() -> list[list[dict[str, Any]]]:
+    """What :func:`two_ranks` has recorded so far."""
+    return []
+
+
 @pytest.fixture
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two ranks have recorded, one of them late."""
-    store = tmp_path_factory.mktemp("store") / "store"
+def two_ranks(
+    request: pytest.FixtureRequest, tmp_path: Path, recordings: list[list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """What two ranks have recorded, one of them late. A test that is run again gets a recording of its own."""
+    if not recordings or getattr(request.node, "execution_count", 1) > 1:
+        recordings.append(record_two_ranks(tmp_path / "store"))
+    return recordings[-1]
+
+
+def record_two_ranks(store: Path) -> list[dict[str, Any]]:
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
@@ -916,6 +935,8 @@ def spent(rank: dict[str, Any], scenario: str, phase: str) -> float:
     return float(values[len(values) // 2] / 0.05)
 
 
+@pytest.mark.timed
+@pytest.mark.unsteady(reason=HELD_UP)
 def test_a_rank_waits_for_a_late_one_where_gradients_are_exchanged(two_ranks: list[dict[str, Any]]) -> None:
     waiting, late = two_ranks
     assert spent(waiting, "late", "collective") > 1.6, "it waits for a slow forward and a slow backward"
@@ -926,6 +947,8 @@ def test_a_rank_waits_for_a_late_one_where_gradients_are_exchanged(two_ranks: li
     assert spent(late, "late", "forward") > 0.9
 
 
+@pytest.mark.timed
+@pytest.mark.unsteady(reason=HELD_UP)
 def test_a_collective_of_the_users_own_counts_as_one(two_ranks: list[dict[str, Any]]) -> None:
     waiting, late = two_ranks
     assert spent(waiting, "explicit", "collective") > 0.8
@@ -933,6 +956,8 @@ def test_a_collective_of_the_users_own_counts_as_one(two_ranks: list[dict[str, A
     assert spent(late, "explicit", "outside") > 0.9
 
 
+@pytest.mark.timed
+@pytest.mark.unsteady(reason=HELD_UP)
 def test_waiting_for_buffers_is_not_forward(two_ranks: list[dict[str, Any]]) -> None:
     late, waiting = two_ranks
     assert spent(waiting, "buffers", "collective") > 0.8
@@ -940,6 +965,8 @@ def test_waiting_for_buffers_is_not_forward(two_ranks: list[dict[str, Any]]) -> 
     assert spent(late, "buffers", "outside") > 0.9
 
 
+@pytest.mark.timed
+@pytest.mark.unsteady(reason=HELD_UP)
 def test_waiting_for_shards_counts_as_collective(two_ranks: list[dict[str, Any]]) -> None:
     waiting, late = two_ranks
     assert spent(waiting, "sharded", "collective") > 0.8

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 import powertrain
 from powertrain.trace import cuda, phases, spans
@@ -447,7 +448,7 @@ _CALLS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(st.lists(st.tuples(_CALLS, st.integers(0, 5)), max_size=60))
 def test_no_order_of_calls_loses_time_or_makes_it_negative(calls: list[Any]) -> None:
     loop = Loop()
@@ -503,7 +504,7 @@ def play(loop: Loop, body: list[Any], milliseconds: int) -> None:
         loop.spend(1)
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(st.lists(st.tuples(_BODIES, st.integers(1, 6)), min_size=1, max_size=4), st.integers(1, 20))
 def test_what_is_done_over_and_over_is_recorded_as_if_it_were_done_once(
     bodies: list[tuple[list[Any], int]], between: int
@@ -540,7 +541,7 @@ def test_a_usual_step_is_not_looked_at_part_by_part(loop: Loop, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(calls=st.lists(_CALLS, min_size=1, max_size=5))
 def test_whatever_is_called_over_and_over_little_is_noted_at_once(calls: list[Any], on_device: bool) -> None:
     loop, stream = Loop(), Stream()
@@ -679,6 +680,7 @@ def test_a_mapped_ring_is_readable_while_another_process_writes_and_after_it_is_
             finally:
                 writer.send_signal(signal.SIGKILL)
                 writer.wait()
+                assert writer.stdout is not None
                 writer.stdout.close()
             first, data = read_ring(mapped)
             whole(data, first)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +97,80 @@ def test_a_part_that_is_cut_or_damaged_gives_the_frames_before_it(cut: int, flip
     assert all(frame in frames for frame in store.decode(bytes(data)) if frame.rank < at // size)
 
 
+def written_part(storage: LocalStorage) -> bytes:
+    written = TelemetryStore(storage, 1)
+    for rank in range(3):
+        written.add(Frame(0, rank, STEPS, steps(range(5))))
+    written.add(Frame(0, 0, FACTS, b'{"host": "a"}'))
+    written.close()
+    return storage.get("telemetry/0001-000000-0.frames")
+
+
+def test_a_flipped_byte_of_a_part_is_found_wherever_it_is(
+    storage: LocalStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = written_part(storage)
+    path = storage.local_path("telemetry/0001-000000-0.frames")
+    for place in range(0, len(data), 5):
+        caplog.clear()
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        store.read(storage)
+        assert "telemetry/0001-000000-0.frames" in caplog.text, place
+
+
+def test_a_part_that_is_cut_between_two_frames_or_extended_is_found(
+    storage: LocalStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = written_part(storage)
+    first = len(store.encode([Frame(0, 0, STEPS, steps(range(5)))]))
+    path = storage.local_path("telemetry/0001-000000-0.frames")
+    for damaged in (data[:first], b"", data + b"x", data + data):
+        caplog.clear()
+        path.write_bytes(damaged)
+        store.read(storage)
+        assert "telemetry/0001-000000-0.frames" in caplog.text
+
+
+def of_an_earlier_version(frames: list[Frame]) -> bytes:
+    return b"".join(
+        struct.pack("<IIIIQ", len(f.data), f.attempt, f.rank, f.kind, xxhash.xxh3_64_intdigest(f.data))
+        + f.data
+        for f in frames
+    )
+
+
+def test_parts_of_an_earlier_version_are_read_without_a_word(
+    storage: LocalStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    frames = [Frame(0, rank, STEPS, steps(range(5))) for rank in range(2)]
+    storage.put("telemetry/0001-000000-0.frames", of_an_earlier_version(frames))
+    assert sorted(store.read(storage).steps[0]) == [0, 1]
+    assert caplog.text == ""
+
+
+def test_text_and_records_of_another_form_are_damage(
+    storage: LocalStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for frame in (Frame(0, 0, FACTS, b"[1]"), Frame(0, 0, STEPS, b"xyz"), Frame(0, 0, FACTS, b"\xff")):
+        caplog.clear()
+        storage.put("telemetry/0001.open", store.encode([frame]))
+        assert store.read(storage).steps == {}
+        assert "telemetry/0001.open" in caplog.text
+
+
+def test_a_damaged_part_that_grew_is_left_where_it_is(
+    storage: LocalStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = bytearray(store.encode([Frame(0, rank, STEPS, steps(range(2))) for rank in range(3)]))
+    data[len(data) // 2] ^= 1
+    storage.put("telemetry/0001.open", bytes(data))
+    after = TelemetryStore(storage, 2)
+    after.add(Frame(1, 0, STEPS, steps(range(2))))
+    after.close()
+    assert storage.get("telemetry/0001.open") == data
+    assert "telemetry/0001.open" in caplog.text
+
+
 def test_thinning_keeps_the_fastest_the_median_and_the_slowest_step_of_each_group_on_every_rank() -> None:
     times = [0.01] * 24
     times[5], times[7], times[20] = 0.5, 0.001, 0.3
@@ -124,6 +201,39 @@ def test_a_long_run_stays_within_its_budget_and_keeps_its_whole_course(storage: 
     assert numbers[-1] == 11_999
     assert np.diff(numbers[-20:]).tolist() == [1] * 19, "the newest steps are all there"
     assert np.array_equal(numbers, found.steps[0][1]["step"])
+
+
+@pytest.mark.parametrize("fault", ["unreadable", "damaged", "huge"])
+def test_a_part_that_cannot_be_read_whole_is_not_thinned(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    oldest, get = "telemetry/0001-000000-0.frames", storage.get
+    path = storage.local_path(oldest)
+
+    def refuse(key: str, **options: int) -> bytes:
+        if key == oldest and fault == "unreadable":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), key)
+        return get(key, **options)
+
+    monkeypatch.setattr(storage, "get", refuse)
+    written = TelemetryStore(storage, 1, budget=60_000, part=20_000)
+    before = b""
+    for at in range(0, 3000, 30):
+        written._save([Frame(0, 0, STEPS, steps(range(at, at + 30)))], closing=False)
+        if not before and path.exists():
+            before = path.read_bytes()
+            if fault == "damaged":
+                before = before[:-1000] + bytes([before[-1000] ^ 1]) + before[-999:]
+                path.write_bytes(before)
+            elif fault == "huge":
+                os.truncate(path, 1 << 40)
+    written.close()
+    with open(path, "rb") as file:
+        assert file.read(len(before)) == before
+    levels = [entry.key.rpartition("-")[2] for entry in storage.list("telemetry")]
+    assert "1.frames" in levels, "the others are thinned"
+    assert not storage.local_path("telemetry/0001-000000-1.frames").exists()
+    assert caplog.text.count(oldest) == 1
 
 
 def test_a_full_disk_loses_frames_and_says_so_but_not_what_was_there(

@@ -13,7 +13,7 @@ import zmq
 
 from powertrain import wire
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 #: Bytes before what a frame brings.
 HEADER = 9
 
@@ -37,7 +37,7 @@ class WatchedHub(wire.Hub):
 class Ear:
     """A hub, and all that it delivered and rejected."""
 
-    def __init__(self, directory: str, address: str = "ipc") -> None:
+    def __init__(self, directory: str, address: str = "ipc", **options: Any) -> None:
         #: The frames that the hub is done with.
         self.done: list[bytes] = []
         self.received: list[wire.Received] = []
@@ -47,7 +47,9 @@ class Ear:
         self.reads.set()
         self.acknowledges = True
         self._changed = threading.Condition()
-        self.hub = WatchedHub(address, self._deliver, self._reject, directory=directory, done=self._add_done)
+        self.hub = WatchedHub(
+            address, self._deliver, self._reject, directory=directory, done=self._add_done, **options
+        )
 
     def _add_done(self, frame: bytes) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""Whatever anybody sends: it is refused before it is decoded, or told once, and honest workers never notice."""
+"""Whatever is sent: it is refused before it is decoded, or its sender is, and honest workers never notice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 from tests.wire.ears import HEADER, PATIENCE, Ear, RawClient, connect, envelope, frame, note, pump
 
 from powertrain import wire
 from powertrain.errors import WireError
 
-FUZZED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZED = settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 MIB = 2**20
 
 
@@ -137,7 +138,7 @@ def test_whatever_a_known_key_sends_the_hub_lives_and_honest_words_arrive(ear: E
 
 
 @given(st.binary(max_size=60) | VALID | mutated() | PIECES)
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 def test_reading_a_frame_ends_in_an_envelope_or_in_one_kind_of_error(data: bytes) -> None:
     problem, read = "", None
     try:
@@ -182,17 +183,37 @@ OUT_OF_RANGE = {
 
 
 @pytest.mark.parametrize("sent", OUT_OF_RANGE.values(), ids=OUT_OF_RANGE.keys())
-def test_what_is_out_of_range_is_not_acknowledged_and_told_once(ear: Ear, sent: bytes) -> None:
+def test_a_sender_of_what_is_out_of_range_is_refused_once_and_not_heard_any_more(
+    ear: Ear, honest: Honest, decoded: list[bytes], sent: bytes
+) -> None:
     with RawClient(ear.hub.admit(speaks_as=(0, 0))) as client:
         for _ in range(3):
             client.socket.send(sent)
-        client.socket.send(envelope(7))
-        assert client.acknowledged() == 0
         client.socket.send(envelope(1))
-        ear.wait_until(lambda: bool(ear.received))
-    assert ear.seqs() == [1]
+        ear.wait_until(lambda: envelope(1) in ear.done)
+        assert not client.socket.poll(0), "nothing of it is acknowledged"
+    honest.goes_on()
+    assert len(decoded) == 2, "one of them, and the honest one's"
     (line,) = ear.rejected
-    assert "rank 0 of attempt 0 was dropped: it " in line
+    assert "A message of rank 0 of attempt 0 cannot be read: it " in line
+
+
+def test_who_refuses_is_told_the_key_and_can_still_answer(directory: str) -> None:
+    refused: list[tuple[bytes, str]] = []
+    ear = Ear(directory, refused=lambda key, problem: refused.append((key, problem)))
+    try:
+        door = ear.hub.admit(speaks_as=(1, 0))
+        with RawClient(door) as client:
+            client.socket.send(OUT_OF_RANGE["a number that is none"])
+            ear.hub.send(door.keys.public, wire.Refused(reason="why"))
+            assert client.socket.poll(int(PATIENCE * 1000))
+            command = msgspec.msgpack.decode(client.socket.recv()[HEADER:], type=wire.FromController)
+        assert command == wire.Refused(reason="why")
+        assert [key for key, _ in refused] == [door.keys.public]
+        assert "Expected `int`, got `bool` - at `$.row`" in refused[0][1]
+        assert ear.rejected == []
+    finally:
+        ear.hub.close()
 
 
 def test_what_is_told_of_a_refused_message_is_short_and_holds_nothing_that_a_terminal_obeys(ear: Ear) -> None:
@@ -218,7 +239,7 @@ def test_a_message_for_which_there_is_no_memory_is_refused_and_may_come_again(
         ear.wait_until(lambda: bool(ear.rejected))
         client.socket.send(envelope(1))
         ear.wait_until(lambda: len(ear.received) == 2)
-    assert "there is no memory left for it" in ear.rejected[0]
+    assert "There is no memory left for a message of" in ear.rejected[0]
     honest.goes_on()
 
 
@@ -228,8 +249,8 @@ def test_a_worker_that_claims_to_be_another_is_not_heard(ear: Ear, speaks_as: tu
         client.socket.send(envelope(1))
         client.socket.send(envelope(2, rank=1))
         client.socket.send(envelope(2))
-        ear.wait_until(lambda: len(ear.received) == 2)
-    assert [r.envelope.rank for r in ear.received] == [0, 0]
+        ear.wait_until(lambda: envelope(2) in ear.done)
+    assert [r.envelope.rank for r in ear.received] == [0]
     assert "it claims to be of rank 1 of attempt 0" in ear.rejected[0]
 
 

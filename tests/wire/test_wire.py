@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 from tests.wire.ears import HEADER, PATIENCE, Ear, RawClient, connect, envelope, frame, note, pump, settle
 
 from powertrain import wire
@@ -48,7 +50,8 @@ def test_a_socket_without_encryption_is_never_heard(ear: Ear) -> None:
     plain = context.socket(zmq.DEALER)
     plain.linger = 0
     plain.connect(ear.hub.endpoint)
-    plain.send(envelope(1))
+    with contextlib.suppress(zmq.Again):  # the hub may have hung up already, and a send would wait for ever
+        plain.send(envelope(1), zmq.NOBLOCK)
     link = connect(ear.hub.admit(), 0, 0)
     link.send(note("me"), 0, 0)
     ear.wait_until(lambda: bool(ear.received))
@@ -108,24 +111,25 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_with_a_good_key_is_dropped_and_told(ear: Ear, garbage: bytes) -> None:
+def test_who_sends_garbage_with_a_good_key_is_refused(ear: Ear, garbage: bytes) -> None:
     with RawClient(ear.hub.admit()) as client:
         client.socket.send(garbage)
         client.socket.send(envelope(1))
-        ear.wait_until(lambda: bool(ear.received) and bool(ear.rejected))
-    assert ear.seqs() == [1]
-    assert "dropped" in ear.rejected[0]
+        ear.wait_until(lambda: envelope(1) in ear.done)
+    assert ear.received == []
+    assert "cannot be read" in ear.rejected[0]
 
 
-def test_a_message_of_several_frames_is_dropped_and_told(ear: Ear) -> None:
+def test_who_sends_a_message_of_several_frames_is_refused(ear: Ear) -> None:
     with RawClient(ear.hub.admit()) as client:
         client.socket.send_multipart([b"one", b"two"])
         client.socket.send(envelope(1))
-        ear.wait_until(lambda: bool(ear.received) and bool(ear.rejected))
+        ear.wait_until(lambda: envelope(1) in ear.done)
+    assert ear.received == []
     assert "frames" in ear.rejected[0]
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(st.binary(max_size=60), st.integers(0, 200))
 def test_no_bytes_make_the_decoder_raise_anything_but_a_decode_error(noise: bytes, cut: int) -> None:
     messages = [wire.Noted(message="x"), wire.Point(row=1, at=0.0, metrics={"a": [1]})]

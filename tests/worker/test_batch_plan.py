@@ -164,7 +164,7 @@ def test_what_is_no_positive_whole_number_is_refused_by_name(arguments: Any, wor
 
 
 def test_whoever_waits_is_called_once_before_the_first_uneven_weight_holds() -> None:
-    weight, seen = GradientWeight(), []
+    weight, seen = GradientWeight(), list[object]()
     weight.when_uneven(lambda: seen.append(weight.value))
     weight.set(1.0)
     assert seen == []

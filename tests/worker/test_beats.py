@@ -18,7 +18,7 @@ from powertrain.worker import service as service_module
 from powertrain.worker.progress import Gate, Progress
 from powertrain.worker.service import Service, _StoodStill
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 class Listener:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from powertrain.errors import ReportError
+from powertrain.trace.frames import OURS
 from powertrain.wire import ErrorReport
 from powertrain.worker import failure
 from powertrain.worker.values import normalise
@@ -38,7 +39,7 @@ def test_the_frame_is_the_users_own_though_a_library_raised() -> None:
 
 
 def test_the_frame_is_the_users_own_though_we_raised() -> None:
-    report = described(lambda: normalise({"x": object()}))
+    report = described(lambda: normalise(3.0))
     assert report.type == "powertrain.errors.ReportError"
     assert report.file == __file__
     assert "normalise" in report.source
@@ -64,7 +65,7 @@ def test_frames_of_ours_before_the_users_are_left_out_of_the_traceback() -> None
 
 
 def test_a_project_whose_path_begins_like_ours_is_not_taken_for_ours(tmp_path: Path) -> None:
-    beside_ours = failure._OURS.rstrip(os.sep) + "_project" + os.sep + "train.py"
+    beside_ours = OURS.rstrip(os.sep) + "_project" + os.sep + "train.py"
     code = compile("def train():\n    raise KeyError('x')\n", beside_ours, "exec")
     names: dict[str, Any] = {}
     exec(code, names)

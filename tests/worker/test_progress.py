@@ -6,11 +6,12 @@ import threading
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import scaled
 
 from powertrain.wire import Goto, Preemption
 from powertrain.worker.progress import Boundaries, Crossing, Gate, Progress, StopRun
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 GO = Crossing()
 
 
@@ -57,7 +58,7 @@ class Rank:
             assert self.crossed < 1000, "a rank passes the agreed boundary"
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(st.integers(1, 4), st.lists(st.integers(0, 50), max_size=30))
 def test_all_ranks_act_at_the_same_boundary(size: int, choices: list[int]) -> None:
     ranks = [Rank() for _ in range(size)]

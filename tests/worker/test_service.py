@@ -14,7 +14,7 @@ from powertrain.worker import service as service_module
 from powertrain.worker.progress import Crossing, Gate, Progress
 from powertrain.worker.service import Service, _Spill
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 
 
 class Controller:
@@ -197,7 +197,7 @@ def test_an_envelope_tells_the_boundaries_passed(
 def test_meeting_waits_for_the_answer_and_returns_what_rank_zero_brought(
     controller: Controller, service: Service
 ) -> None:
-    answers: list[bytes] = []
+    answers: list[wire.Opened] = []
     thread = threading.Thread(
         target=lambda: answers.append(service.meet(wire.Arrived(sync=1, kind="barrier")))
     )

@@ -55,6 +55,7 @@ class Rank:
     def __init__(self, directory: Path, names: tuple[str, ...] = ("train", "eval"), **place: Any) -> None:
         self.said: list[str] = []
         self.device = -1
+        self.sees_newest = False
         self.iterators: dict[str, Iterator[Any]] = {}
         self.place = Place(data_cache=str(directory), data_cache_bytes=2**20, **place)
         self.service = SimpleNamespace(post=lambda message: self.said.append(message.message))
@@ -64,7 +65,7 @@ class Rank:
     def read(self, batches: int, name: str = "train") -> list[int]:
         """Rows of some batches of 8 rows of all ranks together, from where the shard stands."""
         rows: list[int] = []
-        iterator = iter(self.data.shard(name).iter_batches(global_batch_size=8, prefetch_batches=0))
+        iterator: Any = iter(self.data.shard(name).iter_batches(global_batch_size=8, prefetch_batches=0))
         for _ in range(batches):
             rows += next(iterator)["id"].tolist()
         self.iterators[name] = iterator  # one that is dropped would give its epoch up
@@ -265,7 +266,7 @@ def test_another_thread_is_told_of_shards_once_they_give_batches(ranks: Any) -> 
     rank, heard = ranks(), []
     rank.data.shard("train")
     assert rank.data.described() == ""
-    rank.read(1)
+    rank.read(2)
     rank.read(3)
     told = rank.data.look()
     thread = threading.Thread(target=lambda: heard.append(rank.data.described()))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import os
 import random
+import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -323,13 +326,13 @@ def test_another_world_size_leaves_the_generators_alone_and_says_so(worker: Work
 def test_buffers_are_rank_zeros(worker: Worker) -> None:
     def objects(rank: int) -> dict[str, Any]:
         model = nn.BatchNorm1d(50_000)
-        model.running_mean.fill_(rank)  # type: ignore[union-attr, operator]
+        model.running_mean.fill_(rank)  # type: ignore[union-attr]
         return {"model": model}
 
     checkpoint = worker.save_on(4, objects)
     model = nn.BatchNorm1d(50_000)
     load_state(checkpoint, model=model)
-    assert not model.running_mean.any()  # type: ignore[union-attr, operator]
+    assert not model.running_mean.any()  # type: ignore[union-attr]
 
 
 # -- registered state
@@ -458,9 +461,11 @@ def test_what_does_not_fit_is_one_clear_error_and_changes_nothing(worker: Worker
     wider.head = nn.Linear(4, 2)
     deeper.more = nn.Linear(1, 1)
     del smaller.head
-    halves = torch.optim.Adam(
-        [{"params": other.body.parameters()}, {"params": other.head.parameters(), "lr": 1.0}]
-    )
+    groups: list[dict[str, Any]] = [
+        {"params": other.body.parameters()},
+        {"params": other.head.parameters(), "lr": 1.0},
+    ]
+    halves = torch.optim.Adam(groups)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"model": other, "ema": other}, "has no 'ema'; it has 'model', 'optimizer'"),
         ({"epoch": other}, "'epoch' is a plain value in"),
@@ -488,6 +493,29 @@ def test_a_directory_that_save_state_did_not_write_is_refused(worker: Worker, tm
     assert "rank-00000.json cannot be read" in refusal(lambda: load_state(Checkpoint(damaged)))
     (damaged / "state" / "rank-00000.json").unlink()
     assert "rank-00000.json is missing" in refusal(lambda: load_state(Checkpoint(damaged)))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+def test_values_that_are_not_a_file_are_refused_at_once(worker: Worker, kind: str) -> None:
+    checkpoint = save_state(epoch=1)
+    path = Path(checkpoint.path, "state", "rank-00000.json")
+    path.rename(path.with_name("other"))
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("other")
+    else:
+        path.mkdir()
+
+    def release() -> None:  # whoever waits for a writer of the pipe
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    timer = threading.Timer(5, release)
+    timer.start()
+    why = {"pipe": "not a regular file", "link": "symbolic link", "directory": "Is a directory"}[kind]
+    assert re.search(rf"rank-00000.json cannot be read \(.*{why}", refusal(lambda: load_state(checkpoint)))
+    timer.cancel()
 
 
 def test_a_model_in_fsdp1_is_refused_with_what_to_use(worker: Worker) -> None:
@@ -522,7 +550,7 @@ def test_a_given_checkpoint_loads_outside_a_worker_too_and_leaves_the_generators
 def test_outside_a_worker_each_says_so() -> None:
     for call in (save_state, load_state, register_state):
         with pytest.raises(OutsideWorkerError, match=call.__name__):
-            call()  # type: ignore[operator]
+            call()
 
 
 # -- in whole runs

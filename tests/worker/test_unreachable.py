@@ -21,7 +21,7 @@ from powertrain.worker.main import UNREACHABLE, WorkerSpec
 from powertrain.worker.progress import Gate, Progress
 from powertrain.worker.service import Service
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,9 +24,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from powertrain.checkpoint import manifest as mf
-from powertrain.checkpoint.manifest import LATER_METADATA_NAME, MANIFEST_NAME, ManifestFile
+from powertrain.checkpoint.manifest import LATER_METADATA_NAME, MANIFEST_NAMES, ManifestFile
 from powertrain.errors import CheckpointError
 from powertrain.storage import Entry, Storage
+from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 from powertrain.storage.local import digest_of
 
 if sys.platform != "win32":
@@ -66,7 +66,8 @@ def download(storage: Storage, target: str | Path, *, shown: str) -> None:
 def _wanted(storage: Storage, entries: list[Entry], shown: str) -> tuple[list[ManifestFile], bytes]:
     """What belongs to the checkpoint, and its metadata where that was changed after the commit."""
     names = {entry.key for entry in entries}
-    data = storage.get(MANIFEST_NAME) if MANIFEST_NAME in names else b""
+    manifest = next((name for name in MANIFEST_NAMES if name in names), "")
+    data = storage.get(manifest, limit=LARGE_RECORD_BYTES_LIMIT) if manifest else b""
     if mf.is_void(data):
         raise CheckpointError(f"{shown} was given up before it was committed. Use another checkpoint.")
     if not mf.is_manifest(data):
@@ -82,7 +83,7 @@ def _wanted(storage: Storage, entries: list[Entry], shown: str) -> tuple[list[Ma
 
 def later_metadata(storage: Storage, shown: str) -> bytes:
     """The JSON of the metadata that was set after the commit; ``FileNotFoundError`` where none was."""
-    data = storage.get(LATER_METADATA_NAME)
+    data = storage.get(LATER_METADATA_NAME, limit=LARGE_RECORD_BYTES_LIMIT)
     return str(mf.unseal(data, f"The metadata of {shown}").get("metadata", "{}")).encode()
 
 
@@ -146,23 +147,18 @@ def _identity(storage: Storage) -> str:
     )
     for entry in entries:
         what.update(f"\n{entry.size} {entry.key}".encode(errors="surrogateescape"))
-        if entry.key in (MANIFEST_NAME, LATER_METADATA_NAME):
-            what.update(storage.get(entry.key))
+        if entry.key in (*MANIFEST_NAMES, LATER_METADATA_NAME):
+            what.update(storage.get(entry.key, limit=LARGE_RECORD_BYTES_LIMIT))
     return what.hexdigest()[:32]
 
 
 def _root() -> Path:
-    """The directory of this user's copies; refused where it is another user's, who could change them."""
-    top = Path(tempfile.gettempdir(), f"powertrain-{os.getuid()}")
-    top.mkdir(mode=0o700, exist_ok=True)
-    found = top.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise CheckpointError(
-            f"Remote checkpoints cannot be downloaded to {str(top)!r}: it is not a directory of this user's. "
-            "Remove it, or set TMPDIR to a directory of your own."
-        )
-    (top / "checkpoints").mkdir(mode=0o700, exist_ok=True)
-    return top / "checkpoints"
+    """Return the directory of this user's copies, where no other user can change them."""
+    from powertrain.storage.files.private_roots import log_notices, make_private, temporary_root
+
+    root = make_private(temporary_root())
+    log_notices()
+    return make_private(root / "checkpoints")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 It is small: it says where the directory is and carries no data, so it can be passed around, compared and
 pickled for nothing. What lies in the directory is the user's own; Powertrain adds ``.metadata.json`` (the
-user's metadata) and, in a run's storage, ``MANIFEST.json`` and files whose names start with ``.powertrain-``.
+user's metadata) and, in a run's storage, files whose names start with ``.powertrain-``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from powertrain.arguments import as_path, as_text_keys
 from powertrain.checkpoint import cache
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.cache import METADATA_NAME
-from powertrain.checkpoint.manifest import BOOKKEEPING_PREFIX, LATER_METADATA_NAME, MANIFEST_NAME
+from powertrain.checkpoint.manifest import BOOKKEEPING_PREFIX, LATER_METADATA_NAME, MANIFEST_NAMES
 from powertrain.errors import CheckpointError
 from powertrain.storage import Storage, open_storage
-from powertrain.storage.addresses import without_secrets
+from powertrain.storage.addresses import strip_secrets, without_secrets
+from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, check_filesystem, own_address
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
+_C = TypeVar("_C", bound="Checkpoint")
 #: The file that ``from_dict`` writes and ``to_dict`` reads.
 DICT_NAME = "dict.pt"
 
@@ -40,15 +43,19 @@ class Checkpoint:
     """A directory that holds the state of a training run: on this machine, or in an object store.
 
     Attributes:
-        path: Where the directory is, as it was given (a local one as an absolute path).
+        path: Where the directory is, as it was given (a local one as an absolute path), without credentials. Together
+            with ``filesystem`` it names the same checkpoint again: ``Checkpoint(path, filesystem)``.
     """
 
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
         """``path`` is a plain path, a ``file://``, ``s3://``, ``gs://`` or ``az://`` address, or, with a pyarrow or
         fsspec ``filesystem``, a path of that."""
-        text = os.fspath(path)
+        text = as_path(path, "Checkpoint(path=...)")
+        check_filesystem(filesystem, "Checkpoint(filesystem=...)")
         if getattr(filesystem, "type_name", "") == "local":
             filesystem = None
+        if own := own_address(filesystem, text):
+            text, filesystem = own, None
         #: The file system that was given, None where the path says it all.
         self.given_filesystem = filesystem
         #: The directory on this machine, None for a remote checkpoint.
@@ -59,7 +66,9 @@ class Checkpoint:
         elif "://" not in text or text.startswith(("file:///", "file://localhost/")):
             text = unquote(urlsplit(text).path) if "://" in text else os.path.expanduser(text)
             text = self._directory = os.path.abspath(text)
-        self.path: str = text
+        #: As ``path``, with the credentials that were given in it. Never shown.
+        self.address: str = text
+        self.path: str = strip_secrets(text) if "://" in text else text
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -71,7 +80,7 @@ class Checkpoint:
         """A pyarrow file system on which ``path``, and what lies below it, can be read as it stands."""
         from powertrain.checkpoint.filesystems import pyarrow_filesystem
 
-        return pyarrow_filesystem(self.path if self._directory is None else None, self.given_filesystem)
+        return pyarrow_filesystem(self.address if self._directory is None else None, self.given_filesystem)
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the checkpoint into ``path`` (a new temporary directory by default) and return that path.
@@ -79,14 +88,29 @@ class Checkpoint:
         Files that are there already stay unless the checkpoint has one of the same name.
         """
         self._require_directory()
-        target = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="powertrain-checkpoint-")
+        if path is not None:
+            target = as_path(path, "Checkpoint.to_directory(path=...)")
+            self._copy_to(target)
+            return target
+        target = tempfile.mkdtemp(prefix="powertrain-checkpoint-")
+        try:
+            self._copy_to(target)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        return target
+
+    def _copy_to(self, target: str) -> None:
         if self._directory is None:
             cache.download(self._storage, target, shown=repr(self))
-            return target
-        shutil.copytree(self._directory, target, dirs_exist_ok=True, ignore=self._bookkeeping)
-        if Path(self._directory, LATER_METADATA_NAME).is_file() and self._is_committed():
+            return
+        is_committed = self._is_committed()
+        self._refuse_links(is_committed)
+        shutil.copytree(
+            self._directory, target, symlinks=is_committed, dirs_exist_ok=True, ignore=self._bookkeeping
+        )
+        if Path(self._directory, LATER_METADATA_NAME).is_file() and is_committed:
             Path(target, METADATA_NAME).write_text(json.dumps(self.get_metadata()), encoding="utf-8")
-        return target
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
@@ -97,6 +121,7 @@ class Checkpoint:
         """
         self._require_directory()
         if self._directory is not None:
+            self._refuse_links(self._is_committed())
             yield self._directory
         else:
             with cache.shared_copy(self._storage, shown=repr(self)) as directory:
@@ -111,12 +136,19 @@ class Checkpoint:
             try:
                 content = cache.later_metadata(storage, repr(self))
             except FileNotFoundError:
-                content = storage.get(METADATA_NAME)
+                content = storage.get(METADATA_NAME, limit=LARGE_RECORD_BYTES_LIMIT)
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            if self._directory is None:
+                raise
+            raise CheckpointError(
+                f"The metadata of {self!r} cannot be read: {error.strerror or error}. Make the files in its directory "
+                "readable, or use another checkpoint."
+            ) from error
         try:
             return dict(json.loads(content))
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"The metadata of {self!r} cannot be read: {METADATA_NAME} is not JSON ({error}). Write it "
                 "again with set_metadata."
@@ -128,9 +160,11 @@ class Checkpoint:
         What was committed never changes, so for a committed checkpoint it is kept in a file of its own.
         """
         self._require_directory()
+        as_text_keys(metadata, "Checkpoint.set_metadata()", CheckpointError)
         try:
             content = json.dumps(metadata)
-        except (TypeError, ValueError) as error:
+            content.encode()
+        except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"This metadata cannot be attached to {self!r}: {error}. Use text, numbers, booleans, lists "
                 "and dicts of them."
@@ -142,7 +176,8 @@ class Checkpoint:
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
         """Attach ``metadata`` on top of what is attached."""
-        self.set_metadata({**self.get_metadata(), **metadata})
+        added = as_text_keys(metadata, "Checkpoint.update_metadata()", CheckpointError)
+        self.set_metadata({**self.get_metadata(), **added})
 
     # -- dicts
 
@@ -157,11 +192,17 @@ class Checkpoint:
 
         if not isinstance(data, dict):
             raise CheckpointError(f"from_dict takes a dict, and was given a {type(data).__name__}.")
-        directory = tempfile.mkdtemp(prefix="powertrain-checkpoint-")
-        checkpoint = cls(directory)
-        checkpoint._finalizer = weakref.finalize(checkpoint, _remove_own, directory, os.getpid())
-        file = os.path.join(directory, DICT_NAME)
-        torch.save(data, file)
+        checkpoint = temporary_checkpoint(cls)
+        file = os.path.join(checkpoint.path, DICT_NAME)
+        try:
+            torch.save(data, file)
+        except OSError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"This dict cannot be a checkpoint: {type(error).__name__}: {error}. Keep tensors, numpy arrays, "
+                "numbers, text and containers of them."
+            ) from error
         with torch.serialization.safe_globals(_plain_numpy()):
             refused = torch.serialization.get_unsafe_globals_in_checkpoint(file)
         if refused:
@@ -199,7 +240,7 @@ class Checkpoint:
 
     @property
     def _storage(self) -> Storage:
-        return open_storage(self.path, filesystem=self.given_filesystem)
+        return open_storage(self.address, filesystem=self.given_filesystem)
 
     def _require_directory(self) -> None:
         """A local one must be there; of a remote one that is found out when it is read."""
@@ -210,16 +251,32 @@ class Checkpoint:
             )
 
     def _is_committed(self) -> bool:
-        try:
-            return mf.is_manifest(self._storage.get(MANIFEST_NAME))
-        except FileNotFoundError:
-            return False
+        for name in MANIFEST_NAMES:
+            try:
+                return mf.is_manifest(self._storage.get(name, limit=LARGE_RECORD_BYTES_LIMIT))
+            except FileNotFoundError:
+                continue
+        return False
+
+    def _refuse_links(self, is_committed: bool) -> None:
+        """Raise :class:`CheckpointError` for a link in a committed checkpoint: a commit writes none, so another user
+        who can write there has put it in, to have some file of this user's read. A user's own directory may have links.
+        """
+        if not is_committed:
+            return
+        for directory, directories, files in os.walk(self._directory or self.path):
+            for name in (*directories, *files):
+                if os.path.islink(os.path.join(directory, name)):
+                    raise CheckpointError(
+                        f"{os.path.join(directory, name)!r} is a symbolic link, and a committed checkpoint has none: "
+                        "it was put there later. Restore the file from another copy, or use another checkpoint."
+                    )
 
     def _bookkeeping(self, directory: str, names: list[str]) -> list[str]:
         """Which files of a directory are Powertrain's own, and not part of what the user saved."""
         if directory != self._directory or not self._is_committed():
             return []
-        return [name for name in names if name == MANIFEST_NAME or name.startswith(BOOKKEEPING_PREFIX)]
+        return [name for name in names if name in MANIFEST_NAMES or name.startswith(BOOKKEEPING_PREFIX)]
 
     def __repr__(self) -> str:
         return f"Checkpoint(path={without_secrets(self.path)!r})"
@@ -238,7 +295,7 @@ class Checkpoint:
         return os.path.realpath(self._directory) if self._directory is not None else self.path.rstrip("/")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.path, self.given_filesystem))
+        return (type(self), (self.address, self.given_filesystem))
 
 
 class ReportedCheckpointStatus(Enum):
@@ -263,6 +320,14 @@ class ReportedCheckpoint:
     checkpoint: Checkpoint
     metrics: dict[str, Any]
     status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
+
+
+def temporary_checkpoint(kind: type[_C]) -> _C:
+    """Return a checkpoint of an empty temporary directory that is removed with its last reference in this process."""
+    directory = tempfile.mkdtemp(prefix="powertrain-checkpoint-")
+    checkpoint = kind(directory)
+    checkpoint._finalizer = weakref.finalize(checkpoint, _remove_own, directory, os.getpid())
+    return checkpoint
 
 
 def _remove_own(directory: str, owner: int) -> None:

@@ -2,7 +2,7 @@
 
 A rank's directory is looked at first (:func:`refuse_directory`, :func:`contents`). When every rank has reported,
 :func:`merge` says whose file counts for each name; those are carried to ``checkpoints/{name}/`` and hashed on
-their way. Then :func:`commit` checks that all are there, and puts ``MANIFEST.json``, which names every file with
+their way. Then :func:`commit` checks that all are there, and puts the manifest, which names every file with
 its size and hash. Only a checkpoint with a manifest exists; whatever else lies there is left over from a crash.
 
 Everything here works on any storage; what only a file system has (empty directories) is made where it can be.
@@ -10,12 +10,13 @@ Everything here works on any storage; what only a file system has (empty directo
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,23 @@ import xxhash
 
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.cache import METADATA_NAME
-from powertrain.checkpoint.chain import Chain, already_committed, manifest_key
+from powertrain.checkpoint.chain import Chain, already_committed, manifest_key, old_manifest_key
 from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
+from powertrain.checkpoint.elsewhere import MARK_NAME, checkpoint_at, require_known_place, require_server
 from powertrain.checkpoint.manifest import (
     BOOKKEEPING_PREFIX,
     LATER_METADATA_NAME,
-    MANIFEST_NAME,
+    MANIFEST_NAMES,
     VALIDATION_NAME,
     Manifest,
     ManifestFile,
     Validation,
 )
-from powertrain.errors import CheckpointError, OtherVersionError
+from powertrain.errors import CheckpointError, OtherVersionError, StorageError
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import without_secrets
-from powertrain.storage.boundaries import crossing
+from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
+from powertrain.storage.local import LocalStorage
 from powertrain.wire import Part
 
 _TOP = "checkpoints"
@@ -64,13 +67,11 @@ def refuse_directory(
     directory: str | Path,
     *,
     launch_dir: str | Path = "",
-    scratch: str | Path = "",
     staging: str | Path = "",
 ) -> None:
     """Raises :class:`CheckpointError` for a directory that cannot be a checkpoint, whatever is in it.
 
-    ``scratch`` is the working directory that the rank has for itself; "." may be reported there. ``staging`` is
-    where checkpoints of the node wait for their upload.
+    ``staging`` is where checkpoints of the node wait for their upload.
     """
     top = Path(os.path.abspath(directory))
     if not top.is_dir():
@@ -81,7 +82,8 @@ def refuse_directory(
         )
     if _holds(top, storage.local_path(_TOP)):
         raise CheckpointError(
-            f"The checkpoint directory {str(top)!r} contains the run's own storage {storage.uri!r}, so it "
+            f"The checkpoint directory {str(top)!r} contains the run's own storage {without_secrets(storage.uri)!r}, "
+            "so it "
             "would be copied into itself. Write the checkpoint's files to a directory of their own."
         )
     if _holds(top, staging):
@@ -89,11 +91,12 @@ def refuse_directory(
             f"The checkpoint directory {str(top)!r} contains {str(staging)!r}, where checkpoints wait for their "
             "upload, so it would be copied into itself. Write the checkpoint's files to a directory of their own."
         )
-    if _holds(top, launch_dir) and not (scratch and os.path.realpath(top) == os.path.realpath(scratch)):
+    if _holds(top, launch_dir):
         raise CheckpointError(
             f"The checkpoint directory {str(top)!r} is or contains the directory {str(launch_dir)!r} that the run "
             "was launched from, so every file there would become part of the checkpoint. Write the checkpoint's "
-            "files to a directory of their own, such as powertrain.checkpoint_dir()."
+            "files to a directory of their own, such as powertrain.checkpoint_dir(), or work in a scratch directory: "
+            "RunConfig(working_dir='scratch')."
         )
 
 
@@ -115,7 +118,7 @@ def contents(directory: str | Path, *, segments: str | Path = "") -> tuple[list[
     inside = [Path(os.path.realpath(place)) for place in (top, segments) if str(place)]
     files: list[tuple[str, Path]] = []
     empty: list[str] = []
-    own, waiting = 0, [("", top)]
+    waiting = [("", top)]
     while waiting:
         prefix, folder = waiting.pop()
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -130,15 +133,11 @@ def contents(directory: str | Path, *, segments: str | Path = "") -> tuple[list[
             if stat.S_ISDIR(mode):
                 waiting.append((f"{name}/", path))
             elif not stat.S_ISREG(mode):
-                raise CheckpointError(f"The checkpoint holds {name!r}, which is no ordinary file. Remove it.")
-            elif name == METADATA_NAME or _is_bookkeeping(name, path):
-                own += 1
-            else:
+                raise CheckpointError(
+                    f"The checkpoint holds {name!r}, which is not a regular file. Remove it from the directory."
+                )
+            elif name != METADATA_NAME and not _is_bookkeeping(name, path):
                 files.append((name, path))
-    if not files and not empty and not own:
-        raise CheckpointError(
-            f"The checkpoint directory {str(top)!r} is empty. Write its files before report."
-        )
     return sorted(files), sorted(empty)
 
 
@@ -158,15 +157,24 @@ def _refuse_link(name: str, path: Path, inside: Sequence[Path]) -> None:
 
 def _is_bookkeeping(name: str, path: Path) -> bool:
     """True for the manifest, and what lies beside it, of a checkpoint of ours that is being reported again."""
-    if name != MANIFEST_NAME and not ("/" not in name and name.startswith(BOOKKEEPING_PREFIX)):
+    if name not in MANIFEST_NAMES and not ("/" not in name and name.startswith(BOOKKEEPING_PREFIX)):
         return False
-    manifest = path.parent / MANIFEST_NAME
-    if manifest.is_file() and mf.is_manifest(manifest.read_bytes()):
-        return True
+    for manifest in (path.parent / name for name in MANIFEST_NAMES):
+        if manifest.is_file() and mf.is_manifest(_read_manifest(manifest)):
+            return True
     raise CheckpointError(
         f"The checkpoint holds a file named {name!r}, a name that Powertrain needs for its own files. "
         "Give that file another name."
     )
+
+
+def _read_manifest(path: Path) -> bytes:
+    if path.stat().st_size > LARGE_RECORD_BYTES_LIMIT:
+        raise CheckpointError(
+            f"The manifest {str(path)!r} cannot be read: it has more than {LARGE_RECORD_BYTES_LIMIT:,} bytes, so it is "
+            "not what was written. Use another checkpoint."
+        )
+    return path.read_bytes()
 
 
 # --------------------------------------------------------------------------- all ranks together
@@ -186,6 +194,11 @@ class Merged:
     elsewhere: str = ""
     #: Why a rank has no share, by rank.
     errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """True where no rank brought a file, a directory or metadata."""
+        return not (self.files or self.metadata or self.elsewhere)
 
 
 def merge(parts: Mapping[int, Part]) -> Merged:
@@ -284,13 +297,12 @@ def commit(
     :class:`~powertrain.errors.FencedError` when another controller has the run; nothing is committed then.
     After an ``OSError`` the same call may be made again.
     """
-    if not files and not metadata and not elsewhere:
-        raise CheckpointError(f"The checkpoint {name!r} cannot be committed: no rank brought a file.")
+    require_server(storage, elsewhere, f"The checkpoint {name!r}")
     mf.check_file_name(name, "The run")
     found = {entry.key: entry.size for entry in storage.list(f"{_TOP}/{name}")}
     text = json.dumps(dict(metadata)).encode() if metadata else b""
     listed = [*files, *_metadata_file(text)]
-    if manifest_key(name) not in found:
+    if manifest_key(name) not in found and old_manifest_key(name) not in found:
         _leave_exactly(storage, f"{_TOP}/{name}", () if elsewhere else files, found, text)
     elif (
         chain.unfinished != name
@@ -327,10 +339,11 @@ def _leave_exactly(
     """Of what was ``found`` below ``base`` leave ``files``, all of which must be there, and put the metadata."""
     for file in files:
         if file.name.endswith("/"):
-            _make_directory(storage.local_path(f"{base}/{file.name[:-1]}"))
+            _make_directory(storage, f"{base}/{file.name[:-1]}")
         elif found.get(f"{base}/{file.name}") != file.size or not file.xxh3:
             raise CheckpointError(
-                f"The file {file.name!r} of rank {file.rank} is not whole in {storage.uri!r} below {base!r}, "
+                f"The file {file.name!r} of rank {file.rank} is not whole in {without_secrets(storage.uri)!r} below "
+                f"{base!r}, "
                 "so the checkpoint was not committed. Check whether something else writes or deletes there."
             )
     for key in found.keys() - {f"{base}/{file.name}" for file in files}:
@@ -339,27 +352,23 @@ def _leave_exactly(
         storage.put(f"{base}/{METADATA_NAME}", metadata)
 
 
-def _make_directory(path: Path | None) -> None:
-    """Make an empty directory that survives a crash of the machine; None, on an object store, needs none."""
-    if path is None or path.is_dir():
-        return
-    _make_directory(path.parent)
-    crossing("mkdir", str(path))
-    path.mkdir(exist_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        crossing("fsync", str(path.parent))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _make_directory(storage: Storage, key: str) -> None:
+    """Make an empty directory that survives a crash of the machine; an object store needs none."""
+    if isinstance(storage, LocalStorage):
+        storage.make_directory(key)
 
 
 # --------------------------------------------------------------------------- finding
 
 
 def committed(storage: Storage) -> list[Manifest]:
-    """All checkpoints with a readable manifest, the oldest commit first."""
-    manifests = [found for _, found in _manifests(storage) if isinstance(found, Manifest)]
+    """All checkpoints with a readable manifest, the oldest commit first; the others are warned about."""
+    manifests = []
+    for _, found in _manifests(storage):
+        if isinstance(found, Manifest):
+            manifests.append(found)
+        elif found is not None:
+            _logger.warning("%s The checkpoint is left out.", found)
     return sorted(manifests, key=_age)
 
 
@@ -375,36 +384,63 @@ def newest(storage: Storage) -> Manifest | None:
 
 def _manifests(storage: Storage) -> Iterator[tuple[str, Manifest | CheckpointError | None]]:
     """Every name with a manifest: the manifest, why it cannot be read, or None for a void one."""
-    for name in _names_with_manifest(storage):
-        key = manifest_key(name)
+    for name, key in _keys_of_manifests(storage).items():
         where = f"The manifest {key!r} of {without_secrets(storage.uri)!r}"
         try:
-            data = storage.get(key)
+            data = storage.get(key, limit=LARGE_RECORD_BYTES_LIMIT)
             manifest = None if mf.is_void(data) else mf.decode(data, where)
             if manifest is not None and manifest.name != name:
                 raise CheckpointError(
                     f"{where} is that of another checkpoint, {manifest.name!r}: it was copied."
                 )
+            if manifest is not None:
+                require_known_place(storage, manifest.elsewhere, where)
             yield name, manifest
         except CheckpointError as error:
             yield name, error
         except FileNotFoundError:
-            continue  # discarded while we looked
+            if _is_something_else(storage, key):
+                yield name, CheckpointError(f"{where} is not a file: something else is in its place.")
+            # else it was discarded while we looked
+        except OSError as error:
+            if _is_passing(storage, error):
+                raise
+            yield name, CheckpointError(f"{where} cannot be read: {error.strerror or error}.")
 
 
-def _names_with_manifest(storage: Storage) -> list[str]:
+def _is_passing(storage: Storage, error: OSError) -> bool:
+    """True where storage across a network may give a file later that it does not give now."""
+    return storage.local_path("x") is None and error.errno != errno.EFBIG
+
+
+def _keys_of_manifests(storage: Storage) -> dict[str, str]:
+    """The keys of all manifests by checkpoint, also where one is no file any more: it protects the other files."""
     keys = [entry.key.split("/") for entry in storage.list(_TOP)]
-    return [parts[1] for parts in keys if len(parts) == 3 and parts[2] == MANIFEST_NAME]
+    names = dict.fromkeys(parts[1] for parts in keys if len(parts) >= 3)
+    there = {"/".join(parts) for parts in keys if len(parts) == 3}
+    found: dict[str, str] = {}
+    for name in names:
+        for key in (manifest_key(name), old_manifest_key(name)):
+            if key in there or _is_something_else(storage, key):
+                found[name] = key
+                break
+    return found
+
+
+def _is_something_else(storage: Storage, key: str) -> bool:
+    """True when a directory, a pipe or the like is in the place of a file of real storage."""
+    path = storage.local_path(key)
+    return path is not None and os.path.lexists(path) and not path.is_file()
 
 
 def checkpoint_of(storage: Storage, manifest: Manifest) -> Checkpoint:
     """The committed checkpoint as a value."""
-    filesystem = getattr(storage, "filesystem", None)
     if manifest.elsewhere:
-        return Checkpoint(manifest.elsewhere, None if "://" in manifest.elsewhere else filesystem)
+        return checkpoint_at(storage, manifest.elsewhere)
     path = storage.local_path(f"{_TOP}/{manifest.name}")
     if path is not None:
         return Checkpoint(path)
+    filesystem = getattr(storage, "filesystem", None)
     return Checkpoint(storage.child(f"{_TOP}/{manifest.name}").uri, filesystem)
 
 
@@ -432,7 +468,13 @@ def verify(storage: Storage, manifest: Manifest) -> None:
             _verify_file(storage, manifest.name, file, found.get(f"{base}/{file.name}"))
     later = f"{base}/{LATER_METADATA_NAME}"
     if later in found:
-        mf.unseal(storage.get(later), f"The file {LATER_METADATA_NAME!r} of checkpoint {manifest.name!r}")
+        which = f"The file {LATER_METADATA_NAME!r} of checkpoint {manifest.name!r}"
+        try:
+            mf.unseal(storage.get(later, limit=LARGE_RECORD_BYTES_LIMIT), which)
+        except OSError as error:
+            if _is_passing(storage, error):
+                raise
+            raise CheckpointError(f"{which} cannot be read: {error.strerror or error}.") from error
 
 
 def _verify_file(storage: Storage, checkpoint: str, file: ManifestFile, size: int | None) -> None:
@@ -456,10 +498,17 @@ def _verify_file(storage: Storage, checkpoint: str, file: ManifestFile, size: in
 
 def _verify_elsewhere(storage: Storage, manifest: Manifest) -> None:
     """The user's own upload has no hashes of ours: that every file is there with its size is all that can be said."""
+    require_known_place(storage, manifest.elsewhere, f"The checkpoint {manifest.name!r}")
     checkpoint = checkpoint_of(storage, manifest)
-    there = open_storage(checkpoint.path, filesystem=checkpoint.given_filesystem)
-    found = {entry.key: entry.size for entry in there.list()}
     wanted = {file.name: file.size for file in manifest.files if file.name != METADATA_NAME}
+    try:
+        there = open_storage(checkpoint.address, filesystem=checkpoint.given_filesystem)
+        found = _sizes(there, wanted)
+    except StorageError as error:
+        raise CheckpointError(
+            f"The files of checkpoint {manifest.name!r}, which the training function uploaded, cannot be reached: "
+            f"{error}"
+        ) from error
     damaged = sorted(name for name, size in wanted.items() if found.get(name) != size)
     if damaged or not found:
         what = f"{damaged[0]!r} is missing or has another size" if damaged else "they are no longer there"
@@ -469,10 +518,30 @@ def _verify_elsewhere(storage: Storage, manifest: Manifest) -> None:
         )
 
 
-def newest_verified(storage: Storage, tell: Callable[[str], None]) -> Manifest | None:
-    """The newest checkpoint whose files are all as committed; ``tell`` hears of each that is not, and what is used.
+def _sizes(there: Storage, wanted: Iterable[str]) -> dict[str, int]:
+    """The sizes of the wanted files. Not all files of a directory are looked at: a manifest may name a large one."""
+    top = there.local_path("x")
+    if top is None:
+        return {entry.key: entry.size for entry in there.list()}
+    found = {}
+    for name in wanted:
+        try:
+            status = os.stat(top.parent / name)
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found[name] = status.st_size
+    if found or not top.parent.is_dir():
+        return found
+    with os.scandir(top.parent) as entries:
+        return {"": 0} if any(entry.name != MARK_NAME for entry in entries) else {}
 
-    Changes nothing. A controller that goes on from an older one calls :func:`set_aside_newer` next.
+
+def newest_verified(storage: Storage, tell: Callable[[str], None]) -> Manifest | None:
+    """Return the newest checkpoint whose files are all as committed.
+
+    ``tell`` is called for each that is not, and for the one that is used. Changes nothing. A controller that
+    goes on from an older one calls :func:`set_aside_newer` next.
     """
     found = [result for _, result in _manifests(storage)]
     troubles = [result for result in found if isinstance(result, CheckpointError)]
@@ -504,18 +573,24 @@ def record_validation(storage: Storage, name: str, validation: Validation) -> No
 
 
 def validations(storage: Storage, tell: Callable[[str], None] = _logger.warning) -> dict[str, Validation]:
-    """What is kept about validations, by checkpoint; ``tell`` hears of what cannot be read."""
+    """What is kept about validations, by checkpoint; ``tell`` is called for each that cannot be read."""
     found = {}
     for entry in storage.list(_TOP):
         parts = entry.key.split("/")
         if len(parts) == 3 and parts[2] == VALIDATION_NAME:
+            where = f"The validation result {entry.key!r} of {without_secrets(storage.uri)!r}"
             try:
-                where = f"The validation result {entry.key!r} of {storage.uri!r}"
-                found[parts[1]] = mf.decode_validation(storage.get(entry.key), where)
+                found[parts[1]] = mf.decode_validation(
+                    storage.get(entry.key, limit=LARGE_RECORD_BYTES_LIMIT), where
+                )
             except CheckpointError as error:
                 tell(f"{error} It is left out.")
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                if _is_passing(storage, error):
+                    raise
+                tell(f"{where} cannot be read: {error.strerror or error}. It is left out.")
     return found
 
 
@@ -558,19 +633,25 @@ def discard(storage: Storage, name: str) -> None:
     controller that was frozen from committing.
     """
     try:
-        void = mf.is_void(storage.get(manifest_key(name)))
+        try:
+            data = storage.get(manifest_key(name), limit=LARGE_RECORD_BYTES_LIMIT)
+        except FileNotFoundError:
+            data = storage.get(old_manifest_key(name), limit=LARGE_RECORD_BYTES_LIMIT)
+        void = mf.is_void(data)
     except FileNotFoundError:
         void = False
     if void:
         _leave_exactly(storage, f"{_TOP}/{name}", (), _files_beside_manifest(storage, name), b"")
     else:
         storage.delete(manifest_key(name))
+        storage.delete(old_manifest_key(name))
         storage.delete_tree(f"{_TOP}/{name}")
 
 
 def _files_beside_manifest(storage: Storage, name: str) -> dict[str, int]:
     entries = storage.list(f"{_TOP}/{name}")
-    return {entry.key: entry.size for entry in entries if entry.key != manifest_key(name)}
+    manifests = (manifest_key(name), old_manifest_key(name))
+    return {entry.key: entry.size for entry in entries if entry.key not in manifests}
 
 
 def void_names(storage: Storage) -> list[str]:
@@ -587,8 +668,9 @@ def refuse_other_versions(storage: Storage) -> None:
 
 def verify_alone(checkpoint: Checkpoint) -> None:
     """Verify a local checkpoint of any run by the manifest that lies in it; one without a manifest cannot be."""
-    path = Path(checkpoint.path, MANIFEST_NAME)
-    if not path.is_file() or not mf.is_manifest(data := path.read_bytes()):
+    paths = [Path(checkpoint.path, name) for name in MANIFEST_NAMES]
+    path = next((path for path in paths if path.is_file()), paths[0])
+    if not path.is_file() or not mf.is_manifest(data := _read_manifest(path)):
         return
     manifest = mf.decode(data, f"The manifest {str(path)!r}")
     storage = open_storage(checkpoint.path)
@@ -629,12 +711,13 @@ def set_aside_newer(storage: Storage, kept: Manifest | None) -> list[str]:
     Nothing happens when ``kept`` is the newest and every manifest can be read.
     """
     places = []
-    for name, found in _manifests(storage):
+    keys = _keys_of_manifests(storage)
+    for name, found in list(_manifests(storage)):
         older = isinstance(found, Manifest) and kept is not None and _age(found) <= _age(kept)
         if older or found is None:
             continue
         place = _free_place(storage, name)
-        storage.move(manifest_key(name), f"{place}/{MANIFEST_NAME}")
+        storage.move(keys[name], f"{place}/{keys[name].rpartition('/')[2]}")
         for entry in storage.list(f"{_TOP}/{name}"):
             storage.move(entry.key, place + entry.key.removeprefix(f"{_TOP}/{name}"))
         storage.delete_tree(f"{_TOP}/{name}")

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from powertrain.storage import Entry, Storage, open_storage
-from powertrain.storage.addresses import without_secrets
+from powertrain.storage.addresses import OBJECT_STORES, parse, strip_secrets, without_secrets
 
 _Base: Any = fs.FileSystemHandler  # its stub has no constructor and few methods
 
@@ -35,14 +35,25 @@ def pyarrow_filesystem(address: str | None, given: Any = None) -> fs.FileSystem:
     return fs.PyFileSystem(StorageHandler(address))
 
 
-class StorageHandler(_Base):
+def plain_path(address: str) -> str:
+    """Return an address of an object store as "bucket/prefix"; any other path as it is."""
+    if address.partition("://")[0].lower() not in OBJECT_STORES:
+        return address
+    place = parse(address)
+    return f"{place.bucket}/{place.prefix}".rstrip("/")
+
+
+class StorageHandler(_Base):  # type: ignore[misc]  # see above
     """What pyarrow asks of a file system, answered by the storage at ``address``.
 
-    Paths are ``address`` itself or start with it and a "/". Directories are what files lie below, as in the store.
+    Paths are ``address`` itself, or start with it and a "/"; credentials in it may be left out of them. The same places
+    as "bucket/prefix", without scheme and query, are paths as well, as on pyarrow's own file systems. Directories are
+    what files lie below, as in the store.
     """
 
     def __init__(self, address: str) -> None:
         self._address = address.rstrip("/")
+        self._tops = (self._address, strip_secrets(self._address), plain_path(self._address))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (StorageHandler, (self._address,))
@@ -66,12 +77,27 @@ class StorageHandler(_Base):
     def _key(self, path: str) -> str:
         """The key of a path; "" for the top."""
         path = path.rstrip("/")
-        if path != self._address and not path.startswith(f"{self._address}/"):
-            raise FileNotFoundError(
-                f"{without_secrets(path)!r} is not a path of this file system: its paths start with "
-                f"{without_secrets(self._address)!r}."
-            )
-        return path[len(self._address) + 1 :]
+        for top in self._tops:
+            if path == top or path.startswith(f"{top}/"):
+                return path[len(top) + 1 :]
+        plain, top = plain_path(path), self._tops[-1]
+        if "://" in path and (
+            plain == top or plain.startswith(f"{top}/")
+        ):  # of a child, with the query behind it
+            return plain[len(top) + 1 :]
+        raise FileNotFoundError(
+            f"{without_secrets(path)!r} is not a path of this file system: its paths start with "
+            f"{without_secrets(self._address)!r}."
+        )
+
+    def address_of(self, path: str) -> str:
+        """Return the address of a path of this file system, with the credentials and settings of the file system.
+
+        Raises:
+            FileNotFoundError: The path is outside of this file system.
+        """
+        key = self._key(path)
+        return parse(self._address).child(key).uri if key else self._address
 
     # -- looking
 
@@ -95,13 +121,12 @@ class StorageHandler(_Base):
             raise FileNotFoundError(f"Nothing lies at {without_secrets(selector.base_dir)!r}.")
         prefix = f"{top}/" if top else ""
         return [
-            self._described(name, entry)
+            self._described(f"{selector.base_dir.rstrip('/')}/{name.removeprefix(prefix)}", entry)
             for name, entry in sorted(_tree(entries, prefix).items())
             if selector.recursive or "/" not in name.removeprefix(prefix)
         ]
 
-    def _described(self, name: str, entry: Entry | None) -> fs.FileInfo:
-        path = f"{self._address}/{name}"
+    def _described(self, path: str, entry: Entry | None) -> fs.FileInfo:
         if entry is None:
             return fs.FileInfo(path, fs.FileType.Directory)
         return fs.FileInfo(path, fs.FileType.File, size=entry.size)

@@ -1,8 +1,10 @@
 """The manifest: the list of what a committed checkpoint consists of, and everything said about it.
 
-A checkpoint is committed when its ``MANIFEST.json`` is there; the manifest is put last, after every file it
-names is durable. It never changes afterwards. What is learned later (the result of a validation, metadata set
-on the committed checkpoint) lies in files of its own beside it, whose names start with ``.powertrain-``.
+A checkpoint is committed when its ``.powertrain-manifest.json`` is there; the manifest is put last, after every file
+it names is durable. It never changes afterwards. What is learned later (the result of a validation, metadata set on the
+committed checkpoint) lies in files of its own beside it, whose names start with ``.powertrain-`` as well. These are
+names with a dot, so that loops over a checkpoint's files pass over them. In checkpoints of version 0.1 the manifest is
+``MANIFEST.json``; those are read as before.
 
 All of these are *sealed*: their last line holds the xxh3-128 of everything before it, so that a changed byte
 is found in them as the manifest lets it be found in the files it lists.
@@ -21,7 +23,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
@@ -31,7 +33,11 @@ from powertrain.storage import check_key
 from powertrain.storage.base import TEMPORARY_PREFIX
 
 #: The file whose presence makes a checkpoint committed.
-MANIFEST_NAME = "MANIFEST.json"
+MANIFEST_NAME = ".powertrain-manifest.json"
+#: Its name in checkpoints of version 0.1.
+OLD_MANIFEST_NAME = "MANIFEST.json"
+#: Both, in the order in which they are looked for.
+MANIFEST_NAMES = (MANIFEST_NAME, OLD_MANIFEST_NAME)
 #: Other files of ours in a checkpoint's directory start so.
 BOOKKEEPING_PREFIX = ".powertrain-"
 #: What a validation of the checkpoint came to.
@@ -41,30 +47,35 @@ LATER_METADATA_NAME = ".powertrain-metadata.json"
 #: The version of the manifest's form that this code writes and reads.
 SCHEMA = 1
 
+#: A number that a run counts with; a manifest with any other is damaged, and a run that went on from it would hang.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+#: Unix seconds before the year 10000.
+UnixTime = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_800.0)]
+
 
 class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a checkpoint and the rank that brought it. An empty directory's name ends in "/"."""
 
     name: str
-    size: int
+    size: Count
     xxh3: str
-    rank: int
+    rank: Count
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known about one committed checkpoint."""
 
     name: str
-    row: int
-    attempt: int
+    row: Count
+    attempt: Count
     metrics: dict[str, Any]
-    world_size: int
+    world_size: Count
     #: Number of the lease under which it was committed.
-    lease: int
+    lease: Count
     #: Name of the checkpoint committed before it, "" for the first.
     parent: str
     #: Unix seconds of the commit.
-    created: float
+    created: UnixTime
     files: list[ManifestFile]
     #: What other parts of the run need to go on from here, such as the data position.
     extras: dict[str, Any] = {}
@@ -73,7 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     #: Where the files lie when the user uploaded them himself (a path or address); "" for beside the manifest.
     elsewhere: str = ""
     #: Number of its link in the commit chain, which orders the commits of a run.
-    link: int = 0
+    link: Count = 0
     schema: int = SCHEMA
 
     @property
@@ -124,8 +135,9 @@ def decode(data: bytes, where: str = "the manifest") -> Manifest:
         for name in _FREE_FIELDS:
             fields[name] = from_json_value(fields.get(name, {}))
         manifest = msgspec.convert(fields, Manifest)
-    except (msgspec.ValidationError, ValueError) as error:
+    except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{where} is damaged: {error}.") from error
+    check_file_name(manifest.name, where)
     for file in manifest.files:
         check_file_name(file.name, where)
     return manifest
@@ -156,7 +168,7 @@ def decode_validation(data: bytes, where: str) -> Validation:
     try:
         fields["metrics"] = from_json_value(fields.get("metrics", {}))
         return msgspec.convert(fields, Validation)
-    except (msgspec.ValidationError, ValueError) as error:
+    except (msgspec.ValidationError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{where} is damaged: {error}.") from error
 
 
@@ -175,7 +187,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     """The inverse of :func:`seal`; raises :class:`CheckpointError` naming ``where`` if any byte has changed."""
     _check_seal(data, where)
     fields = _fields(data, where)
-    del fields["seal"]
+    fields.pop("seal", None)
     return fields
 
 
@@ -188,7 +200,7 @@ def _check_seal(data: bytes, where: str) -> None:
 def _fields(data: bytes, where: str) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{where} is damaged: it is not JSON ({error}).") from error
     if not isinstance(fields, dict):
         raise CheckpointError(f"{where} is damaged: it holds JSON of another form.")

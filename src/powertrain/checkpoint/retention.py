@@ -6,7 +6,7 @@ Metrics that a validation found count like any other: give manifests as ``commit
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from powertrain.checkpoint.manifest import Manifest
@@ -54,6 +54,31 @@ def score(metrics: Mapping[str, Any], attribute: str) -> float:
         for part in attribute.split("/"):
             value = value.get(part) if isinstance(value, Mapping) else None
     return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def score_names(manifests: Sequence[Manifest]) -> list[str]:
+    """All names under which :func:`score` finds a number, sorted."""
+    return sorted({name for manifest in manifests for name in _numbers_in(manifest.metrics)})
+
+
+def missing_score(manifests: Sequence[Manifest], attribute: str) -> str:
+    """Return a warning where none of these checkpoints has a number under ``attribute``; "" where one has."""
+    if not all(math.isnan(score(manifest.metrics, attribute)) for manifest in manifests):
+        return ""
+    names = score_names(manifests)
+    there = f"Their metrics are {', '.join(names)}." if names else "They have no metric that is a number."
+    return (
+        f"No checkpoint has a number under checkpoint_score_attribute={attribute!r}, so the newest count as the best. "
+        f"{there} Report it with each checkpoint, or correct CheckpointConfig(checkpoint_score_attribute=...)."
+    )
+
+
+def _numbers_in(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _numbers_in(value, f"{prefix}{key}/")
+        elif isinstance(value, (int, float)):
+            yield f"{prefix}{key}"
 
 
 def _worst_first(manifests: Sequence[Manifest], attribute: str, order: str) -> list[Manifest]:

@@ -31,6 +31,7 @@ from powertrain import wire
 from powertrain.checkpoint import commit
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.storage import boundaries
+from powertrain.storage.files.private_roots import make_private, root_above
 from powertrain.storage.local import copy_file
 
 _FILES, _SEAL = "files", "part.json"
@@ -72,7 +73,7 @@ class Staging:
     ) -> None:
         """``limit`` is in bytes, 0 for half of what is free, divided among the ``shared_by`` ranks of the node.
         ``full`` is called with (row, needed, limit) when nothing can be staged before something has left."""
-        self._own = Path(share_directory(root, attempt, rank))
+        self._root, self._own = Path(root), Path(share_directory(root, attempt, rank))
         self._limit, self._shared_by, self._full = limit, shared_by, full
         #: Where shared-memory segments go that outlive this process; "" where there can be none.
         self.segments = segments
@@ -82,13 +83,14 @@ class Staging:
 
     def new_directory(self) -> CheckpointDirectory:
         """A fresh directory that :meth:`stage` takes over without copying."""
-        self._own.mkdir(parents=True, exist_ok=True)
+        self._make_own()
         return CheckpointDirectory(tempfile.mkdtemp(prefix="open-", dir=self._own))
 
     def stage(self, row: int, directory: str, *, take: bool = False) -> wire.Part:
         """Make the content of ``directory`` the share of ``row``; afterwards the caller may change or delete it.
 
-        With ``take`` it is moved rather than copied where that is possible, and is gone afterwards. Raises
+        With ``take`` it is moved rather than copied where that is possible, and is gone afterwards: :func:`give_back`
+        brings it back. Raises
         :class:`CheckpointError` for what cannot be a checkpoint, ``OSError`` when it cannot be staged; nothing of
         it stays then, and a directory that was to be taken is still there.
         """
@@ -118,9 +120,13 @@ class Staging:
         boundaries.crossing("rename", str(directory / _SEAL))
         os.rename(unfinished, directory / _SEAL)
 
-    def discard(self, row: int) -> None:
-        """Give up a share that could not be sealed."""
-        remove_share(str(self._staged(row)))
+    def discard(self, row: int, taken: str = "") -> None:
+        """Give up a share that could not be sealed; its files go back to the directory ``taken``."""
+        staged = str(self._staged(row))
+        if taken:
+            give_back(staged, taken)
+        else:
+            remove_share(staged)
         self.settled(row)
 
     def settled(self, row: int) -> None:
@@ -134,6 +140,13 @@ class Staging:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _make_own(self) -> None:
+        """Make this rank's directory, in a staging area that other users cannot read."""
+        if (root := root_above(self._root)) is not None:
+            make_private(root)  # a cleaner of temporary files may have removed it since the run began
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._own.mkdir(parents=True, exist_ok=True)
 
     # -- room
 
@@ -168,7 +181,7 @@ class Staging:
     def _allowed(self) -> int:
         if self._limit:
             return self._limit // self._shared_by
-        self._own.mkdir(parents=True, exist_ok=True)
+        self._make_own()
         free = shutil.disk_usage(self._own).free + sum(self._outstanding.values())
         return free // 2 // self._shared_by
 
@@ -178,10 +191,11 @@ class Staging:
         self, row: int, directory: str, files: list[tuple[str, Path]], empty: list[str], take: bool
     ) -> Path:
         staged = self._staged(row)
-        shutil.rmtree(staged, ignore_errors=True)  # of a try before this one, which was told to have failed
-        staged.mkdir(parents=True)
+        shutil.rmtree(staged, ignore_errors=True)  # of an earlier try, which was reported as failed
+        self._make_own()
+        staged.mkdir()
         try:
-            if not (self._is_ours(directory) or take) or not _moved(directory, staged / _FILES, files):
+            if not (self.is_ours(directory) or take) or not _moved(directory, staged / _FILES, files):
                 _copy_all(staged / _FILES, files, empty)
                 if take:
                     shutil.rmtree(directory, ignore_errors=True)
@@ -193,7 +207,8 @@ class Staging:
     def _staged(self, row: int) -> Path:
         return self._own / f"row-{row:08d}"
 
-    def _is_ours(self, directory: str) -> bool:
+    def is_ours(self, directory: str) -> bool:
+        """Whether it is one of :meth:`new_directory`."""
         path = Path(os.path.realpath(directory))
         return path.name.startswith("open-") and path.parent == Path(os.path.realpath(self._own))
 
@@ -230,6 +245,28 @@ _decode_seal: Callable[[bytes], list[Any]] = msgspec.msgpack.Decoder(list[wire.P
 def remove_share(staged: str) -> None:
     """Remove a staged share; one that is gone already is fine."""
     shutil.rmtree(staged, ignore_errors=True)
+
+
+def give_back(staged: str, directory: str) -> str:
+    """Move the files of a share to ``directory``, from which they were taken, and remove the share.
+
+    Returns where they are then: beside ``directory`` where there is one of that name again. Where they cannot be moved
+    they stay in the staging area. "" for a share that is gone.
+    """
+    files = Path(staged, _FILES)
+    if not files.is_dir():
+        return ""
+    target, number = directory, 0
+    try:
+        os.makedirs(os.path.dirname(directory), exist_ok=True)
+        while os.path.lexists(target):
+            number += 1
+            target = f"{directory}.unsaved-{number}"
+        shutil.move(files, target)
+    except OSError:
+        return str(files) if files.is_dir() else target
+    remove_share(staged)
+    return target
 
 
 def source_of(staged: str, name: str) -> Path:

@@ -49,6 +49,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.futures import Future
 
 from powertrain.errors import CheckpointError
+from powertrain.storage.files.descriptors import open_regular
 
 #: The directory of a checkpoint in which all of this lies.
 STATE_DIRECTORY = "state"
@@ -653,7 +654,8 @@ def _read_table(directory: Path, rank: int) -> dict[str, Any]:
     """Our table in the header of a rank's file, with ``stored``: each piece and where it lies."""
     path = directory / file_name(rank)
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:  # a staged file is a link to its segment
+            size = os.fstat(file.fileno()).st_size
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length)) if length <= _HEADER_LIMIT else {}
         table: dict[str, Any] = json.loads(header["__metadata__"][_TABLE])
@@ -669,9 +671,11 @@ def _read_table(directory: Path, rank: int) -> dict[str, Any]:
     except FileNotFoundError:
         missing = f"{path.name} is missing" if rank else f"there is no {path.name} in it"
         raise _damaged(directory, missing) from None
+    except OSError as error:
+        raise _damaged(directory, f"{path.name} cannot be read ({error.strerror or error})") from error
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(directory, f"the header of {path.name} cannot be read ({error!r})") from error
-    if (size := path.stat().st_size) != end:
+    if size != end:
         raise _damaged(directory, f"{path.name} has {size:,} bytes, and by its header it should have {end:,}")
     return table
 
@@ -682,7 +686,7 @@ def _stored_piece(
     name, dtype_name, shape, offsets, sizes, sharded = row
     dtype = getattr(torch, dtype_name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{dtype_name} is no type of tensors")
+        raise ValueError(f"{dtype_name} is not a tensor dtype")
     piece = Piece(name, dtype, tuple(shape), tuple(offsets), tuple(sizes), sharded=bool(sharded))
     start, stop = header[key]["data_offsets"]
     if stop - start != piece.bytes or start < 0:

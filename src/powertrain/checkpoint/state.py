@@ -36,6 +36,10 @@ _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.")
 _LISTED = 5
 
 
+#: Of a whole number: Python writes no longer ones out.
+_MOST_BITS = 4096
+
+
 @dataclass
 class Captured:
     """The state of some objects at one moment; the tensors are the objects' own, not copies."""
@@ -61,9 +65,11 @@ def kind_of(value: Any) -> str:
         return "optimizer"
     if isinstance(value, torch.Generator):
         return "generator"
-    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
-        return "stateful"
-    return "value"
+    try:
+        methods = getattr(value, "state_dict", None), getattr(value, "load_state_dict", None)
+    except Exception:  # whatever looking for an attribute raises
+        return "value"
+    return "stateful" if all(map(callable, methods)) else "value"
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -112,13 +118,32 @@ def capture(objects: Mapping[str, Any], *, rng: bool = True) -> Captured:
             _check_object_name(name)
             kind = kind_of(value)
             if kind == "value":
-                captured.values["extras"][name] = _encode(value, name, captured)
+                captured.values["extras"][name] = _encode_value(name, value, captured)
                 continue
             values = _TAKE[kind](name, value, captured, names)
             captured.values["objects"][name] = {"kind": kind, "values": values}
         if rng:
             captured.values["rng"] = _capture_rng(captured)
+    _refuse_tensors_without_data(captured)
     return captured
+
+
+def _encode_value(name: str, value: Any, captured: Captured) -> Any:
+    try:
+        return _encode(value, name, captured)
+    except RecursionError:
+        raise CheckpointError(
+            f"{name!r} is nested too deeply to be saved, or contains itself. Save lists and dicts a few levels deep."
+        ) from None
+
+
+def _refuse_tensors_without_data(captured: Captured) -> None:
+    for name, tensor in captured.tensors.items():
+        if tensor.is_meta:
+            raise CheckpointError(
+                f"The tensor {name!r} is on torch's meta device, where tensors have no data, so it cannot be saved. "
+                "Move the model to a device first, with to_empty(device=...) or prepare_model."
+            )
 
 
 def _check_object_name(name: str) -> None:
@@ -213,6 +238,11 @@ _TAKE: dict[str, Callable[..., Any]] = {
 
 def _encode(value: Any, where: str, captured: Captured) -> Any:
     """``value`` in words of JSON; its tensors are noted in ``captured`` under names that begin with ``where``."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise CheckpointError(
+            f"{where!r} holds a whole number of {value.bit_length()} bits, and at most {_MOST_BITS} can be saved. Save "
+            "it as text."
+        )
     if value is None or isinstance(value, (bool, int, float, str, bytes, bytearray)):
         return to_json_value(value)
     if isinstance(value, torch.Tensor):

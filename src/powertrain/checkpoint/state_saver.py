@@ -30,6 +30,7 @@ from powertrain.checkpoint.sharded import (
     write_file,
 )
 from powertrain.errors import CheckpointError
+from powertrain.storage.files.descriptors import open_below
 
 
 def values_name(rank: int) -> str:
@@ -224,19 +225,25 @@ def _seen_by(rank: int, stored: Mapping[str, Any]) -> dict[str, str]:
     return seen
 
 
+def _content_of(path: Path) -> bytes:
+    with open(open_below(path, 1), "rb") as file:
+        return file.read()
+
+
 def _read_values(place: Path, rank: int) -> dict[str, Any]:
     path = place / values_name(rank)
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(_content_of(path))
         if not isinstance(values["objects"], dict) or not isinstance(values["extras"], dict):
             raise ValueError("it has another form")
     except FileNotFoundError:
         raise CheckpointError(
             f"The state in {place} cannot be loaded: {path.name} is missing. Load another checkpoint."
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f"{error.strerror or error}" if isinstance(error, OSError) else repr(error)
         raise CheckpointError(
-            f"The state in {place} cannot be loaded: {path.name} cannot be read ({error!r}). Load another "
+            f"The state in {place} cannot be loaded: {path.name} cannot be read ({why}). Load another "
             "checkpoint."
         ) from error
     return values

@@ -16,7 +16,6 @@ import os
 import pickle
 import queue
 import random
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -25,10 +24,12 @@ from pathlib import Path
 import msgspec
 
 from powertrain import wire
-from powertrain.checkpoint.saver import source_of
+from powertrain.checkpoint.chain import refuse_if_removed
+from powertrain.checkpoint.saver import give_back, remove_share, source_of
 from powertrain.errors import PowertrainError
 from powertrain.storage import Storage, boundaries
 from powertrain.storage.base import FileDigest
+from powertrain.storage.full_disk import describe_write_error, full_place
 from powertrain.storage.local import LocalStorage
 
 #: "package.module:function" for an engine.
@@ -38,6 +39,10 @@ _THREADS = 4
 #: Seconds before the second try, and the most between two tries.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
 _LEAVE_WITHIN = 1.0
+#: Below a share that stays: second names of its files, for storage to take.
+_LINKS = "links"
+#: Seconds for which a lease that was found in storage across a network is not looked for again.
+_LEASE_INTERVAL_S = 3.0
 
 #: What a file system answers that no later try can change.
 FINAL = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
@@ -53,6 +58,9 @@ class UploaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     storage: bytes
     #: Seconds after which a file that storage keeps refusing is given up.
     timeout: float
+    #: The number and the token of the lease for which it carries; "" where it is not checked.
+    lease: int = 0
+    token: str = ""
 
 
 def run(payload: bytes) -> int:
@@ -71,7 +79,9 @@ class Uploader:
         self._link = wire.Link(spec.door, -1, 0)
         self._watch = watch
         self._outbox: queue.SimpleQueue[wire.FromWorker] = queue.SimpleQueue()
-        self._carrier = Carrier(lambda: pickle.loads(spec.storage), self._tell, spec.timeout)
+        self._carrier = Carrier(
+            lambda: pickle.loads(spec.storage), self._tell, spec.timeout, lease=(spec.lease, spec.token)
+        )
 
     def serve(self) -> None:
         if self._watch >= 0:
@@ -115,8 +125,17 @@ class Carrier:
         tell: Callable[[wire.FromWorker], None],
         timeout: float,
         pause: Callable[[float], None] = time.sleep,
+        lease: tuple[int, str] = (0, ""),
     ) -> None:
-        """``tell`` hears of every share once, and of trouble on the way. Storage is opened when first needed."""
+        """Storage is opened when first needed. ``tell`` is called once for each share that is done, and for each failed
+        try.
+
+        Where ``lease`` has a token, no file is carried once that lease is not in the storage any more: the directory
+        was removed, and in one that another start has made checkpoints have the same names."""
+        self._lease = lease
+        self._lease_check = threading.Lock()
+        #: When a check that found the lease began (monotonic).
+        self._lease_seen_at = float("-inf")
         self._open_storage, self._tell, self._timeout, self._pause = open_storage, tell, timeout, pause
         self._storage: Storage | None = None
         self._lock = threading.Lock()
@@ -140,12 +159,15 @@ class Carrier:
             self._finish(share)
 
     def drop(self, order: wire.Drop) -> None:
-        """Forget a share: it is not told of any more, and its files are removed."""
+        """Forget a share: it is not told of any more, and its files are removed or given back."""
         with self._lock:
             share = self._shares.pop((order.attempt, order.row, order.rank), None)
         if share is not None:
             share.dropped = True
-        shutil.rmtree(order.staged, ignore_errors=True)
+        if order.back:
+            give_back(order.staged, order.back)
+        else:
+            remove_share(order.staged)
 
     def close(self) -> None:
         """Stop. What is under way is left as it is."""
@@ -177,29 +199,54 @@ class Carrier:
             if share.dropped:
                 continue
             try:
+                self._carrying.file = share, name
                 digest = self._carry_file(share, name)
                 share.done[name] = wire.FilePart(name=name, size=digest.size, xxh3=digest.xxh3)
             except _Dropped:
                 continue
-            except Exception as error:
-                share.error = share.error or f"{name}: {error}"
+            except (
+                BaseException
+            ) as error:  # a file system of the user's may raise anything: this thread must live
+                if not share.error:
+                    place = _place_of(self._storage, share)
+                    share.error = f"{name}: {describe_write_error(error, place)}"
+                    share.error_place = full_place(error, place)
             with self._lock:
                 share.left -= 1
                 last = share.left == 0
             if last:
                 self._finish(share)
 
+    def _check_lease(self, storage: Storage) -> None:
+        """Raise :class:`FencedError` where the lease is not in storage any more, ``OSError`` where that is not known.
+
+        A local directory is looked at before each try. Storage across a network is not asked more often than every
+        :data:`_LEASE_INTERVAL_S`, for all threads together.
+        """
+        number, token = self._lease
+        if not token:
+            return
+        if isinstance(storage, LocalStorage):
+            refuse_if_removed(storage, number, token)
+            return
+        with self._lease_check:
+            began = time.monotonic()
+            if began - self._lease_seen_at >= _LEASE_INTERVAL_S:
+                refuse_if_removed(storage, number, token)
+                self._lease_seen_at = began
+
     def _carry_file(self, share: _Share, name: str) -> FileDigest:
         """Make one file durable in storage; tries again until the deadline."""
         assert self._storage is not None
         deadline, tries = time.monotonic() + self._timeout, 0
         key = f"checkpoints/{share.order.checkpoint}/{name}"
-        self._carrying.file = share, name
         while True:
             if share.dropped:
                 raise _Dropped
             try:
-                return _put(self._storage, key, source_of(share.order.staged, name))
+                self._check_lease(self._storage)
+                source = source_of(share.order.staged, name)
+                return _put(self._storage, key, source, _link_to(source, share, name))
             except PowertrainError:
                 raise  # storage has said that trying again is of no use
             except OSError as error:
@@ -212,7 +259,9 @@ class Carrier:
                 if time.monotonic() + pause > deadline:
                     raise
                 tries += 1
-                self._say_trouble(share, f"{name}: {error}")
+                place = _place_of(self._storage, share)
+                reason = f"{name}: {describe_write_error(error, place)}"
+                self._say_trouble(share, reason, full_place(error, place))
                 self._pause(pause)
 
     def _storage_refuses(self, reason: str, _: float) -> None:
@@ -224,19 +273,28 @@ class Carrier:
             raise _Dropped
         self._say_trouble(share, f"{name}: {reason}")
 
-    def _say_trouble(self, share: _Share, reason: str) -> None:
+    def _say_trouble(self, share: _Share, reason: str, place: str = "") -> None:
         attempt, row, rank = share.key
-        self._tell(wire.CarryTrouble(attempt=attempt, row=row, rank=rank, reason=reason))
+        self._tell(wire.CarryTrouble(attempt=attempt, row=row, rank=rank, reason=reason, place=place))
 
     def _finish(self, share: _Share) -> None:
         attempt, row, rank = share.key
         files = [share.done[name] for name in share.order.names if name in share.done]
-        if not share.error:
-            shutil.rmtree(share.order.staged, ignore_errors=True)
+        if not share.error and not share.order.keeps:
+            remove_share(share.order.staged)
         with self._lock:
             self._shares.pop(share.key, None)
         if not share.dropped:
-            self._tell(wire.Carried(attempt=attempt, row=row, rank=rank, files=files, error=share.error))
+            self._tell(
+                wire.Carried(
+                    attempt=attempt,
+                    row=row,
+                    rank=rank,
+                    files=files,
+                    error=share.error,
+                    error_place=share.error_place,
+                )
+            )
 
 
 def pause_before_retry(tries: int, chance: float) -> float:
@@ -245,17 +303,42 @@ def pause_before_retry(tries: int, chance: float) -> float:
     return longest * (0.5 + 0.5 * chance)
 
 
-def _put(storage: Storage, key: str, source: Path) -> FileDigest:
-    """The cheapest way into storage: a rename where the file lies on it already, else a copy."""
-    if isinstance(storage, LocalStorage) and not source.is_symlink():
+def _link_to(source: Path, share: _Share, name: str) -> Path | None:
+    """The file that storage may take: of a share that stays a second name, or None where it can have none."""
+    if not share.order.keeps:
+        return source
+    if source.is_symlink():
+        return None
+    link = Path(share.order.staged, _LINKS, name)
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        os.link(source, link)
+    except OSError:  # not every file system has links
+        return None
+    return link
+
+
+def _put(storage: Storage, key: str, source: Path, given: Path | None) -> FileDigest:
+    """The cheapest way into storage: a rename where the file lies on it already, else a copy.
+
+    ``given`` is what may be renamed: ``source`` or another name of it; None for a copy.
+    """
+    if isinstance(storage, LocalStorage) and given is not None and not given.is_symlink():
         try:
-            return storage.adopt(key, source)
+            return storage.adopt(key, given)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
     if not source.exists():  # a carrier before this one had put it, and was killed before it could say so
         return storage.digest(key)
     return storage.put_file(key, source)
+
+
+def _place_of(storage: Storage | None, share: _Share) -> str:
+    """The directory that a share is carried to; "" where storage has no real files."""
+    key = f"checkpoints/{share.order.checkpoint}"
+    return str((storage.local_path(key) if storage is not None else None) or "")
 
 
 class _Dropped(Exception):
@@ -270,5 +353,5 @@ class _Share:
         self.key: ShareKey = (order.attempt, order.row, order.rank)
         self.left = len(order.names)
         self.done: dict[str, wire.FilePart] = {}
-        self.error = ""
+        self.error = self.error_place = ""
         self.dropped = False

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-Run = Annotated[str, typer.Argument(help="A run: its name, its path, or its address.")]
+Run = Annotated[
+    str, typer.Argument(help="A run: its name, its path, or its address; SWEEP/TRIAL for one of a sweep.")
+]
 Storage = Annotated[
     str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
 ]

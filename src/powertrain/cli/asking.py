@@ -35,8 +35,8 @@ def ask(
                 told(reply)
     except OSError as error:
         raise StorageError(
-            f"The run {run.name!r} (process {run.live.card.pid}) did not answer: {error}. 'powertrain show' says "
-            "whether it has ended."
+            f"The {run.noun} {run.name!r} (process {run.live.card.pid}) did not answer: {error}. 'powertrain show' "
+            "says whether it has ended."
         ) from error
     raise AssertionError("a reply ends with an answer")
 
@@ -52,10 +52,11 @@ def how_it_stands(live: control.LiveRun) -> control.Description | None:
 
 def out_of_reach(run: FoundRun) -> str:
     """Why a run that does not listen here cannot be asked: who runs it, or that nobody does."""
-    about = f"The run {run.name!r} at {without_secrets(run.place.uri)} is not under way on this machine as this user"
+    where = f"The {run.noun} {run.name!r} at {without_secrets(run.place.uri)}"
+    about = f"{where} is not under way on this machine as this user"
     holder = current_holder(run.place)
     if holder is None or holder.released:
-        return f"{about}: nobody runs it now. See 'powertrain ls' for what is."
+        return f"{about}: it has ended. 'powertrain ls' lists the runs that are under way."
     who = f"process {holder.pid} of user {holder.user!r} on host {holder.host!r}"
     if holder.host != socket.gethostname():
         return f"{about}. It was started by {who}: ask there, as that user."

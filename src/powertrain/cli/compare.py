@@ -8,6 +8,7 @@ import typer
 
 from powertrain.cli import arguments
 from powertrain.cli.finding import find_run
+from powertrain.cli.output import print_json, print_text
 
 
 def compare(
@@ -17,8 +18,6 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Say whether the second run is better, worse or the same. Exits with 3 where it is worse, 4 where none can say."""
-    import msgspec
-
     from powertrain.diagnosis.compare import compare as compared
     from powertrain.diagnosis.compare import render_comparison
     from powertrain.diagnosis.recorded import read
@@ -27,7 +26,7 @@ def compare(
     before, after = (read(one.place).steps for one in found)
     comparison = compared(before, after)
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(comparison), indent=2).decode())
+        print_json(comparison)
     else:
-        typer.echo(render_comparison(comparison, *(one.name for one in found)))
+        print_text(render_comparison(comparison, *(one.name for one in found)))
     raise typer.Exit(comparison.exit_code)

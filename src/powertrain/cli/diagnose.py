@@ -9,6 +9,7 @@ import typer
 
 from powertrain.cli import arguments
 from powertrain.cli.finding import find_run
+from powertrain.cli.output import print_json, print_text
 
 
 def diagnose(
@@ -21,11 +22,11 @@ def diagnose(
 ) -> None:
     """Say why a run is slow: findings, what to do about them, and where the time went."""
     from powertrain.diagnosis.recorded import report_of
-    from powertrain.diagnosis.report import render, to_json
+    from powertrain.diagnosis.report import render
 
     found = find_run(run, storage)
     report = report_of(found.place, found.name, attempt)
     if json:
-        typer.echo(to_json(report).decode(), nl=False)
+        print_json(report)
     else:
-        typer.echo(render(report, shutil.get_terminal_size((100, 24)).columns))
+        print_text(render(report, shutil.get_terminal_size((100, 24)).columns))

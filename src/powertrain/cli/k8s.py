@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from powertrain import kubernetes
+from powertrain.cli.output import print_line, print_text
 from powertrain.errors import ConfigError
 
 k8s = typer.Typer(help="Run a training script on Kubernetes.", no_args_is_help=True)
@@ -158,11 +159,11 @@ def _modules_beside(script: Path) -> set[str]:
 def _deliver(objects: list[kubernetes.Document], output: Path | None) -> None:
     text = kubernetes.to_yaml(objects)
     if output is None:
-        typer.echo(text, nl=False)
+        print_text(text, end="")
         return
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"The manifest cannot be written to {str(output)!r}: {error.strerror}.") from error
     names = ", ".join(f"{made['kind']} {made['metadata']['name']}" for made in objects)
-    typer.echo(f"Wrote {names} to {output}. Start the job with: kubectl apply -f {output}", err=True)
+    print_line(f"Wrote {names} to {output}. Start the job with: kubectl apply -f {output}", err=True)

@@ -12,7 +12,9 @@ from typing import BinaryIO
 
 from powertrain.cli.finding import FoundRun
 from powertrain.cli.log_lines import Lines, last_matching, matches, read_pieces, start_of_last
+from powertrain.errors import StorageError
 from powertrain.storage import Storage
+from powertrain.storage.files.descriptors import open_below
 
 _RANKS_LOG = re.compile(r"logs/attempt-(\d+)/rank-(\d+)\.log")
 
@@ -60,10 +62,18 @@ class LogFiles:
         """The file as it is now; raises ``FileNotFoundError`` where it is gone."""
         for place in self._places:
             path = place.local_path(log.key) or self._fetch(place, log.key)
-            if path.is_file():
-                with path.open("rb") as file:
-                    yield file
-                return
+            try:
+                descriptor = open_below(path, len(log.key.split("/")))
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue
+            except OSError as error:
+                raise StorageError(
+                    f"The log {str(path)!r} cannot be read: {error.strerror or error}. Make it readable, or choose "
+                    "other ranks with --rank."
+                ) from error
+            with open(descriptor, "rb") as file:
+                yield file
+            return
         raise FileNotFoundError(log.key)
 
     def _fetch(self, place: Storage, key: str) -> Path:

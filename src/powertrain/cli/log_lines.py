@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from powertrain.terminal_text import clean_output, reset_colours
+
 #: Bytes of the longest line that is kept together; of a piece that is read at a time.
 LONGEST = 1 << 16
 _PIECE = 1 << 16
-#: What moves a terminal's cursor or changes its settings; colours stay.
-_COLOUR = r"\x1b\[[0-9;]*m"
-_CONTROL = re.compile(rf"({_COLOUR})|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Lines:
@@ -91,7 +90,6 @@ def matches(line: bytes, pattern: re.Pattern[str] | None) -> bool:
 
 
 def for_terminal(line: bytes) -> bytes:
-    """The line as a terminal may show it: text without control characters, of a progress bar what it showed last."""
+    """Return a line for a terminal: coloured text without other controls; of a progress bar what it showed last."""
     text = line.decode("utf-8", "replace").rstrip("\r")
-    text = text[text.rfind("\r") + 1 :]
-    return _CONTROL.sub(lambda found: found[1] or "", text).encode()
+    return reset_colours(clean_output(text[text.rfind("\r") + 1 :])).encode()

@@ -15,6 +15,7 @@ from powertrain.cli import arguments
 from powertrain.cli.finding import FoundRun, find_run
 from powertrain.cli.log_files import LogFile, LogFiles, Readings
 from powertrain.cli.log_lines import for_terminal
+from powertrain.cli.output import print_line
 from powertrain.cli.ranks import parse_ranks
 from powertrain.cli.watching import Watch
 from powertrain.errors import StorageError
@@ -71,7 +72,7 @@ def _pattern(text: str) -> re.Pattern[str] | None:
     try:
         return re.compile(text) if text else None
     except re.error as error:
-        raise typer.BadParameter(f"--grep {text!r} is no regular expression: {error}.") from None
+        raise typer.BadParameter(f"--grep {text!r} is not a regular expression: {error}.") from None
 
 
 class _View:
@@ -119,7 +120,7 @@ class _View:
             else:
                 self._pause(time.monotonic() - began)
         if run_is_over:
-            typer.echo(self._watch.ending(), err=True)
+            print_line(self._watch.ending(), err=True)
 
     def _pause(self, took: float) -> None:
         """Looking at thousands of files takes a while, and should not take the most of the time."""
@@ -132,7 +133,7 @@ class _View:
         for log in there:
             if headed and log.attempt != self._shown and (self._shown >= 0 or log.attempt > 0):
                 self._stream.flush()
-                typer.echo(f"--- attempt {log.attempt} ---", err=True)
+                print_line(f"--- attempt {log.attempt} ---", err=True)
             self._shown = log.attempt
             self._readings.read(log, last)
             if is_over:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from powertrain.cli.diagnose import diagnose
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
+from powertrain.cli.output import print_line, print_message
 from powertrain.cli.resize import resize
 from powertrain.cli.show import show
 from powertrain.cli.stacks import stacks
@@ -41,7 +43,7 @@ app.add_typer(k8s, name="k8s")
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"powertrain {__version__}")
+        print_line(f"powertrain {__version__}")
         raise typer.Exit
 
 
@@ -60,5 +62,16 @@ def main() -> None:
     try:
         app()
     except PowertrainError as error:
-        typer.echo(f"Error: {error}", err=True)
+        print_message(f"Error: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a file of the run, or a socket, that the system refuses
+        which = f" ({str(error.filename)!r})" if error.filename else ""
+        print_message(
+            f"Error: {error.strerror or error}{which}. Check the path and its permissions.", err=True
+        )
+        sys.exit(1)
+    except Exception:  # a fault of ours: its traceback may quote any string of a run
+        print_message(traceback.format_exc(), err=True)
         sys.exit(1)

@@ -17,7 +17,7 @@ def parse_ranks(words: Sequence[str]) -> tuple[int, ...]:
         for part in word.split(","):
             first, dash, last = (piece.strip() for piece in part.partition("-"))
             if not first.isdecimal() or (dash and not last.isdecimal()):
-                raise typer.BadParameter(f"{part!r} is no rank. Name ranks as in 0-3,7.")
+                raise typer.BadParameter(f"{part!r} is not a rank. Name ranks as in 0-3,7.")
             low, high = int(first), int(last or first)
             if not low <= high <= _LAST_RANK:
                 raise typer.BadParameter(f"{part!r} names no ranks: the lower comes first, as in 0-3.")

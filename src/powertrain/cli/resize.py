@@ -9,6 +9,7 @@ import typer
 from powertrain.cli import arguments
 from powertrain.cli.asking import ask
 from powertrain.cli.finding import find_run
+from powertrain.cli.output import print_message
 from powertrain.run import control
 
 
@@ -19,6 +20,6 @@ def resize(
 ) -> None:
     """Change the number of workers of an elastic run, at its next checkpoint."""
     answer = ask(find_run(run, storage), control.Resize(workers=workers))
-    typer.echo(answer.message, err=not answer.ok)
+    print_message(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""``powertrain show``: one run, with its attempts, checkpoints, last metrics and failures."""
+"""``powertrain show``: one run, with its attempts, checkpoints, last metrics and failures; or one sweep."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from powertrain.checkpoint.commit import committed
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.cli import arguments
 from powertrain.cli.asking import how_it_stands
-from powertrain.cli.finding import find_run
+from powertrain.cli.finding import find_run_or_sweep
 from powertrain.cli.ls import RunSummary, ago, summarize
+from powertrain.cli.output import print_json, print_lines
 from powertrain.cli.watching import Watch
 from powertrain.errors import StorageError
 from powertrain.run import control, journal, lifecycle, metrics, startup_report
 from powertrain.run import events as ev
+from powertrain.run.unsaved import UnsavedCheckpoint
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.terminal import counted, data_size, duration, failure_report, metric_pairs, rank_list
@@ -31,8 +32,16 @@ def show(
     storage: arguments.Storage = "",
     json: Annotated[bool, typer.Option("--json", help="Print what is known as JSON.")] = False,
 ) -> None:
-    """Show one run: state, what it is doing, attempts, checkpoints, last metrics, what was found, failures."""
-    found = find_run(run, storage)
+    """Show one run: state, what it is doing, attempts, checkpoints, last metrics, what was found, failures.
+
+    Of a sweep: what was searched for, its trials, and the best of them.
+    """
+    found = find_run_or_sweep(run, storage)
+    if found.is_sweep:
+        from powertrain.cli.sweeps import show_sweep
+
+        show_sweep(found, as_json=json)
+        return
     name, place, uri = found.name, found.place, without_secrets(found.place.uri)
     events = Watch(found).look()
     if not events:
@@ -42,10 +51,9 @@ def show(
     findings = _findings(place, name)
     summary = summarize(name, events, stands.row if stands is not None else 0)
     if json:
-        typer.echo(as_json(summary, uri, events, committed(place), last, findings, stands))
+        print_json(as_json(summary, uri, events, committed(place), last, findings, stands))
         return
-    for line in describe(summary, uri, events, committed(place), last, time.time(), findings, stands):
-        typer.echo(line)
+    print_lines(describe(summary, uri, events, committed(place), last, time.time(), findings, stands))
 
 
 def describe(
@@ -75,6 +83,9 @@ def describe(
     lines += _section("attempts", _attempts(events))
     lines += _section("start-up", startup_report.section(_starts(events)))
     lines += _section("checkpoints", [_checkpoint(manifest) for manifest in manifests])
+    lines += _section(
+        "checkpoints that were not saved", [_unsaved(one) for one in journal.replay(events).unsaved]
+    )
     values = [f"{key} = {value}" for key, value in metric_pairs(last, limit=100)]
     lines += _section("last metrics of rank 0", values)
     lines += _section("diagnosis", findings)
@@ -111,10 +122,10 @@ def as_json(
     last: Mapping[str, Any],
     findings: Sequence[str] = (),
     stands: control.Description | None = None,
-) -> str:
-    """The run as JSON: what :func:`describe` tells, for programs."""
+) -> dict[str, Any]:
+    """The run for JSON: what :func:`describe` tells, for programs."""
     state = journal.replay(events)
-    content = {
+    return {
         **asdict(summary),
         "path": uri,
         "reason": state.reason,
@@ -125,12 +136,11 @@ def as_json(
             {"name": m.name, "row": m.row, "files": len(m.files), "bytes": m.bytes, "metrics": m.metrics}
             for m in manifests
         ],
+        "unsaved_checkpoints": [asdict(one) for one in state.unsaved],
         "metrics": dict(last),
         "diagnosis": list(findings),
         "failures": [event for event in events if isinstance(event, (ev.Failed, ev.Lost))],
     }
-    encoded = msgspec.json.encode(content, enc_hook=str)
-    return msgspec.json.format(encoded, indent=2).decode()
 
 
 def _findings(place: Storage, name: str) -> list[str]:
@@ -189,6 +199,11 @@ def _checkpoint(manifest: Manifest) -> str:
     return f"{manifest.name}: row {manifest.row}, {files}, {data_size(manifest.bytes)}"
 
 
+def _unsaved(lost: UnsavedCheckpoint) -> str:
+    place = f" (place: {lost.place})" if lost.place and lost.place not in lost.reason else ""
+    return f"{lost.name or 'no name'}: row {lost.row}, {lost.reason}{place}"
+
+
 def _notices(events: Sequence[ev.Event]) -> list[str]:
     """What loomed: ends that were announced, and hangs, with what became of them."""
     lines: list[str] = []
@@ -196,7 +211,7 @@ def _notices(events: Sequence[ev.Event]) -> list[str]:
         if isinstance(event, ev.Notified):
             lines.append(f"attempt {event.attempt}: {event.reason}")
         elif isinstance(event, ev.HangNoticed):
-            first, *rest = event.message.splitlines()
+            first, *rest = event.message.splitlines() or [""]
             lines += [f"attempt {event.attempt}: {first}", *(f"  {line.strip()}" for line in rest)]
             lines.append(f"  all stacks: {event.stacks}")
         elif isinstance(event, ev.HangOver):

@@ -14,6 +14,7 @@ from powertrain.cli import arguments
 from powertrain.cli.asking import ask, out_of_reach
 from powertrain.cli.finding import FoundRun, find_run
 from powertrain.cli.ls import ago
+from powertrain.cli.output import print_json, print_line, print_lines, print_message, print_text
 from powertrain.cli.ranks import parse_ranks
 from powertrain.cli.watching import Watch
 from powertrain.run import control
@@ -43,15 +44,14 @@ def stacks(
     seen = sorted((part for part in parts if isinstance(part, control.RankSeen)), key=lambda part: part.rank)
     stands = next((part for part in parts if isinstance(part, control.Description)), None)
     if not answer.ok:
-        typer.echo(answer.message, err=True)
+        print_message(answer.message, err=True)
         raise typer.Exit(1)
     if json:
-        typer.echo(_as_json(found, stands, seen, answer.message))
+        print_json(_as_json(found, stands, seen, answer.message))
         return
-    for line in page(found.name, stands, seen, each=bool(ranks)):
-        typer.echo(line)
+    print_lines(page(found.name, stands, seen, each=bool(ranks)))
     if answer.message:
-        typer.echo(answer.message, err=True)
+        print_message(answer.message, err=True)
 
 
 def page(
@@ -94,38 +94,34 @@ def _by_place(seen: Sequence[control.RankSeen]) -> dict[str, list[control.RankSe
 
 def _as_json(
     found: FoundRun, stands: control.Description | None, seen: Sequence[control.RankSeen], missing: str
-) -> str:
-    content: dict[str, Any] = {
+) -> dict[str, Any]:
+    return {
         "run": found.name,
         "path": without_secrets(found.place.uri),
         "stands": stands,
         "ranks": list(seen),
         "missing": missing,
     }
-    return _json_text(content)
-
-
-def _json_text(content: dict[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
 
 
 def _print_kept(found: FoundRun, *, json: bool) -> None:
     """Of a run that cannot be asked: the newest stacks that were kept when it hung, of all ranks that answered then."""
     watch = Watch(found)
     watch.look()
-    typer.echo(watch.ending() if watch.is_over else out_of_reach(found), err=True)
+    print_line(watch.ending() if watch.is_over else out_of_reach(found), err=True)
     newest = _newest_kept(found.place)
     if newest is None:
-        typer.echo("No stacks were kept of it: they are when a run hangs.", err=True)
+        print_line("No stacks were kept of it: they are when a run hangs.", err=True)
         raise typer.Exit(1)
     kept = found.place.get(newest).decode("utf-8", "replace")
     if json:
         path = without_secrets(found.place.uri)
-        typer.echo(_json_text({"run": found.name, "path": path, "kept_in": newest, "kept": kept}))
+        print_json({"run": found.name, "path": path, "kept_in": newest, "kept": kept})
         return
     when = ago(found.place.modified(newest), time.time())
-    typer.echo(f"These were kept {when} in {newest}:\n", err=True)
-    typer.echo(kept, nl=False)
+    print_line(f"These were kept {when} in {newest}:", err=True)
+    print_line("", err=True)
+    print_text(kept, end="")
 
 
 def _newest_kept(place: Storage) -> str | None:

@@ -1,4 +1,4 @@
-"""``powertrain stop``: the end of a run that is under way, as its own Ctrl-C would bring it about."""
+"""``powertrain stop``: the end of a run or sweep that is under way, as its own Ctrl-C would bring it about."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import os
 import socket
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from powertrain.cli import arguments
 from powertrain.cli.asking import ask, out_of_reach
-from powertrain.cli.finding import find_run
+from powertrain.cli.finding import FoundRun, find_run_or_sweep
+from powertrain.cli.output import print_line, print_message, print_status
 from powertrain.cli.watching import Watch
-from powertrain.run import control, lifecycle
+from powertrain.run import control
 from powertrain.run import events as ev
 from powertrain.terminal import clock
+
+if TYPE_CHECKING:
+    from powertrain.cli.sweeps import SweepWatch
 
 #: Seconds between two looks at the run; between two words about how long it takes, at a terminal.
 _LOOK_EVERY = 0.1
@@ -40,19 +44,30 @@ def stop(
     ] = 0.0,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has ended.")] = True,
 ) -> None:
-    """Stop a run at its next boundary, with a checkpoint if its loop can save. Exits with 0 when it was stopped."""
-    found = find_run(run, storage)
-    watch = Watch(found)
+    """Stop a run at its next boundary, with a checkpoint if its loop can save. Exits with 0 when it was stopped.
+
+    A sweep begins no more trials, and those under way stop in the same way. It can be continued.
+    """
+    found = find_run_or_sweep(run, storage)
+    watch = _watch_of(found)
     watch.look()
     if found.live is None:
-        typer.echo(watch.ending() if watch.is_over else out_of_reach(found), err=True)
+        print_line(watch.ending() if watch.is_over else out_of_reach(found), err=True)
         raise typer.Exit(1)
     answer = ask(found, control.Stop(by=_asker(), now=now, within=timeout))
-    typer.echo(answer.message, err=not answer.ok)
+    print_message(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)
     if wait:
-        _wait(watch, found.name)
+        _wait(watch, found)
+
+
+def _watch_of(found: FoundRun) -> Watch | SweepWatch:
+    if not found.is_sweep:
+        return Watch(found)
+    from powertrain.cli.sweeps import SweepWatch
+
+    return SweepWatch(found)
 
 
 def _asker() -> str:
@@ -63,8 +78,8 @@ def _asker() -> str:
     return f"{user}@{socket.gethostname()} pid {os.getpid()}"
 
 
-def _wait(watch: Watch, name: str) -> None:
-    """Wait for the end of the run, and say what comes of it; Ctrl-C leaves it to itself."""
+def _wait(watch: Watch | SweepWatch, found: FoundRun) -> None:
+    """Wait for the end of the run or sweep, and say what comes of it; Ctrl-C leaves it to itself."""
     began, word_at = time.monotonic(), _WORD_EVERY
     shows_time = sys.stderr.isatty()
     try:
@@ -76,30 +91,30 @@ def _wait(watch: Watch, name: str) -> None:
             waited = time.monotonic() - began
             if shows_time and waited >= word_at:
                 word_at = waited + _WORD_EVERY
-                typer.echo(f"\r\x1b[Kwaiting for {name!r} to stop: {clock(waited)}", err=True, nl=False)
+                print_status(f"waiting for {found.name!r} to stop: {clock(waited)}")
             time.sleep(_LOOK_EVERY)
     except KeyboardInterrupt:
-        typer.echo(f"\nThe run {name!r} goes on to its end by itself.", err=True)
+        print_line("", err=True)
+        print_line(f"The {found.noun} {found.name!r} goes on to its end by itself.", err=True)
         raise typer.Exit(130) from None
     _clear_line(shows_time)
-    was_stopped = watch.run.state == lifecycle.STOPPED
-    typer.echo(watch.ending(), err=not was_stopped)
-    if was_stopped and watch.run.committed:
-        row, checkpoint = watch.run.committed[-1]
-        typer.echo(f"The same script goes on from {checkpoint} (row {row}).")
+    was_stopped = watch.has_stopped
+    print_line(watch.ending(), err=not was_stopped)
     if not was_stopped:
         raise typer.Exit(1)
+    if text := watch.continuing():
+        print_line(text)
 
 
-def _tell(fact: ev.Event, shows_time: bool) -> None:
+def _tell(fact: object, shows_time: bool) -> None:
     if isinstance(fact, ev.Committed):
         _clear_line(shows_time)
-        typer.echo(f"{fact.checkpoint} is committed (row {fact.row}).")
+        print_line(f"{fact.checkpoint} is committed (row {fact.row}).")
     elif isinstance(fact, ev.CheckpointFailed):
         _clear_line(shows_time)
-        typer.echo(f"The checkpoint of row {fact.row} is lost: {fact.reason}.", err=True)
+        print_line(f"The checkpoint of row {fact.row} is lost: {fact.reason}.", err=True)
 
 
 def _clear_line(shows_time: bool) -> None:
     if shows_time:
-        typer.echo("\r\x1b[K", err=True, nl=False)
+        print_status("")

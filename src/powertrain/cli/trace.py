@@ -9,6 +9,7 @@ import typer
 
 from powertrain.cli import arguments
 from powertrain.cli.finding import find_run
+from powertrain.cli.output import print_line
 from powertrain.errors import StorageError
 from powertrain.terminal import data_size
 
@@ -59,9 +60,9 @@ def export(
         raise StorageError(
             f"The trace cannot be written to {path}: {error}. Name another file with --output."
         ) from error
-    typer.echo(f"{path}: {count:,} events of {len(steps):,} steps. Open it at https://ui.perfetto.dev.")
+    print_line(f"{path}: {count:,} events of {len(steps):,} steps. Open it at https://ui.perfetto.dev.")
     if size > _LARGE:
-        typer.echo(_too_large(size, len(steps)))
+        print_line(_too_large(size, len(steps)))
 
 
 def _too_large(size: int, steps: int) -> str:

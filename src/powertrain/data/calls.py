@@ -214,3 +214,12 @@ def users_line(tb: TracebackType | None, file: str) -> tuple[str, int]:
     own = [place for place in frames if place[0] == file]
     others = [place for place in frames if not place[0].startswith(_OURS)]
     return (own or others or [("", 0)])[-1]
+
+
+def users_place(error: BaseException, fn: Any) -> str:
+    """Where in the user's code ``fn`` raised ``error``: " at file, line 3 (source)", or "" if unknown."""
+    file, line = users_line(error.__traceback__, defined_at(fn)[0])
+    if not file:
+        return ""
+    source = linecache.getline(file, line).strip()
+    return f" at {file}, line {line}" + (f" ({source})" if source else "")

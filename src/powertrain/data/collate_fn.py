@@ -18,6 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from powertrain.data.arguments import (
+    ODD,
+    column_names,
+    keyword_arguments,
+    one_of,
+    optional_whole,
+    refused,
+    shortened,
+    shown,
+)
 from powertrain.data.rows import Column, Rows
 from powertrain.errors import DataError
 
@@ -37,6 +47,10 @@ __all__ = [
     "pad",
     "ragged",
 ]
+
+
+#: Values that a list is filled up to at most.
+MOST_LENGTH = 2**31
 
 
 class CollateFn(ABC):
@@ -75,10 +89,19 @@ class RowsCollateFn(CollateFn):
     def __call__(self, batch: Mapping[str, Any] | pa.Table) -> dict[str, Any]:
         from powertrain.data import formats
 
-        if isinstance(batch, Mapping):
-            length = len(next(iter(batch.values()), ()))
-            return self.collate_rows(formats.from_numpy(batch, np.arange(length)))
-        return self.collate_rows(formats.from_arrow(batch, np.arange(len(batch))))
+        try:
+            if isinstance(batch, Mapping):
+                length = len(next(iter(batch.values()), ()))
+                rows = formats.from_numpy(batch, np.arange(length))
+            else:
+                rows = formats.from_arrow(batch, np.arange(len(batch)))
+        except DataError:
+            raise
+        except ODD as error:
+            raise refused(
+                "A collate_fn is called with a dict of arrays or a pyarrow.Table, and not with", batch, error
+            ) from error
+        return self.collate_rows(rows)
 
     @abstractmethod
     def collate_rows(self, rows: Rows) -> dict[str, Any]:
@@ -107,13 +130,23 @@ def pad(
         length: To which length; that of the longest list of the batch where None. A longer list is an error.
         side: Where to fill, "right" or "left".
     """
-    if side not in ("right", "left"):
-        raise DataError(
-            f'side={side!r} is unknown to pad(). Lists are filled up on the "right" or on the "left".'
-        )
-    if length is not None and length < 0:
-        raise DataError(f"length={length} was given to pad(). Lists have at least no values: give 0 or more.")
-    return _Pad(_names(columns), value, length, side)
+    side = one_of("side", side, ("right", "left"), "Lists are filled up on one of these sides by pad().")
+    if isinstance(value, Mapping):
+        values = keyword_arguments("value", value)
+        value = {name: _filling(f"value[{name!r}]", each) for name, each in values.items()}
+    else:
+        value = _filling("value", value)
+    return _Pad(_names("pad", columns), value, optional_whole("length", length, 0, MOST_LENGTH), side)
+
+
+def _filling(name: str, value: Any) -> Any:
+    """A single value to fill with. Whether a column can hold it is only known when there is one."""
+    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "shape", None) == ():
+        value = value[()] if isinstance(value, np.ndarray) else value
+        value = value if isinstance(value, np.generic) else value.item()
+    if not isinstance(value, (int, float, str, bytes, np.generic)):
+        raise DataError(f"{name}={shown(value)} cannot fill lists of numbers. Give one number.")
+    return value
 
 
 def ragged(columns: Collection[str] | None = None) -> RowsCollateFn:
@@ -124,13 +157,15 @@ def ragged(columns: Collection[str] | None = None) -> RowsCollateFn:
     happen to have
     one length. Lists of lists need inner lists of one length; where rows have several dimensions, name the columns.
     """
-    return _Ragged(_names(columns))
+    return _Ragged(_names("ragged", columns))
 
 
-def _names(columns: Collection[str] | None) -> frozenset[str] | None:
-    if isinstance(columns, str):
-        columns = [columns]
-    return None if columns is None else frozenset(columns)
+def _names(function: str, columns: Collection[str] | None) -> frozenset[str] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, (list, tuple, set, frozenset)) and not columns:
+        return frozenset()
+    return frozenset(column_names(function, columns))
 
 
 @dataclass(frozen=True)
@@ -144,9 +179,10 @@ class _ListColumns(RowsCollateFn):
 
         unknown = sorted((self.columns or frozenset()) - rows.columns.keys())
         if unknown:
-            there = ", ".join(map(repr, rows.columns)) or "none"
+            there = ", ".join(map(shown, rows.columns)) or "none"
             raise DataError(
-                f"The collate_fn was given column {unknown[0]!r}, and there are {there}. Name columns that are there."
+                f"The collate_fn was given column {shown(unknown[0])}, and there are {there}. Name columns that "
+                "are there."
             )
         made: dict[str, Any] = {}
         for name, column in rows.columns.items():
@@ -215,8 +251,8 @@ class _Pad(_ListColumns):
             if isinstance(problem, DataError):
                 raise
             raise DataError(
-                f"Column {named.name!r} cannot be padded with {value!r}: {problem}. Choose a value that its type "
-                "can hold."
+                f"Column {named.name!r} cannot be padded with {shown(value)}: {shortened(str(problem))}. Choose "
+                "a value that its type can hold."
             ) from problem
         made: torch.Tensor = tensor_of(filled, named, python_floats=python_floats)
         return made
@@ -270,7 +306,7 @@ class _Pad(_ListColumns):
         if length is not None and longest > length:
             raise DataError(
                 f"Column {named.name!r} has {longest} values in {named.row(int(np.argmax(lengths)))}, and pad() "
-                f"was told to fill up to length={length}. Cut longer lists in map() or map_batches(), or give a "
+                f"was given length={length}. Cut longer lists in map() or map_batches(), or give a "
                 "larger length."
             )
         return longest if length is None else length

@@ -254,7 +254,8 @@ def _numbers(values: ArrowArray, is_bool: bool) -> NumpyArray:
     kind = _NUMPY_TYPES.get(values.type)
     memory = values.buffers()[1] if kind is not None else None
     if kind is None or memory is None:
-        return values.to_numpy(zero_copy_only=not is_bool)
+        copied: NumpyArray = values.to_numpy(zero_copy_only=not is_bool)
+        return copied
     seen = np.frombuffer(memory, kind)[values.offset : values.offset + len(values)]
     seen.flags.writeable = False
     return seen

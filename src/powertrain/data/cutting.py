@@ -24,8 +24,18 @@ def between(blocks: Iterable[Block], start: int, stop: int) -> tuple[Block, ...]
 
 def pieces(blocks: Sequence[Block], cuts: Sequence[int]) -> list[tuple[Block, ...]]:
     """The rows before, between and after ``cuts``, which do not fall; a cut beyond the end is at the end."""
-    edges = [0, *cuts, max([sum(block.rows for block in blocks), *cuts])]
-    return [between(blocks, low, high) for low, high in itertools.pairwise(edges)]
+    found: list[list[Block]] = [[] for _ in range(len(cuts) + 1)]
+    piece = first = 0
+    for block in blocks:
+        at = 0
+        while at < block.rows:
+            while piece < len(cuts) and cuts[piece] <= first + at:
+                piece += 1
+            stop = block.rows if piece == len(cuts) else min(block.rows, cuts[piece] - first)
+            found[piece].append(replace(block, start=block.start + at, rows=stop - at))
+            at = stop
+        first += block.rows
+    return [tuple(piece) for piece in found]
 
 
 def even_cuts(rows: int, count: int) -> list[int]:

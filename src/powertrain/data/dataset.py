@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import numbers
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data import cutting
+from powertrain.data.arguments import (
+    column_names,
+    flag,
+    keyword_arguments,
+    number,
+    one_of,
+    optional_whole,
+    positional_arguments,
+    seed_number,
+    shown,
+    values_of,
+    whole,
+)
 from powertrain.data.execution import Execution
 from powertrain.data.plan import Block, Inspected, Part, Plan
 from powertrain.data.plan import union as union_of
@@ -28,6 +41,10 @@ if TYPE_CHECKING:
     from powertrain.data.stages import Operation
 
 Row = dict[str, Any]
+#: Datasets that a split makes, blocks that a repartition makes, processes of a function, at most: each costs memory.
+MOST_PIECES = 100_000
+MOST_BLOCKS = 1_000_000
+MOST_PROCESSES = 4096
 
 
 class Dataset:
@@ -74,7 +91,7 @@ class Dataset:
 
     def map(
         self,
-        fn: Callable[..., Row],
+        fn: Callable[..., Row] | type[Any],
         *,
         fn_args: Iterable[Any] | None = None,
         fn_kwargs: Mapping[str, Any] | None = None,
@@ -119,15 +136,15 @@ class Dataset:
         return self._then(
             MapBatches(
                 **given,
-                batch_size=BATCH_SIZE if batch_size is None else batch_size,
+                batch_size=BATCH_SIZE if batch_size is None else whole("batch_size", batch_size, 1),
                 batch_format=_batch_format(batch_format),
-                changes_count=udf_modifying_row_count,
+                changes_count=flag("udf_modifying_row_count", udf_modifying_row_count),
             )
         )
 
     def flat_map(
         self,
-        fn: Callable[..., Iterable[Row]],
+        fn: Callable[..., Iterable[Row]] | type[Any],
         *,
         fn_args: Iterable[Any] | None = None,
         fn_kwargs: Mapping[str, Any] | None = None,
@@ -147,7 +164,7 @@ class Dataset:
 
     def filter(
         self,
-        fn: Callable[..., bool] | pc.Expression | str | None = None,
+        fn: Callable[..., bool] | type[Any] | pc.Expression | str | None = None,
         expr: pc.Expression | str | None = None,
         *,
         fn_args: Iterable[Any] | None = None,
@@ -196,7 +213,7 @@ class Dataset:
         from powertrain.data.operations import SelectColumns
         from powertrain.data.sources.filtered import ProjectedSource
 
-        names = _names("select_columns", [cols] if isinstance(cols, str) else cols)
+        names = column_names("select_columns", cols)
         return self._projected(lambda source: ProjectedSource(source, names), SelectColumns(names))
 
     def decode_images(
@@ -207,17 +224,18 @@ class Dataset:
         ``size`` is (height, width) to scale every image to; ``mode`` is Pillow's, such as "RGB". Columns of
         :func:`read_images` and of Hugging Face's ``Image`` features are decoded without being asked.
         """
+        from powertrain.data.images import checked_mode, checked_size
         from powertrain.data.operations import DecodeImages
 
-        names = _names("decode_images", [columns] if isinstance(columns, str) else columns)
-        return self._then(DecodeImages(tuple(names), None if size is None else (size[0], size[1]), mode))
+        names = column_names("decode_images", columns)
+        return self._then(DecodeImages(names, checked_size(size), checked_mode(mode)))
 
     def drop_columns(self, cols: str | Sequence[str]) -> Dataset:
         """Without these columns."""
         from powertrain.data.operations import DropColumns
         from powertrain.data.sources.relabeled import WithoutColumnsSource
 
-        names = _names("drop_columns", [cols] if isinstance(cols, str) else cols)
+        names = column_names("drop_columns", cols)
         return self._projected(lambda source: WithoutColumnsSource(source, names), DropColumns(names))
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str]) -> Dataset:
@@ -227,21 +245,22 @@ class Dataset:
         from powertrain.data.sources.relabeled import RelabeledSource
 
         if isinstance(names, Mapping):
-            renames = dict(names)
-            _names("rename_columns", [*renames, *renames.values()])
+            renames = keyword_arguments("rename_columns(): names", names)
+            column_names("rename_columns", [*renames, *renames.values()])
             return self._projected(
                 lambda source: ProjectedSource(source, None, renames), RenameColumns(renames)
             )
-        new = _names("rename_columns", names)
+        new = column_names("rename_columns", [names] if isinstance(names, str) else names)
         return self._projected(lambda source: RelabeledSource(source, new), RenameColumns(new))
 
     def random_shuffle(self, *, seed: int | None = None) -> Dataset:
         """In an order that is drawn anew for each epoch. Nothing is moved: rows are read in that order.
 
         Data in memory is permuted row by row. Of files blocks are permuted, and rows inside them; a batch has rows from
-        64 places of the data. Without a seed a run draws one and keeps it, so that it resumes in the same order.
+        64 places of the data. Without a seed a run draws one and keeps it, so that it resumes in the same order; which
+        rows a limit or split of it picks then follows from the data, the same at every start of a program.
         """
-        return Dataset(dataclasses.replace(self._plan, shuffled=True, seed=_seed(seed)))
+        return Dataset(dataclasses.replace(self._plan, shuffled=True, seed=seed_number("seed", seed)))
 
     def union(self, *other: Dataset) -> Dataset:
         """The rows of this dataset, then those of the others. All must have the same columns."""
@@ -260,7 +279,7 @@ class Dataset:
         Looks at the files to count rows. Where functions decide how many rows there are, the rows are computed and
         kept as :meth:`materialize` does, as far as they are needed.
         """
-        _whole("limit", limit, 0)
+        limit = min(whole("limit", limit, 0), sys.maxsize)
         inspected = self._inspected()
         if not inspected.is_exact:
             return self._kept(limit)._shuffled_like(self)
@@ -273,12 +292,12 @@ class Dataset:
     def split(self, n: int, *, equal: bool = False) -> list[Dataset]:
         """``n`` datasets of consecutive rows, whose sizes differ by at most one; with ``equal`` by none, and rows that
         are left over are in none of them. See :meth:`split_at_indices` for what is computed."""
-        _whole("n", n, 1)
-        whole = self._countable()
-        rows = whole._inspected().rows
+        n, equal = whole("n", n, 1, MOST_PIECES), flag("equal", equal)
+        counted = self._countable()
+        rows = counted._inspected().rows
         if equal:
             rows -= rows % n
-        return self._pieces(whole, [*cutting.even_cuts(rows, n), rows])[:n]
+        return self._pieces(counted, [*cutting.even_cuts(rows, n), rows])[:n]
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
         """Datasets of the rows before, between and after these row numbers.
@@ -287,21 +306,23 @@ class Dataset:
         functions decide how many rows there are. Then the rows are kept first as :meth:`materialize` does. Pieces of a
         shuffled dataset are shuffled too.
         """
-        if not indices or any(not isinstance(index, int) or index < 0 for index in indices):
-            raise DataError(f"indices={list(indices)} must be row numbers of at least 0, and at least one.")
-        if sorted(indices) != list(indices):
-            raise DataError(f"indices={list(indices)} must not fall. Sort them.")
-        return self._pieces(self._countable(), indices)
+        what = "Give row numbers of at least 0, and at least one."
+        cuts = [whole("indices", index, 0) for index in values_of("indices", indices, what)]
+        if not cuts or len(cuts) > MOST_PIECES:
+            raise DataError(f"indices has {len(cuts)} row numbers. Give from 1 to {MOST_PIECES} of them.")
+        if sorted(cuts) != cuts:
+            raise DataError(f"indices={shown(cuts)} must not fall. Sort them.")
+        return self._pieces(self._countable(), cuts)
 
     def split_proportionately(self, proportions: Sequence[float]) -> list[Dataset]:
         """Datasets of these proportions of the rows, and one more of the rest. See :meth:`split_at_indices`."""
-        if not proportions or min(proportions) <= 0 or sum(map(cutting.decimal, proportions)) >= 1:
-            raise DataError(
-                f"proportions={list(proportions)} must each be more than 0 and together less than 1; the rest is the "
-                "last dataset."
-            )
-        whole = self._countable()
-        return self._pieces(whole, cutting.proportional_cuts(whole._inspected().rows, proportions))
+        what = "must be numbers that are each more than 0 and together less than 1; the rest is the last dataset."
+        given = values_of("proportions", proportions, f"They {what}")
+        shares = [number("a value of proportions", each, what) for each in given]
+        if not 0 < len(shares) <= MOST_PIECES or min(shares) <= 0 or sum(map(cutting.decimal, shares)) >= 1:
+            raise DataError(f"proportions={shown(given)} {what}")
+        counted = self._countable()
+        return self._pieces(counted, cutting.proportional_cuts(counted._inspected().rows, shares))
 
     def train_test_split(
         self, test_size: int | float, *, shuffle: bool = False, seed: int | None = None
@@ -309,23 +330,26 @@ class Dataset:
         """Two datasets: the last ``test_size`` rows (a number, or a fraction between 0 and 1) are the second.
 
         With ``shuffle``, or of a shuffled dataset, the test's rows are drawn from everywhere, evenly from all blocks,
-        and the two are shuffled too. Looks at the files to count rows; nothing is read or written but where functions
-        decide how many rows there are: then they are kept first as :meth:`materialize` does.
+        and the two are shuffled too. Without a seed they follow from the data: the same data is split in the same way
+        at every start of a program, so that a run that goes on meets no row of the test. Looks at the files to count
+        rows; nothing is read or written but where functions decide how many rows there are: then they are kept first
+        as :meth:`materialize` does.
         """
-        _check_test_size(test_size)
-        whole = self if self._inspected().is_exact else self.materialize()._shuffled_like(self)
+        test_size = _checked_test_size(test_size)
+        shuffle, seed = flag("shuffle", shuffle), seed_number("seed", seed)
+        counted = self if self._inspected().is_exact else self.materialize()._shuffled_like(self)
         if shuffle:
-            whole = whole.random_shuffle(seed=seed)
-        inspected = whole._inspected()
+            counted = counted.random_shuffle(seed=seed)
+        inspected = counted._inspected()
         test = cutting.rows_of_test(inspected.rows, test_size)
         if not 0 < test < inspected.rows:
             raise DataError(
                 f"test_size={test_size!r} leaves nothing to train on or nothing to test with: there are "
                 f"{inspected.rows} rows. Choose a size between them."
             )
-        if whole._plan.shuffled:
-            return whole._sampled(inspected, inspected.rows - test)
-        train, rest = self._pieces(whole, [inspected.rows - test])
+        if counted._plan.shuffled:
+            return counted._sampled(inspected, inspected.rows - test)
+        train, rest = self._pieces(counted, [inspected.rows - test])
         return train, rest
 
     def repartition(
@@ -342,29 +366,34 @@ class Dataset:
         """
         if (num_blocks is None) == (target_num_rows_per_block is None):
             raise DataError("repartition() takes one of num_blocks and target_num_rows_per_block. Give one.")
-        whole = self.random_shuffle() if shuffle else self
-        inspected = whole._inspected()
+        # Blocks there can be no more of than rows.
+        blocks = optional_whole("num_blocks", num_blocks, 1)
+        size = optional_whole("target_num_rows_per_block", target_num_rows_per_block, 1)
+        counted = self.random_shuffle() if flag("shuffle", shuffle) else self
+        inspected = counted._inspected()
         if not inspected.is_exact:
-            whole = whole.materialize()._shuffled_like(whole)
-            inspected = whole._inspected()
-        if num_blocks is not None:
-            cuts = cutting.even_cuts(inspected.rows, _whole("num_blocks", num_blocks, 1))
+            counted = counted.materialize()._shuffled_like(counted)
+            inspected = counted._inspected()
+        blocks = min(-(-inspected.rows // size) if size is not None else blocks or 1, max(inspected.rows, 1))
+        if blocks > MOST_BLOCKS:
+            raise DataError(f"repartition() would make {blocks} blocks. Ask for at most {MOST_BLOCKS}.")
+        if size is None:
+            cuts = cutting.even_cuts(inspected.rows, blocks)
         else:
-            size = _whole("target_num_rows_per_block", target_num_rows_per_block, 1)
             cuts = list(range(size, inspected.rows, size))
         found = cutting.repartitioned(inspected.blocks, cuts)
         if found is not None:
-            return whole._with_blocks(found)
-        in_order = Dataset(dataclasses.replace(whole._plan, shuffled=False))
-        return in_order._kept(sizes=list(cutting.sizes(inspected.rows, cuts)))._shuffled_like(whole)
+            return counted._with_blocks(found)
+        in_order = Dataset(dataclasses.replace(counted._plan, shuffled=False))
+        return in_order._kept(sizes=list(cutting.sizes(inspected.rows, cuts)))._shuffled_like(counted)
 
     def materialize(self, *, on: str | None = None) -> Dataset:
         """Read and compute all rows once, and keep them in files of this machine that are gone with the dataset.
 
         What functions did is then done for all epochs, their random numbers too; a shuffled dataset is shuffled once,
-        for good. Counts are exact afterwards, so that batches are full and every epoch is exact. ``on="ray"`` computes
-        the rows in tasks on all nodes of the Ray cluster that this process is connected to: the same rows, in the same
-        order. Files must then be where every node sees them.
+        for good: by its seed, or by one that follows from the data. Counts are exact afterwards, so that batches are
+        full and every epoch is exact. ``on="ray"`` computes the rows in tasks on all nodes of the Ray cluster that this
+        process is connected to: the same rows, in the same order. Files must then be where every node sees them.
         """
         return self._kept(on=_checked_place(on))
 
@@ -415,10 +444,12 @@ class Dataset:
 
     def take(self, limit: int = 20) -> list[Row]:
         """The first ``limit`` rows."""
-        return list(itertools.islice(self._row_dicts(limit), _whole("limit", limit, 0)))
+        limit = min(whole("limit", limit, 0), sys.maxsize)
+        return list(itertools.islice(self._row_dicts(limit), limit))
 
     def take_all(self, limit: int | None = None) -> list[Row]:
         """All rows; refuses if there are more than ``limit``."""
+        limit = optional_whole("limit", limit, 0)
         rows: list[Row] = []
         for row in self._row_dicts():
             if limit is not None and len(rows) >= limit:
@@ -434,8 +465,9 @@ class Dataset:
         from powertrain.data.gather import concat_rows
 
         form = _batch_format(batch_format)
+        batch_size = min(whole("batch_size", batch_size, 1), sys.maxsize)
         found: list[Rows] = []
-        for rows in self._stream(_whole("batch_size", batch_size, 1)):
+        for rows in self._stream(batch_size):
             found.append(rows)
             if sum(map(len, found)) >= batch_size:
                 break
@@ -513,6 +545,7 @@ class Dataset:
         from powertrain.data import formats
         from powertrain.data.gather import concat_rows
 
+        limit = optional_whole("limit", limit, 0)
         found: list[Rows] = []
         count = 0
         for rows in self._stream():
@@ -639,10 +672,10 @@ class Dataset:
 
     def _sampled(self, inspected: Inspected, kept: int) -> tuple[Dataset, Dataset]:
         """``kept`` rows from everywhere, and the others."""
-        from powertrain.data.prepared import new_seed
+        from powertrain.data.prepared import seed_of_data
         from powertrain.data.sources.filtered import SampledSource
 
-        seed = self._plan.seed if self._plan.seed is not None else new_seed()
+        seed = self._plan.seed if self._plan.seed is not None else seed_of_data(inspected)
         parts = _picked(self._plan)
         counts = [sum(block.rows for block in part.source.inspect().blocks) for part in parts]
         halves = []
@@ -667,10 +700,10 @@ class Dataset:
         plan = other._plan
         return Dataset(dataclasses.replace(self._plan, shuffled=plan.shuffled, seed=plan.seed))
 
-    def _pieces(self, whole: Dataset, cuts: Sequence[int]) -> list[Dataset]:
-        """``whole``, which has the rows of this dataset, cut there; each shuffled for each epoch if this one is."""
-        found = cutting.pieces(whole._inspected().blocks, cuts)
-        return [whole._with_blocks(blocks)._shuffled_like(self) for blocks in found]
+    def _pieces(self, counted: Dataset, cuts: Sequence[int]) -> list[Dataset]:
+        """``counted``, which has the rows of this dataset, cut there; each shuffled for each epoch if this one is."""
+        found = cutting.pieces(counted._inspected().blocks, cuts)
+        return [counted._with_blocks(blocks)._shuffled_like(self) for blocks in found]
 
     def _inspected(self) -> Inspected:
         return self._plan.inspected()
@@ -722,13 +755,23 @@ class Dataset:
         from powertrain.data.materialized import BLOCK_BYTES, materialize
         from powertrain.data.tables import first_rows, pieces_by_bytes, pieces_by_rows
 
-        with closing(self._tables(on, limit)) as stream:
+        seeded = self._seeded()
+        with closing(seeded._tables(on, limit)) as stream:
             tables: Iterable[pa.Table] = stream
             if limit is not None:
                 tables = first_rows(tables, limit)
             pieces = pieces_by_bytes(tables, BLOCK_BYTES) if sizes is None else pieces_by_rows(tables, sizes)
-            source = materialize(self._plan, pieces, self.schema)
+            source = materialize(seeded._plan, pieces, seeded.schema)
+            self._newest = seeded._newest
         return Dataset(Plan((Part(source),)))
+
+    def _seeded(self) -> Dataset:
+        """The same dataset with a seed, so that keeping its rows again gives the same rows in the same order."""
+        from powertrain.data.prepared import seed_of_data
+
+        if self._plan.seed is not None:
+            return self
+        return Dataset(dataclasses.replace(self._plan, seed=seed_of_data(self._inspected())))
 
     def _alone(self) -> DataShard:
         from powertrain.data.shard import DataShard
@@ -751,52 +794,35 @@ def _function(
     """The arguments that all operations with a user's function have."""
     return {
         "fn": fn,
-        "fn_args": tuple(fn_args or ()),
-        "fn_kwargs": dict(fn_kwargs or {}),
-        "fn_constructor_args": tuple(fn_constructor_args or ()),
-        "fn_constructor_kwargs": dict(fn_constructor_kwargs or {}),
-        "concurrency": 0 if concurrency is None else concurrency,
+        "fn_args": positional_arguments("fn_args", fn_args),
+        "fn_kwargs": keyword_arguments("fn_kwargs", fn_kwargs),
+        "fn_constructor_args": positional_arguments("fn_constructor_args", fn_constructor_args),
+        "fn_constructor_kwargs": keyword_arguments("fn_constructor_kwargs", fn_constructor_kwargs),
+        "concurrency": optional_whole("concurrency", concurrency, 0, MOST_PROCESSES) or 0,
     }
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-        raise DataError(f"{name}={value!r} must be a whole number of at least {least}.")
-    return int(value)
-
-
-def _seed(seed: Any) -> int | None:
-    return None if seed is None else _whole("seed", seed, 0)
-
-
-def _check_test_size(test_size: Any) -> None:
-    if isinstance(test_size, bool) or not isinstance(test_size, (int, float)):
-        raise DataError(f"test_size={test_size!r} must be a number of rows, or a fraction between 0 and 1.")
-    if isinstance(test_size, float) and not 0 < test_size < 1:
+def _checked_test_size(test_size: Any) -> int | float:
+    size = number("test_size", test_size, "must be a number of rows, or a fraction between 0 and 1.")
+    if isinstance(size, float) and not 0 < size < 1:
         raise DataError(
-            f"test_size={test_size!r} is a fraction and must lie between 0 and 1; 1 and more is an int."
+            f"test_size={shown(test_size)} is a fraction and must lie between 0 and 1; 1 and more is an int."
         )
+    return size
 
 
 def _checked_place(on: Any) -> str | None:
-    if on not in (None, "ray"):
-        raise DataError(f"on={on!r} is unknown. Use on='ray' for tasks of a Ray cluster, or leave it out.")
-    return None if on is None else "ray"
+    place: str | None = one_of(
+        "on", on, (None, "ray"), "Use on='ray' for tasks of a Ray cluster, or leave it out."
+    )
+    return place
 
 
 def _batch_format(batch_format: str | None) -> str:
     """The form of batches; Ray Data's "default" and None are numpy and pyarrow."""
-    form = {None: "pyarrow", "default": "numpy"}.get(batch_format, batch_format)
-    if form not in ("numpy", "pandas", "pyarrow"):
-        raise DataError(f"batch_format={batch_format!r} is unknown. Use 'numpy', 'pandas' or 'pyarrow'.")
-    return form
-
-
-def _names(method: str, names: Iterable[Any]) -> tuple[str, ...]:
-    found = tuple(names)
-    if not found or not all(isinstance(name, str) for name in found):
-        raise DataError(f"{method}() takes names of columns, and got {list(found)}. Give at least one str.")
-    return found
+    choices = (None, "default", "numpy", "pandas", "pyarrow")
+    form = one_of("batch_format", batch_format, choices, "Use 'numpy', 'pandas' or 'pyarrow'.")
+    return {None: "pyarrow", "default": "numpy"}.get(form, form or "")
 
 
 def _parsed(condition: Any) -> Any:

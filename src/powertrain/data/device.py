@@ -98,11 +98,13 @@ class DeviceFeed:
         self.device = torch.device(device)
         if self.device.type != "cuda":
             raise ConfigError(
-                f"A DeviceFeed was asked for {str(self.device)!r}; it copies to NVIDIA GPUs only. Elsewhere hand the "
+                f"A DeviceFeed was created for {str(self.device)!r}; it copies to NVIDIA GPUs only. Elsewhere hand the "
                 "batches out as they are."
             )
         if slots < 1:
-            raise ConfigError(f"A DeviceFeed was asked for {slots} buffers; it needs at least one.")
+            raise ConfigError(
+                f"A DeviceFeed was created with {slots} buffers; it needs at least one. Give slots=1 or more."
+            )
         if self.device.index is None:
             # Now, because a prefetch thread has a current device of its own.
             self.device = torch.device("cuda", torch.cuda.current_device())

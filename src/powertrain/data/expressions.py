@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from powertrain.data.arguments import ODD, column_name, refused, shown
+from powertrain.data.nesting import check_nesting
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,14 +40,20 @@ def col(name: str) -> pc.Expression:
     """A column, to be compared: ``col("label") == 3``."""
     import pyarrow.compute as pc
 
-    return pc.field(name)
+    if not isinstance(name, str) or not name:
+        raise DataError(f"col() was given {shown(name)}. Give the name of a column, as str.")
+    return pc.field(column_name("col()", name))
 
 
 def lit(value: Any) -> pc.Expression:
     """A constant, where a plain value would not do."""
     import pyarrow.compute as pc
 
-    return pc.scalar(value)
+    check_nesting([value], "lit()")
+    try:
+        return pc.scalar(value)
+    except ODD as error:
+        raise refused("lit() cannot make a constant of", value, error) from error
 
 
 def parse(text: str) -> Any:
@@ -54,12 +62,16 @@ def parse(text: str) -> Any:
     Names are columns. There are comparisons, ``in``, ``is None``, ``and``, ``or``, ``not`` and plain arithmetic.
     Raises :class:`DataError` for anything else.
     """
+    if not isinstance(text, str):
+        raise DataError(f"A filter is text such as 'label == 3', and not {shown(text)}.")
     try:
         return _expression(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError) as error:
+    except DataError:
+        raise
+    except (*ODD, MemoryError) as error:
         raise DataError(
-            f"The filter {text!r} cannot be understood: {error}. Write column names, constants, comparisons, 'in', "
-            "'is None', 'and', 'or' and 'not', or give a pyarrow expression or a function."
+            f"The filter {shown(text)} cannot be understood: {str(error)[:200]}. Write column names, constants, "
+            "comparisons, 'in', 'is None', 'and', 'or' and 'not', or give a pyarrow expression or a function."
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from powertrain.data.arguments import keyword_arguments, shown
 from powertrain.data.columns import (
     ArrowArray,
     Named,
@@ -26,6 +27,7 @@ from powertrain.data.columns import (
     values_of,
     view,
 )
+from powertrain.data.nesting import check_nesting
 from powertrain.data.order import Ints
 from powertrain.data.rows import Column, Rows
 from powertrain.data.sources.base import ARRAYS
@@ -122,7 +124,8 @@ def to_torch(
 def checked_dtypes(dtypes: Any) -> torch.dtype | dict[str, torch.dtype] | None:
     """``dtypes`` as torch's types, which may be given by name, or as numpy's of the same name. Raises DataError."""
     if isinstance(dtypes, Mapping):
-        return {name: _torch_dtype(given, f"dtypes[{name!r}]") for name, given in dtypes.items()}
+        by_name = keyword_arguments("dtypes", dtypes)
+        return {name: _torch_dtype(given, f"dtypes[{name!r}]") for name, given in by_name.items()}
     return None if dtypes is None else _torch_dtype(dtypes, "dtypes")
 
 
@@ -139,7 +142,7 @@ def _torch_dtype(given: Any, argument: str) -> torch.dtype:
     found = getattr(torch, name, None) if name else None
     if not isinstance(found, torch.dtype):
         raise DataError(
-            f"{argument}={given!r} is no type of tensors. Give one of torch's, such as torch.float32, or its name."
+            f"{argument}={shown(given)} is not a tensor dtype. Give a dtype such as torch.float32, or its name."
         )
     return found
 
@@ -152,10 +155,25 @@ def collate(rows: Rows, collate_fn: Callable[[Any], Any]) -> Any:
     if isinstance(collate_fn, classes.RowsCollateFn):
         return collate_fn.collate_rows(rows)
     if isinstance(collate_fn, classes.ArrowBatchCollateFn):
-        return collate_fn(to_arrow(rows))
+        return call_collate(collate_fn, to_arrow(rows))
     if isinstance(collate_fn, classes.PandasBatchCollateFn):
-        return collate_fn(to_pandas(rows))
-    return collate_fn(to_numpy(rows))
+        return call_collate(collate_fn, to_pandas(rows))
+    return call_collate(collate_fn, to_numpy(rows))
+
+
+def call_collate(collate_fn: Callable[[Any], Any], batch: Any) -> Any:
+    """Call a user's ``collate_fn``. Its StopIteration or SystemExit, which would end the epoch or the process without
+    a word, becomes a DataError; other errors pass as they are."""
+    from powertrain.data.calls import name_of, said, users_place
+
+    try:
+        return collate_fn(batch)
+    except (StopIteration, SystemExit) as error:
+        raise DataError(
+            f"collate_fn {name_of(collate_fn)} failed{users_place(error, collate_fn)}: {said(error)}. Rows of the "
+            "epoch would be missing. Let it return a batch for any rows that it is given; a next() in it that may find "
+            "nothing needs a default."
+        ) from error
 
 
 # --------------------------------------------------------------------------- to rows
@@ -241,6 +259,7 @@ def _from_series(series: pd.Series[Any]) -> _Made:
     if isinstance(series.dtype, np.dtype) and series.dtype != object:
         return _Made(_from_array(series.to_numpy(), str(series.name)).column)
     if series.dtype == object:
+        check_nesting(series.tolist(), f"column {shown(series.name)}")
         try:
             array: ArrowArray = pa.Array.from_pandas(series)
             return _Made(view(array), lists=_are_lists(series.tolist(), array.type))
@@ -264,7 +283,7 @@ def _column(values: Any, name: str) -> _Made:
     if type(values).__module__.startswith("pandas") and hasattr(values, "array"):
         return _from_series(values)
     raise DataError(
-        f"Column {name!r} is {_shown(values)} of type {type(values).__name__}. A column is an array, a tensor or a "
+        f"Column {name!r} is {shown(values)} of type {type(values).__name__}. A column is an array, a tensor or a "
         "list with one value per row."
     )
 
@@ -272,7 +291,7 @@ def _column(values: Any, name: str) -> _Made:
 def _from_array(values: NumpyArray, name: str) -> _Made:
     if values.ndim == 0:
         raise DataError(
-            f"Column {name!r} is the single value {_shown(values)}. A column has one value per row: repeat it for "
+            f"Column {name!r} is the single value {shown(values)}. A column has one value per row: repeat it for "
             "each row."
         )
     if values.dtype.kind in "biufcMm":
@@ -294,6 +313,7 @@ def _of_values(values: list[Any]) -> _Made:
         return _Made(_of_arrays(values))
     if kinds and all(issubclass(kind, (np.number, np.bool_, np.datetime64)) for kind in kinds):
         return _Made(np.array(values))
+    check_nesting(values, "a column that a function returned")
     try:
         array: ArrowArray = pa.array(values, type=_nanosecond_type(values))
     except (pa.ArrowException, OverflowError):
@@ -344,11 +364,6 @@ def _leads_to_float(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_leads_to_float(item) for item in value)
     return type(value) is float
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _listed(names: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from powertrain.data.arguments import ODD, shown
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ _DEEP_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B"})
 
 def checked_mode(mode: Any) -> str | None:
     """``mode`` where it is one of Pillow's; raises :class:`DataError` otherwise."""
-    if mode is not None and mode not in MODES:
+    if mode is not None and not (isinstance(mode, str) and mode in MODES):
         raise DataError(
-            f"mode={mode!r} is no mode of images. Give one of Pillow's: {', '.join(map(repr, MODES))}. Most images are "
-            "wanted as 'RGB' or, grey, as 'L'."
+            f"mode={shown(mode)} is not an image mode. Give a mode of Pillow: {', '.join(map(repr, MODES))}. Most "
+            "images are wanted as 'RGB' or, grey, as 'L'."
         )
     return None if mode is None else str(mode)
 
@@ -49,11 +50,11 @@ def checked_size(size: Any) -> tuple[int, int] | None:
         return None
     try:
         height, width = map(operator.index, size)
-    except (TypeError, ValueError):
+    except ODD:
         height = width = 0
-    if height < 1 or width < 1:
+    if not (0 < height < 2**31 and 0 < width < 2**31):
         raise DataError(
-            f"size={size!r} is no size of images. Give (height, width) in pixels, such as (224, 224)."
+            f"size={shown(size)} is not an image size. Give (height, width) in pixels, such as (224, 224)."
         )
     return height, width
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from powertrain.data.arguments import shortened, shown
 from powertrain.data.calls import Call, FunctionFailed, Setting, name_of
 from powertrain.data.order import Ints
 from powertrain.data.returned import (
@@ -68,7 +69,7 @@ class _WithFunction(Operation):
     def __post_init__(self) -> None:
         if not callable(self.fn) or not _gives_callables(self.fn):
             raise ConfigError(
-                f"{self.verb} needs a function, or a class whose instances can be called, not {self.fn!r}."
+                f"{self.verb} needs a function, or a class whose instances can be called, not {shown(self.fn)}."
             )
         if not isinstance(self.fn, type) and (self.fn_constructor_args or self.fn_constructor_kwargs):
             raise ConfigError(
@@ -263,7 +264,7 @@ class FilterExpression(Operation):
 
     @property
     def name(self) -> str:
-        return f"filter({self.expression})"
+        return f"filter({shortened(str(self.expression), 200)})"
 
     @property
     def keeps_count(self) -> bool:
@@ -401,10 +402,10 @@ def check_columns(operation: str, wanted: Iterable[str], there: Iterable[str]) -
     there = list(there)
     for name in wanted:
         if name not in there:
-            near = difflib.get_close_matches(str(name), there, n=1)
+            near = difflib.get_close_matches(str(name)[:200], there, n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             raise DataError(
-                f"{operation}: there is no column {name!r}; the columns are {quoted(there)}.{meant}"
+                f"{operation}: there is no column {shown(name)}; the columns are {quoted(there)}.{meant}"
             )
 
 

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, Union
 
+from powertrain.errors import DataError
+
 P = TypeVar("P")
 R = TypeVar("R")
 
@@ -14,6 +16,17 @@ R = TypeVar("R")
 class _Failed:
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+def do(work: Callable[[P], R], task: P) -> R:
+    """Do one piece of work. A StopIteration from within it is not the end of the tasks, so it is raised as an error."""
+    try:
+        return work(task)
+    except StopIteration as error:
+        raise DataError(
+            "A function that makes batches raised StopIteration, which would end the epoch although rows are left. Let "
+            "it return a value, or raise another error."
+        ) from error
 
 
 class _Shared(Generic[P, R]):
@@ -38,7 +51,7 @@ class _Shared(Generic[P, R]):
             number, task = taken
             result: Union[R, _Failed]
             try:
-                result = self.work(task)
+                result = do(self.work, task)
             except BaseException as error:
                 result = _Failed(error)
             self._put(number, result)
@@ -117,7 +130,7 @@ class Pipeline(Generic[P, R]):
     def __next__(self) -> R:
         if self._alone is not None:
             tasks, work = self._alone
-            return work(next(tasks))
+            return do(work, next(tasks))
         return self._shared.get()
 
     def close(self) -> None:

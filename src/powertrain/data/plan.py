@@ -14,8 +14,8 @@ from powertrain.data.order import Ints, Shuffle
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from powertrain.data.operations import Operation
     from powertrain.data.sources.base import Source
+    from powertrain.data.stages import Operation
 
 #: In-memory data of up to this many rows is permuted row by row; a larger one like files, block by block.
 MOST_PERMUTED_ROWS = 2**24
@@ -65,7 +65,8 @@ class Plan:
                 for number, fact in enumerate(facts)
                 for index, found in enumerate(fact.blocks)
             )
-        return Inspected(self, blocks, tuple(fact.fingerprint for fact in facts))
+        earlier = tuple(fact.earlier or fact.fingerprint for fact in facts)
+        return Inspected(self, blocks, tuple(fact.fingerprint for fact in facts), earlier)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Inspected:
     blocks: tuple[Block, ...]
     #: Of the sources, one each.
     fingerprints: tuple[str, ...] = field(default=(), repr=False)
+    #: Of the sources, as older versions of this package made them.
+    earlier_fingerprints: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def rows(self) -> int:
@@ -89,8 +92,16 @@ class Inspected:
     @property
     def fingerprint(self) -> str:
         """Changes when rows, their number or their order in the files do: 32 characters."""
+        return self._with_blocks(self.fingerprints)
+
+    @property
+    def earlier_fingerprint(self) -> str:
+        """The fingerprint in the positions that older versions saved; the same one where nothing has changed."""
+        return self._with_blocks(self.earlier_fingerprints or self.fingerprints)
+
+    def _with_blocks(self, fingerprints: tuple[str, ...]) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        digest.update("/".join(self.fingerprints).encode())
+        digest.update("/".join(fingerprints).encode())
         numbers = np.array([(b.part, b.index, b.start, b.rows) for b in self.blocks], "<i8")
         digest.update(numbers.tobytes())
         return digest.hexdigest()

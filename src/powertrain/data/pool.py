@@ -254,7 +254,7 @@ def _start(ends: list[socket.socket]) -> subprocess.Popen[bytes]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     # Blocked from the first instruction on: a scheduler's SIGTERM to every process of a job must not end these, because
     # the rank needs its batches until it has saved.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
     try:
         return subprocess.Popen(
             [sys.executable, "-c", code], pass_fds=numbers, stdin=subprocess.DEVNULL, env=environment
@@ -418,7 +418,7 @@ def travelling(error: BaseException) -> Exception:
 # --------------------------------------------------------------------------- messages
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Arrow arrays go as Arrow writes them: pickled, a slice would take all the rows of its whole with it."""
 
     def reducer_override(self, obj: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from powertrain.data.arguments import ODD, shown
 from powertrain.data.order import Shuffle
 from powertrain.errors import DataError
 
@@ -54,8 +55,8 @@ class Position:
         """The same place of another order. In mid-epoch rows would be lost, so there it is refused."""
         if self.position != 0:
             raise DataError(
-                f"The epoch under way was begun with seed {self.seed} and cannot go on with seed {seed}: rows would be "
-                "lost. Give the same seed again."
+                f"The current epoch was started with seed {self.seed} and cannot continue with seed {seed}: rows would "
+                "be lost. Give the same seed again."
             )
         return replace(self, seed=seed)
 
@@ -66,22 +67,35 @@ class Position:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], name: str) -> Position:
         """A position that :meth:`as_dict` has given. Raises :class:`DataError` for anything else."""
-        if not isinstance(state, Mapping) or set(state) != set(cls.__dataclass_fields__):
+        try:
+            state = dict(state) if isinstance(state, Mapping) else {}
+        except ODD:
+            state = {}
+        if set(state) != set(cls.__dataclass_fields__):
             raise DataError(
-                f"The position for the dataset {name!r} is not one that state_dict() has given: {str(state)[:200]}. "
+                f"The position for the dataset {name!r} is not one that state_dict() has given: {shown(state)}. "
                 "Hand over what state_dict() returned, unchanged."
             )
-        if state["v"] != VERSION:
+        if not isinstance(state["v"], int) or state["v"] != VERSION:
             raise DataError(
-                f"The position for the dataset {name!r} has form {state['v']}, and this version of Powertrain knows "
-                f"form {VERSION} only. Use the version that wrote it, or start the epoch again."
+                f"The position for the dataset {name!r} has form {shown(state['v'])}, and this version of Powertrain "
+                f"knows form {VERSION} only. Use the version that wrote it, or start the epoch again."
             )
         numbers = [state[name] for name in ("epoch", "position", "seed", "lanes", "rows")]
-        plain = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-        shuffle = state["shuffle"]
-        if not plain or state["epoch"] < 0 or not isinstance(shuffle, (int, str)) or state["lanes"] < 1:
+        plain = all(
+            isinstance(number, int) and not isinstance(number, bool) and abs(number) < 2**64
+            for number in numbers
+        )
+        if not plain or state["epoch"] < 0 or state["lanes"] < 1 or not _is_shuffle(state["shuffle"]):
             raise DataError(
                 f"The position for the dataset {name!r} has values that state_dict() does not give: "
-                f"{str(state)[:200]}. Hand over what state_dict() returned, unchanged."
+                f"{shown(state)}. Hand over what state_dict() returned, unchanged."
             )
         return cls(**dict(state))
+
+
+def _is_shuffle(value: Any) -> bool:
+    """True for a way to shuffle, also that of loaders whose samplers have an order of their own."""
+    if isinstance(value, str):
+        return value in ("none", "rows", "blocks", "own")
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

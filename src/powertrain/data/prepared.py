@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -34,6 +35,14 @@ class Prepared:
     #: Of :attr:`inspected`; found once, because that of many blocks takes a moment.
     fingerprint: str
     lanes: int = LANES
+    #: The fingerprint in positions saved by older versions; "" where it is the same.
+    earlier_fingerprint: str = ""
+
+    def is_of(self, fingerprint: str) -> bool:
+        """True when a position with this fingerprint, also one of an older version, is one in this data."""
+        return fingerprint == self.fingerprint or (
+            bool(self.earlier_fingerprint) and fingerprint == self.earlier_fingerprint
+        )
 
     @property
     def rows(self) -> int:
@@ -66,8 +75,20 @@ def prepare_alone(plan: Plan) -> Prepared:
 
 
 def new_seed() -> int:
-    """A seed that nobody has chosen."""
+    """Draw a seed for one reading."""
     return secrets.randbits(_SEED_BITS)
+
+
+def seed_of_data(inspected: Inspected) -> int:
+    """Return the seed for rows that are picked or kept without a seed of the user's.
+
+    It follows from the data alone. A script that is started again picks the same rows, so that a run can resume in
+    them and rows held out for testing stay held out.
+    """
+    digest = hashlib.blake2b(
+        inspected.fingerprint.encode(), digest_size=8, person=b"powertrain.seed"
+    ).digest()
+    return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
 
 def _prepared(name: str, plan: Plan, split: bool, seed: int, directory: str) -> Prepared:
@@ -86,7 +107,10 @@ def _prepared(name: str, plan: Plan, split: bool, seed: int, directory: str) -> 
         for number, part in enumerate(plan.parts)
     )
     published = dataclasses.replace(inspected, plan=dataclasses.replace(plan, parts=parts))
-    return Prepared(name, published, own, split, inspected.fingerprint)
+    fingerprint, earlier = inspected.fingerprint, ""
+    if inspected.earlier_fingerprints != inspected.fingerprints:
+        earlier = inspected.earlier_fingerprint
+    return Prepared(name, published, own, split, fingerprint, earlier_fingerprint=earlier)
 
 
 def _plan_of(name: str, given: Any) -> Plan:

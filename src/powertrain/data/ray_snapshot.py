@@ -18,6 +18,7 @@ from urllib.parse import quote
 from powertrain.data.cluster_tasks import connected_ray
 from powertrain.data.ray_errors import what_ray_says
 from powertrain.errors import DataError
+from powertrain.storage.addresses import without_secrets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,7 +87,8 @@ def _written(name: str, dataset: Any, place: Storage) -> dict[str, int]:
     missing = [key for key, _, size in receipts if sizes.get(key) != size]
     if missing:
         raise DataError(
-            f"Ray has written {len(receipts)} files of the dataset {name!r} to {place.uri}, and {len(missing)} of them "
+            f"Ray has written {len(receipts)} files of the dataset {name!r} to {without_secrets(place.uri)}, and "
+            f"{len(missing)} of them "
             f"are not there as this machine sees it, such as {missing[0]!r}: its nodes do not share that storage. "
             "Choose a storage_path that all of them see, such as a network file system or a bucket."
         )

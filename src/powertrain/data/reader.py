@@ -19,7 +19,8 @@ from powertrain.data.rows import Rows
 if TYPE_CHECKING:
     from powertrain.data.cache import BlockStore
     from powertrain.data.gather import BlockView
-    from powertrain.data.operations import Applied, Runner
+    from powertrain.data.operations import Runner
+    from powertrain.data.stages import Applied
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -166,7 +167,8 @@ class RowReader:
         """Those of the slots whose rows belong to a part: rows of another have other columns and another fate."""
         if len(self._runners) == 1:
             return members
-        return members[self._part_of_block[order.locate(members).blocks] == part]
+        own: Ints = members[self._part_of_block[order.locate(members).blocks] == part]
+        return own
 
     def _gather(self, blocks: Ints, offsets: Ints, *, python_text: bool = False) -> Rows:
         from powertrain.data.gather import gather

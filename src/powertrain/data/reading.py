@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import functools
+import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from powertrain.data import arguments
 from powertrain.data.plan import Part, Plan
 from powertrain.errors import DataError
 
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from powertrain.data.sources.base import Source
     from powertrain.data.sources.files import Paths
 
+#: Numbers that range() gives at most: each block of them is known beforehand.
+_LARGEST_RANGE = 2**40
+#: Items that are read from a sequence at most.
+_MOST_ITEMS = 2**34
 _JSON_EXTENSIONS = tuple(
     f"{name}{compressed}"
     for name in ("json", "jsonl")
@@ -62,6 +69,7 @@ def read_parquet(
 
     found = file_paths(paths, file_extensions, usual=["parquet"], filesystem=filesystem)
     chosen = None if columns is None else _names(columns)
+    include_paths = arguments.flag("include_paths", include_paths)
     if filter is None:
         return _dataset(ParquetSource(found, chosen, include_paths=include_paths))
     whole = ParquetSource(found, include_paths=include_paths)
@@ -71,8 +79,11 @@ def read_parquet(
 
 def _names(columns: Sequence[str]) -> tuple[str, ...]:
     if isinstance(columns, str):
-        raise DataError(f"columns={columns!r} is one string. Give a list of names: columns=[{columns!r}].")
-    return tuple(columns)
+        raise DataError(
+            f"columns={arguments.shown(columns)} is one string. Give a list of names: "
+            f"columns=[{arguments.shown(columns)}]."
+        )
+    return arguments.column_names("read_parquet", columns)
 
 
 def _expression(given: Any) -> pc.Expression:
@@ -80,7 +91,7 @@ def _expression(given: Any) -> pc.Expression:
 
     if not isinstance(given, pc.Expression):
         raise DataError(
-            f"filter={given!r} is a {type(given).__name__} and not an Arrow expression. Write it as "
+            f"filter={arguments.shown(given)} is a {type(given).__name__} and not an Arrow expression. Write it as "
             "pyarrow.compute.field('column') == value, or give a function to Dataset.filter."
         )
     return given
@@ -101,16 +112,23 @@ def read_csv(
     The three options are those of ``pyarrow.csv``. The files are read through once to count the rows and to find types
     that fit all of them. See :func:`read_parquet` for the other arguments.
     """
+    from pyarrow import csv
+
     from powertrain.data.sources.files import file_paths
     from powertrain.data.sources.text import CsvSource
 
+    arguments.option_of("read_options", read_options, csv.ReadOptions, "a pyarrow.csv.ReadOptions")
+    arguments.option_of("parse_options", parse_options, csv.ParseOptions, "a pyarrow.csv.ParseOptions")
+    arguments.option_of(
+        "convert_options", convert_options, csv.ConvertOptions, "a pyarrow.csv.ConvertOptions"
+    )
     return _dataset(
         CsvSource(
             file_paths(paths, file_extensions, filesystem=filesystem),
             read_options=read_options,
             parse_options=parse_options,
             convert_options=convert_options,
-            include_paths=include_paths,
+            include_paths=arguments.flag("include_paths", include_paths),
         )
     )
 
@@ -129,9 +147,13 @@ def read_json(
     A key that an object lacks is null. ``parse_options`` is that of ``pyarrow.json``. The files are read through once
     to count the rows and to find types that fit all of them. See :func:`read_parquet` for the other arguments.
     """
+    from pyarrow import json
+
     from powertrain.data.sources.files import file_paths
     from powertrain.data.sources.text import JsonSource
 
+    arguments.option_of("parse_options", parse_options, json.ParseOptions, "a pyarrow.json.ParseOptions")
+    lines, include_paths = arguments.flag("lines", lines), arguments.flag("include_paths", include_paths)
     found = file_paths(paths, file_extensions, usual=_JSON_EXTENSIONS, filesystem=filesystem)
     return _dataset(JsonSource(found, lines=lines, parse_options=parse_options, include_paths=include_paths))
 
@@ -154,7 +176,11 @@ def read_images(
     from powertrain.data.sources.files import file_paths
     from powertrain.data.sources.images import IMAGE_EXTENSIONS, ImageSource
 
-    size, mode = checked_size(size), checked_mode(mode)
+    size, mode, include_paths = (
+        checked_size(size),
+        checked_mode(mode),
+        arguments.flag("include_paths", include_paths),
+    )
     found = file_paths(paths, file_extensions, usual=IMAGE_EXTENSIONS, filesystem=filesystem)
     return _dataset(ImageSource(found, size=size, mode=mode, include_paths=include_paths))
 
@@ -170,14 +196,33 @@ def from_items(items: Iterable[Any]) -> Dataset:
     from powertrain.data.sources.items import table_of_items
     from powertrain.data.sources.memory import TableSource
 
+    what = "Give a list with one item for each row; for a dict of columns use from_numpy()."
     if isinstance(items, (str, bytes, Mapping)) or not (
-        hasattr(items, "__iter__") or hasattr(items, "__getitem__")
+        hasattr(type(items), "__iter__") or hasattr(type(items), "__getitem__")
     ):
-        raise DataError(
-            f"from_items was given {items!r:.60}, a {type(items).__name__}. Give a list with one item for each row; "
-            "for a dict of columns use from_numpy()."
-        )
-    return _dataset(TableSource(table_of_items(list(items)), "item"))
+        raise DataError(f"from_items was given {arguments.shown(items)}, a {type(items).__name__}. {what}")
+    try:
+        # A sequence by number alone ends at its length: asked for more it may give more.
+        count = None if hasattr(type(items), "__iter__") else len(items)  # type: ignore[arg-type]
+        if (expected := operator.length_hint(items)) > _MOST_ITEMS:
+            raise OverflowError(
+                f"{expected} items do not fit in memory; from_torch() asks for items when needed"
+            )
+        given = list(itertools.islice(items, count))
+    except (*arguments.ODD, MemoryError) as error:
+        raise arguments.refused("from_items cannot read through", items, error) from error
+    table = _made(lambda: table_of_items(given), "from_items cannot make rows of", given)
+    return _dataset(TableSource(table, "item"))
+
+
+def _made(make: Callable[[], pa.Table], what: str, given: Any) -> pa.Table:
+    """A table of what a user gave; whatever the values themselves raise is an error about them."""
+    try:
+        return make()
+    except DataError:
+        raise
+    except (*arguments.ODD, MemoryError) as error:
+        raise arguments.refused(what, given, error) from error
 
 
 def from_pandas(dfs: pd.DataFrame | Sequence[pd.DataFrame]) -> Dataset:
@@ -186,13 +231,19 @@ def from_pandas(dfs: pd.DataFrame | Sequence[pd.DataFrame]) -> Dataset:
 
     from powertrain.data.sources.memory import TableSource
 
-    frames = [dfs] if isinstance(dfs, pd.DataFrame) else list(dfs)
+    what = "Give a DataFrame or a list of them."
+    frames = [dfs] if isinstance(dfs, pd.DataFrame) else arguments.values_of("dfs", dfs, what)
     for frame in frames:
         if not isinstance(frame, pd.DataFrame):
             raise DataError(
                 f"from_pandas was given a {type(frame).__name__}. Give a DataFrame or a list of them."
             )
-    return _dataset(TableSource(_joined([_table_of_frame(frame) for frame in frames], "DataFrames"), "row"))
+    table = _made(
+        lambda: _joined([_table_of_frame(frame) for frame in frames], "DataFrames"),
+        "from_pandas cannot make rows of",
+        dfs,
+    )
+    return _dataset(TableSource(table, "row"))
 
 
 def _table_of_frame(frame: pd.DataFrame) -> pa.Table:
@@ -212,9 +263,12 @@ def _table_of_series(series: Any, name: str) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
+    from powertrain.data.nesting import check_nesting
     from powertrain.data.sources.base import ARRAYS
     from powertrain.data.sources.items import holds_arrays, table_of_columns
 
+    if series.dtype == object:
+        check_nesting(series.tolist(), f"column {name!r}")
     try:
         is_numpy = isinstance(series.dtype, np.dtype) and series.dtype != object
         # As Arrow understands pandas, NaN would be null, also where it is a number among others.
@@ -232,21 +286,50 @@ def from_numpy(ndarrays: np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any
 
     Arrays of more than one dimension give a tensor for each row.
     """
+    from powertrain.data.sources.memory import TableSource
+
+    table = _made(lambda: _table_of_ndarrays(ndarrays), "from_numpy cannot make rows of", ndarrays)
+    return _dataset(TableSource(table))
+
+
+def _table_of_ndarrays(ndarrays: Any) -> pa.Table:
     import numpy as np
 
     from powertrain.data.sources.items import table_of_arrays
-    from powertrain.data.sources.memory import TableSource
 
     if isinstance(ndarrays, Mapping):
-        columns = {str(name): np.asarray(values) for name, values in ndarrays.items()}
+        columns = {
+            arguments.column_name("from_numpy", str(name)): _array(values)
+            for name, values in ndarrays.items()
+        }
         lengths = {name: len(values) for name, values in columns.items() if values.ndim}
         if len(set(lengths.values())) > 1:
             raise DataError(
                 f"The arrays have different numbers of rows: {lengths}. Give all of them as many."
             )
-        return _dataset(TableSource(table_of_arrays(columns)))
-    arrays = [ndarrays] if isinstance(ndarrays, np.ndarray) else list(ndarrays)
-    return _dataset(TableSource(_joined([table_of_arrays({"data": array}) for array in arrays], "arrays")))
+        return table_of_arrays(columns)
+    what = "Give a numpy array, a list of arrays, or a dict of arrays."
+    arrays = (
+        [ndarrays] if isinstance(ndarrays, np.ndarray) else arguments.values_of("ndarrays", ndarrays, what)
+    )
+    return _joined([table_of_arrays({"data": _array(array)}) for array in arrays], "arrays")
+
+
+def _array(values: Any) -> Any:
+    """Values as an array; those of a tensor without its gradient."""
+    import numpy as np
+
+    from powertrain.data.nesting import check_nesting
+
+    if not isinstance(values, np.ndarray):
+        check_nesting([values], "an array")
+    return np.asarray(values.detach().cpu() if hasattr(type(values), "detach") else values)
+
+
+def _read_stream(content: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(content).read_all()
 
 
 def from_arrow(tables: Any) -> Dataset:
@@ -261,13 +344,15 @@ def from_arrow(tables: Any) -> Dataset:
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if isinstance(table, (bytes, pa.Buffer)):
-            table = pa.ipc.open_stream(table).read_all()
+            read = functools.partial(_read_stream, table)
+            table = _made(read, "from_arrow was given bytes that are not an Arrow IPC stream:", table)
         if not isinstance(table, pa.Table):
             raise DataError(
                 f"from_arrow was given a {type(table).__name__}. Give a pyarrow.Table or a list of them."
             )
         found.append(table)
-    return _dataset(TableSource(_joined(found, "tables")))
+    table = _made(lambda: _joined(found, "tables"), "from_arrow cannot make rows of", tables)
+    return _dataset(TableSource(table))
 
 
 def _joined(tables: list[pa.Table], what: str) -> pa.Table:
@@ -297,13 +382,7 @@ def range(n: int) -> Dataset:
     """The numbers from 0 to ``n - 1`` in the column "id"."""
     from powertrain.data.sources.memory import RangeSource
 
-    try:
-        count = operator.index(n)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise DataError(f"There is no range of {n!r} numbers. Give a whole number, 0 or more.")
-    return _dataset(RangeSource(count))
+    return _dataset(RangeSource(arguments.whole("range(): n", n, 0, _LARGEST_RANGE)))
 
 
 # --------------------------------------------------------------------------- other libraries' datasets
@@ -318,9 +397,9 @@ def from_torch(dataset: Any) -> Dataset:
     """
     from powertrain.data.sources.indexed import IndexedSource
 
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
         raise DataError(
-            f"The dataset {type(dataset).__name__} cannot be asked for an item by number and for its length, so its "
+            f"The dataset {type(dataset).__name__} has no item access by index or no length, so its "
             "rows cannot be put in an order or be resumed. Give a map-style dataset (__getitem__ and __len__), or "
             "from_items(list(dataset)) where it fits in memory."
         )
@@ -338,15 +417,10 @@ def from_huggingface(dataset: Any) -> Dataset:
 
     kind = type(dataset).__name__
     if isinstance(dataset, Mapping):
-        splits = ", ".join(repr(name) for name in dataset)
         raise DataError(
-            f"from_huggingface was given a {kind} of the splits {splits}. Pick one: dataset['train']."
+            f"from_huggingface was given a {kind} of the splits {_splits(dataset)}. Pick one: dataset['train']."
         )
-    if (
-        not hasattr(dataset, "features")
-        or not hasattr(dataset, "with_format")
-        or not hasattr(dataset, "cache_files")
-    ):
+    if not all(hasattr(type(dataset), name) for name in ("features", "with_format", "cache_files")):
         raise DataError(
             f"from_huggingface was given a {kind}. Give a datasets.Dataset; of a streamed one rows have no number, so "
             "load it without streaming=True."
@@ -355,3 +429,10 @@ def from_huggingface(dataset: Any) -> Dataset:
         return _dataset(HuggingFaceSource(dataset))
     table = dataset.with_format("arrow")[builtins.slice(None)]
     return _dataset(TableSource(plain_hugging_face(table, dataset.features)))
+
+
+def _splits(dataset: Mapping[Any, Any]) -> str:
+    try:
+        return ", ".join(map(arguments.shown, dataset))
+    except arguments.ODD:
+        return arguments.shown(dataset)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from powertrain.data.arguments import shown
 from powertrain.data.calls import Call, FunctionFailed
 from powertrain.data.order import Ints
 from powertrain.data.rows import Column, Rows
@@ -140,7 +141,7 @@ def kind_of(value: Any) -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "nothing"
+    return ", ".join(map(shown, names)) or "nothing"
 
 
 def no_rows() -> Rows:

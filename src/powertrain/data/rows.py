@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: A numpy array whose first dimension is the rows (values of one type and shape), or an Arrow array for all else:
 #: text, lists of different lengths, structs, decimals, and whatever has nulls. An object array holds what a user's
 #: function returned and Arrow has no type for.
-Column = Union["np.ndarray[Any, Any]", "pa.Array"]
+Column = Union["np.ndarray[Any, Any]", "pa.Array[Any]"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Directories for a process's own time, swept by the next one where a process was killed before it could.
+"""Directories for the lifetime of one process, swept by the next one where a process was killed before it could.
 
-A directory has an owner: whoever holds the lock of the file in it. One whose lock nobody holds was left behind.
+A directory belongs to the process that holds the lock of the file in it. One whose lock is free was left behind.
+Sweeping touches only directories of this user, and never follows a symbolic link.
 """
 
 from __future__ import annotations
@@ -8,21 +9,30 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
-import shutil
-import tempfile
+import stat
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-#: A directory on disk that is rather not kept in memory, by convention.
-_ON_DISK = "/var/tmp"
+from powertrain.storage.files.descriptors import open_directory, open_file, remove_quietly, remove_tree_at
+from powertrain.storage.files.private_roots import (
+    lasting_root,
+    log_notices,
+    make_private,
+    remove_empty_parents,
+)
+
 _LOCK = "owner.lock"
 #: Begins the name of a directory that is being made.
 _UNFINISHED = ".new-"
-#: Directories of runs, in which those of their starts are.
-_OF_RUNS = "powertrain-"
-#: Others may remove an empty parent while a directory is made in it; then it is tried again.
+#: Names of directories of single processes, of runs, and of the starts of a run in those. In a directory that the user
+#: has chosen for such data may be others, which are not ours to remove.
+_OF_PROCESS = re.compile(r"[0-9]{1,10}-[0-9a-f]{12}")
+_OF_RUN = re.compile(r"powertrain-[0-9a-f]{24}")
+_OF_START = re.compile(r"[0-9a-f]{24}")
+#: Tries to make a directory whose empty parent other processes remove meanwhile.
 _TRIES = 20
 
 
@@ -31,6 +41,8 @@ class Scratch:
 
     def __init__(self) -> None:
         root = scratch_root()
+        log_notices()
+        make_private(root.parent)
         sweep(root)
         self.path = str(root / f"{os.getpid()}-{secrets.token_hex(6)}")
         lock = make_owned(self.path)
@@ -52,9 +64,8 @@ def scratch_directory() -> Iterator[str]:
 
 
 def scratch_root() -> Path:
-    """Where such directories of this user are."""
-    place = os.environ.get("TMPDIR") or (_ON_DISK if os.access(_ON_DISK, os.W_OK) else tempfile.gettempdir())
-    return Path(place, f"powertrain-{os.getuid()}", "data")
+    """Return where such directories of this user are."""
+    return lasting_root() / "data"
 
 
 def make_owned(path: str) -> int:
@@ -69,40 +80,76 @@ def make_owned(path: str) -> int:
         except (FileNotFoundError, FileExistsError):
             if attempt == _TRIES - 1:
                 raise
-    # Locked before it has its name: nobody finds it under that with a lock that is free.
-    lock = os.open(os.path.join(unfinished, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    # Locked before it has its name, so that no sweep finds it there with a free lock.
+    lock = os.open(os.path.join(unfinished, _LOCK), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(unfinished, os.path.join(parent, name))
     return lock
 
 
 def sweep(root: Path) -> None:
-    """Remove directories in ``root`` whose owners are dead, also those of starts of runs."""
-    for directory in _directories(root):
-        if directory.name.startswith(_OF_RUNS):
-            for start in _directories(directory):
-                _remove_if_left(start)
-            with contextlib.suppress(OSError):  # one that lives is in it
-                directory.rmdir()
-        elif not directory.name.startswith(_UNFINISHED):
-            _remove_if_left(directory)
+    """Remove this user's directories in ``root`` whose owners are dead, also those of starts of runs."""
+    with contextlib.suppress(OSError), open_directory(root.parent, [root.name]) as descriptor:
+        for name in _own_directories(descriptor):
+            if _OF_RUN.fullmatch(name):
+                _sweep_run(descriptor, name)
+            elif _OF_PROCESS.fullmatch(name):
+                _remove_if_left(descriptor, name)
 
 
-def _directories(parent: Path) -> list[Path]:
+def sweep_beside(directory: str) -> None:
+    """Remove this user's other directories beside ``directory`` that are not in use, also those without a lock."""
+    parent, own = os.path.split(directory)
+    above, name = os.path.split(parent)
+    with contextlib.suppress(OSError), open_directory(above, [name]) as beside:
+        for other in _own_directories(beside):
+            if other != own and _OF_START.fullmatch(other):
+                _remove_if_left(beside, other, needs_lock=False)
+
+
+def _sweep_run(root: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        run = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+        try:
+            for start in filter(_OF_START.fullmatch, _own_directories(run)):
+                _remove_if_left(run, start)
+        finally:
+            os.close(run)
+        os.rmdir(name, dir_fd=root)  # fails while a live start is in it
+
+
+def _own_directories(parent: int) -> list[str]:
+    """The names of directories in ``parent`` that belong to this user and are no links."""
+    found = []
+    with os.scandir(parent) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        with contextlib.suppress(OSError):
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                found.append(name)
+    return found
+
+
+def _remove_if_left(parent: int, name: str, *, needs_lock: bool = True) -> None:
+    """Remove a directory whose lock is free. One without a lock file may be in the making, and stays by default."""
     try:
-        return [entry for entry in parent.iterdir() if entry.is_dir()]
-    except OSError:  # it is not there, or was removed at this moment
-        return []
-
-
-def _remove_if_left(directory: Path) -> None:
-    try:
-        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError:
-        return  # it is being removed at this moment, or is none of ours
+        return
+    try:
+        lock = open_file(directory, _LOCK, _LOCK, os.O_RDWR)
+    except OSError:
+        if not needs_lock:
+            with contextlib.suppress(OSError):
+                remove_tree_at(parent, name, owner=os.geteuid())
+        return
+    finally:
+        os.close(directory)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(directory, ignore_errors=True)
+        if os.fstat(lock).st_uid == os.geteuid():
+            remove_tree_at(parent, name, owner=os.geteuid())
     except OSError:
         pass  # its owner lives
     finally:
@@ -112,8 +159,6 @@ def _remove_if_left(directory: Path) -> None:
 def _remove(path: str, lock: int, owner: int) -> None:
     if os.getpid() != owner:  # a forked child has a copy of the object, not the directory
         return
-    shutil.rmtree(path, ignore_errors=True)
+    remove_quietly(path)
     os.close(lock)
-    for parent in Path(path).parents[:2]:
-        with contextlib.suppress(OSError):  # somebody else's is in it
-            parent.rmdir()
+    remove_empty_parents(path)

@@ -10,8 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
+from powertrain.data.arguments import flag, one_of, seed_number, whole
+from powertrain.data.changes import changed_message
+from powertrain.data.early_ends import EarlyEnds, is_look
+from powertrain.data.epoch_batches import first_batch, open_epoch
 from powertrain.data.loader import Cut, Loader, Ready, budgets_alone
 from powertrain.data.order import after_epoch, steps_left
+from powertrain.data.own_skips import ResumedEpoch
 from powertrain.data.plan import Plan
 from powertrain.data.position import Position
 from powertrain.data.prepared import Prepared, prepare_alone
@@ -23,12 +28,13 @@ if TYPE_CHECKING:
     import torch
 
     from powertrain.data.execution import Execution
-    from powertrain.data.pipeline import Pipeline
     from powertrain.data.scratch import Scratch
 
 T = TypeVar("T")
 TAILS = ("partial", "drop", "carry")
 BATCH_SIZE = 256
+#: Larger batches, and more of them ahead, are the same as these.
+LARGEST_BATCH = 2**40
 #: Rows of a batch where the user leaves its size to the blocks, which may be huge.
 _MOST_ROWS_OF_A_BLOCK = 2**16
 
@@ -104,15 +110,17 @@ class DataShard:
         disk_bytes: int,
         memory_bytes: int,
         resume: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        requested: Callable[[ResumedEpoch | None], None] = lambda resumed: None,
         began: Callable[[float | None], None] = lambda weight: None,
         on_change: str = "refuse",
         device: str = "cpu",
         warn: Callable[[str], None] = lambda message: None,
         watch: Watch = UNWATCHED,
     ) -> None:
-        """``resume`` is asked once, when it first matters where to begin; ``began`` is told the weight of each batch
-        just before it is handed out, None where every rank has the same rows; ``device`` is what "auto" stands for;
-        ``watch`` is told of each wait."""
+        """``resume`` is asked once, when it first matters where to begin; ``requested`` is called when a batch is
+        requested, for the first one of an epoch that goes on in its middle with where; ``began`` is told the weight of
+        each batch just before it is handed out, None where every rank has the same rows; ``device`` is what "auto"
+        stands for; ``watch`` is told of each wait."""
         self._device, self.watch = device, watch
         self._prepared = prepared
         self._seat: _Seat = {
@@ -126,6 +134,9 @@ class DataShard:
         self._ranks = world_size if prepared.split else 1
         self.is_split = prepared.split
         self._resume, self._began, self._on_change, self._warn = resume, began, on_change, warn
+        self.requested = requested
+        #: Where ``resume`` said to begin.
+        self._resumed_at: Position | None = None
         self._is_alone = self.fills_batches = False
         self.execution: Execution | None = None
         self._open = _Open()
@@ -133,6 +144,7 @@ class DataShard:
         #: Where the next iteration begins; None until somebody needs to know.
         self._next: Position | None = None
         self._live: weakref.ref[EpochIterator[Any]] | None = None
+        self.early_ends = EarlyEnds(prepared.name, warn, "shard.peek()")
         #: What the batch handed out last counts for in the gradient: rows times ranks by the rows of all ranks. 0 for a
         #: row that only keeps a rank without rows in step.
         self.weight = 1.0
@@ -201,7 +213,7 @@ class DataShard:
         """
         from powertrain.data.torch_batches import TorchConversion
 
-        chosen = self._device if device == "auto" else device
+        chosen = self._device if isinstance(device, str) and device == "auto" else device
         conversion = TorchConversion(dtypes, chosen, collate_fn, pin_memory, prefetch_batches)
         cut = self._cut(
             batch_size,
@@ -253,6 +265,27 @@ class DataShard:
             if self.weight:
                 yield from rows
 
+    def peek(self, **options: Any) -> Any:
+        """Return the batch that comes next, without moving on: the loop gets it again.
+
+        It may be called at any time, also within a loop over batches, and counts as no part of an epoch.
+
+        Args:
+            **options: Those of :meth:`iter_torch_batches`, to see what it would give; or, with ``batch_format``, those
+                of :meth:`iter_batches`.
+
+        Returns:
+            The batch: a dict of tensors, or what ``collate_fn`` or ``batch_format`` make of the rows.
+
+        Raises:
+            DataError: An option has a wrong value, or no batch can be made of the rows.
+
+        Example::
+
+            width = shard.peek(batch_size=1)["features"].shape[1]
+        """
+        return (self.iter_batches if "batch_format" in options else self.iter_torch_batches)(**options).peek()
+
     def schema(self) -> pa.Schema:
         """Columns and types of the data as it is stored."""
         return self._prepared.inspected.schema()
@@ -271,22 +304,25 @@ class DataShard:
         window: int | None,
         convert: Callable[[Rows], T],
     ) -> Cut[T]:
+        drop_last = flag("drop_last", drop_last)
         if tail is None:
             tail = "drop" if drop_last else "partial"
-        elif drop_last and tail != "drop":
+        tail = one_of("tail", tail, TAILS)
+        if drop_last and tail != "drop":
             raise DataError(f"drop_last=True and tail={tail!r} contradict each other. Leave one of them out.")
-        if tail not in TAILS:
-            raise DataError(f"tail={tail!r} is none of {', '.join(map(repr, TAILS))}. Use one of them.")
         if batch_size is None and global_batch_size is None and self._is_alone:
             batch_size = self._largest_block()
-        size = global_batch_size if global_batch_size is not None else _times(batch_size, self._ranks)
-        check_whole("global_batch_size" if global_batch_size is not None else "batch_size", size, 1)
-        check_whole("prefetch_batches", prefetch, 0)
+        if global_batch_size is not None:
+            size = whole("global_batch_size", global_batch_size, 1)
+        else:
+            size = _rows_of_rank(batch_size) * self._ranks
+        prefetch = whole("prefetch_batches", prefetch, 0)
         shuffle = None
         if window is not None:
-            check_whole("local_shuffle_buffer_size", window, 1)
+            window = min(whole("local_shuffle_buffer_size", window, 1), max(self._prepared.rows, 1))
             shuffle = window if self._prepared.shuffle == "none" else None
-        assert size is not None
+        # A step never has more rows than an epoch and what is carried into it; arithmetic has 64 bits.
+        size, prefetch = min(size, LARGEST_BATCH), min(prefetch, LARGEST_BATCH)
         return Cut(size, tail, convert, prefetch=prefetch, shuffle=shuffle, in_step=self._ranks > 1)
 
     # -- epochs and positions
@@ -299,11 +335,16 @@ class DataShard:
     def epochs(self, total: int) -> Iterator[int]:
         """The numbers of the epochs up to ``total``, from the one that comes next, to be read one after the other:
         ``for epoch in shard.epochs(10): for batch in shard.iter_torch_batches(batch_size=32): ...``"""
+        total = whole("total", total, 0)
         while (epoch := self._following().epoch) < total:
             yield epoch
+            live = self._live_iterator()
+            if live is not None and live.is_look:
+                live.give_up(f"epochs() has moved on to epoch {epoch + 1}, which has ended this iteration.")
             if self._live_iterator() is None and self._following().epoch == epoch:
-                # Nobody has read it: go on all the same.
+                # It was not read, or only looked at: go on all the same.
                 self._next = Position.at(self._following(), epoch + 1, 0)
+                self.early_ends.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """What the next iteration would give, as plain values: the same on every rank. It is in every checkpoint
@@ -322,6 +363,7 @@ class DataShard:
         """Go on from a position that :meth:`state_dict` has given."""
         self._abandon()
         self._next = self._checked(Position.from_dict(state, self._prepared.name))
+        self.early_ends.forget()
         self._open.close_loader()
 
     def _position(self) -> Position:
@@ -334,12 +376,12 @@ class DataShard:
             saved = self._resume()
             if saved is None:  # not kept: the loop may still ask for its checkpoint before it iterates
                 return Position.beginning(self._prepared)
-            self._next = self._checked(Position.from_dict(saved, self._prepared.name))
+            self._next = self._resumed_at = self._checked(Position.from_dict(saved, self._prepared.name))
         return self._next
 
     def _checked(self, position: Position) -> Position:
-        if position.fingerprint == self._prepared.fingerprint:
-            return position
+        if self._prepared.is_of(position.fingerprint):
+            return replace(position, fingerprint=self._prepared.fingerprint)
         if self._on_change == "restart_epoch":
             at_its_end = position.position >= position.rows
             return Position.beginning(self._prepared, epoch=position.epoch + at_its_end)
@@ -363,17 +405,60 @@ class DataShard:
             f"Another iteration over the dataset {self._prepared.name!r} was begun, which has ended this one. Read a "
             "dataset in one loop at a time; give one that is to be read twice at once under two names."
         )
-        start = self._following()
-        if seed is not None and seed != start.seed:
-            start = start.with_seed(seed)
-        if start.position == 0:  # an epoch under way goes on as it was begun
-            start = replace(start, shuffle=self._prepared.shuffle if cut.shuffle is None else cut.shuffle)
+        start = self._start(self._following(), cut, seed)
         cut = replace(cut, shuffle=start.shuffle)
-        self._next = Position.at(start, start.epoch + 1, 0)
         loader = self._loader_for(start)
+        self.early_ends.begin(start.epoch)
+        before = self._next  # None as long as a saved position may still be asked for
+        self._next = Position.at(start, start.epoch + 1, 0)
         iterator = EpochIterator(self, loader, start, cut, hand_out, by_row)
+        iterator.before = before
+        if start == self._resumed_at and start.position > 0 and not by_row:
+            iterator.resumed = self._resumed_epoch(start, cut)
         self._live = weakref.ref(iterator)
         return iterator
+
+    def _resumed_epoch(self, start: Position, cut: Cut[Any]) -> ResumedEpoch:
+        left = steps_left(self._prepared.rows, start.position, cut.global_batch, cut.tail)
+        skipped = -(-start.position // cut.global_batch)
+        return ResumedEpoch(start.epoch, skipped, skipped + left)
+
+    def _start(self, at: Position, cut: Cut[Any], seed: int | None) -> Position:
+        """The position that reading begins at: ``at``, in the order that the options ask for."""
+        if seed is not None and seed != at.seed:
+            at = at.with_seed(seed)
+        if at.position == 0:  # an epoch under way goes on as it was begun
+            at = replace(at, shuffle=self._prepared.shuffle if cut.shuffle is None else cut.shuffle)
+        return at
+
+    def _look(self, cut: Cut[T], seed: int | None) -> T:
+        """The batch that comes next: of the iteration under way, or of the next one. Nothing moves."""
+        live = self._live_iterator()
+        start = self._position()
+        if live is not None and seed not in (None, start.seed):
+            raise DataError(
+                f"peek(seed={seed}) cannot be answered while an iteration with seed {start.seed} is under way. Leave "
+                "the seed out, or call peek() before the loop."
+            )
+        start = self._start(start, cut, seed)
+        if not steps_left(self._prepared.rows, start.position, cut.global_batch, cut.tail):
+            after = after_epoch(self._prepared.rows, start.position, cut.global_batch, cut.tail)
+            start = Position.at(start, start.epoch + 1, after)
+        cut = replace(cut, shuffle=start.shuffle, prefetch=0)
+        found = first_batch(open_epoch(self._loader_for(start), start, cut, self.fills_batches))
+        if found is None:
+            raise DataError(
+                f"The dataset {self._prepared.name!r} has no batch to look at: {self._prepared.rows} rows make none of "
+                f"{cut.global_batch} rows with tail={cut.tail!r}, or filters leave none. Choose a smaller batch."
+            )
+        made: T = found.batch
+        return made
+
+    def _looked(self, iterator: EpochIterator[Any]) -> None:
+        """An iteration was given up before its second batch was requested: the next one begins where it began."""
+        self._next = iterator.before
+        if iterator.requested:
+            self.early_ends.note_look((iterator.start.epoch, iterator.start.position))
 
     def _ended(self, iterator: EpochIterator[Any], cut: Cut[Any]) -> None:
         """An epoch was read to its end."""
@@ -442,6 +527,15 @@ class Batches(Generic[T]):
         finally:
             watch.go_on(began)
 
+    def peek(self) -> Any:
+        """Return the batch that comes next, without moving on: see :meth:`DataShard.peek`."""
+        watch = self._shard.watch
+        began = watch.wait()
+        try:
+            return self._hand_out(self._shard._look(self._cut, self._seed))
+        finally:
+            watch.go_on(began)
+
     def __len__(self) -> int:
         """Steps of a whole epoch."""
         return steps_left(self._shard.count(), 0, self._cut.global_batch, self._cut.tail)
@@ -477,20 +571,18 @@ class EpochIterator(Generic[T]):
         #: How long each of those that wait took to make; None where that is done when they are asked for.
         self._seconds: float | None = None
         #: Of the batch handed out last; never of what is read ahead.
-        self.position = start
+        self.position = self.start = start
         #: True once it was read to its end, or given up.
         self.over = False
         self._waiting: list[Ready[T]] = []
         self._error: BaseException | None = None
-        self._pipeline: Pipeline[Any, list[Ready[Any]]]
+        self.requested = 0
+        #: Where it goes on after a restart, until its first batch is requested.
+        self.resumed: ResumedEpoch | None = None
+        #: Where the shard stood before: what it goes back to where this iteration does not count.
+        self.before: Position | None = start
         self._groups: Iterator[list[Ready[T]]]
-        if shard.fills_batches:
-            raw: Cut[Any] = replace(cut, python_text=False)
-            raw = replace(raw, convert=_unchanged)
-            self._pipeline = loader.epoch(start.epoch, start.position, raw)
-            self._groups = _filled(self._pipeline, cut)
-        else:
-            self._groups = self._pipeline = loader.epoch(start.epoch, start.position, cut)
+        self._groups, self._pipeline = open_epoch(loader, start, cut, shard.fills_batches)
 
     def __iter__(self) -> EpochIterator[T]:
         return self
@@ -500,6 +592,10 @@ class EpochIterator(Generic[T]):
             raise self._error
         if self.over:
             raise StopIteration
+        self.requested += 1
+        if not self._by_row:
+            resumed, self.resumed = self.resumed, None
+            self._shard.requested(resumed)
         # A word for each single row would cost more than the row.
         is_told = not self._by_row or not self._waiting
         began = self._await() if is_told else 0
@@ -553,18 +649,29 @@ class EpochIterator(Generic[T]):
         return self._shard.state_dict()
 
     def close(self) -> None:
-        """Give the rest of the epoch up."""
-        self.give_up("")
+        """Give the rest of the epoch up. Before the second batch was requested, the epoch does not count as begun."""
+        self.give_up("", is_meant=True)
 
-    def give_up(self, reason: str) -> None:
-        """As :meth:`close`; a ``reason`` is raised where somebody goes on with it."""
+    @property
+    def is_look(self) -> bool:
+        """True as long as it would not count as an epoch if it were given up."""
+        return is_look(self.requested)
+
+    def give_up(self, reason: str, is_meant: bool = False) -> None:
+        """As :meth:`close`; ``reason`` is raised by a later request for a batch. A warning follows unless it
+        ``is_meant``."""
         if self.over:
             return
-        if not steps_left(
+        if self.is_look:
+            self._shard._looked(self)
+        elif not steps_left(
             self._shard.count(), self.position.position, self._cut.global_batch, self._cut.tail
         ):
             self._end()  # nothing was left of it
             return
+        elif not is_meant:
+            read = f"{max(self.position.position, 0)} of {self._shard.count()} rows"
+            self._shard.early_ends.note_rest(self.position.epoch, read)
         self.over = True
         self._error = DataError(reason) if reason else None
         self._waiting = []
@@ -616,50 +723,8 @@ def watched_copies(
     return watched
 
 
-def _unchanged(rows: Rows) -> Rows:
-    return rows
-
-
-def _filled(groups: Iterator[list[Ready[Rows]]], cut: Cut[T]) -> Iterator[list[Ready[T]]]:
-    """Batches of the full size again, where rows were left out or added on the way."""
-    from powertrain.data.gather import concat_rows
-
-    size, position = cut.global_batch, 0
-    left: list[Rows] = []
-    for ready in (ready for group in groups for ready in group):
-        left.append(ready.batch)
-        position = ready.position
-        count = sum(map(len, left))
-        if count < size:
-            continue
-        rows = concat_rows(left)
-        starts = range(0, count - size + 1, size)
-        yield [_ready(rows.between(start, start + size), cut, position) for start in starts]
-        left = [rows.between(len(starts) * size, count)]
-    if cut.tail == "partial" and any(map(len, left)):
-        yield [_ready(concat_rows(left), cut, position)]
-
-
-def _ready(rows: Rows, cut: Cut[T], position: int) -> Ready[T]:
-    return Ready(cut.convert(rows), position, 1.0, len(rows), rows.nbytes)
-
-
-def changed_message(prepared: Prepared, saved: Position) -> str:
-    """What to tell of data that a saved position does not belong to."""
-    named = f"The dataset {prepared.name!r}" if prepared.name else "The dataset"
-    rows = (
-        f"it had {saved.rows} rows then and has {prepared.rows} now"
-        if saved.rows != prepared.rows
-        else f"it has {prepared.rows} rows as before, but not the same ones"
-    )
-    return (
-        f"{named} is not what it was when the position in it (epoch {saved.epoch}, row {max(saved.position, 0)}) "
-        f"was saved: {rows}. Going on would lose rows or repeat some. Give the data of that time, or start its epoch "
-        'again with DataConfig(on_change="restart_epoch").'
-    )
-
-
 def formatted(batch_format: str | None) -> Callable[[Rows], Any]:
+    """Return what makes batches of this form."""
     from powertrain.data import formats
 
     makers = {
@@ -669,30 +734,19 @@ def formatted(batch_format: str | None) -> Callable[[Rows], Any]:
         "pandas": formats.to_pandas,
         "pyarrow": formats.to_arrow,
     }
-    if batch_format not in makers:
-        raise DataError(
-            f"batch_format={batch_format!r} is unknown. Use 'numpy', 'pandas' or 'pyarrow'; tensors come from "
-            "iter_torch_batches."
-        )
-    return makers[batch_format]
+    advice = "Use 'numpy', 'pandas' or 'pyarrow'; tensors come from iter_torch_batches."
+    return makers[one_of("batch_format", batch_format, tuple(makers), advice)]
 
 
-def _times(batch_size: Any, ranks: int) -> Any:
+def _rows_of_rank(batch_size: Any) -> int:
     if batch_size is None:
         raise DataError(
             "batch_size=None gives batches of whatever size blocks have, which differs from rank to rank. Give the "
             "rows of one rank as batch_size, or those of all ranks as global_batch_size."
         )
-    return batch_size * ranks if isinstance(batch_size, int) else batch_size
-
-
-def check_whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise DataError(f"{name}={value!r} must be a whole number of at least {least}.")
+    return whole("batch_size", batch_size, 1)
 
 
 def _one_seed(seed: int | None, local_shuffle_seed: int | None) -> int | None:
-    chosen = seed if seed is not None else local_shuffle_seed
-    if chosen is not None:
-        check_whole("seed", chosen, 0)
-    return chosen
+    chosen, local = seed_number("seed", seed), seed_number("local_shuffle_seed", local_shuffle_seed)
+    return chosen if chosen is not None else local

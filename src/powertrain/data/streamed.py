@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from powertrain.data.arguments import flag, one_of, seed_number, whole
+from powertrain.data.early_ends import EarlyEnds, is_look
 from powertrain.data.pipeline import Pipeline
 from powertrain.data.rows import Rows
-from powertrain.data.shard import BATCH_SIZE, UNWATCHED, Watch, check_whole, formatted, watched_copies
+from powertrain.data.shard import BATCH_SIZE, LARGEST_BATCH, UNWATCHED, Watch, formatted, watched_copies
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -265,16 +267,18 @@ class StreamedShard:
         resume: Callable[[], Mapping[str, Any] | None] = lambda: None,
         began: Callable[[float | None], None] = lambda weight: None,
         device: str = "cpu",
+        warn: Callable[[str], None] = lambda message: None,
         watch: Watch = UNWATCHED,
     ) -> None:
         """``address`` is the path of the feed's socket. ``resume`` is asked once for what :meth:`kept` gave before a
-        restart; ``began``, ``device`` and ``watch`` are as for :class:`~powertrain.data.shard.DataShard`."""
+        restart; ``began``, ``device``, ``warn`` and ``watch`` are as for :class:`~powertrain.data.shard.DataShard`."""
         self.name, self._address, self._device, self.watch = name, address, device, watch
         self.is_split, self._ranks = is_split, world_size if is_split else 1
         self._resume, self._began = resume, began
         #: Ranks have equally many rows, so each counts the same.
         self.weight = 1.0
         self._next: int | None = None
+        self.early_ends = EarlyEnds(name, warn, "shard.peek()")
         self._live: weakref.ref[StreamedEpoch[Any]] | None = None
         self._schema: pa.Schema | None = None
         self._given = 0
@@ -307,7 +311,7 @@ class StreamedShard:
         """
         from powertrain.data.torch_batches import TorchConversion
 
-        chosen = self._device if device == "auto" else device
+        chosen = self._device if isinstance(device, str) and device == "auto" else device
         conversion = TorchConversion(dtypes, chosen, collate_fn, pin_memory, prefetch_batches)
         cut = self._cut(
             conversion.make,
@@ -349,8 +353,8 @@ class StreamedShard:
             yield from rows
 
     def _cut(self, convert: Callable[[Rows], T], rows: int, keeps_rest: bool, prefetch: int) -> _Cut[T]:
-        check_whole("prefetch_batches", prefetch, 0)
-        return _Cut(rows, keeps_rest, convert, prefetch)
+        ahead = min(whole("prefetch_batches", prefetch, 0), LARGEST_BATCH)
+        return _Cut(min(rows, LARGEST_BATCH), keeps_rest, convert, ahead)
 
     def _rows_of_batch(self, batch_size: int | None, global_batch_size: int | None) -> int:
         if global_batch_size is None:
@@ -359,16 +363,44 @@ class StreamedShard:
                     "batch_size=None gives batches of whatever size Ray's blocks have, which differs from rank to "
                     "rank. Give the rows of one rank as batch_size."
                 )
-            check_whole("batch_size", batch_size, 1)
-            return batch_size
-        check_whole("global_batch_size", global_batch_size, 1)
+            return whole("batch_size", batch_size, 1)
+        global_batch_size = whole("global_batch_size", global_batch_size, 1)
         if global_batch_size % self._ranks:
             raise DataError(
-                f"global_batch_size={global_batch_size} is no multiple of the {self._ranks} ranks, and each gets as "
+                f"global_batch_size={global_batch_size} is not a multiple of the {self._ranks} ranks, and each gets as "
                 "many rows of a Ray dataset as every other. Give a multiple, or DataConfig(snapshot=True), with which "
                 "any size works."
             )
         return global_batch_size // self._ranks
+
+    def peek(self, **options: Any) -> Any:
+        """Return the first batch of the next epoch, which does not count as an epoch: the loop gets its rows again.
+
+        Ray begins to compute the dataset for it, on all ranks together: call it on every rank, before the loop.
+
+        Args:
+            **options: Those of :meth:`iter_torch_batches`; or, with ``batch_format``, those of :meth:`iter_batches`.
+
+        Returns:
+            The batch: a dict of tensors, or what ``collate_fn`` or ``batch_format`` make of the rows.
+
+        Raises:
+            DataError: An epoch is under way, an option has a wrong value, or there are no rows.
+        """
+        batches = (self.iter_batches if "batch_format" in options else self.iter_torch_batches)(**options)
+        if self._live_epoch() is not None:
+            raise DataError(
+                f"The next rows of the Ray dataset {self.name!r} cannot be looked at while an epoch is under way, "
+                "because Ray gives each row once. Call peek() before the loop."
+            )
+        epoch = iter(batches)
+        try:
+            return next(epoch)
+        except StopIteration:
+            raise DataError(f"The Ray dataset {self.name!r} has no batch for this rank to look at.") from None
+        finally:
+            epoch.close()
+            self.early_ends.forget()
 
     # -- facts
 
@@ -406,10 +438,15 @@ class StreamedShard:
 
     def epochs(self, total: int) -> Iterator[int]:
         """The numbers of the epochs up to ``total``, from the one that comes next: see ``DataShard.epochs``."""
+        total = whole("total", total, 0)
         while (epoch := self._following()) < total:
             yield epoch
+            live = self._live_epoch()
+            if live is not None and live.is_look:
+                live.give_up(f"epochs() has moved on to epoch {epoch + 1}, which has ended this iteration.")
             if self._live_epoch() is None and self._following() == epoch:
-                self._next = epoch + 1  # nobody has read it: go on all the same
+                self._next = epoch + 1  # it was not read, or only looked at: go on all the same
+                self.early_ends.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """There is none of rows that are streamed: raises :class:`DataError`."""
@@ -454,10 +491,20 @@ class StreamedShard:
                 "in one loop at a time; give one that is to be read twice at once under two names."
             )
         epoch = self._following()
+        before = self._next  # None as long as a saved position may still be asked for
+        request = _Request(self.name, self._address, EPOCH)
+        self.early_ends.begin(epoch)
         self._next, self._given = epoch + 1, 0
-        begun = StreamedEpoch(self, _Request(self.name, self._address, EPOCH), epoch, cut, hand_out)
+        begun = StreamedEpoch(self, request, epoch, cut, hand_out)
+        begun.before = before
         self._live = weakref.ref(begun)
         return begun
+
+    def _looked(self, looked: StreamedEpoch[Any]) -> None:
+        """An epoch was given up before its second batch was requested: it does not count."""
+        self._next = looked.before
+        if looked.requested:
+            self.early_ends.note_look(looked.epoch)
 
     def _handed_out(self) -> None:
         self._given += 1
@@ -465,11 +512,9 @@ class StreamedShard:
 
 
 def _keeps_rest(drop_last: bool, tail: str | None) -> bool:
-    if tail not in (None, "partial", "drop"):
-        raise DataError(
-            f"tail={tail!r} is not possible with a Ray dataset that is streamed: only 'partial' and 'drop' are. "
-            "DataConfig(snapshot=True) makes the others possible."
-        )
+    drop_last = flag("drop_last", drop_last)
+    advice = "A Ray dataset that is streamed takes no other; DataConfig(snapshot=True) makes them possible."
+    tail = one_of("tail", tail, (None, "partial", "drop"), advice)
     if drop_last and tail == "partial":
         raise DataError("drop_last=True and tail='partial' contradict each other. Leave one of them out.")
     return not drop_last and tail != "drop"
@@ -484,10 +529,8 @@ def _shuffled(cut: _Cut[T], window: int | None, local_seed: int | None, seed: in
         )
     if window is None:
         return cut
-    check_whole("local_shuffle_buffer_size", window, 1)
-    if local_seed is not None:
-        check_whole("local_shuffle_seed", local_seed, 0)
-    return replace(cut, window=window, seed=local_seed)
+    window = min(whole("local_shuffle_buffer_size", window, 1), LARGEST_BATCH)
+    return replace(cut, window=window, seed=seed_number("local_shuffle_seed", local_seed))
 
 
 def _no_position(name: str) -> str:
@@ -536,6 +579,9 @@ class StreamedEpoch(Generic[T]):
     ) -> None:
         self._shard, self._request, self._hand_out = shard, request, hand_out
         self.epoch = epoch
+        self.requested = 0
+        #: The number of the shard's next epoch before this one was begun.
+        self.before: int | None = epoch
         #: True once it was read to its end, or given up.
         self.over = False
         self._error: BaseException | None = None
@@ -556,12 +602,14 @@ class StreamedEpoch(Generic[T]):
             raise self._error
         if self.over:
             raise StopIteration
+        self.requested += 1
         watch = self._shard.watch
         began = watch.wait()
         try:
             made = next(self._pipeline)
         except StopIteration:
-            self.close()
+            self.over = True
+            self._let_go()
             raise
         except BaseException as error:
             self._error = error  # rows are missing from here on, which is not the end of the epoch
@@ -575,13 +623,23 @@ class StreamedEpoch(Generic[T]):
         return batch
 
     def close(self) -> None:
-        """Give the rest of the epoch up."""
-        self.give_up("")
+        """Give the rest of the epoch up. Before the second batch was requested, the epoch does not count as begun."""
+        self.give_up("", is_meant=True)
 
-    def give_up(self, reason: str) -> None:
-        """As :meth:`close`; a ``reason`` is raised where somebody goes on with it."""
+    @property
+    def is_look(self) -> bool:
+        """True as long as it would not count as an epoch if it were given up."""
+        return is_look(self.requested)
+
+    def give_up(self, reason: str, is_meant: bool = False) -> None:
+        """As :meth:`close`; ``reason`` is raised by a later request for a batch. A warning follows unless it
+        ``is_meant``."""
         if self.over:
             return
+        if self.is_look:
+            self._shard._looked(self)
+        elif not is_meant:
+            self._shard.early_ends.note_rest(self.epoch, f"{self._shard._given} batches")
         self.over = True
         self._error = DataError(reason) if reason else None
         self._let_go()
@@ -592,7 +650,7 @@ class StreamedEpoch(Generic[T]):
 
     def __del__(self) -> None:
         if hasattr(self, "_pipeline"):  # it was made
-            self.close()
+            self.give_up("")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from powertrain.data.arguments import ODD, flag, shown, whole
 from powertrain.data.rows import Rows
 from powertrain.errors import DataError
 
@@ -23,16 +24,18 @@ def _present_device(device: Any) -> torch.device:
 
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise DataError(f"device={device!r} is no device of torch: {error}.") from error
+    except ODD as error:
+        raise DataError(
+            f"device={shown(device)} is not a device of torch. Give one such as 'cpu' or 'cuda:0', or leave it out."
+        ) from error
     if found.type != "cpu":
         try:
             torch.empty(0, device=found)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             raise DataError(
-                f"device={device!r} cannot be used in this process: {reason}. Give a device that is there, or leave it "
-                "out to get tensors on the CPU."
+                f"device={shown(device)} cannot be used in this process: {reason}. Give a device that is there, or "
+                "leave it out to get tensors on the CPU."
             ) from error
     return found
 
@@ -58,11 +61,12 @@ class TorchConversion:
             )
         if collate_fn is not None and not callable(collate_fn):
             raise DataError(
-                f"collate_fn={collate_fn!r} cannot be called. Give a function that takes a batch."
+                f"collate_fn={shown(collate_fn)} cannot be called. Give a function that takes a batch."
             )
-        self._dtypes, self._collate, self._pin = checked_dtypes(dtypes), collate_fn, pin_memory
+        self._dtypes, self._collate = checked_dtypes(dtypes), collate_fn
+        self._pin = flag("pin_memory", pin_memory)
         self._device = _present_device(device)
-        if pin_memory and not torch.cuda.is_available():
+        if self._pin and not torch.cuda.is_available():
             raise DataError(
                 "pin_memory=True needs a CUDA device, whose copies are faster from pinned memory, and this process "
                 "sees none. Leave it out, or give pin_memory=torch.cuda.is_available()."
@@ -73,7 +77,8 @@ class TorchConversion:
 
             # Settled here: threads that read ahead have a current device of their own.
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
-            self._feed = DeviceFeed(torch.device("cuda", index), prefetch + _SLOTS_BEYOND)
+            slots = whole("prefetch_batches", prefetch, 0) + _SLOTS_BEYOND
+            self._feed = DeviceFeed(torch.device("cuda", index), slots)
 
     def make(self, rows: Rows) -> Any:
         """The batch, on its way to the device. Any thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import enum
 import json
 import math
 import os
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from powertrain.data.arguments import ODD, optional_whole, path_text, shortened, shown
 from powertrain.data.plan import Plan
+from powertrain.data.sources.files import as_arrow_filesystem
 from powertrain.data.tables import as_lists, conformed, pieces_by_bytes, settled_schema
 from powertrain.errors import DataError
 
@@ -51,8 +54,12 @@ def write_files(
     the time, so that files of a later call come after those of an earlier one, and never take an existing name.
     """
     mode = _checked_mode(mode)
+    min_rows_per_file = optional_whole("min_rows_per_file", min_rows_per_file, 1)
+    max_rows_per_file = optional_whole("max_rows_per_file", max_rows_per_file, 1)
     _check_rows(min_rows_per_file, max_rows_per_file)
-    target = _opened(os.fspath(path), filesystem)
+    path = path_text("path", path)
+    as_arrow_filesystem(filesystem)  # to refuse what is none
+    target = _opened(path, filesystem)
     before = target.files(suffix)
     if before and mode == "ignore":
         return
@@ -88,16 +95,20 @@ def _typed(
 
 
 def _checked_mode(mode: Any) -> str:
-    text = str(getattr(mode, "value", mode)).lower()
+    given = (
+        mode
+        if isinstance(mode, str)
+        else getattr(mode, "value", None)
+        if isinstance(mode, enum.Enum)
+        else None
+    )
+    text = given.lower() if isinstance(given, str) else ""
     if text not in MODES:
-        raise DataError(f"mode={mode!r} is none of {', '.join(map(repr, MODES))}. Use one of them.")
+        raise DataError(f"mode={shown(mode)} is not valid: it must be one of {', '.join(map(repr, MODES))}.")
     return text
 
 
 def _check_rows(fewest: int | None, most: int | None) -> None:
-    for name, value in (("min_rows_per_file", fewest), ("max_rows_per_file", most)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise DataError(f"{name}={value!r} must be a whole number of at least 1.")
     if fewest is not None and most is not None and fewest > most:
         raise DataError(
             f"min_rows_per_file={fewest} is more than max_rows_per_file={most}. Give a range that a file can be in."
@@ -219,7 +230,14 @@ def parquet_writer(arguments: dict[str, Any]) -> WriteTable:
 
     def write(table: pa.Table, path: str) -> None:
         rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(table.nbytes, 1)))
-        parquet.write_table(table, path, **{"row_group_size": min(rows, 2**20), **arguments})
+        try:
+            parquet.write_table(table, path, **{"row_group_size": min(rows, 2**20), **arguments})
+        except (pa.ArrowException, ValueError, KeyError, TypeError, OverflowError) as error:
+            given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items()) or "no arguments"
+            raise DataError(
+                f"The rows cannot be written as Parquet with {given}: {shortened(str(error), 300)}. "
+                "Check these arguments, which are those of pyarrow.parquet.write_table, and the types of the columns."
+            ) from error
 
     return write
 
@@ -254,16 +272,19 @@ def csv_writer(arguments: dict[str, Any]) -> WriteTable:
 def _check_arguments(
     method: str, function: str, write: Callable[..., object], nothing: pa.Table, arguments: dict[str, Any]
 ) -> None:
-    """Raise ``TypeError`` for arguments that Arrow does not know, before any row is made."""
+    """Raise for arguments that Arrow does not know (``TypeError``) or cannot use (:class:`DataError`), before any row
+    is made."""
     try:
         write(nothing, pa.BufferOutputStream(), **arguments)
-    except TypeError as error:
-        raise TypeError(
-            f"{method}() was given {', '.join(f'{name}={value!r}' for name, value in arguments.items())}, which cannot "
-            f"be used: {error}. Beside its own arguments it takes those of {function}."
-        ) from error
     except (pa.ArrowException, ValueError, KeyError):
         pass  # they may name columns, of which there are none yet
+    except ODD as error:
+        given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())
+        is_unknown = isinstance(error, TypeError) and "unexpected keyword" in str(error)
+        raise (TypeError if is_unknown else DataError)(
+            f"{method}() was given {given}, which cannot be used: {type(error).__name__}: {str(error)[:200]}. Beside "
+            f"its own arguments it takes those of {function}."
+        ) from error
 
 
 def _with_text_for_bytes(table: pa.Table) -> pa.Table:

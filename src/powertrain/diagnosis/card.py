@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
 from powertrain.diagnosis import words
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.root_cause import is_trouble
-from powertrain.diagnosis.summary import Report
+from powertrain.diagnosis.summary import PhaseTime, Report
 from powertrain.run.hang_report import rank_names
+from powertrain.terminal_text import escape_controls
 
 #: Lines of a card.
 LINES = 25
@@ -17,6 +19,9 @@ _PHASES = 6
 _NOTES = 2
 _MARKS = {"critical": "!!", "warning": "! ", "info": "  "}
 _LEAST_WIDTH = 40
+#: A number and its unit, which stay on one line.
+_AMOUNT = re.compile(r"(\d) (%|ms|s|MiB|GiB)(?!\w)")
+_NO_BREAK = "\u00a0"
 
 
 def render(report: Report, width: int = 100) -> str:
@@ -25,7 +30,8 @@ def render(report: Report, width: int = 100) -> str:
     table = _table(report)
     below = [*table, *_speed(report), *_notes(report.notes, width)]
     room = LINES - 1 - len(below)
-    return "\n".join([_head(report), *_findings(report.findings, room, width), *below])
+    lines = [_head(report), *_findings(report.findings, room, width), *below]
+    return "\n".join(map(escape_controls, lines))
 
 
 def _head(report: Report) -> str:
@@ -69,9 +75,16 @@ def _echo(echo: Finding) -> str:
 
 
 def _wrapped(text: str, width: int, most: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, subsequent_indent="   ", max_lines=most, placeholder=" …", break_on_hyphens=False
+    kept_together = _AMOUNT.sub(f"\\1{_NO_BREAK}\\2", text)
+    lines = textwrap.wrap(
+        kept_together,
+        width,
+        subsequent_indent="   ",
+        max_lines=most,
+        placeholder=" …",
+        break_on_hyphens=False,
     )
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def _table(report: Report) -> list[str]:
@@ -79,27 +92,42 @@ def _table(report: Report) -> list[str]:
     largest = sorted(report.phases, key=lambda time: -time.share)[:_PHASES]
     if not largest:
         return []
-    rows = [f"   {'phase':<11}{'median':>10}{'share':>8}   longest on"]
+    rows = [*_base(report), f"   {'phase':<11}{'mean':>10}{'share':>8}   longest on"]
     for time in (time for time in report.phases if time in largest):
         by_rank = {
-            rank.rank: part.seconds
+            rank.rank: _mean(part)
             for rank in report.ranks
             for part in rank.phases
             if part.phase == time.phase
         }
         slowest = max(by_rank, key=lambda rank: (by_rank[rank], -rank))
+        base = report.mean_step_seconds
+        share = time.mean_seconds / base if base > 0 else time.share
         rows.append(
-            f"   {time.phase:<11}{words.seconds(time.seconds):>10}{words.share(time.share):>8}   "
+            f"   {time.phase:<11}{words.seconds(_mean(time)):>10}{words.share(share):>8}   "
             f"rank {slowest}, {words.seconds(by_rank[slowest])}"
         )
     return rows
 
 
+def _base(report: Report) -> list[str]:
+    """What all times and shares of the card are parts of."""
+    step = report.mean_step_seconds
+    if step <= 0:
+        return []
+    who = " of the slowest rank" if len(report.ranks) > 1 else ""
+    return [f"   a step{who} takes {words.seconds(step)} on average after start-up; shares are parts of it"]
+
+
+def _mean(time: PhaseTime) -> float:
+    return time.mean_seconds or time.seconds
+
+
 def _speed(report: Report) -> list[str]:
     speed = report.throughput
-    parts = [f"median step {words.seconds(report.step_seconds)}"] if report.step_seconds > 0 else []
+    parts: list[str] = []
     for rate, name in (
-        (speed.steps_per_second, "steps/s on average"),
+        (speed.steps_per_second, "steps/s"),
         (speed.samples_per_second, "samples/s"),
         (speed.tokens_per_second, "tokens/s"),
     ):

@@ -21,6 +21,7 @@ import numpy as np
 from powertrain.diagnosis import statistics, words
 from powertrain.diagnosis.settled import Settled, settled
 from powertrain.diagnosis.steps import Floats, Steps
+from powertrain.terminal_text import escape_controls
 from powertrain.trace import phases
 
 BETTER, SAME, WORSE, UNKNOWN = "better", "same", "worse", "unknown"
@@ -243,7 +244,8 @@ def _notes(first: Settled, second: Settled, by_sample: bool, sizes: tuple[float,
 
 
 def render_comparison(comparison: Comparison, first: str = "A", second: str = "B") -> str:
-    """A few lines of text, without a line break at the end."""
+    """Return a few lines of text, without a line break at the end."""
+    first, second = escape_controls(first), escape_controls(second)
     if comparison.verdict == UNKNOWN:
         return "\n".join([f"{second} cannot be compared with {first}", *_note_lines(comparison)])
     per = f"a {comparison.per}" + (" in the mean" if comparison.by == "mean" else "")

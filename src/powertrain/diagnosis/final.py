@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -13,7 +14,9 @@ from powertrain.diagnosis.settled import LEAST_STEPS
 from powertrain.diagnosis.summary import Report, from_json, to_json
 from powertrain.errors import StorageError
 from powertrain.storage import Storage
+from powertrain.storage.base import RECORD_BYTES_LIMIT
 
+_logger = logging.getLogger("powertrain")
 #: In the run's directory.
 SUMMARY = "final_summary.json"
 
@@ -59,11 +62,12 @@ def report_of(storage: Storage, name: str) -> Report | None:
     note says. None for a run of which nothing was recorded."""
     notes: tuple[str, ...] = ()
     try:
-        return from_json(storage.get(SUMMARY))
+        return from_json(storage.get(SUMMARY, limit=RECORD_BYTES_LIMIT))
     except FileNotFoundError:
         pass
     except Exception as error:  # whatever is wrong with a file that can be made again
         notes = (f"{SUMMARY} could not be read, so this was made again from the run's record. {error}",)
+        _logger.warning("%s of the run %r: %s", SUMMARY, name, notes[0])
     try:
         report = recorded.report_of(storage, name)
     except StorageError:

@@ -85,8 +85,9 @@ def news(report: Report, told: _Told) -> tuple[list[str], _Told]:
     found = {(finding.kind, finding.ranks) for finding in troubles}
     lines = [_line(finding) for finding in troubles if (finding.kind, finding.ranks) not in told]
     lines += [f"no longer: {kind}" for kind, ranks in sorted(told - found)]
-    if lines and report.step_seconds > 0:
-        lines[0] += f" ({report.steps:,} steps, {words.seconds(report.step_seconds)} each)"
+    step = report.mean_step_seconds or report.step_seconds
+    if lines and step > 0:
+        lines[0] += f" ({report.steps:,} steps, {words.seconds(step)} each on average)"
     return lines, found
 
 

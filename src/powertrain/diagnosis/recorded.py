@@ -19,6 +19,7 @@ from powertrain.run import events as ev
 from powertrain.run import journal
 from powertrain.run.hang_report import rank_names
 from powertrain.storage import Storage
+from powertrain.storage.addresses import without_secrets
 from powertrain.trace import store
 
 
@@ -122,7 +123,8 @@ def _left_out(ranks: Mapping[int, Any], most: int) -> list[str]:
 
 
 def _nothing_there(storage: Storage, attempt: int | None, recorded: list[int]) -> str:
+    place = without_secrets(storage.uri)
     if recorded:
         there = ", ".join(map(str, recorded))
-        return f"Nothing was recorded of attempt {attempt} of the run at {storage.uri}. It has {there}."
-    return f"Nothing was recorded of the steps of the run at {storage.uri}, so nothing can be said of them."
+        return f"Nothing was recorded of attempt {attempt} of the run at {place}. It has {there}."
+    return f"Nothing was recorded of the steps of the run at {place}, so nothing can be said of them."

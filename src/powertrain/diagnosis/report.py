@@ -62,6 +62,7 @@ def diagnose(
         steps=len(steps),
         start_up_steps=run.start_up,
         step_seconds=_median(run.table.sum(axis=2)),
+        mean_step_seconds=run.mean_step,
         phases=_phase_times(run.table),
         ranks=tuple(_rank_times(run, column) for column in range(len(steps.ranks))),
         throughput=_throughput(run, flops_per_sample, peak_flops),
@@ -107,7 +108,7 @@ def _all_findings(
             _logger.debug("Looking for trouble with %s failed.", what, exc_info=True)
             failures.append(f"Trouble with {what} could not be looked for ({type(error).__name__}: {error}).")
     if not failures and not any(is_trouble(one) or _is_blind(one) for one in found):
-        found.append(_healthy(run))
+        found.append(_uneven(run) or _healthy(run))
     return tuple(plain_finding(one) for one in fold(found)), failures
 
 
@@ -116,10 +117,31 @@ def _is_blind(finding: Finding) -> bool:
     return finding.kind == "incomplete" and not finding.phase
 
 
+def _uneven(run: Settled) -> Finding | None:
+    """Most of the time goes into a phase other than computing, and nothing that was looked for explains it."""
+    if not run.enough:
+        return None
+    largest = max(range(phases.COUNT), key=run.mean_of)
+    name, time = phases.NAMES[largest], run.mean_of(largest)
+    usual = _median(run.table[:, :, largest])
+    if name in _COMPUTE or time <= 0:
+        return None
+    part = run.share_of_step(time)
+    return Finding(
+        kind="uneven_steps",
+        severity="info",
+        summary=f"The largest part of a step is {name}: {words.seconds(time)} on average ({words.share(part)}), but at "
+        f"most {words.seconds(usual)} in half of the steps. No single cause was found.",
+        action="Train for more steps, or look at the slow steps in a viewer (powertrain trace export).",
+        phase=name,
+        cost=part,
+        evidence={"step": run.mean_step, "time": time, "median": usual, "share": part},
+    )
+
+
 def _healthy(run: Settled) -> Finding:
-    times = _phase_times(run.table)
-    computing = sum(time.share for time in times if time.phase in _COMPUTE)
-    step = _median(run.table.sum(axis=2))
+    step = run.mean_step
+    computing = run.share_of_step(sum(run.mean_of(phases.NAMES.index(name)) for name in _COMPUTE))
     ranks = len(run.steps.ranks)
     return Finding(
         kind="healthy",
@@ -136,7 +158,7 @@ def _phase_times(table: Floats) -> tuple[PhaseTime, ...]:
     spent = flat.sum(axis=0)
     whole = float(spent.sum())
     return tuple(
-        PhaseTime(name, _median(flat[:, phase]), float(spent[phase]) / whole)
+        PhaseTime(name, _median(flat[:, phase]), float(spent[phase]) / whole, float(flat[:, phase].mean()))
         for phase, name in enumerate(phases.NAMES)
         if spent[phase] > 0
     )
@@ -170,13 +192,13 @@ def _throughput(run: Settled, flops_per_sample: float, peak_flops: float) -> Thr
 
 
 def _steps_per_second(run: Settled) -> float:
-    """From when steps began, which holds for thinned runs too; else from how long they took."""
+    """From the begin of the first to the end of the last, which holds for thinned runs too; else from their lengths."""
     if len(run.numbers) > 1:
         started = run.steps.start[run.begins :]
         took = started[-1] - started[0]
-        took = took[np.isfinite(took) & (took > 0)]
+        took = (took + run.table[-1].sum(axis=1))[np.isfinite(took) & (took > 0)]
         if len(took):
-            return float((run.numbers[-1] - run.numbers[0]) / np.median(took))
+            return float((run.numbers[-1] - run.numbers[0] + 1) / np.median(took))
     mean = _mean(run.table.sum(axis=2))
     return 1 / mean if mean > 0 else 0.0
 

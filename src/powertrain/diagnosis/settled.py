@@ -91,6 +91,27 @@ class Settled:
             return np.asarray((work + times).max(axis=1) - work.max(axis=1), np.float64)
         return np.asarray(times.max(axis=1), np.float64)
 
+    @property
+    def mean_step(self) -> float:
+        """Mean seconds of a step on the rank that takes longest: the one base of all times and shares that are shown.
+
+        Ranks that meet in every step all take as long, so it is each rank's. Whether a phase takes too much is decided
+        from medians, which outliers do not move; those are never shown beside it.
+        """
+        return float(self.table.sum(axis=2).mean(axis=0).max()) if self.table.size else 0.0
+
+    def mean_of(self, phase: int) -> float:
+        """Mean seconds of ``phase`` in a step, over all ranks."""
+        return float(self.table[:, :, phase].mean()) if self.table.size else 0.0
+
+    def share_of_step(self, time: float) -> float:
+        """``time`` as a part of :attr:`mean_step`, from 0 to 1."""
+        return min(1.0, max(0.0, time / self.mean_step)) if self.mean_step > 0 else 0.0
+
+    def step_without(self, saved: float) -> float:
+        """Mean seconds that a step would take with so many saved."""
+        return max(0.0, self.mean_step - max(0.0, saved))
+
     def critical_without(self, phase: int) -> Floats:
         """How long each step would take if nobody spent time in ``phase``; waiting for late ranks stays."""
         if phase == phases.COLLECTIVE:

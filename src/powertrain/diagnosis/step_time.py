@@ -105,7 +105,8 @@ def _bounds(
         if step <= 0 or statistics.median(times) < max(_LEAST, least * step):
             continue
         if statistics.median_interval(times, block=1).low >= 0.5 * least * step:
-            findings.append(_bound(run, phase, statistics.median(times), rows, lines, cores))
+            alike = not any(spike.phase == phase and not _is_burst(spike) for spike in periodic)
+            findings.append(_bound(run, phase, None if alike else rows, lines, cores))
     return findings + _checkpoint_bound(run, periodic, lines)
 
 
@@ -122,11 +123,25 @@ def _spent_by_every_rank(run: Settled, phase: int, rows: Rows) -> Floats:
     return statistics.window_means(run.common()[rows, phase], WINDOW)
 
 
-def _bound(
-    run: Settled, phase: int, time: float, rows: Rows, lines: Mapping[str, str], cores: float
-) -> Finding:
-    name, step = phases.NAMES[phase], _usual(run.critical[rows])
-    part, rest = time / step, _usual(run.critical_without(phase)[rows])
+def _mean_of_every_rank(run: Settled, phase: int, rows: Rows | None) -> tuple[str, float]:
+    """Mean seconds a step that every rank spends in ``phase``, and a word for what that is to the mean of all ranks.
+
+    ``rows`` are steps to look at, where others are named as spikes of the same phase.
+    """
+    chosen = slice(None) if rows is None else rows
+    if phase == phases.INPUT and not (_fetches(run).any() and _made_in_loop(run)):
+        time = float(run.table[chosen, :, phase].mean(axis=0).min())
+    else:
+        time = float(run.common()[chosen, phase].mean())
+    is_all_of_it = len(run.steps.ranks) == 1 and rows is None
+    return ("" if is_all_of_it else "at least "), min(time, run.mean_of(phase))
+
+
+def _bound(run: Settled, phase: int, rows: Rows | None, lines: Mapping[str, str], cores: float) -> Finding:
+    name, step = phases.NAMES[phase], run.mean_step
+    at_least, time = _mean_of_every_rank(run, phase, rows)
+    part = run.share_of_step(time)
+    rest = run.step_without(float((run.critical - run.critical_without(phase)).mean()))
     evidence: dict[str, Any] = {"step": step, "time": time, "share": part, "rest": rest, **_line(lines, name)}
     saved = f"without it a step would take {seconds(rest)} instead of {seconds(step)}"
     if phase == phases.INPUT:
@@ -151,7 +166,7 @@ def _bound(
     return Finding(
         kind=kind,
         severity="critical" if part >= 0.5 else "warning",
-        summary=f"{run.everybody} {said} for {seconds(time)} of each {seconds(step)} step ({share(part)}).",
+        summary=f"{run.everybody} {said} for {at_least}{seconds(time)} of each {seconds(step)} step ({share(part)}).",
         action=action,
         phase=name,
         cost=part,
@@ -241,18 +256,19 @@ def _checkpoint_bound(
     work = run.work()
     reports = run.between[:, :, phases.REPORT]
     added = run.longest(phases.REPORT)
-    part = float(added.sum() / run.critical.sum())
+    part = run.share_of_step(float(added.mean()))
     often = np.flatnonzero(added > max(0.05 * run.step, _LEAST / 2))
     per_step = float(added.mean())
     if part < _BOUND[phases.REPORT] or per_step < _LEAST or len(often) < 3:
         return []
-    each = float(np.median(added[often]))
     every = max(1, round(float(np.median(np.diff(run.numbers[often])))))
     usual = max(run.step - per_step, statistics.median(work.max(axis=1)), _LEAST)
-    wanted = max(every + 1, math.ceil(each / (_REPORT_SHARE * usual)))
     by_rank = reports[often].mean(axis=0)
     columns = np.flatnonzero(by_rank >= 0.5 * by_rank.max()).tolist()
     alone = len(columns) < len(run.steps.ranks)
+    each = float(by_rank[columns].mean())
+    part = part if alone else run.share_of_step(run.mean_of(phases.REPORT))
+    wanted = max(every + 1, math.ceil(each / (_REPORT_SHARE * usual)))
     lines = {} if alone else lines
     who = run.who(columns).capitalize() if alone else run.everybody
     evidence = {"step": usual, "time": each, "share": part, "every": every, "every_wanted": wanted}
@@ -264,8 +280,8 @@ def _checkpoint_bound(
         Finding(
             kind="checkpoint_bound",
             severity="critical" if part >= 0.5 else "warning",
-            summary=f"{who} is in report or saving for {seconds(each)} {rhythm}{_at(lines, 'report')}: "
-            f"{share(part)} of the run's time.",
+            summary=f"{who} is in report or saving for {seconds(each)} {rhythm}{_at(lines, 'report')}"
+            f"{', which holds the run up for' if alone else ':'} {share(part)} of its time.",
             action=f"Report or save every {wanted} steps, which makes it {share(_REPORT_SHARE)} of the time, or save "
             "with save_state, which returns to training while files are carried to storage.",
             phase=phases.NAMES[phases.REPORT],
@@ -311,14 +327,17 @@ def _compute_bound(run: Settled, otherwise_bound: bool, lines: Mapping[str, str]
     heavy = largest == phases.INSIDE and time >= max(_HEAVY_INSIDE * step, _LEAST) and not on_device_unknown
     if times[phases.FORWARD] <= 0.0 or (not heavy and (otherwise_bound or whole < _COMPUTE_BOUND * step)):
         return []
-    said, action = _on_computing(run.step, whole, time, name)
+    shown = {phase: run.mean_of(phase) for phase in _COMPUTE}
+    largest = phases.INSIDE if heavy else max(shown, key=lambda phase: shown[phase])
+    name, time, whole, step = phases.NAMES[largest], shown[largest], sum(shown.values()), run.mean_step
+    said, action = _on_computing(step, whole, time, name)
     if heavy:
-        said, action = _on_heavy_inside(run.step, time, _at(lines, name))
+        said, action = _on_heavy_inside(step, time, _at(lines, name))
     return [
         Finding(
             kind="compute_bound",
             severity="warning" if heavy else "info",
-            summary=f"{run.everybody} {said}.",
+            summary=f"{'A' if len(run.steps.ranks) > 1 else 'The'} rank {said}.",
             action=action,
             phase=name,
             cost=time / step if heavy else 0.0,
@@ -327,7 +346,7 @@ def _compute_bound(run: Settled, otherwise_bound: bool, lines: Mapping[str, str]
                 "time": time,
                 "share": time / step,
                 "compute": whole,
-                **{phases.NAMES[phase]: spent for phase, spent in times.items()},
+                **{phases.NAMES[phase]: spent for phase, spent in shown.items()},
                 **_line(lines, name),
             },
         )
@@ -398,13 +417,13 @@ def _slow_first(run: Settled, phase: int, beyond: Floats, whole: float) -> Findi
     return Finding(
         kind="slow_first_batch",
         severity="warning" if warned else "info",
-        summary=f"{what}, as much as {took / run.step:.0f} steps ({share(part)} of the time since the start).",
+        summary=f"{what}, as much as {took / run.mean_step:.0f} steps ({share(part)} of the time since the start).",
         action=action,
         phase=name,
         ranks=run.ranks_at(columns) if alone else (),
         hosts=run.hosts_at(columns) if alone else (),
         cost=part,
-        evidence={"time": took, "step": run.step, "start_up_steps": run.start_up, "share": part},
+        evidence={"time": took, "step": run.mean_step, "start_up_steps": run.start_up, "share": part},
     )
 
 
@@ -428,7 +447,7 @@ def _spike(run: Settled, spike: spikes.Periodic, lines: Mapping[str, str]) -> Fi
         evidence={
             "period": period,
             "time": spike.excess,
-            "step": run.step,
+            "step": run.mean_step,
             "share": spike.cost,
             "count": len(spike.rows),
             **_line(lines, name),

@@ -200,13 +200,13 @@ def _straggler(run: Settled, late: _Late, everybody_late: Sequence[_Late]) -> Fi
     return Finding(
         kind="slow_node" if node else KINDS[late.phase],
         severity="info" if hidden else "critical" if saved >= _CRITICAL * run.step else "warning",
-        summary=f"{said} ({share(late.excess / run.step)} of it){where}.",
-        action=f"{advice}: {cured}a step would take {seconds(run.step - late.saved_by_all)} instead of "
-        f"{seconds(run.step)}.",
+        summary=f"{said} ({share(run.share_of_step(late.excess))} of it){where}.",
+        action=f"{advice}: {cured}a step would take {seconds(run.step_without(late.saved_by_all))} instead of "
+        f"{seconds(run.mean_step)}.",
         phase=phases.NAMES[late.phase],
         ranks=run.ranks_at(late.columns),
         hosts=run.hosts_at(late.columns),
-        cost=saved / run.step,
+        cost=run.share_of_step(saved),
         evidence=_evidence(run, late),
         echoes=_echoes(run, late),
     )
@@ -222,11 +222,11 @@ def _capital(words: str) -> str:
 
 def _evidence(run: Settled, late: _Late) -> dict[str, object]:
     return {
-        "step": run.step,
+        "step": run.mean_step,
         "excess": late.excess,
         "low": late.sure.low,
         "high": late.sure.high,
-        "share": late.excess / run.step,
+        "share": run.share_of_step(late.excess),
         "late_in": late.often,
         "saved": late.saved,
         "by_phase": {
@@ -256,8 +256,8 @@ def _echoes(run: Settled, late: _Late) -> tuple[Finding, ...]:
             phase=phases.NAMES[phases.COLLECTIVE],
             ranks=run.ranks_at(waiting),
             hosts=run.hosts_at(waiting),
-            cost=time / run.step,
-            evidence={"step": run.step, "time": time, "share": time / run.step},
+            cost=run.share_of_step(time),
+            evidence={"step": run.mean_step, "time": time, "share": run.share_of_step(time)},
         ),
     )
 
@@ -318,10 +318,10 @@ def _two_levels(run: Settled, late: NDArray[np.int64], last: NDArray[np.int64], 
 
 
 def _by_turns(run: Settled, phase: int, excess: float, turns: Floats, often: float) -> Finding:
-    part = excess / run.step
+    part = run.share_of_step(excess)
     mostly = [column for column in range(len(turns)) if turns[column] >= 0.5 / len(turns)]
     first = int(np.argmax(turns))
-    saved = f"a step would take {seconds(run.step - excess)} instead of {seconds(run.step)}"
+    saved = f"a step would take {seconds(run.step_without(excess))} instead of {seconds(run.mean_step)}"
     said = f"{seconds(excess)} ({share(part)} of a step) behind {_the_others(run)}, {DOING[phase]}"
     alone = float(turns[first]) >= 1.0 - _OTHER_TURN
     columns = [first] if alone else mostly
@@ -343,7 +343,7 @@ def _by_turns(run: Settled, phase: int, excess: float, turns: Floats, often: flo
         hosts=run.hosts_at(columns),
         cost=part,
         evidence={
-            "step": run.step,
+            "step": run.mean_step,
             "excess": excess,
             "share": part,
             "late_in": often,

@@ -14,6 +14,7 @@ import numpy as np
 
 from powertrain.diagnosis.finding import Finding
 from powertrain.errors import StorageError
+from powertrain.storage.sealed import DamagedError, check_seal, seal_json
 
 #: Raised when a field changes its meaning or goes, not when one is added.
 SCHEMA_VERSION = 1
@@ -27,6 +28,8 @@ class PhaseTime(msgspec.Struct, frozen=True):
     seconds: float
     #: Of all time, so that the shares of a table add up to 1.
     share: float
+    #: Mean over the steps; 0 in files of earlier versions.
+    mean_seconds: float = 0.0
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +68,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     start_up_steps: int = 0
     #: Median of a step over all ranks.
     step_seconds: float = 0.0
+    #: Mean of a step on the rank that takes longest: findings state times and shares of it. 0 in files of earlier
+    #: versions.
+    mean_step_seconds: float = 0.0
     #: Over all ranks, in the order of :data:`powertrain.trace.phases.NAMES`; phases that never occurred are left out.
     phases: tuple[PhaseTime, ...] = ()
     ranks: tuple[RankTimes, ...] = ()
@@ -77,13 +83,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_json(report: Report) -> bytes:
-    """The content of ``final_summary.json``, indented, with a line break at its end."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    """Return the content of ``final_summary.json``: indented, and sealed by a hash in its last line."""
+    return seal_json(msgspec.json.format(msgspec.json.encode(report), indent=2))
 
 
 def from_json(data: bytes) -> Report:
     """The report that :func:`to_json` was given. Raises StorageError where it is none, or of a later version."""
     try:
+        check_seal(data)
         version = msgspec.json.decode(data, type=_Versioned).schema_version
         if version > SCHEMA_VERSION:
             raise StorageError(
@@ -91,7 +98,7 @@ def from_json(data: bytes) -> Report:
                 "Read it with the version of Powertrain that wrote it, or a later one."
             )
         return msgspec.json.decode(data, type=Report)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DamagedError) as error:
         raise StorageError(
             f"This is not a summary that Powertrain wrote: {error}. Make it again with `powertrain diagnose RUN`."
         ) from error

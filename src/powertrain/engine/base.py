@@ -68,6 +68,9 @@ class Slot:
     key: bytes = b""
     #: The node as the engine knows it, where one host may be several nodes; "" where a host is one.
     node: str = ""
+    #: The launcher's own group of slots, where a launcher made them: each group has local ranks and a node rank of its
+    #: own, also where several groups are on one host. Its slots come in the order of their ranks.
+    group: str = ""
 
     @property
     def node_id(self) -> str:
@@ -86,7 +89,7 @@ class ProcessSpec:
     env: Mapping[str, str | None]
     #: The file of the controller's machine that stdout and stderr are appended to; "" for none.
     log_path: str = ""
-    #: The process's working directory, created if absent; "" keeps the launch directory.
+    #: The process's working directory, created if absent; "" leaves the choice to the process.
     cwd: str = ""
     #: A name for people: "rank 3".
     title: str = ""
@@ -204,7 +207,14 @@ class Capacity:
     count: int
 
 
-EngineEvent = Union[Granted, Waiting, Refused, Started, Exited, SlotLost, Drain, Capacity]
+@dataclass(frozen=True)
+class Remark:
+    """A sentence for the user about what processes that are started from now on do differently."""
+
+    text: str
+
+
+EngineEvent = Union[Granted, Waiting, Refused, Started, Exited, SlotLost, Drain, Capacity, Remark]
 EventSink = Callable[[EngineEvent], None]
 #: Called with (slot, bytes) for each piece of output, in order per slot.
 OutputSink = Callable[[Slot, bytes], None]

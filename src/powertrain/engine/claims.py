@@ -22,6 +22,7 @@ import msgspec
 from powertrain.engine import locks
 from powertrain.engine.resources import Holding
 from powertrain.engine.waiting_line import Wish
+from powertrain.storage.files.private_roots import make_private, unusable
 
 _DIRECTORY = "claims"
 #: A process's number alone would not do: in another container a process may have the same.
@@ -41,13 +42,13 @@ def locked(root: Path) -> Iterator[Path]:
     """Hold the directory of claims, made if absent, and removed afterwards if there is nothing in it."""
     directory = directory_of(root)
     try:
-        locks.make_private_directory(root)
+        make_private(root)
         with locks.locked_directory(directory):
             yield directory
             with contextlib.suppress(OSError):
                 directory.rmdir()
     except OSError as error:
-        raise locks.unusable(directory, error) from error
+        raise unusable(directory, error) from error
 
 
 # --------------------------------------------------------------------------- those of this process

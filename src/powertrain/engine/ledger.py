@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from powertrain.engine import claims, locks, waiting_line
+from powertrain.engine import claims, waiting_line
 from powertrain.engine.base import SlotShape
 from powertrain.engine.directory_watch import DirectoryWatch
+from powertrain.engine.forking import ServiceThread, working
 from powertrain.engine.resources import Holding, Machine, counted
 from powertrain.engine.waiting_line import Wish
 from powertrain.errors import EngineError
+from powertrain.storage.files.private_roots import unusable
 
 #: Seconds between looks where the kernel tells nothing of changes, or something went wrong.
 LOOK_EVERY = 1.0
@@ -327,8 +329,8 @@ class Ledger:
             try:
                 self._changes = DirectoryWatch(directory)
             except OSError as error:  # no descriptor is left
-                raise locks.unusable(directory, error) from error
-            threading.Thread(
+                raise unusable(directory, error) from error
+            ServiceThread(
                 target=self._look, args=(self._changes,), name="powertrain-capacity", daemon=True
             ).start()
 
@@ -347,26 +349,34 @@ class Ledger:
         closing = _Closing()
         while True:
             began = time.monotonic()
-            with self._lock:
-                if not (self._queue or self._watches):
-                    self._changes = None
-                    changes.close()
-                    return
-                changes.arm()
-                sight, problem = self._see()
-                rooms = [(watch, self._room(watch, sight)) for watch in self._watches.values() if sight]
-                reasons = [(waiting, problem) for waiting in self._queue if problem]
-            self._hand_out()
-            for watch, count in rooms:
-                watch.deliver(count)
-            pauses = [LOOK_EVERY if changes.problem or problem else _LOOK_AT_LEAST_EVERY]
-            if sight:
-                reasons = _reasons(sight, changes.problem)
-                pauses.append(closing.pause(sight.names))
-            pauses += [waiting.say(reason) for waiting, reason in reasons]
+            with working():
+                pause = self._look_once(changes, closing)
+            if pause is None:
+                return
             # While much happens in a long line, the other threads of this process have half of the time.
             time.sleep(min(time.monotonic() - began, _REST_AT_MOST))
-            closing.told(changes.wait(min(pauses)))
+            closing.told(changes.wait(pause))
+
+    def _look_once(self, changes: DirectoryWatch, closing: _Closing) -> float | None:
+        """Serve and tell. Returns the seconds after which to look again in any case; None where nobody waits."""
+        with self._lock:
+            if not (self._queue or self._watches):
+                self._changes = None
+                changes.close()
+                return None
+            changes.arm()
+            sight, problem = self._see()
+            rooms = [(watch, self._room(watch, sight)) for watch in self._watches.values() if sight]
+            reasons = [(waiting, problem) for waiting in self._queue if problem]
+        self._hand_out()
+        for watch, count in rooms:
+            watch.deliver(count)
+        pauses = [LOOK_EVERY if changes.problem or problem else _LOOK_AT_LEAST_EVERY]
+        if sight:
+            reasons = _reasons(sight, changes.problem)
+            pauses.append(closing.pause(sight.names))
+        pauses += [waiting.say(reason) for waiting, reason in reasons]
+        return min(pauses)
 
     def _see(self) -> tuple[_Sight | None, str]:
         """One look; what went wrong, in words, in place of a sight. ``_lock`` is held."""

@@ -1,20 +1,25 @@
 """This machine: slots are a number, processes are forks of one warm server.
 
-The server starts when the first trainer of a process is made (:func:`warm_up`), is shared by all of them, and
-goes with the process. It is forked from the calling process where that is safe, because then what the script has
-imported is there already; :func:`why_fork_is_unsafe` states the rule and is asked every time. Otherwise it is
-started as a fresh interpreter.
+Workers see the script as it is at ``fit()``. So the server of a run is forked from the calling process when ``fit()``
+begins, with all that the script has imported, set and patched, and ends with the run (:func:`server_of_run`). Tasks and
+actors see the script as it is at ``.remote()``, and each has such a server (:func:`server_of_call`). Where
+forking is unsafe (:func:`why_fork_is_unsafe` states the rule) workers come from a fresh interpreter instead and import
+modules from their files; it holds nothing of the script, so all runs of the process share it (:func:`warm_up`).
 """
 
 from __future__ import annotations
 
+import array
 import atexit
 import contextlib
-import ctypes
+import errno
 import fcntl
+import functools
 import itertools
+import multiprocessing.process
 import os
-import shutil
+import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -22,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,80 +42,27 @@ from powertrain.engine.base import (
     Inspection,
     OutputSink,
     ProcessSpec,
+    Remark,
     Slot,
     SlotLost,
     SlotShape,
     Started,
     Waiting,
 )
+from powertrain.engine.forking import ServiceThread, quiet, why_fork_is_unsafe, working
 from powertrain.engine.output import OutputReader
 from powertrain.errors import EngineError
+from powertrain.storage.files.descriptors import remove_quietly
+from powertrain.storage.files.private_roots import remove_empty_parents, runtime_root
 from powertrain.wire import Hub
 
 _numbers = itertools.count(1)
+#: Seconds after which a server that has not answered a SIGKILL hangs; and for processes to go when an engine is closed.
+_ANSWER_TIMEOUT_S, _CLOSE_TIMEOUT_S = 1.0, 5.0
+#: Names the server in the environment of its workers and of all that they start.
+_SERVER_VARIABLE = "POWERTRAIN_WARM_SERVER"
 #: What the warm server has been told to sweep, by who told it: a new server must know it too.
 _sweeps: dict[str, list[str]] = {}
-
-
-# --------------------------------------------------------------------------- when forking is safe
-
-
-def why_fork_is_unsafe() -> str:
-    """Why a child forked from this process now could hang or misbehave; "" when nothing speaks against it.
-
-    A forked child has one thread and a copy of every lock, held or not. So: no thread but this one and those
-    idle ones that mere imports start and that prepare themselves for a fork (OpenBLAS) or are never waited for
-    (jemalloc's); no open GPU; no Ray.
-    """
-    if sys.platform != "linux":
-        return f"the platform is {sys.platform}"
-    if threading.current_thread() is not threading.main_thread() or threading.active_count() > 1:
-        return "more than one Python thread is running"
-    ray = sys.modules.get("ray")
-    if ray is not None and getattr(ray, "is_initialized", bool)():
-        return "Ray is connected in this process"
-    extra = len(_native_threads()) - 1 - _import_threads()
-    if extra > 0:
-        return f"{extra} native thread(s) are running that importing libraries does not start"
-    if _gpu_is_open():
-        return "a GPU is open in this process"
-    return ""
-
-
-def _native_threads() -> list[str]:
-    """Names of this process's threads, those of allocators left out."""
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
-            name = file.read().strip()
-            if name != "jemalloc_bg_thd":
-                names.append(name)
-    return names
-
-
-def _import_threads() -> int:
-    """Threads that the OpenBLAS copies loaded here keep: one less than each one's pool."""
-    with open("/proc/self/maps") as maps:
-        libraries = {line.split()[-1] for line in maps if "openblas" in line.rsplit("/", 1)[-1]}
-    return sum(max(0, _openblas_pool(path) - 1) for path in libraries)
-
-
-def _openblas_pool(path: str) -> int:
-    library = ctypes.CDLL(path)
-    for prefix in ("", "scipy_"):
-        for suffix in ("", "64_"):
-            function = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
-            if function is not None:
-                return int(function())
-    return 1
-
-
-def _gpu_is_open() -> bool:
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
-                return True
-    return False
 
 
 # --------------------------------------------------------------------------- the server's handle
@@ -122,38 +75,77 @@ class _Child:
     started: Callable[[int], None]
     ended: Callable[[int, int, bool], None]
     pid: int = 0
+    #: When SIGKILL was first asked for and the server has not answered (monotonic); 0.0 otherwise.
+    unanswered_since: float = 0.0
+
+
+@dataclass
+class _QueuedCommand:
+    """A command that waits until the server has read those before it."""
+
+    data: bytes
+    #: Descriptors that go with it: copies, closed once it was sent.
+    descriptors: list[int]
+    #: The process that it starts; "" for other commands.
+    starts: str = ""
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            locks.close(descriptor)
 
 
 class WarmServer:
-    """The driver's end of one warm server."""
+    """The driver's end of one warm server.
 
-    def __init__(self, *, preloads_torch: bool = True, apart: bool = False) -> None:
-        """Start it; the server warms up while the caller goes on.
+    Commands reach the server in the order in which they were given. No caller waits for it: where the socket is full,
+    because the server still imports or is frozen, commands are queued, and the thread that reads reports sends them.
+    """
 
-        ``apart`` makes it no child of this process, for one whose children others end together with it: the server must
-        outlive this process to end what its workers have started.
+    def __init__(
+        self, *, preloads_torch: bool = True, apart: bool = False, clean: bool = False, bare: bool = False
+    ) -> None:
+        """Start it; the server warms up in the background.
+
+        Args:
+            preloads_torch: Whether workers will need torch.
+            apart: Start it as a child of the system, for a process whose children others end together with it: the
+                server must outlive this process to end what its workers have started.
+            clean: Start a fresh interpreter also where this process could be forked.
+            bare: Import nothing beyond what this process has imported, where it can be forked.
         """
         from powertrain.engine import server as protocol
 
         self._protocol = protocol
         self.owner = os.getpid()
-        self.unsafe = why_fork_is_unsafe()
         self.warmed: float | None = None
         #: When it was ready (monotonic), and how long its imports had taken until then.
         self._ready_at, self._imports = float("inf"), 0.0
         self._environ = dict(os.environ)
+        self._mark = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._children: dict[str, _Child] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._is_child = not apart
-        start = _start_apart if apart else _start_clean if self.unsafe else _start_forked
-        self.pid = start(theirs, preloads_torch)
+        #: Why this process cannot be forked; and whether the server was forked, and so holds what this process had
+        #: imported, set and patched.
+        self.unsafe, self.is_forked = why_fork_is_unsafe(), False
+        if not (apart or clean or self.unsafe):
+            with quiet() as self.unsafe:
+                if not self.unsafe:
+                    self.pid, self.is_forked = _start_forked(theirs, None if bare else preloads_torch), True
+        if not self.is_forked:
+            self.pid = (_start_apart if apart else _start_clean)(theirs, preloads_torch)
         theirs.close()
         self.alive = True
-        for id, paths in _sweeps.items():  # of a server that was killed
-            self._send(protocol.Sweep(id=id, paths=paths))
+        self._commands: deque[_QueuedCommand] = deque()
+        #: The largest command that the socket takes.
+        self._largest = self._control.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 32
+        #: What the listening thread waits for. Any thread may change it meanwhile.
+        self._readiness = select.epoll()
+        self._readiness.register(self._control, select.EPOLLIN)
         # Not named powertrain-*: it lives as long as the server, not as long as a run.
-        threading.Thread(target=self._listen, name="warm-server", daemon=True).start()
+        self._listener = ServiceThread(target=self._listen, name="warm-server", daemon=True)
+        self._listener.start()
 
     def fork(
         self,
@@ -173,7 +165,7 @@ class WarmServer:
             command = self._protocol.Fork(
                 id=id,
                 entry=spec.entry,
-                env={**changes(self._environ, os.environ), **spec.env},
+                env={**changes(self._environ, os.environ), **spec.env, _SERVER_VARIABLE: self._mark},
                 path=_import_path(),
                 cwd=spec.cwd,
                 title=spec.title,
@@ -186,7 +178,11 @@ class WarmServer:
                     )
                 self._children[id] = _Child(started, ended)
                 kept = [claim] if claim is not None else []
-                socket.send_fds(self._control, [self._protocol.encode(command)], [payload, output, *kept])
+                try:
+                    self._send_or_queue(self._protocol.encode(command), [payload, output, *kept], id)
+                except BaseException:
+                    del self._children[id]
+                    raise
         finally:
             os.close(payload)
             os.close(output)
@@ -198,13 +194,42 @@ class WarmServer:
         return waited, min(waited, self._imports)
 
     def kill(self, id: str, number: int) -> None:
-        """Send a signal to a forked process; SIGKILL reaches its whole scope."""
+        """Send a signal to a forked process; SIGKILL reaches its whole scope.
+
+        SIGKILL again, when the server has not answered the first within a second, ends the server itself and all that
+        it has forked: it is frozen, or still imports something that never comes.
+        """
+        child, now = self._children.get(id), time.monotonic()
+        if number == signal.SIGKILL and child is not None:
+            if child.unanswered_since and now - child.unanswered_since >= _ANSWER_TIMEOUT_S:
+                self._end_hanging()
+                return
+            child.unanswered_since = child.unanswered_since or now
         self._send(self._protocol.Kill(id=id, signal=number))
 
+    def _end_hanging(self) -> None:
+        """End a server that does not answer. Its end is then noticed as if it had been killed by others."""
+        for child in list(self._children.values()):
+            if child.pid:
+                process.kill_scope(child.pid)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # it may be a while until the kernel lets go of it
+            self._control.shutdown(socket.SHUT_RDWR)
+
     def sweep_if_orphaned(self, id: str, paths: Sequence[str]) -> None:
-        """Directories the server removes should this process die; none takes it back."""
+        """Directories the server removes should this process die; none takes it back, also from servers that have taken
+        it over."""
         _sweeps[id] = list(paths)
-        self._send(self._protocol.Sweep(id=id, paths=_sweeps[id] or _sweeps.pop(id)))
+        told = [self] if paths else {self, *_shared, *_of_runs, *_of_calls}
+        sweep = self._protocol.Sweep(id=id, paths=_sweeps[id] or _sweeps.pop(id))
+        for server in told:
+            server._send(sweep)
+
+    def take_over_sweeps(self) -> None:
+        """Sweep also what was left to servers that have ended."""
+        for id, paths in _sweeps.items():
+            self._send(self._protocol.Sweep(id=id, paths=paths))
 
     def close(self) -> None:
         """Let the server go: it ends what it forked and itself. A forked child of the owner has no part in it."""
@@ -214,23 +239,90 @@ class WarmServer:
             # While it still imports it hears nothing, which may be for many seconds.
             if self._is_child and self.alive and self.warmed is None and not (self._children or _sweeps):
                 os.kill(self.pid, signal.SIGKILL)
+            elif self._is_child and self.alive:
+                os.kill(self.pid, signal.SIGCONT)  # one that was frozen would stay for ever
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
 
+    def wait_for_end(self, timeout: float) -> None:
+        """After :meth:`close`: return when the server and the thread that listens to it have ended."""
+        if os.getpid() == self.owner:
+            self._listener.join(timeout)
+
     def _send(self, command: object) -> None:
         with self._lock, contextlib.suppress(OSError):
-            self._control.send(self._protocol.encode(command))
+            if self.alive:
+                self._send_or_queue(self._protocol.encode(command))
+
+    def _send_or_queue(self, data: bytes, descriptors: Sequence[int] = (), starts: str = "") -> None:
+        """Send a command now, or queue it where others wait or the socket is full. Never waits; the lock is held."""
+        if len(data) > self._largest:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+        if not self._commands:
+            with contextlib.suppress(BlockingIOError):
+                self._transmit(data, descriptors)
+                return
+        queued = _QueuedCommand(data, [], starts)
+        try:
+            for descriptor in descriptors:
+                queued.descriptors.append(locks.unshared(functools.partial(os.dup, descriptor)))
+        except BaseException:
+            queued.close()
+            raise
+        self._commands.append(queued)
+        self._readiness.modify(self._control, select.EPOLLIN | select.EPOLLOUT)
+
+    def _transmit(self, data: bytes, descriptors: Sequence[int]) -> None:
+        # Not socket.send_fds, which leaves flags out.
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        )
+        self._control.sendmsg([data], rights, socket.MSG_DONTWAIT)
+
+    def _flush_commands(self) -> None:
+        """Send queued commands until the socket is full again."""
+        unsent = []
+        with self._lock:
+            while self._commands:
+                queued = self._commands[0]
+                try:
+                    self._transmit(queued.data, queued.descriptors)
+                except (
+                    BlockingIOError,
+                    ConnectionError,
+                ):  # of a server that is gone the next report is its end
+                    break
+                except OSError:
+                    if child := self._children.pop(queued.starts, None):
+                        unsent.append(child)
+                self._commands.popleft().close()
+            if not self._commands:
+                self._readiness.modify(self._control, select.EPOLLIN)
+        for child in unsent:
+            child.ended(0, -signal.SIGKILL, False)
 
     def _listen(self) -> None:
-        while True:
-            try:
-                data = self._control.recv(1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                break
+        goes_on = True
+        while goes_on:
+            ((_, events),) = self._readiness.poll()
+            with working():
+                goes_on = self._react(events)
+
+    def _react(self, events: int) -> bool:
+        """The socket can be written to, or there is a report; False when there will be no more."""
+        if events & select.EPOLLOUT:
+            self._flush_commands()
+        if not events & ~select.EPOLLOUT:
+            return True
+        try:
+            data = self._control.recv(1 << 16)
+        except OSError:
+            data = b""
+        if data:
             self._handle(self._protocol.decode_report(data))
-        self._mourn()
+        else:
+            self._mourn()
+        return bool(data)
 
     def _handle(self, report: object) -> None:
         protocol = self._protocol
@@ -245,19 +337,27 @@ class WarmServer:
             with self._lock:
                 child = self._children.pop(report.id)
             child.ended(report.pid, report.code, report.out_of_memory)
+        elif isinstance(report, protocol.Signalled) and report.id in self._children:
+            self._children[report.id].unanswered_since = 0.0
 
     def _mourn(self) -> None:
         """The server is gone, and its workers die with it; make sure of their scopes and say so."""
         with self._lock:
             self.alive = False
             orphans, self._children = list(self._children.values()), {}
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-        self._control.close()
+            while self._commands:
+                self._commands.popleft().close()
         for child in orphans:
             if child.pid:
                 process.kill_scope(child.pid)
+        if orphans:  # the kernel may have ended a worker before its children could be looked up
+            process.kill_marked(_SERVER_VARIABLE, self._mark)
+        for child in orphans:
             child.ended(child.pid, -signal.SIGKILL, False)
+        with contextlib.suppress(ChildProcessError):  # last: one that hangs in the kernel is a while in going
+            os.waitpid(self.pid, 0)
+        self._readiness.close()
+        self._control.close()
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
@@ -277,7 +377,7 @@ def _import_path() -> list[str]:
     ]
 
 
-def _start_forked(theirs: socket.socket, preloads_torch: bool) -> int:
+def _start_forked(theirs: socket.socket, preloads_torch: bool | None) -> int:
     from powertrain.engine.server import serve
 
     started, driver = time.time(), os.getpid()
@@ -335,24 +435,110 @@ def _clean_command(theirs: socket.socket, preloads_torch: bool) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-_server: WarmServer | None = None
+#: The servers that live as long as this process, and those of runs.
+_shared: list[WarmServer] = []
+_of_runs: list[WarmServer] = []
+#: Those of tasks and actors, with how many use each; and how many there are at most.
+_of_calls: dict[WarmServer, int] = {}
+_MOST_OF_CALLS = 64
 _server_lock = threading.Lock()
 
 
-def warm_up() -> WarmServer:
-    """The warm server of this process, started if there is none."""
-    global _server
+def warm_up(*, clean: bool = False) -> WarmServer:
+    """Return the shared warm server of this process, started where there is none.
+
+    Args:
+        clean: Whether it must be one that holds nothing of what this process has set or patched.
+    """
     with _server_lock:
-        if _server is None or not _server.alive or _server.owner != os.getpid():
-            _server = WarmServer()
-            atexit.register(_server.close)
-        return _server
+        for server in _shared:
+            if server.alive and not (clean and server.is_forked):
+                return server
+        server = WarmServer(clean=clean)
+        server.take_over_sweeps()
+        _shared[:] = [*(other for other in _shared if other.alive), server]
+        atexit.register(server.close)
+        return server
+
+
+def prepare_server() -> None:
+    """Warm up for a ``fit()`` that is to come, if what it will need does not depend on when it comes."""
+    if _of_runs:  # a sweep, whose trials share one
+        return
+    if not is_loading_main() and why_fork_is_unsafe():
+        warm_up(clean=True)
+
+
+@contextlib.contextmanager
+def server_of_run() -> Iterator[WarmServer]:
+    """A warm server with the state of this process as it is now; the shared clean one where forking is unsafe."""
+    global _has_forked
+    if not why_fork_is_unsafe():
+        if _has_forked:  # a script that fits repeatedly pays for these imports once, not in each server
+            from powertrain.engine.server import import_for_workers
+
+            import_for_workers(torch_too=True)
+        if not why_fork_is_unsafe():
+            _has_forked = True
+            server = WarmServer()
+            _of_runs.append(server)
+            try:
+                yield server
+            finally:
+                server.close()
+                server.wait_for_end(_CLOSE_TIMEOUT_S)
+                _of_runs.remove(server)
+            return
+    yield warm_up(clean=True)
+
+
+def server_of_call() -> WarmServer:
+    """A warm server for one task or actor, as :func:`server_of_run`, to be given to :func:`end_server_of_call`.
+
+    It imports nothing, so that it costs some milliseconds. Where very many calls wait, those beyond share one.
+    """
+    with _server_lock:
+        alive = [server for server in _of_calls if server.alive]
+        if len(alive) >= _MOST_OF_CALLS:
+            _of_calls[alive[-1]] += 1
+            return alive[-1]
+    if why_fork_is_unsafe():
+        return warm_up(clean=True)
+    server = WarmServer(bare=True)
+    with _server_lock:
+        _of_calls[server] = 1
+    return server
+
+
+def end_server_of_call(server: WarmServer) -> None:
+    """The call is over: its server ends, but for one that others use."""
+    with _server_lock:
+        if server not in _of_calls:
+            return
+        _of_calls[server] -= 1
+        if _of_calls[server] > 0:
+            return
+        del _of_calls[server]
+    server.close()
+    server.wait_for_end(_CLOSE_TIMEOUT_S)
+
+
+#: Whether this process has forked a server for a run.
+_has_forked = False
+
+
+def is_loading_main() -> bool:
+    """Whether this process is a child of multiprocessing's that is running the script's module again to import it."""
+    return bool(getattr(multiprocessing.process.current_process(), "_inheriting", False))
 
 
 def _forget_what_the_parent_has() -> None:
-    """In a forked child: the server, its sweeps and what is held are the parent's, and so are the locks."""
-    global _server, _server_lock, _ledger
-    _server, _server_lock = None, threading.Lock()
+    """In a forked child: the servers, their sweeps and what is held are the parent's, and so are the locks."""
+    global _server_lock, _ledger
+    _server_lock = threading.Lock()
+    _shared.clear()
+    _of_runs.clear()
+    _of_calls.clear()
     _ledger = ledger.Ledger(runtime_root)
     _sweeps.clear()
 
@@ -362,57 +548,46 @@ os.register_at_fork(after_in_child=_forget_what_the_parent_has)
 
 def server_pids() -> list[int]:
     """Pids of the live warm servers of this process."""
-    server = _server
-    return [server.pid] if server is not None and server.alive and server.owner == os.getpid() else []
+    return [server.pid for server in (*_shared, *_of_runs, *_of_calls) if server.alive]
 
 
 # --------------------------------------------------------------------------- directories
 
 
-def runtime_root() -> Path:
-    """Where this user's sockets and scratch directories live on this machine."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.access(base, os.W_OK):
-        return Path(base) / "powertrain"
-    return Path(tempfile.gettempdir()) / f"powertrain-{os.getuid()}"
-
-
-_SHARED_MEMORY = "/dev/shm"
 #: The runtime directories of this process, each with the descriptor that holds its lock.
 _held: dict[Path, int] = {}
 
 
-def shared_memory_root() -> Path | None:
-    """Where this user's shared memory lies; None where the machine has none that can be named."""
-    return Path(_SHARED_MEMORY, f"powertrain-{os.getuid()}") if os.access(_SHARED_MEMORY, os.W_OK) else None
+def make_directory_of_run(name: str, root: Path) -> Path:
+    """Make a runtime directory in ``root``, which only one run has; otherwise as :func:`make_runtime_directory`."""
+    directory = Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
+    descriptor = _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return directory
 
 
 def make_runtime_directory(name: str, root: Path | None = None) -> Path:
-    """A fresh directory of one run, readable by this user only; what nobody holds any more is swept.
+    """Make a fresh directory of one run, readable by this user only, and sweep those that no process holds.
 
     It is this process's until :func:`remove_runtime_directory`: a lock on it says so to processes that cannot see
     this one, such as those in another container. ``root`` is the user's runtime directory by default.
     """
     root = root or runtime_root()
-    with locks.locked_directory(root):  # so that nobody sweeps it between its making and its lock
+    with locks.locked_directory(root):  # no sweep comes between its making and its lock
         _sweep(root)
         claims.sweep(root)
-        directory = Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=root))
-        descriptor = _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return directory
+        return make_directory_of_run(name, root)
 
 
 def remove_runtime_directory(directory: Path) -> None:
-    """Remove what :func:`make_runtime_directory` made, and let go of it."""
-    shutil.rmtree(directory, ignore_errors=True)
+    """Remove what :func:`make_runtime_directory` made, and its root where that is empty then and not the usual one."""
+    remove_quietly(directory)
     locks.let_go(_held.pop(directory))
-    if directory.parent == shared_memory_root():
-        with contextlib.suppress(OSError):  # another run is in it
-            directory.parent.rmdir()
+    if directory.parent != runtime_root():
+        remove_empty_parents(directory)
 
 
-#: Waits for a line, or for the end of whoever would write it. The others are removed only in the second case.
+#: Waits for a line, or for the end of the process that would write it. The others are removed only in the second case.
 _KEEPER = 'trap "" INT TERM HUP; if read _; then exec rm -rf -- "$0"; else exec rm -rf -- "$0" "$@"; fi'
 
 
@@ -440,7 +615,7 @@ def removed_at_the_end(directory: Path, *others: str) -> Iterator[None]:
 
 
 def _sweep(root: Path) -> None:
-    """Remove the runtime directories in ``root`` that no process holds."""
+    """Remove the runtime directories in ``root`` that are this user's and that no process holds."""
     for entry in root.iterdir():
         owner = entry.name.rsplit("-", 2)[1:2]
         if not (owner and owner[0].isdigit()):
@@ -449,7 +624,7 @@ def _sweep(root: Path) -> None:
             descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(entry, ignore_errors=True)
+                remove_quietly(entry, owner=os.geteuid())
             finally:
                 os.close(descriptor)
 
@@ -460,6 +635,11 @@ def _sweep(root: Path) -> None:
 _ledger = ledger.Ledger(runtime_root)
 #: The claim under which processes beside the slots are kept; it holds no resources.
 _ATTENDANTS = "attendants"
+_STATE_IS_LOST = (
+    "The process that workers are forked from was killed, and with it the modules as the script had set and patched "
+    "them. Workers that start from now on import modules anew from their files and see none of those changes. Pass "
+    "settings in train_loop_config: those stay the same."
+)
 
 
 @dataclass(frozen=True)
@@ -513,8 +693,7 @@ class LocalEngine:
 
     def request(self, count: int, shape: SlotShape) -> LocalClaim:
         resources.check(self._machine, count, shape)
-        if not self._server.alive:  # killed: its workers were lost with it, and a new one begins again
-            self._server = warm_up()
+        self._replace_killed_server()
         claim = LocalClaim(f"local-{next(_numbers)}", count, shape)
         request = ledger.Request(
             id=claim.id,
@@ -542,12 +721,12 @@ class LocalEngine:
         _ledger.withdraw(claim.id)
 
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
-        """Where the shape holds nothing countable there is always room: :data:`resources.BOUNDLESS` is told, once."""
+        """Report the capacity once where the shape holds nothing countable: it does not depend on other runs then."""
         if resources.counted(shape, 1):
             _ledger.watch(self._owner, self._machine, shape, lambda count: self._events(Capacity(count)))
         else:
             _ledger.unwatch(self._owner)
-            self._events(Capacity(resources.BOUNDLESS))
+            self._events(Capacity(resources.slots_free(self._machine, shape, ())))
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         if slot.id in self._processes:
@@ -575,8 +754,7 @@ class LocalEngine:
                 locks.close(claim)
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> Slot:
-        if not self._server.alive:
-            self._server = warm_up()
+        self._replace_killed_server()
         slot = Slot(id=f"{_ATTENDANTS}/{next(_numbers)}", host=self._host, address="127.0.0.1")
         with self._changed:
             self._slots.setdefault(_ATTENDANTS, {})[slot.id] = slot
@@ -613,9 +791,27 @@ class LocalEngine:
         for claim in list(self._waiting):
             _ledger.withdraw(claim)
         self.release([slot for slots in list(self._slots.values()) for slot in list(slots.values())])
-        with self._changed:
-            self._changed.wait_for(lambda: not self._processes, timeout=10.0)
+        for _ in range(2):  # killed for the second time they go without the server, should it hang
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._processes, timeout=_CLOSE_TIMEOUT_S):
+                    break
+                left = list(self._processes.values())
+            for id in left:
+                self._server.kill(id, signal.SIGKILL)
         self._output.close()
+
+    def _replace_killed_server(self) -> None:
+        """Go on with the clean server where the one that workers came from was killed, and say what that changes.
+
+        It is not forked from this process again: what the script has set may have changed since.
+        """
+        if self._server.alive:
+            return
+        was_forked = self._server.is_forked
+        self._server = warm_up(clean=True)
+        self._server.take_over_sweeps()
+        if was_forked:
+            self._events(Remark(_STATE_IS_LOST))
 
     def _give_back(self, slot_id: str) -> None:
         """The slot is free for others: nothing runs on it, and its GPUs are not another slot's of the claim."""

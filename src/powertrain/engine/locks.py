@@ -8,15 +8,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from powertrain.errors import EngineError
+from powertrain.storage.files.private_roots import make_private, unusable
 
-#: How often a directory that somebody removes again and again is made anew.
-_TRIES = 1000
 #: Descriptors that a forked child closes, so that what its parent holds is free when the parent ends.
 _ours_alone: set[int] = set()
 _guard = threading.Lock()
@@ -80,7 +77,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold a directory, made if absent; refuses one that is not of this user's own. Whoever holds it may remove it."""
+    """Hold a directory, made if absent; refuses one that is not this user's own. Its holder may remove it."""
     descriptor = _lock_directory(directory)
     try:
         yield
@@ -88,42 +85,9 @@ def locked_directory(directory: Path) -> Iterator[None]:
         let_go(descriptor)
 
 
-def make_private_directory(directory: Path) -> None:
-    """Make it if absent, for this user only; refuses a link, and a directory of somebody else."""
-    found = _made_or_found(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise EngineError(
-            f"{directory} is a symbolic link or belongs to another user, so sockets and scratch files would not be "
-            "safe there. Set XDG_RUNTIME_DIR or TMPDIR to a directory of your own."
-        )
-
-
-def _made_or_found(directory: Path) -> os.stat_result:
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                directory.mkdir(mode=0o700)
-            return directory.lstat()
-        except FileNotFoundError as error:
-            if not tries_left:
-                raise unusable(directory, error) from error
-        except OSError as error:
-            raise unusable(directory, error) from error
-    raise AssertionError("the last try returns or raises")
-
-
-def unusable(path: Path, error: OSError) -> EngineError:
-    """What to say when the operating system refuses something in a runtime directory."""
-    return EngineError(
-        f"{path} cannot be used for the sockets, scratch files and claims of this user's runs: {error.strerror}. Set "
-        "XDG_RUNTIME_DIR or TMPDIR to a directory of your own that can be written to."
-    )
-
-
 def _lock_directory(directory: Path) -> int:
     while True:
-        make_private_directory(directory)
+        make_private(directory)
         try:
             descriptor = open_unshared(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:

@@ -17,7 +17,6 @@ import itertools
 import os
 import pickle
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -39,11 +38,13 @@ from powertrain.engine.local import WarmServer
 from powertrain.engine.output import OutputReader
 from powertrain.errors import EngineError, PowertrainError
 from powertrain.storage import Storage
+from powertrain.storage.files.descriptors import remove_quietly
+from powertrain.storage.files.private_roots import hold_root, remove_empty_parents, root_above
 from powertrain.storage.safety import is_network_file_system
 from powertrain.version import __version__
-from powertrain.worker.main import LAUNCH_DIR_VARIABLE
 from powertrain.worker.mark import marked_row
 from powertrain.worker.tracing import newest_steps
+from powertrain.worker.working_directory import LAUNCH_DIR_VARIABLE
 
 #: Seconds of silence after which an agent ends everything. Before the driver gives the node up (``ray.LOST_AFTER``), so
 #: that what the run starts elsewhere never meets it; but a cut of 4 s heals, whose end TCP may notice 3 s late.
@@ -116,6 +117,8 @@ class NodeAgent:
         self._drivers: set[Path] = set()
         self._owned: list[Path] = []
         self._locks: dict[Path, int] = {}
+        #: The roots that these lie in, each with the descriptor that keeps other runs from removing it.
+        self._roots: dict[Path, int] = {}
         self._processes: dict[str, wire.StartProcess] = {}
         self._pids: dict[str, int] = {}
         self._outbox: deque[wire.FromWorker] = deque()
@@ -292,6 +295,8 @@ class NodeAgent:
         try:
             for path in (self._spec.runtime_dir, *self._spec.directories):
                 self._take(Path(path))
+        except EngineError as error:
+            return f"the run's directories are not safe there: {error}"
         except OSError as error:
             return (
                 f"the run's directories cannot be made there: {error}. They are below XDG_RUNTIME_DIR and TMPDIR of "
@@ -310,6 +315,9 @@ class NodeAgent:
         if path == Path(self._spec.runtime_dir) and self._has_token:
             self._drivers.add(path)
             return
+        root = root_above(path)
+        if root is not None and root not in self._roots:
+            self._roots[root] = hold_root(root)
         self._locks[path], is_drivers = _hold(path)
         # Where checkpoints wait the driver holds no lock, though it may have the same directory.
         is_staging = str(path) in self._spec.directories[:1]
@@ -383,7 +391,13 @@ class NodeAgent:
             path, descriptor = self._locks.popitem()
             # The agent of another container may have the same directory, and goes on.
             if path in self._owned and _lock(descriptor, fcntl.LOCK_EX):
-                shutil.rmtree(path, ignore_errors=True)
+                remove_quietly(path)
+                remove_empty_parents(path)
+            os.close(descriptor)
+        while self._roots:
+            root, descriptor = self._roots.popitem()
+            with contextlib.suppress(OSError):  # the driver's directories are in it
+                root.rmdir()
             os.close(descriptor)
 
 
@@ -399,7 +413,7 @@ def _hold(path: Path) -> tuple[int, bool]:
     for tries_left in reversed(range(_TRIES)):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:  # a sweep was faster
             if tries_left:
                 continue
@@ -425,7 +439,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 def _was_removed(path: Path, descriptor: int) -> bool:
     try:
-        return not os.path.samestat(os.stat(path), os.fstat(descriptor))
+        return not os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return True
 
@@ -433,7 +447,7 @@ def _was_removed(path: Path, descriptor: int) -> bool:
 def _has_owner(path: Path) -> bool:
     """True for a directory of data blocks whose driver lives."""
     try:
-        descriptor = os.open(path / _OWNER, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -446,7 +460,7 @@ def _fresh(runtime_dir: str, place: str) -> Path:
     """An empty directory for what is brought; of another name where another agent has brought the same."""
     target = Path(runtime_dir, place)
     try:
-        target.mkdir(parents=True)
+        target.mkdir(mode=0o700)
     except FileExistsError:
         return Path(tempfile.mkdtemp(prefix=f"{place}-", dir=runtime_dir))
     return target
@@ -463,7 +477,7 @@ def _unpack_at(target: Path, archive: bytes) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another agent was first
             raise
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove_quietly(unfinished)
 
 
 def _extract(archive: bytes, target: Path) -> None:

@@ -9,6 +9,8 @@ import threading
 from dataclasses import dataclass
 
 from powertrain.engine.base import OutputSink, Slot
+from powertrain.engine.forking import ServiceThread, working
+from powertrain.storage.files.descriptors import open_log
 
 
 class OutputReader:
@@ -31,7 +33,7 @@ class OutputReader:
             self._sources[slot.id] = source
             self._selector.register(descriptor, selectors.EVENT_READ, source)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="powertrain-output", daemon=True)
+                self._thread = ServiceThread(target=self._run, name="powertrain-output", daemon=True)
                 self._thread.start()
         os.write(self._wake_write, b"x")
 
@@ -61,11 +63,13 @@ class OutputReader:
 
     def _run(self) -> None:
         while not self._closing:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    os.read(self._wake_read, 4096)
-                else:
-                    self._read(key.data)
+            ready = self._selector.select()
+            with working():
+                for key, _ in ready:
+                    if key.data is None:
+                        os.read(self._wake_read, 4096)
+                    else:
+                        self._read(key.data)
 
     def _read(self, source: _Source) -> None:
         try:
@@ -98,14 +102,6 @@ class _Source:
 
     def __post_init__(self) -> None:
         self.done = threading.Event()
-
-
-def open_log(path: str) -> int:
-    """A descriptor to append to; -1 for no log."""
-    if not path:
-        return -1
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
 def append(descriptor: int, data: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from powertrain.engine.base import Inspection
 from powertrain.trace import processes, stacks
@@ -59,6 +59,27 @@ def kill_all(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+
+
+def kill_marked(variable: str, value: str) -> None:
+    """SIGKILL to every process that was started with ``variable=value`` in its environment, until there is none.
+
+    For processes whose parent is gone: nothing else leads to one that has left its parent's group as well. A process
+    that was forked and never called ``exec`` has its parent's first environment, and is not found.
+    """
+    mark = f"{variable}={value}".encode()
+    tried: set[int] = set()
+    while found := set(_pids_with(mark)) - tried:  # one that survives SIGKILL hangs in the kernel
+        kill_all(found)
+        tried |= found
+
+
+def _pids_with(mark: bytes) -> Iterator[int]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    yield int(entry)
 
 
 def inspection(pid: int, title: str, dump: str, with_stacks: bool) -> Inspection:

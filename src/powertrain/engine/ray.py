@@ -37,7 +37,7 @@ from powertrain.engine.base import (
     SlotShape,
     Started,
 )
-from powertrain.engine.output import append, open_log
+from powertrain.engine.output import append
 from powertrain.engine.ray_actors import own_address
 from powertrain.engine.ray_agents import Agent, Agents, AgentSinks
 from powertrain.engine.ray_autoscaler import autoscales
@@ -47,6 +47,7 @@ from powertrain.engine.ray_placing import Placing, RayClaim, numbers
 from powertrain.engine.ray_streams import FedProcess, Streams
 from powertrain.errors import EngineError, ResourceError
 from powertrain.storage import Storage
+from powertrain.storage.files.descriptors import open_log
 
 _logger = logging.getLogger("powertrain")
 #: Seconds for a look at a process of another node.

@@ -27,6 +27,7 @@ from powertrain.engine.ray_actors import AgentActor
 from powertrain.engine.ray_client import RayThread
 from powertrain.engine.ray_options import RayOptions
 from powertrain.storage import Storage
+from powertrain.storage.addresses import without_secrets
 from powertrain.version import __version__
 
 _logger = logging.getLogger("powertrain")
@@ -193,7 +194,7 @@ class Agents:
             directories=[path for path in options.directories if path],
             address=address,
             storage=self._pickled_storage(),
-            storage_name=self._storage.uri if self._storage is not None else "",
+            storage_name=without_secrets(self._storage.uri) if self._storage is not None else "",
             proof=self._proof,
             answer=f"{self._proof}-{id}",
             preloads_torch=options.preloads_torch,
@@ -257,12 +258,13 @@ class Agents:
         """What is wrong when the driver does not see what the node has written."""
         if self._storage is None:
             return ""
+        place = without_secrets(self._storage.uri)
         try:
             self._storage.within(_PROVEN_WITHIN).get(node.proof_key(f"{self._proof}-{found.node}"))
         except FileNotFoundError:
-            return f"the driver does not see what it has just written to the storage {self._storage.uri}"
+            return f"the driver does not see what it has just written to the storage {place}"
         except OSError as error:
-            return f"the driver cannot read the storage {self._storage.uri}: {error}"
+            return f"the driver cannot read the storage {place}: {error}"
         return ""
 
     # -- refusing and losing them
@@ -351,7 +353,9 @@ class Agents:
         try:
             self._storage.within(_PROVEN_WITHIN).delete_tree("probe")
         except OSError as error:
-            _logger.warning("The directory 'probe' stays in %s: %s", self._storage.uri, error)
+            _logger.warning(
+                "The directory 'probe' stays in %s: %s", without_secrets(self._storage.uri), error
+            )
 
     def close_wire(self) -> None:
         if self._own_hub and self._hub is not None:

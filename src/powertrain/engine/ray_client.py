@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -36,6 +37,42 @@ _ANSWERS_WITHIN = 5.0
 TRIES = 5
 #: What Ray says of actors that ended, with their nodes or by themselves.
 GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
+#: Seconds to wait for a call to Ray that Ray Data's poller has begun.
+_POLL_TIMEOUT_S = 5.0
+
+
+def cluster_resources() -> dict[str, float]:
+    """Return what all nodes of the cluster have, in use or not."""
+    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return found
+
+
+def leave() -> None:
+    """Disconnect this process from its cluster."""
+    stop_usage_poller()
+    ray.shutdown()
+
+
+def stop_usage_poller() -> None:
+    """Keep Ray Data's poller of cluster usage from calling Ray after ``ray.shutdown()``.
+
+    Ray Data samples the cluster every 10 s on a thread that never ends, and Ray's core ends the whole process when a
+    thread calls it without a connection. The thread goes on without anything to sample; the next execution of Ray
+    Data starts another.
+    """
+    module = sys.modules.get("ray.data._internal.usage.poller")
+    poller = getattr(module, "_poller", None)
+    if poller is None:
+        return
+    with contextlib.suppress(AttributeError):  # of another version of Ray
+        poller._metrics.clear()
+        module._poller = None  # type: ignore[union-attr]
+        deadline = time.monotonic() + _POLL_TIMEOUT_S
+        while time.monotonic() < deadline:  # a call that has begun must end first
+            frame = sys._current_frames().get(poller._thread.ident)
+            if frame is None or frame.f_code is type(poller)._run.__code__:
+                return
+            time.sleep(0.005)
 
 
 def connect(address: str | None = None, **options: Any) -> None:
@@ -149,7 +186,7 @@ def _await_answer(address: str | None) -> None:
         except OSError as error:
             # A head that is just starting is waited for; a name that means nothing is not.
             if isinstance(error, socket.gaierror) or time.monotonic() >= deadline:
-                raise ConnectionError(f"nobody answers there ({error.strerror or error})") from error
+                raise ConnectionError(f"no process answers there ({error.strerror or error})") from error
         time.sleep(0.1)
 
 

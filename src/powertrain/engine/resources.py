@@ -1,7 +1,8 @@
 """What the machine has, what is counted of it, and how much is left beside what others hold. Pure but for ``detect``.
 
 GPUs and custom resources are counted always, CPUs only where they were asked for by name: the default of one CPU per
-worker never refuses and holds nothing, because asking for eight workers on two cores is how people try things out.
+worker never refuses and holds nothing, because asking for eight workers on two cores is how people try things out. It
+only says how far an elastic run grows: to one worker per core.
 """
 
 from __future__ import annotations
@@ -215,7 +216,12 @@ def slots_free(
     held: Collection[Holding],
     set_aside: Collection[Mapping[str, float]] = (),
 ) -> int:
-    """How many slots of this shape fit beside what is held and what is set aside for others."""
+    """How many slots of this shape fit beside what is held and what is set aside for others.
+
+    One per core where no resource was asked for by name.
+    """
+    if not shape.explicit and not counted(shape, 1):
+        return machine.cpus
     room = BOUNDLESS
     for name, amount in counted(shape, 1).items():
         left = free(machine, held, name) - sum(wanted.get(name, 0.0) for wanted in set_aside)

@@ -22,7 +22,6 @@ import importlib
 import io
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -35,6 +34,8 @@ from typing import Any, NoReturn, Union
 import msgspec
 
 from powertrain.engine import process
+from powertrain.storage.files.descriptors import remove_quietly
+from powertrain.storage.files.private_roots import remove_empty_parents
 from powertrain.trace import processes
 
 _PR_SET_PDEATHSIG = 1
@@ -44,8 +45,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_EVERY = 1.0
 #: Seconds for a resource tracker to clean up after a worker that is gone, and between looks at it.
 _TRACKER_GRACE, _TRACKER_LOOK = 1.0, 0.005
-#: Signals by which a scheduler says that a job must end.
-_ASK_FOR_AN_END = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+#: Signals by which a scheduler, or a terminal that is closed, says that a job must end.
+_ASK_FOR_AN_END = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 #: The largest control message; payloads travel as descriptors.
 _MESSAGE_LIMIT = 1 << 18
 
@@ -98,15 +99,23 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     out_of_memory: bool
 
 
-Report = Union[Ready, Forked, Ended]
+class Signalled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to ``Kill``: the signal was sent, so this process does not hang."""
+
+    id: str
+
+
+Report = Union[Ready, Forked, Ended, Signalled]
 
 encode = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 _decode_command = msgspec.msgpack.Decoder(Command).decode
 
 
-def serve(control: socket.socket, driver: int, started: float, preloads_torch: bool = True) -> NoReturn:
-    """Be the warm server until the driver is gone. Never returns."""
+def serve(
+    control: socket.socket, driver: int, started: float, preloads_torch: bool | None = True
+) -> NoReturn:
+    """Be the warm server until the driver is gone. Never returns. ``preloads_torch=None`` imports nothing at all."""
     code = 1
     try:
         _detach()
@@ -138,25 +147,39 @@ def _detach() -> None:
     _set_name("powertrain-warm")
 
 
-def _preload(torch_too: bool) -> None:
+def _preload(torch_too: bool | None) -> None:
     """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
     gc.disable()
+    if torch_too is None:
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)
+    elif import_for_workers(torch_too):
+        torch = sys.modules["torch"]
+        torch.set_num_threads(1)
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
+
+
+def import_for_workers(torch_too: bool) -> bool:
+    """Import the modules that every worker needs; return whether torch is among them."""
     for name in ("powertrain.worker.main", "powertrain.trace.patches", "powertrain.trace.samplers"):
         importlib.import_module(name)
     if not torch_too:
-        return
+        return False
     try:
-        torch = importlib.import_module("torch")
+        importlib.import_module("torch")
     except ModuleNotFoundError:
-        return  # a framework-neutral run needs none
-    torch.set_num_threads(1)
-    importlib.import_module("torch._dynamo")
-    for name in ("torch.distributed", "torch.nn.parallel.distributed", "torch.utils.data"):
+        return False  # a framework-neutral run needs none
+    for name in (
+        "torch._dynamo",  # the first optimizer and DDP load it
+        "torch.distributed",
+        "torch.nn.parallel.distributed",
+        "torch.utils.data",
+    ):
         importlib.import_module(name)
     importlib.import_module("powertrain.torch.backend")
     importlib.import_module("powertrain.torch.prepare")
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
+    return True
 
 
 class _Server:
@@ -234,6 +257,7 @@ class _Server:
                 else:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, command.signal)
+        self._tell(Signalled(id=command.id))
 
     def _reap(self) -> None:
         while True:
@@ -294,7 +318,8 @@ class _Server:
         process.kill_all(processes.descendants(os.getpid()))
         for paths in self._sweeps.values():
             for path in paths:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_quietly(path)
+                remove_empty_parents(path)
 
     def _tell(self, report: Report) -> None:
         with contextlib.suppress(OSError):  # a driver that is gone is noticed by the loop

@@ -57,6 +57,9 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     pid: int
     key: bytes
+    #: The number of the rank's agent, which torchrun calls the group, and the GPU that torchrun means for the rank.
+    group: str
+    gpu: str
 
 
 def is_torchrun() -> bool:
@@ -74,6 +77,13 @@ def world_size() -> int:
 
 def local_world_size() -> int:
     return int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def own_gpu() -> str:
+    """Return the GPU of this rank as torchrun's users choose it: number LOCAL_RANK of those that its agent may use."""
+    index = int(os.environ["LOCAL_RANK"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible[index].strip() if index < len(visible) and visible[index].strip() else str(index)
 
 
 def check_num_workers(num_workers: int | tuple[int, int]) -> None:
@@ -150,6 +160,8 @@ class Meeting:
             address=own_address(),
             pid=os.getpid(),
             key=self.keys.public,
+            group=os.environ["GROUP_RANK"],
+            gpu=own_gpu(),
         )
         self.publish(f"join/{me.rank}", msgspec.msgpack.encode(me))
 
@@ -356,22 +368,18 @@ class TorchrunEngine:
             if data is None:
                 return False
             joined = msgspec.msgpack.decode(data, type=Joined)
-            gpus = (str(_local_index(self._slots, joined.host)),) if shape.gpus else ()
             slot = Slot(
                 id=str(rank),
                 host=joined.host,
                 address=joined.address,
                 local=rank == 0,
-                gpus=gpus,
+                gpus=(joined.gpu,) if shape.gpus else (),
                 key=joined.key,
+                group=joined.group,
             )
             self._slots.append(slot)
             self._pids[slot.id] = joined.pid
         return True
-
-
-def _local_index(slots: list[Slot], host: str) -> int:
-    return sum(slot.host == host for slot in slots)
 
 
 def follow(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Rank]:

@@ -128,6 +128,8 @@ class Attempt:
         self.arrivals: dict[int, dict[int, wire.Arrived]] = {}
         self._calls: dict[int, set[str]] = {}
         self.barrier_rows: dict[int, set[int]] = {}
+        #: By row why all ranks end there.
+        self.stops_at: dict[int, str] = {}
 
     @property
     def world_size(self) -> int:
@@ -196,7 +198,8 @@ class Attempt:
         if gone := sorted(self._over - here.keys()):
             kind = next(iter(here.values())).kind
             return wire.Opened(
-                sync=sync, error=f"Rank {gone[0]} has ended and will never come to this {kind}()."
+                sync=sync,
+                error=f"Rank {gone[0]} has ended without calling this {kind}(). Call it as often on every rank.",
             )
         return wire.Opened(sync=sync, data=here[0].data) if len(here) == self.world_size else None
 

@@ -1,22 +1,23 @@
-"""The user's own hooks into a run. An exception in one is told, never fatal."""
+"""The user's own hooks into a run. Whatever one raises is reported and never ends the run."""
 
 from __future__ import annotations
 
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.errors import WorkerFailedError
+from powertrain.error_text import describe_error
 from powertrain.run.events import Fact
+from powertrain.run.forced_end import EndedAtOnce
 
 logger = logging.getLogger("powertrain")
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Which run a callback is told about."""
+    """The run that a callback is called for."""
 
     name: str
     #: The run's directory, and the storage path it lies under.
@@ -27,6 +28,8 @@ class RunContext:
     scaling_config: Any = None
     backend_config: Any = None
     train_loop_config: Any = None
+    #: Call it with a reason to end the run at its next boundary, as a stop criterion does. Any thread.
+    end_early: Callable[[str], None] = field(default=lambda reason: None, repr=False, compare=False)
 
 
 class UserCallback:
@@ -41,9 +44,10 @@ class UserCallback:
         """A row is complete. ``metrics`` has one dict per rank, in rank order, empty for ranks that did not report."""
 
     def after_exception(
-        self, run_context: RunContext, worker_exceptions: Mapping[int, WorkerFailedError]
+        self, run_context: RunContext, worker_exceptions: Mapping[int, BaseException]
     ) -> None:
-        """An attempt failed; the first failing rank comes first."""
+        """An attempt failed. By rank what it raised, as ``TrainingFailedError.worker_failures``; the first failing rank
+        comes first."""
 
     def on_event(self, run_context: RunContext, event: Fact) -> None:
         """Any fact of the run, as the journal keeps it."""
@@ -56,23 +60,32 @@ class Callbacks:
         """``tell`` gets one sentence for each callback method that raised, once per method."""
         self._callbacks, self._context, self._tell = tuple(callbacks), context, tell
         self._told: set[tuple[int, str]] = set()
+        self._is_closed = False
 
     def call(self, method: str, *arguments: Any) -> None:
-        """Call ``method`` on every callback that has it."""
+        """Call ``method`` on every callback that has it. Only the forced end of the run is let through."""
+        if self._is_closed:
+            return
         for callback in self._callbacks:
-            function = getattr(callback, method, None)
-            if function is None:
-                continue
             try:
-                function(self._context, *arguments)
-            except Exception as error:
+                function = getattr(callback, method, None)
+                if function is not None:
+                    function(self._context, *arguments)
+            except EndedAtOnce:
+                self._is_closed = True  # it may be the callback that hangs: it is not called again
+                raise
+            except BaseException as error:  # also SystemExit: a callback does not decide how the run ends
                 self._survive(callback, method, error)
 
-    def _survive(self, callback: Any, method: str, error: Exception) -> None:
+    def close(self) -> None:
+        """Call none of them any more."""
+        self._is_closed = True
+
+    def _survive(self, callback: Any, method: str, error: BaseException) -> None:
         logger.warning("%s.%s raised:\n%s", type(callback).__name__, method, traceback.format_exc())
         if (id(callback), method) not in self._told:
             self._told.add((id(callback), method))
             self._tell(
-                f"The callback {type(callback).__name__}.{method} raised {type(error).__name__}: {error}. The run goes "
+                f"The callback {type(callback).__name__}.{method} raised {describe_error(error)}. The run goes "
                 "on; this is said once."
             )

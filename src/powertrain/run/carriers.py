@@ -55,9 +55,12 @@ class Carriers:
         timeout: float,
         log_path: str,
         tell: Callable[[wire.FromWorker], None],
+        lease: tuple[int, str] = (0, ""),
     ) -> None:
         """``storage`` is the run's, pickled; ``timeout`` the seconds for which a refused file is tried again.
-        ``tell`` hears, on any thread, what this process has carried itself."""
+        ``tell`` is called, on any thread, with the results of what this process carries itself; ``lease`` is the number
+        and the token of the lease for which they carry."""
+        self._lease = lease
         self._engine, self._hub, self._tell = engine, hub, tell
         self._storage, self._timeout, self._log_path = storage, timeout, log_path
         self._nodes: dict[str, _Uploader] = {}
@@ -94,10 +97,20 @@ class Carriers:
         if order is None:
             return
         drop, node = wire.Drop(attempt=attempt, row=row, rank=rank, staged=staged), self._nodes[order.node]
+        self._send_drop(node, order.member, drop)
+
+    def clear(self, member: Member, drop: wire.Drop) -> None:
+        """Have a share of ``member`` removed or given back on its node, whether it was to be carried or not."""
+        self._orders.pop((drop.attempt, drop.row, drop.rank), None)
+        node = self._node_of(member)
+        self._send_drop(node, member if node.slot is None and node.here is None else None, drop)
+
+    def _send_drop(self, node: _Uploader, member: Member | None, drop: wire.Drop) -> None:
+        """``member`` is the rank that carries for itself, if it does."""
         if node.here is not None:
             node.here.drop(drop)
         else:
-            self._hub.send(order.member.key if order.member is not None else node.key, drop)
+            self._hub.send(member.key if member is not None else node.key, drop)
 
     def done(self, key: uploader.ShareKey) -> None:
         """A share has been carried or given up."""
@@ -149,7 +162,10 @@ class Carriers:
 
     def _start(self, id: str, beside: base.Slot, deaths: int) -> None:
         door = self._hub.admit()
-        spec = uploader.UploaderSpec(door=door, storage=self._storage, timeout=self._timeout)
+        number, token = self._lease
+        spec = uploader.UploaderSpec(
+            door=door, storage=self._storage, timeout=self._timeout, lease=number, token=token
+        )
         slot = self._engine.attend(
             beside,
             base.ProcessSpec(
@@ -165,4 +181,6 @@ class Carriers:
         if slot is not None:
             node.key = door.keys.public
         elif beside.host == socket.gethostname():
-            node.here = uploader.Carrier(lambda: pickle.loads(self._storage), self._tell, self._timeout)
+            node.here = uploader.Carrier(
+                lambda: pickle.loads(self._storage), self._tell, self._timeout, lease=self._lease
+            )

@@ -11,17 +11,18 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from powertrain import wire
 from powertrain.checkpoint import commit, retention
 from powertrain.checkpoint.chain import Chain
-from powertrain.checkpoint.checkpoint import Checkpoint
+from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpointStatus
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.checkpoint.saver import remove_share
+from powertrain.checkpoint.saver import give_back, remove_share
 from powertrain.config import CheckpointConfig
-from powertrain.errors import CheckpointError
+from powertrain.error_text import message_of
+from powertrain.errors import CheckpointError, FencedError
 from powertrain.run import pending as pd
 from powertrain.run.attempt import Attempt, Member
 from powertrain.run.carriers import Carriers
@@ -29,7 +30,9 @@ from powertrain.run.committer import Committer
 from powertrain.run.pending import Pending
 from powertrain.run.rows import Row
 from powertrain.storage import Storage
-from powertrain.worker.shards import positions_in
+from powertrain.storage.addresses import without_secrets
+from powertrain.storage.full_disk import describe_write_error, full_place
+from powertrain.worker.shards import gaps_in, positions_in
 
 #: Seconds for which a deletion is tried.
 _DISCARD_WITHIN = 30.0
@@ -59,6 +62,7 @@ class Checkpoints:
         self._storage, self._chain, self._config, self._tag = storage, chain, config, tag
         self._committer, self._before_commit = committer, before_commit
         self._settled, self._unstaged, self._tell = settled, unstaged, tell
+        self._scores_checked = False
         self._carriers: Carriers | None = None
         #: The newest committed and verified one.
         self.newest = newest
@@ -73,7 +77,7 @@ class Checkpoints:
         self._begun: set[pd.Key] = set()
         #: Shares that a rank had uploaded itself before the row was complete.
         self._early: dict[pd.Key, list[wire.Carried]] = {}
-        self._told_clash = False
+        self._told_clash = self._told_empty = False
         #: True while the run is ending: what storage does not take now stays where it is, in ``left``.
         self.last_chance = False
         self.left: list[str] = []
@@ -108,14 +112,27 @@ class Checkpoints:
 
     def newest_path(self) -> str:
         """Where the newest one lies; "" for none."""
-        return self.value(self.newest).path if self.newest is not None else ""
+        return self.value(self.newest).address if self.newest is not None else ""
 
     def data_positions(self) -> dict[str, dict[str, Any]]:
         """By dataset where the newest one left it; empty where there is none, or it was saved without data."""
         return positions_in(self.newest.extras) if self.newest is not None else {}
 
+    def data_gaps(self) -> dict[str, int]:
+        """By dataset how many batches were drawn without an optimizer step before the newest one, at most."""
+        return gaps_in(self.newest.extras) if self.newest is not None else {}
+
     def value(self, manifest: Manifest) -> Checkpoint:
         return commit.checkpoint_of(self._storage, manifest)
+
+    @property
+    def _local_place(self) -> str:
+        """The directory of all checkpoints; "" where storage has no real files."""
+        return str(self._storage.local_path("checkpoints") or "")
+
+    def place_of(self, pending: Pending) -> str:
+        """The place that did not take a checkpoint: a full file system, or its place in the run's storage."""
+        return pending.place or without_secrets(f"{self._storage.uri}/checkpoints/{pending.name}")
 
     def given_names(self) -> list[str]:
         """Names of committed checkpoints that the user chose."""
@@ -136,9 +153,11 @@ class Checkpoints:
             attempt.number, row.number, name, dict(metrics), attempt.world_size, parts, time.monotonic()
         )
         self._pending[pending.key] = pending
+        self._members[pending.key] = {rank: attempt.members[rank] for rank in parts}
         self._begun.add(pending.key)
         merged = pending.merged()
         if merged.errors:
+            pending.place = next((part.error_place for part in parts.values() if part.error), "")
             self.fail(pending, "; ".join(merged.errors.values()))
             return
         if self._is_taken(pending):
@@ -147,8 +166,14 @@ class Checkpoints:
         if merged.clashes and not self._told_clash:
             self._told_clash = True
             self._tell(merged.clashes[0])
+        is_awaited = any(part.pending for part in parts.values())
+        if merged.is_empty and not is_awaited and not self._told_empty:
+            self._told_empty = True
+            self._tell(
+                f"The checkpoint {name!r} is empty: the directories that ranks reported for row {row.number} hold no "
+                "file. It is committed as it is. Write files into the directory on at least one rank before report()."
+            )
         pending.awaited = {rank for rank, part in parts.items() if part.pending}
-        self._members[pending.key] = {rank: attempt.members[rank] for rank in parts}
         for carried in self._early.pop(pending.key, []):
             self.carried(carried)
         self._advance()
@@ -163,15 +188,17 @@ class Checkpoints:
         late = Pending(
             attempt.number, row.number, "", {}, attempt.world_size, dict(row.parts), time.monotonic()
         )
-        for part in late.parts.values():
-            if part.staged:
+        back = []
+        for rank, part in sorted(late.parts.items()):
+            if part.staged and part.taken:
+                back.append(self._given_back(late, rank, {rank: attempt.members[rank]}))
+            elif part.staged:
                 remove_share(part.staged)
-        self._settled(
-            late,
-            None,
+        reason = (
             f"ranks {sorted(late.parts)} made this report after the row had been closed without them, so their files "
-            "are not in its checkpoint",
+            "are not in its checkpoint"
         )
+        self._settled(late, None, _with_places(reason, back))
 
     def _order(self, pending: Pending) -> None:
         assert self._carriers is not None
@@ -191,6 +218,7 @@ class Checkpoints:
                     checkpoint=pending.name,
                     staged=pending.parts[rank].staged,
                     names=names,
+                    keeps=bool(pending.parts[rank].taken),
                 ),
             )
 
@@ -229,21 +257,25 @@ class Checkpoints:
             return
         if message.rank not in pending.awaited:
             return
+        if message.error:
+            pending.place = message.error_place
         if message.error and self.last_chance:
             self.leave(pending, message.error)
+            self._advance()
             return
         if message.error:
             self.fail(pending, message.error)
             return
         pending.arrived(message)
-        self._unstaged(pending, message.rank)
+        if not pending.parts[message.rank].taken:  # which stays until it is committed
+            self._unstaged(pending, message.rank)
         self._advance()
 
     def trouble(self, message: wire.CarryTrouble) -> None:
         """Storage refuses a share; it is tried again."""
         pending = self._pending.get((message.attempt, message.row))
         if pending is not None:
-            pending.trouble = message.reason
+            pending.trouble, pending.place = message.reason, message.place
 
     def will_never_come(self, shares: Iterable[wire.Carry], why: str) -> None:
         """These shares are lost with who had to carry them."""
@@ -286,20 +318,51 @@ class Checkpoints:
             )
 
     def fail(self, pending: Pending, reason: BaseException | str) -> None:
-        """Give a checkpoint up: its shares are removed, and so is what had reached storage."""
+        """Give a checkpoint up: its shares are removed, and so is what had reached storage. The user's directories
+        that were moved go back, and the reason names them."""
         assert self._carriers is not None
         self._wants_room = 0
+        members = self._members.get(pending.key, {})
         self._give_up(pending)
-        for rank, part in pending.parts.items():
-            if part.staged:
+        back = []
+        for rank, part in sorted(pending.parts.items()):
+            if part.staged and part.taken:
+                back.append(self._given_back(pending, rank, members))
+            elif part.staged:
                 self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
                 remove_share(part.staged)
         if not self._is_taken(pending):
-            self._committer.submit(
-                lambda: commit.discard(self._impatient, pending.name), _ignored, persist=False
-            )
-        self._settled(pending, None, reason)
+            self._committer.submit(self._discarding(pending.name), _ignored, persist=False)
+        self._settled(pending, None, _with_places(reason, back))
         self._advance()
+
+    def _given_back(self, pending: Pending, rank: int, members: Mapping[int, Member]) -> str:
+        """Give a share back to the user; returns where its files are."""
+        assert self._carriers is not None
+        part = pending.parts[rank]
+        if os.path.isdir(part.staged):
+            place = give_back(part.staged, part.taken)  # first: a carrier removes what is left of it
+            self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
+            self.left.append(place)
+            return place
+        drop = wire.Drop(
+            attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged, back=part.taken
+        )
+        self._carriers.clear(members[rank], drop)
+        return f"{part.taken} on {members[rank].placement.slot.host}"
+
+    def _remove_taken(self, pending: Pending, members: Mapping[int, Member]) -> None:
+        """It is committed: what was taken from the user is not needed any more."""
+        assert self._carriers is not None
+        for rank, part in sorted(pending.parts.items()):
+            if not (part.staged and part.taken):
+                continue
+            if os.path.isdir(part.staged):
+                remove_share(part.staged)
+            else:
+                drop = wire.Drop(attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged)
+                self._carriers.clear(members[rank], drop)
+            self._unstaged(pending, rank)
 
     def _forget(self, pending: Pending) -> None:
         self._pending.pop(pending.key, None)
@@ -312,12 +375,17 @@ class Checkpoints:
             self._spent.add(pending.name)
 
     def leave(self, pending: Pending, reason: str) -> None:
-        """Stop waiting for a checkpoint; its shares stay where they are, and it is told where."""
+        """Stop waiting for a checkpoint; its shares stay, or go back to the user, and the reason says where."""
+        members = self._members.get(pending.key, {})
         self._give_up(pending)
-        staged = [part.staged for part in pending.parts.values() if os.path.isdir(part.staged)]
-        self.left += staged
-        where = f". Its files stay in {', '.join(staged)}." if staged else ""
-        self._settled(pending, None, reason.removesuffix(".") + where)
+        places = []
+        for rank, part in sorted(pending.parts.items()):
+            if part.staged and part.taken:
+                places.append(self._given_back(pending, rank, members))
+            elif os.path.isdir(part.staged):
+                places.append(part.staged)
+        self.left += places
+        self._settled(pending, None, _with_places(reason, places))
 
     # -- committing
 
@@ -332,7 +400,7 @@ class Checkpoints:
     def _submit(self, pending: Pending) -> None:
         def do() -> Manifest:
             if pending.given_up:
-                raise CheckpointError("nobody waits for it any more")
+                raise CheckpointError("no rank waits for it any longer")
             self._before_commit()
             merged = pending.merged()
             manifest = commit.commit(
@@ -355,14 +423,20 @@ class Checkpoints:
         def then(manifest: Any, error: BaseException | None) -> None:
             self._committed(pending, manifest, error)
 
-        self._committer.submit(do, then, lambda reason: setattr(pending, "trouble", reason))
+        def trouble(reason: str, place: str) -> None:
+            pending.trouble, pending.place = reason, place
+
+        self._committer.submit(do, then, trouble, place=self._local_place)
 
     def _committed(self, pending: Pending, manifest: Manifest | None, error: BaseException | None) -> None:
         if pending.given_up:
             return  # nobody relies on it: what is left of it was told, and is removed or stays where it is
         if manifest is None:
-            self.fail(pending, error or "it is not known why")
+            pending.place = full_place(error, self._local_place)
+            text = describe_write_error(error, self._local_place) if pending.place else ""
+            self.fail(pending, text or error or "unknown reason")
             return
+        self._remove_taken(pending, self._members.get(pending.key, {}))
         self._forget(pending)
         self._wants_room = 0  # who still lacks room after this says so again
         self.newest = manifest
@@ -375,7 +449,12 @@ class Checkpoints:
     def validated(self, name: str, validation: Any) -> None:
         """Keep what a validation found beside its checkpoint."""
         self._validations[name] = validation
-        self._committer.submit(lambda: commit.record_validation(self._storage, name, validation), self._noted)
+
+        def record() -> None:
+            self._chain.check_held(self._storage)
+            commit.record_validation(self._storage, name, validation)
+
+        self._committer.submit(record, self._noted)
 
     def _noted(self, _: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -390,6 +469,7 @@ class Checkpoints:
 
     def discard_old(self, pinned: Collection[str]) -> None:
         """Delete what retention does not keep; never what is pinned."""
+        self.check_scores(pinned, least=2)
         for name in retention.to_delete(
             self.kept,
             num_to_keep=self._config.num_to_keep,
@@ -400,8 +480,25 @@ class Checkpoints:
             self._kept = [m for m in self._kept if m.name != name]
             self._committer.submit(self._discarding(name), self._discarded(name), persist=False)
 
+    def check_scores(self, pinned: Collection[str] = (), *, least: int = 1) -> None:
+        """Warn once where at least so many checkpoints have no score, although one was named."""
+        attribute = self._config.checkpoint_score_attribute
+        if attribute is None or self._scores_checked:
+            return
+        pending = ReportedCheckpointStatus.PENDING_VALIDATION.value  # its validation may find the score
+        manifests = [m for m in self.kept if m.name not in pinned and self.status(m) != pending]
+        if len(manifests) < least:
+            return
+        if warning := retention.missing_score(manifests, attribute):
+            self._tell(warning)
+        self._scores_checked = True
+
     def _discarding(self, name: str) -> Callable[[], None]:
-        return lambda: commit.discard(self._impatient, name)
+        def discard() -> None:
+            self._chain.check_held(self._impatient)
+            commit.discard(self._impatient, name)
+
+        return discard
 
     def _discarded(self, name: str) -> Callable[[Any, BaseException | None], None]:
         def then(_: Any, error: BaseException | None) -> None:
@@ -413,7 +510,16 @@ class Checkpoints:
 
 def described(manifest: Manifest, value: Checkpoint, status: str) -> wire.ReportedCheckpoint:
     """A committed checkpoint as workers are told of it."""
-    return wire.ReportedCheckpoint(path=value.path, metrics=dict(manifest.metrics), status=status)
+    return wire.ReportedCheckpoint(path=value.address, metrics=dict(manifest.metrics), status=status)
+
+
+def _with_places(reason: BaseException | str, back: Sequence[str]) -> BaseException | str:
+    """``reason``, and where the user's files are."""
+    places = [place for place in back if place]
+    if not places:
+        return reason
+    text = f"{message_of(reason).removesuffix('.')}. Its files are in {', '.join(places)}."
+    return FencedError(text) if isinstance(reason, FencedError) else text  # which ends the run
 
 
 def _ignored(_: Any, __: BaseException | None) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, NoReturn
 
 from powertrain.engine.base import Exited, ProcessSpec, Slot
+from powertrain.storage.files.descriptors import open_log
 
 #: Seconds between two looks for the parent, where the system has no descriptor for it.
 _LOOK_EVERY = 0.5
@@ -101,6 +102,4 @@ def _environment(inherited: Mapping[str, str], changes: Mapping[str, str | None]
 
 
 def _open_log(path: str) -> IO[bytes]:
-    if path:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    return open(path or os.devnull, "ab")
+    return open(open_log(path) if path else os.devnull, "ab")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from powertrain.checkpoint.uploader import FINAL, pause_before_retry
+from powertrain.storage.full_disk import describe_write_error, full_place
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,19 @@ class Done:
 class Trouble:
     """Storage refuses a piece of work, and it is tried again."""
 
-    say: Callable[[str], None]
+    say: Callable[[str, str], None]
     reason: str
+    #: The file system that is full; "" for the storage itself.
+    place: str = ""
 
 
 @dataclass(frozen=True)
 class _Work:
     do: Callable[[], Any]
     then: Callable[[Any, BaseException | None], None]
-    trouble: Callable[[str], None]
+    trouble: Callable[[str, str], None]
     persist: bool
+    place: str
 
 
 class Committer:
@@ -56,18 +60,20 @@ class Committer:
         self,
         do: Callable[[], Any],
         then: Callable[[Any, BaseException | None], None],
-        trouble: Callable[[str], None] = lambda _: None,
+        trouble: Callable[[str, str], None] = lambda _reason, _place: None,
         *,
         persist: bool = True,
+        place: str = "",
     ) -> None:
         """Do this after everything submitted before. ``OSError`` is tried again; any other error is final.
 
-        What need not be done now or never, such as a deletion, does not ``persist``: others wait behind it.
+        What need not be done now or never, such as a deletion, does not ``persist``: others wait behind it. ``trouble``
+        is called with the reason and the full file system; ``place`` is the directory that is written to.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="powertrain-committer", daemon=True)
             self._thread.start()
-        self._work.put(_Work(do, then, trouble, persist))
+        self._work.put(_Work(do, then, trouble, persist, place))
 
     def close(self, within: float) -> None:
         """Do what is left, for at most so many seconds, and stop."""
@@ -96,5 +102,6 @@ class Committer:
                 if final or self._closing.is_set() or time.monotonic() + pause > deadline:
                     raise
                 tries += 1
-                self._post(Trouble(work.trouble, str(error)))
+                reason, place = describe_write_error(error, work.place), full_place(error, work.place)
+                self._post(Trouble(work.trouble, reason, place))
                 self._closing.wait(pause)

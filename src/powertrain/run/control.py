@@ -11,9 +11,11 @@ one that it does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,8 @@ from typing import Union
 
 import msgspec
 
+from powertrain.redaction import has_secrets, strip_secrets
+from powertrain.storage.files.descriptors import open_directory, open_file
 from powertrain.wire import ProcessStack, Where
 
 _CARD, _SOCKET = "control.json", "control.sock"
@@ -34,6 +38,9 @@ _LEAVE_WITHIN = 2.0
 #: Bytes of a question, and of one line of a reply: the stacks of a rank and all its processes.
 _QUESTION_LIMIT = 1 << 16
 _REPLY_LIMIT = 1 << 27
+_CARD_LIMIT = 1 << 20
+#: pid, uid and gid of a socket's other end.
+_PEER = struct.Struct("iII")
 #: How many may ask at the same time.
 _VISITORS = 16
 
@@ -48,6 +55,20 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     files: str = ""
     #: Of its lease: which of all starts of the run it is.
     lease: int = 0
+    #: True where the run's address has credentials, which are not in ``path``.
+    has_credentials: bool = False
+
+
+def card_of(name: str, path: str, files: str, lease: int) -> Card:
+    """Return the card of a run of this process. Credentials in its address stay in the process."""
+    return Card(
+        name=name,
+        path=strip_secrets(path),
+        pid=os.getpid(),
+        files=files,
+        lease=lease,
+        has_credentials=has_secrets(path),
+    )
 
 
 # --------------------------------------------------------------------------- questions
@@ -169,7 +190,9 @@ def listening(directory: str | Path, card: Card, ask: Ask) -> Iterator[None]:
         door.bind(str(address))
         os.chmod(address, 0o600)
         door.listen()
-        descriptor = os.open(Path(directory, _CARD), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(
+            Path(directory, _CARD), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
+        )
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(card))
         reception = _Reception(door, ask)
@@ -215,6 +238,9 @@ class _Reception:
                 connection, _ = self._door.accept()
             except OSError:
                 return
+            if not _is_own_peer(connection):
+                connection.close()
+                continue
             with self._guard:
                 is_full = len(self._inside) >= _VISITORS
                 if not is_full:
@@ -289,19 +315,32 @@ class LiveRun(msgspec.Struct, frozen=True):
     directory: Path
 
 
-def live_runs(root: Path) -> list[LiveRun]:
-    """The runs of this user that listen below ``root``; those of processes that were killed are not among them."""
+def live_runs(*roots: Path) -> list[LiveRun]:
+    """Return the runs of this user that listen below ``roots``, without those of processes that were killed.
+
+    Cards that another user has put there, and sockets that a process of another user listens on, do not count.
+    """
     found = []
-    for path in sorted(root.glob(f"*/{_CARD}")):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            card = msgspec.json.decode(path.read_bytes(), type=Card)
+    for path in sorted(path for root in roots for path in root.glob(f"*/{_CARD}")):
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            card = msgspec.json.decode(_read_own(path), type=Card)
             if _listens(path.parent):
                 found.append(LiveRun(card, path.parent))
     return found
 
 
+def _read_own(path: Path) -> bytes:
+    """Return the content of a card in a directory of this user; raises ``OSError`` for any other."""
+    with open_directory(path.parent.parent, [path.parent.name]) as directory:
+        descriptor = open_file(directory, path.name, str(path), os.O_RDONLY)
+        with os.fdopen(descriptor, "rb") as file:
+            if {os.fstat(directory).st_uid, os.fstat(descriptor).st_uid} != {os.geteuid()}:
+                raise PermissionError(errno.EPERM, "belongs to another user", str(path))
+            return file.read(_CARD_LIMIT)
+
+
 def _listens(directory: Path) -> bool:
-    """True when somebody is behind the socket: one of a process that is gone refuses."""
+    """Return True when a process of this user is behind the socket. The socket of a dead process refuses."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(1.0)
         try:
@@ -310,7 +349,15 @@ def _listens(directory: Path) -> bool:
             return True  # it is there, and busy
         except OSError:
             return False
+        return _is_own_peer(connection)
+
+
+def _is_own_peer(connection: socket.socket) -> bool:
+    """Return True when the process at the other end runs as this user; True where the system does not say."""
+    if not hasattr(socket, "SO_PEERCRED"):
         return True
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return bool(_PEER.unpack(credentials)[1] == os.geteuid())
 
 
 def ask_run(
@@ -323,7 +370,11 @@ def ask_run(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(within)
         connection.connect(str(directory / _SOCKET))
-        connection.sendall(msgspec.json.encode(question) + b"\n")
+        if not _is_own_peer(connection):
+            raise PermissionError(errno.EPERM, "the process that listens there belongs to another user")
+        # A run with too many clients replies and closes the connection without reading; the reply can be read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(msgspec.json.encode(question) + b"\n")
         rest = bytearray()
         while line := _line(connection, _REPLY_LIMIT, rest):
             reply = _reply_of(line)

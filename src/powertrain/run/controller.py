@@ -22,8 +22,8 @@ import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from powertrain import wire
@@ -31,7 +31,14 @@ from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.manifest import Manifest, Validation
 from powertrain.checkpoint.saver import remove_share, sealed_reports
 from powertrain.engine import base
-from powertrain.errors import EngineError, FencedError, PowertrainError, ResourceError, WorkerFailedError
+from powertrain.error_text import describe_error, message_of
+from powertrain.errors import (
+    EngineError,
+    FencedError,
+    PowertrainError,
+    ResourceError,
+    WireError,
+)
 from powertrain.run import attempt as phases
 from powertrain.run import (
     control,
@@ -53,6 +60,7 @@ from powertrain.run.carriers import Carriers
 from powertrain.run.checkpoints import Checkpoints
 from powertrain.run.committer import Committer, Done, Trouble
 from powertrain.run.debugging import Debugging, place_of
+from powertrain.run.forced_end import EndedAtOnce
 from powertrain.run.hangs import Hangs, Looked
 from powertrain.run.hooks import HookDone
 from powertrain.run.inspections import Inspections, SeenFromOutside
@@ -68,9 +76,11 @@ from powertrain.run.spec import RunSpec
 from powertrain.run.startup import Startup
 from powertrain.run.steering import Steering
 from powertrain.run.telemetry import Telemetry
+from powertrain.run.unsaved import error_text
 from powertrain.run.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
 from powertrain.run.worker_group import WorkerCallError
 from powertrain.storage import Storage, safety
+from powertrain.values.exceptions import exceptions_of
 from powertrain.worker.mark import marked_row
 from powertrain.worker.signals import SAME_NOTICE
 
@@ -98,6 +108,9 @@ _SETTLE_WITHIN = 60.0
 _CUT_SHORT = 2.0
 #: Seconds for the last deletions.
 _COMMITTER_GRACE = 10.0
+#: Seconds for killed processes to be reported as gone before they are killed by other means; the same for a run that
+#: was asked twice to end; and after that until they are left.
+_KILL_TIMEOUT_S, _CUT_SHORT_KILL_TIMEOUT_S, _ABANDON_TIMEOUT_S = 20.0, 2.0, 4.0
 #: Deadlines that wait while a debugger is open.
 _PAUSED = ("late", "absent", "together", "laggards")
 #: Seconds by which the loop may come late before it is clear that this process itself was not running.
@@ -136,11 +149,20 @@ class RunOutcome:
     left: tuple[str, ...] = ()
     #: True when the process that ran it was asked to end.
     is_to_leave: bool = False
+    #: The run as its facts tell it; None where it was left before it had ended.
+    run: lifecycle.RunState | None = None
+    #: The objects among ``metrics``: see :mod:`powertrain.values.kinds`.
+    originals: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Interrupt:
     pass
+
+
+@dataclass(frozen=True)
+class _EndEarly:
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -153,6 +175,14 @@ class _Parted:
     """The connection of a worker has ended."""
 
     key: bytes
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """A message of a worker could not be read."""
+
+    sender: bytes
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -184,8 +214,11 @@ class Controller:
         state: lifecycle.RunState,
         observer: Observer,
         from_checkpoint: Manifest | None = None,
+        is_displaced: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``is_displaced`` returns True when the run's directory was removed, or belongs to another start by now."""
         lease = chain.lease
+        self._is_displaced, self._lease_identity = is_displaced, (lease, chain.token)
         self._spec, self._engine, self._storage, self._lease = spec, engine, storage, lease
         self._state = state
         self._observer = observer
@@ -193,10 +226,21 @@ class Controller:
         #: Batches of workers that have come, and points of theirs that are not kept yet.
         self._batches: deque[wire.Received] = deque()
         self._points_to_keep: list[PointRecord] = []
-        self._journal = Journal(storage, lease)
-        self._metrics = MetricsStore(storage, lease)
+        with contextlib.ExitStack() as undone:  # closed again where a part of the controller cannot be made
+            self._journal = Journal(storage, lease)
+            undone.callback(self._journal.close)
+            self._metrics = MetricsStore(storage, lease)
+            undone.callback(self._metrics.close)
+            self._make_parts(chain, from_checkpoint)
+            undone.pop_all()
+
+    def _make_parts(self, chain: Chain, from_checkpoint: Manifest | None) -> None:
+        """Make what the loop works with, and its state before the first message."""
+        spec, engine = self._spec, self._engine
         self._callbacks = Callbacks(
-            spec.callbacks, RunContext(spec.name, spec.path, spec.storage_path, **spec.arguments), self._warn
+            spec.callbacks,
+            RunContext(spec.name, spec.path, spec.storage_path, **spec.arguments, end_early=self.end_early),
+            self._warn,
         )
         self._committer = Committer(self._inbox.put, spec.sync_timeout)
         self._checkpoints = self._make_checkpoints(chain, from_checkpoint)
@@ -244,6 +288,11 @@ class Controller:
         self._last_metrics = dict(from_checkpoint.metrics) if from_checkpoint is not None else None
         #: What rank 0 last reported outside rows.
         self._last_solo: dict[str, Any] | None = None
+        #: Warnings of ranks that are not shown again.
+        self._shown_once: set[str] = set()
+        #: The objects among either.
+        self._originals: dict[str, bytes] = {}
+        self._solo_originals: dict[str, bytes] = {}
         self._value = b""
         self._failures: tuple[ev.WorkerFailure, ...] = ()
         self._began = time.monotonic()
@@ -292,22 +341,16 @@ class Controller:
         with contextlib.ExitStack() as closing:  # from the last to the first, each even if another fails
             closing.callback(self._journal.close)
             closing.callback(self._close_metrics)
-            self._telemetry = Telemetry(self._spec, self._storage, self._lease, self._tell_once)
-            closing.callback(self._telemetry.close)
-            self._hub = self._open_hub()
-            closing.callback(self._hub.close)
-            closing.callback(lambda: self._carriers.remove_empty_log())
+            with self._engine_closed_on_error():
+                self._telemetry = Telemetry(self._spec, self._storage, self._lease, self._tell_once)
+                closing.callback(self._close_telemetry)
+                self._hub = self._open_hub()
+                closing.callback(self._hub.close)
+                self._carriers = self._make_carriers()
+                closing.callback(self._carriers.remove_empty_log)
             closing.callback(self._engine.close)
             closing.callback(self._dismiss_who_is_left)
-            closing.callback(self._committer.close, _COMMITTER_GRACE)
-            self._carriers = Carriers(
-                self._engine,
-                self._hub,
-                self._spec.storage or pickle.dumps(self._storage),
-                self._spec.sync_timeout,
-                launch.log_path(self._spec, "uploader.log"),
-                self._inbox.put,
-            )
+            closing.callback(self._close_committer)
             closing.callback(self._carriers.close)
             self._checkpoints.carried_by(self._carriers)
             self._validations = self._make_validations()
@@ -333,29 +376,58 @@ class Controller:
                 self._take_in_batches()  # they came before it
                 self._handle(item)
             return self._outcome
-        except (ResourceError, EngineError) as error:  # the caller's; who reads the journal must find it too
+        except (ResourceError, EngineError) as error:
+            # The caller's to handle; a reader of the journal must find it too.
             self._record_end(lifecycle.FAILED, str(error))
             raise
+        except EndedAtOnce:
+            self._record_forced_end()
+            raise
+        except BaseException as error:
+            # A fault of our own, or of storage: the journal must not look as if the run went on.
+            self._record_broken_end(lifecycle.FAILED, describe_error(error))
+            raise
 
-    def _open_hub(self) -> wire.Hub:
+    @contextlib.contextmanager
+    def _engine_closed_on_error(self) -> Iterator[None]:
+        """Close the engine where the block fails: an inline rank waits in its thread until then."""
         try:
-            return wire.Hub(
-                self._engine.wire_address(),
-                self._batches.append,
-                lambda problem: self._inbox.put(wire.Noted(message=problem)),
-                delivered=lambda: self._inbox.put(_Delivered()),
-                parted=lambda key: self._inbox.put(_Parted(key)),
-                directory=self._spec.runtime_dir,
-                port=self._spec.port,
-                listen_on=self._spec.bind_host,
-            )
+            yield
         except BaseException:
             self._engine.close()
             raise
 
+    def _make_carriers(self) -> Carriers:
+        return Carriers(
+            self._engine,
+            self._hub,
+            self._spec.storage or pickle.dumps(self._storage),
+            self._spec.sync_timeout,
+            launch.log_path(self._spec, "uploader.log"),
+            self._inbox.put,
+            self._lease_identity,
+        )
+
+    def _open_hub(self) -> wire.Hub:
+        return wire.Hub(
+            self._engine.wire_address(),
+            self._batches.append,
+            lambda problem: self._inbox.put(wire.Noted(message=problem)),
+            delivered=lambda: self._inbox.put(_Delivered()),
+            parted=lambda key: self._inbox.put(_Parted(key)),
+            refused=lambda key, problem: self._inbox.put(_Refused(key, problem)),
+            directory=self._spec.runtime_dir,
+            port=self._spec.port,
+            listen_on=self._spec.bind_host,
+        )
+
     def interrupt(self) -> None:
         """Ask for an end: gracefully the first time, at once the second. Any thread, also a signal handler."""
         self._inbox.put(_Interrupt())
+
+    def end_early(self, reason: str) -> None:
+        """End the run at the next boundary, as if its stop criterion had been met. Any thread."""
+        self._inbox.put(_EndEarly(str(reason)))
 
     def notify(self, reason: str) -> None:
         """The process that runs this will be ended soon. A second time means at once. Any thread, a signal handler."""
@@ -439,12 +511,24 @@ class Controller:
             if not member.exited:
                 self._send(member, wire.Dismissed())
 
+    def _close_committer(self) -> None:
+        self._committer.close(_CUT_SHORT if self.is_ending_at_once else _COMMITTER_GRACE)
+
+    def _close_telemetry(self) -> None:
+        if self._is_displaced():
+            self._telemetry.abandon()
+        else:
+            self._telemetry.close()
+
     def _close_metrics(self) -> None:
         """A run that has ended well is not made a failure by points that could not be put in their last place."""
+        if self._is_displaced():
+            self._metrics.abandon()
+            return
         try:
             self._metrics.close()
-        except PowertrainError as error:
-            self._observer.event(ev.Warned(time=time.time(), message=str(error)))
+        except (PowertrainError, OSError) as error:
+            self._observer.event(ev.Warned(time=time.time(), message=message_of(error)))
 
     def _run_started(self) -> ev.RunStarted:
         newest = self._checkpoints.newest
@@ -550,6 +634,7 @@ class Controller:
             host=socket.gethostname(),
             storage=self._spec.storage or pickle.dumps(self._storage),
             data_positions=self._checkpoints.data_positions(),
+            data_gaps=self._checkpoints.data_gaps(),
         )
 
     def _started(self, event: base.Started) -> None:
@@ -588,7 +673,7 @@ class Controller:
     def _hook_done(self, done: HookDone) -> None:
         attempt = self._attempt
         if done.hook == "shutdown" and done.error is not None:
-            self._tell_once(f"The backend's on_shutdown raised {type(done.error).__name__}: {done.error}.")
+            self._tell_once(f"The backend's on_shutdown raised {describe_error(done.error)}.")
         if attempt is None or attempt.number != done.attempt:
             return
         if done.hook == "shutdown":
@@ -607,7 +692,7 @@ class Controller:
             self._fail(member, failures.raised(member, error.report, "start"))
         elif not attempt.failures and not attempt.losses:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            report = wire.ErrorReport(type=type(error).__name__, message=str(error), traceback=text)
+            report = wire.ErrorReport(type=type(error).__name__, message=message_of(error), traceback=text)
             self._fail(attempt.members[0], failures.raised(attempt.members[0], report, "start"))
 
     def _train(self, attempt: Attempt) -> None:
@@ -703,15 +788,15 @@ class Controller:
         rows: list[Row] = []
         for point in points:
             if point.solo and rank == 0:
-                self._last_solo = point.metrics
+                self._last_solo, self._solo_originals = point.metrics, point.originals
             if point.solo or (member.exited and point.row <= attempt.rows.last_row(rank)):
                 continue
             if rank == 0:
-                self._last_metrics = point.metrics
+                self._last_metrics, self._originals = point.metrics, point.originals
             if point.barrier:
                 attempt.barrier_rows.setdefault(point.row, set()).add(rank)
             rows += attempt.rows.add(rank, point)
-        self._hangs.moved(rank)
+        self._hangs.moved(rank, attempt.rows.last_row(rank))
         self._rows_closed(attempt, rows)
         self._watch_for_late_ranks(attempt)
 
@@ -729,15 +814,17 @@ class Controller:
                 elif self._spec.callbacks:
                     self._callbacks.call("after_report", [m or {} for m in row.metrics], None)
                 running = attempt.phase in (phases.TRAINING, phases.SHUTTING_DOWN)
-                if running and self._stopping is None and row.metrics[0] is not None:
-                    self._stop_if_reached(row.number, row.metrics[0])
+                is_looked_at = self._stopping is None or self._spec.stop_sees_all
+                if running and is_looked_at and row.metrics[0] is not None:
+                    self._stop_if_reached(attempt, row, row.metrics[0])
             if row.parts:
                 self._keep_points()  # whoever resumes from the checkpoint relies on them
                 self._checkpoints.begin(attempt, row)
                 self._watch_lag()
             if row.complete:
+                stop = attempt.stops_at.pop(row.number, "")
                 for rank in attempt.barrier_rows.pop(row.number, ()):
-                    self._send(attempt.members[rank], wire.RowClosed(row=row.number))
+                    self._send(attempt.members[rank], wire.RowClosed(row=row.number, stop=stop))
         if rows:
             self._asks.answer()
         self._steering.look_at_commits(attempt)
@@ -754,7 +841,8 @@ class Controller:
             self._awaited, self._awaited_since = awaited, now
             self._deadlines["late"] = now + _LATE_EVERY + attempt.gather
         self._deadlines.setdefault("late", now + _LATE_EVERY + attempt.gather)
-        if attempt.rows.waits_for_first_reports:
+        # A global barrier waits for every rank, however long it takes to its first report.
+        if attempt.rows.waits_for_first_reports and not self._spec.report_barrier:
             self._deadlines.setdefault("absent", now + _ABSENT_AFTER)
 
     def _say_who_is_late(self, _: str) -> None:
@@ -804,6 +892,10 @@ class Controller:
             member.attempt.group.answered(member.rank, message)
 
     def _noted(self, member: Member, message: wire.Noted) -> None:
+        if message.once and message.message in self._shown_once:
+            return
+        if message.once:
+            self._shown_once.add(message.message)
         self._warn(message.message, member.rank)
 
     def _ended(self, member: Member, message: wire.Outcome) -> None:
@@ -812,11 +904,15 @@ class Controller:
         if member.outcome is not None:
             return
         attempt.end(member, message)
+        error = message.error
+        is_timeout = error is not None and failures.is_collective_timeout(error)
+        hung = self._hangs.behind_timeout(member) if is_timeout else []
         self._hangs.ended(member)
         self._tell_data(member, message.data)
-        if message.error is not None:
+        if error is not None:
             kind = "exit" if message.status == "exited" else "raised"
-            self._fail(member, failures.raised(member, message.error, kind))
+            self._fail(member, failures.raised(member, error, kind, is_echo=bool(hung)))
+            self._hung(hung)
             return
         if member.rank == 0:
             self._value = message.value
@@ -864,10 +960,11 @@ class Controller:
                     attempt=pending.attempt,
                     row=pending.row,
                     checkpoint=pending.name,
-                    reason=str(reason),
+                    reason=message_of(reason),
+                    place=self._checkpoints.place_of(pending),
                 )
             )
-        self._tell_settled(pending, value.path if value is not None else "", str(reason))
+        self._tell_settled(pending, value.address if value is not None else "", message_of(reason))
         if (metrics := self._reports.pop(pending.key, None)) is not None:
             self._callbacks.call("after_report", metrics, value)
         if isinstance(reason, FencedError):
@@ -929,7 +1026,7 @@ class Controller:
         done.then(done.result, done.error)
 
     def _work_troubled(self, trouble: Trouble) -> None:
-        trouble.say(trouble.reason)
+        trouble.say(trouble.reason, trouble.place)
 
     def _watch_lag(self) -> None:
         pending = self._checkpoints.pending
@@ -1114,7 +1211,12 @@ class Controller:
     @property
     def _cut_short(self) -> bool:
         """True when nobody wants to wait for storage any more."""
-        return self._fenced or self._interrupts > 1 or self._signals > 1
+        return self._fenced or self.is_ending_at_once
+
+    @property
+    def is_ending_at_once(self) -> bool:
+        """True when the run was asked twice to end, and the controller has taken note of it. Any thread."""
+        return self._interrupts > 1 or self._signals > 1
 
     def _give_up_open_rows(self, attempt: Attempt) -> None:
         """Shares of rows that some rank never reached: there is no whole checkpoint in them."""
@@ -1154,16 +1256,38 @@ class Controller:
 
     # ------------------------------------------------------------------ stopping early
 
-    def _stop_if_reached(self, row: int, metrics: Mapping[str, Any]) -> None:
+    def _stop_if_reached(self, attempt: Attempt, row: Row, metrics: Mapping[str, Any]) -> None:
         try:
             reason = stopping.reason_to_stop(
-                self._spec.stop, self._spec.name, row, metrics, time.monotonic() - self._began
+                self._spec.stop,
+                self._spec.name,
+                row.number,
+                metrics,
+                time.monotonic() - self._began,
+                bool(row.parts) if self._spec.stop_sees_all else None,
             )
-        except Exception as error:
-            self._warn(f"RunConfig(stop=...) raised {type(error).__name__}: {error}. The run goes on.")
+        except EndedAtOnce:
+            raise
+        except BaseException as error:  # also SystemExit: only what it returns ends the run
+            self._warn(f"RunConfig(stop=...) raised {describe_error(error)}. The run goes on.")
             return
-        if reason:
-            self._stop("criterion", reason)
+        if not reason or self._stopping is not None:
+            return
+        if isinstance(reason, stopping.StopHere) and self._can_stop_at(attempt, row, reason):
+            attempt.stops_at[row.number] = str(reason)
+            self._begin_to_stop("criterion", str(reason))
+        else:
+            self._stop("criterion", str(reason))
+
+    def _can_stop_at(self, attempt: Attempt, row: Row, reason: stopping.StopHere) -> bool:
+        """Whether every rank waits at this row, and what the reason needs of it is there."""
+        waiting = attempt.barrier_rows.get(row.number, set())
+        is_saved = reason.is_final or bool(row.parts)
+        running = {member.rank for member in attempt.running()}
+        return row.complete and is_saved and attempt.phase == phases.TRAINING and running <= waiting
+
+    def _ended_early(self, end: _EndEarly) -> None:
+        self._stop("criterion", end.reason)
 
     def _interrupted(self, _: _Interrupt) -> None:
         self._interrupts += 1
@@ -1202,6 +1326,13 @@ class Controller:
         attempt = self._attempt
         if self._stopping is not None or self._ends_well():
             return
+        self._begin_to_stop(cause, reason)
+        if attempt is None or attempt.phase in (phases.STARTING, phases.CLEARING):
+            self._end_now("")
+            return
+        self._steering.stop(attempt, reason, self._preemption(attempt))
+
+    def _begin_to_stop(self, cause: str, reason: str) -> None:
         self._stopping = ev.Stopping(
             time=time.time(), attempt=max(0, self._state.attempt), cause=cause, reason=reason
         )
@@ -1210,10 +1341,6 @@ class Controller:
             self._debugging.end("the run is stopping")
         self._steering.take()  # with how many the run would have gone on does not matter any more
         self._deadlines.pop("retry", None)
-        if attempt is None or attempt.phase in (phases.STARTING, phases.CLEARING):
-            self._end_now("")
-            return
-        self._steering.stop(attempt, reason, self._preemption(attempt))
 
     def _preemption(self, attempt: Attempt) -> wire.Preemption | None:
         """What ranks are told of the notice that has come, if any."""
@@ -1586,6 +1713,8 @@ class Controller:
 
     def _summary(self) -> dict[str, Any]:
         summary: dict[str, Any] = {"metrics": self._metrics_at_end(), "rows": self._rows()}
+        if self._state.lost_last is not None:
+            summary["unsaved"] = error_text(self._state.unsaved, self._state.newest_commit[1])
         if self._stopping is not None and self._stopping.cause == "notice":
             summary["preempted"] = self._stopping.reason
         elif self._stopping is not None and self._stopping.cause == "asked":
@@ -1604,6 +1733,7 @@ class Controller:
             return
         if state == lifecycle.FAILED:
             self._value = b""  # rank 0 may have been through when another rank failed
+        self._checkpoints.check_scores()
         self._record_end(state, reason)
         self._outcome = RunOutcome(
             state,
@@ -1614,6 +1744,8 @@ class Controller:
             self._was_interrupted() or self._left_by_interrupt,
             tuple(self._checkpoints.left),
             self._is_to_leave,
+            self._state,
+            self._originals if self._last_metrics is not None else self._solo_originals,
         )
 
     def _record_end(self, state: str, reason: str) -> None:
@@ -1628,6 +1760,22 @@ class Controller:
                 returned=len(self._value),
             )
         )
+
+    def _record_forced_end(self) -> None:
+        """Record that the run ended where it was stuck. No callback is called: one of them may be what hangs."""
+        self._callbacks.close()
+        reason = "it was asked twice to end, and was stuck"
+        if self._stopping is None:
+            with contextlib.suppress(Exception):
+                attempt = max(0, self._state.attempt)
+                self._record(ev.Stopping(time=time.time(), attempt=attempt, cause="interrupt", reason=reason))
+        self._record_broken_end(lifecycle.STOPPED, reason)
+
+    def _record_broken_end(self, state: str, reason: str) -> None:
+        """Record the end by an error that the caller will see: what fails here must not hide it."""
+        self._value = b""
+        with contextlib.suppress(Exception):
+            self._record_end(state, reason)
 
     def _was_interrupted(self) -> bool:
         return self._stopping is not None and self._stopping.cause == "interrupt"
@@ -1775,13 +1923,41 @@ class Controller:
             if not member.exited:
                 self._send(member, wire.Dismissed(summary=summary))
                 self._engine.signal(member.placement.slot, signal.SIGKILL)
+        within = _CUT_SHORT_KILL_TIMEOUT_S if self.is_ending_at_once else _KILL_TIMEOUT_S
+        self._deadlines["killed"] = time.monotonic() + within
+        self._deadlines.pop("abandoned", None)
         self._exits_changed(attempt)
+
+    def _kill_overdue(self, _: str) -> None:
+        """Killed processes are not reported as gone: the one that they were forked from may hang. The engine takes the
+        second SIGKILL for that."""
+        for member in self._left_to_clear():
+            self._engine.signal(member.placement.slot, signal.SIGKILL)
+            self._deadlines["abandoned"] = time.monotonic() + _ABANDON_TIMEOUT_S
+
+    def _abandon_processes(self, _: str) -> None:
+        """Go on without processes that no signal ends, such as those that hang in the kernel or on a lost node."""
+        if left := self._left_to_clear():
+            ranks = [member.rank for member in left]
+            self._warn(f"Ranks {ranks} were killed and did not end; the run no longer waits for them.")
+            for member in left:
+                self._slot_lost(
+                    base.SlotLost(member.placement.slot, "its process did not end when it was killed")
+                )
+
+    def _left_to_clear(self) -> list[Member]:
+        attempt = self._attempt
+        if attempt is None or attempt.phase != phases.CLEARING:
+            return []
+        return [member for member in attempt.members if not member.exited]
 
     def _exits_changed(self, attempt: Attempt) -> None:
         """Go on once all processes are gone; where somebody else ends them, without waiting for it."""
         gone = attempt.all_exited() or (attempt.phase == phases.CLEARING and not self._engine.restarts)
         if not gone:
             return
+        for name in ("killed", "abandoned"):
+            self._deadlines.pop(name, None)
         if attempt.phase == phases.DISMISSED:
             self._deadlines.pop("exits", None)
             attempt.phase = phases.CLEARING
@@ -1850,9 +2026,7 @@ class Controller:
                 delay=decision.delay,
             )
         )
-        self._callbacks.call(
-            "after_exception", {failure.rank: WorkerFailedError(failure) for failure in self._failures}
-        )
+        self._callbacks.call("after_exception", exceptions_of(self._failures))
         return decision
 
     def _after_loss(self, attempt: Attempt, regroup: Regroup | None) -> failure_policy.Decision:
@@ -1902,6 +2076,7 @@ class Controller:
         self._attempt = self._notice = None
         self._deadlines.pop("grace", None)
         self._last_metrics = dict(newest.metrics) if newest is not None else None
+        self._originals = {}
         self._value = b""
         if regroup is not None:
             self._slots.drop(regroup.drop)
@@ -1927,11 +2102,29 @@ class Controller:
             self._observer.output(rank, data)
 
     def _wire_problem(self, message: wire.Noted) -> None:
-        self._warn(f"On the wire, {message.message}.")
+        self._warn(message.message)
+
+    def _message_refused(self, refused: _Refused) -> None:
+        """Fail a rank whose messages cannot be read: it would wait for an answer for ever."""
+        member = self._members.get(refused.sender)
+        if (
+            member is None
+            or member.attempt is not self._attempt
+            or member.exited
+            or member.outcome is not None
+        ):
+            self._warn(refused.problem)
+            return
+        self._send(
+            member, wire.Refused(reason=refused.problem)
+        )  # a process that is not ours to end ends by itself
+        report = wire.ErrorReport(type=WireError.__name__, message=refused.problem, traceback="")
+        self._fail(member, failures.raised(member, report, "raised"))
 
 
 _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     _Parted: Controller._connection_ended,
+    _Refused: Controller._message_refused,
     wire.Noted: Controller._wire_problem,
     base.Granted: Controller._granted,
     base.Waiting: Controller._slots_waited,
@@ -1941,7 +2134,9 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     base.SlotLost: Controller._slot_lost,
     base.Drain: Controller._draining,
     base.Capacity: Controller._capacity_changed,
+    base.Remark: lambda controller, remark: controller._warn(remark.text),
     _Interrupt: Controller._interrupted,
+    _EndEarly: Controller._ended_early,
     _Noticed: Controller._driver_noticed,
     visits.Asked: Controller._asked,
     SeenFromOutside: Controller._rank_seen,
@@ -1962,6 +2157,8 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     "laggards": Controller._end_now,
     "hooks": Controller._hooks_overdue,
     "exits": Controller._exits_overdue,
+    "killed": Controller._kill_overdue,
+    "abandoned": Controller._abandon_processes,
     "lag": Controller._say_lag,
     "asks": Controller._answer_asks,
     "settle": Controller._settling_overdue,

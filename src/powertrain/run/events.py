@@ -7,9 +7,20 @@ columns in :mod:`powertrain.run.metrics`.
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Annotated, Any, Union
 
 import msgspec
+
+from powertrain.redaction import redact_values
+from powertrain.values.exceptions import ExceptionData
+
+#: Values outside of these bounds were never written: a line with one is damaged, or was changed on purpose.
+AttemptNumber = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Whole = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+#: Before the year 10000.
+UnixSeconds = Annotated[float, msgspec.Meta(ge=0.0, lt=253_402_300_800.0)]
+Seconds = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]
 
 
 class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,60 +41,63 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
     source: str = ""
     host: str = ""
-    pid: int = 0
+    pid: Whole = 0
     #: Last row the rank reported, 0 when none.
-    row: int = 0
+    row: Whole = 0
     #: Seconds after the attempt began.
-    after: float = 0.0
+    after: Seconds = 0.0
     #: True where this failure follows from another rank's (a broken collective, say).
     secondary: bool = False
+    #: The exceptions that it was raised from, a line each, and what it can be rebuilt of.
+    causes: list[str] = []
+    exception: ExceptionData | None = None
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact"):
     """Common to all facts: when it happened (Unix seconds)."""
 
-    time: float
+    time: UnixSeconds
 
 
 class RunStarted(Fact, frozen=True, tag="run_started"):
     """A controller took the lease. Legal in any state: the one before may have been killed."""
 
     name: str
-    lease: int
+    lease: Whole
     host: str
-    pid: int
+    pid: Whole
     version: str
     engine: str
     #: How many workers it may have; 0 where that was not written down.
     min_workers: int = 0
     max_workers: int = 0
     #: Row and name of the committed checkpoint it goes on from; 0 and "" for a fresh start.
-    row: int = 0
+    row: Whole = 0
     checkpoint: str = ""
 
 
 class SlotsRequested(Fact, frozen=True, tag="slots_requested"):
     """The engine was asked for slots."""
 
-    attempt: int
-    count: int
+    attempt: AttemptNumber
+    count: Whole
 
 
 class SlotsWaited(Fact, frozen=True, tag="slots_waited"):
     """Slots are not there yet; ``reason`` says what is missing."""
 
-    attempt: int
-    granted: int
-    count: int
+    attempt: AttemptNumber
+    granted: Whole
+    count: Whole
     reason: str
 
 
 class AttemptStarted(Fact, frozen=True, tag="attempt_started"):
     """All slots are granted and workers are being forked. Rows of this attempt begin at ``first_row``."""
 
-    attempt: int
-    world_size: int
-    first_row: int
+    attempt: AttemptNumber
+    world_size: Count
+    first_row: Whole
     checkpoint: str = ""
     #: Host of each rank, in rank order.
     hosts: tuple[str, ...] = ()
@@ -92,9 +106,9 @@ class AttemptStarted(Fact, frozen=True, tag="attempt_started"):
 class WorkerStarted(Fact, frozen=True, tag="worker_started"):
     """One rank's process answered for the first time."""
 
-    attempt: int
+    attempt: AttemptNumber
     rank: int
-    pid: int
+    pid: Whole
     host: str
 
 
@@ -104,13 +118,13 @@ class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
     One for each attempt. Journals of old have one for each phase of a rank instead, with ``phase`` and its ``seconds``.
     """
 
-    attempt: int
+    attempt: AttemptNumber
     #: The rank that the others waited for; -1 where none stands out.
     rank: int = -1
     phase: str = ""
     #: All of it. What the first step waited for has the phases of ``path``, which add up to it.
-    seconds: float = 0.0
-    world_size: int = 0
+    seconds: Seconds = 0.0
+    world_size: Count = 0
     path: dict[str, float] = {}
     #: By phase the seconds of each of ``ranks``: of all, or of the slowest where there are many; then ``spread`` has
     #: the fastest, the median and the slowest of all.
@@ -123,70 +137,78 @@ class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
     waited_for: str = ""
     #: What loading the function has loaded most of: "transformers"; "" where it was quick.
     loaded: str = ""
+    #: Whether the script had imported torch when ``fit`` was called.
+    torch_was_loaded: bool = False
     engine: str = ""
+
+    def __post_init__(self) -> None:
+        if any(len(seconds) != len(self.ranks) for seconds in self.phases.values()):
+            raise ValueError("a phase has the seconds of another number of ranks")
 
 
 class TrainingStarted(Fact, frozen=True, tag="training_started"):
     """Every rank was told to call the user's function."""
 
-    attempt: int
+    attempt: AttemptNumber
 
 
 class RanksAbsent(Fact, frozen=True, tag="ranks_absent"):
     """These ranks have never reported while others wait at ``row``; rows close without them."""
 
-    attempt: int
-    row: int
+    attempt: AttemptNumber
+    row: Whole
     ranks: tuple[int, ...]
 
 
 class Committed(Fact, frozen=True, tag="committed"):
     """A checkpoint's manifest was written: from here on it can be resumed from."""
 
-    attempt: int
-    row: int
+    attempt: AttemptNumber
+    row: Whole
     checkpoint: str
-    bytes: int = 0
-    files: int = 0
+    bytes: Whole = 0
+    files: Whole = 0
 
 
 class UploadLagged(Fact, frozen=True, tag="upload_lagged"):
     """Checkpoints that were reported are not in storage yet: since when, how many bytes, and what storage answers."""
 
-    attempt: int
+    attempt: AttemptNumber
     #: The oldest of them.
-    row: int
-    seconds: float
-    waiting: int
-    bytes: int
+    row: Whole
+    seconds: Seconds
+    waiting: Whole
+    bytes: Whole
     reason: str = ""
 
 
 class CheckpointFailed(Fact, frozen=True, tag="checkpoint_failed"):
     """A reported checkpoint will never be committed, and why. Training goes on; older ones are as they were."""
 
-    attempt: int
-    row: int
+    attempt: AttemptNumber
+    row: Whole
     checkpoint: str
     reason: str
+    #: The file system, directory or address that did not take it, or the function that failed; "" where unknown.
+    place: str = ""
 
 
 class ValidationEnded(Fact, frozen=True, tag="validation_ended"):
     """The user's validation of a checkpoint is over; ``status`` is that of a reported checkpoint."""
 
     checkpoint: str
-    row: int
+    row: Whole
     status: str
     metrics: dict[str, Any] = {}
     reason: str = ""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
 
 
 class Stopping(Fact, frozen=True, tag="stopping"):
     """The run was asked to end early at a boundary; ``cause`` is "criterion", "interrupt", "notice", "asked", or "quit"
     for a debugger that was quit: then it ends at once."""
 
-    attempt: int
+    attempt: AttemptNumber
     cause: str
     reason: str
 
@@ -194,19 +216,19 @@ class Stopping(Fact, frozen=True, tag="stopping"):
 class Failed(Fact, frozen=True, tag="failed"):
     """An attempt ended badly. ``failures`` has the first failing rank first."""
 
-    attempt: int
+    attempt: AttemptNumber
     failures: tuple[WorkerFailure, ...]
     #: "retry" or "give_up", and why in words.
     decision: str
     reason: str
     #: Seconds until it is tried again.
-    delay: float = 0.0
+    delay: Seconds = 0.0
 
 
 class Lost(Fact, frozen=True, tag="lost"):
     """Slots were withdrawn: free of ``max_failures``."""
 
-    attempt: int
+    attempt: AttemptNumber
     ranks: tuple[int, ...]
     decision: str
     reason: str
@@ -217,22 +239,22 @@ class Lost(Fact, frozen=True, tag="lost"):
 class Notified(Fact, frozen=True, tag="notified"):
     """Somebody said that ranks, or the whole run, will be taken away; ``deadline`` is Unix seconds, 0 where unknown."""
 
-    attempt: int
+    attempt: AttemptNumber
     #: Empty for the whole run.
     ranks: tuple[int, ...]
     reason: str
-    deadline: float = 0.0
+    deadline: Seconds = 0.0
 
 
 class HangNoticed(Fact, frozen=True, tag="hang_noticed"):
     """Nothing has moved for so long that somebody should look. ``message`` says who waits for whom, and where."""
 
-    attempt: int
-    row: int
+    attempt: AttemptNumber
+    row: Whole
     #: Those whom the others wait for.
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
-    seconds: float
+    seconds: Seconds
     message: str
     #: The user's line of the first of ``ranks``.
     file: str = ""
@@ -246,16 +268,16 @@ class HangNoticed(Fact, frozen=True, tag="hang_noticed"):
 class HangOver(Fact, frozen=True, tag="hang_over"):
     """It moves again: the notice before this is withdrawn."""
 
-    attempt: int
-    seconds: float
+    attempt: AttemptNumber
+    seconds: Seconds
     ranks: tuple[int, ...] = ()
 
 
 class Resized(Fact, frozen=True, tag="resized"):
     """The attempt was brought to a boundary, and the next will have another world size, or be on other slots."""
 
-    attempt: int
-    world_size: int
+    attempt: AttemptNumber
+    world_size: Count
     reason: str
 
 
@@ -263,7 +285,7 @@ class Warned(Fact, frozen=True, tag="warned"):
     """Something the user should know that stops nothing."""
 
     message: str
-    attempt: int = 0
+    attempt: AttemptNumber = 0
     rank: int = -1
 
 
@@ -272,10 +294,10 @@ class Ended(Fact, frozen=True, tag="ended"):
 
     state: str
     reason: str
-    rows: int = 0
-    seconds: float = 0.0
+    rows: Whole = 0
+    seconds: Seconds = 0.0
     #: Bytes of what rank 0's function returned, pickled; 0 for nothing.
-    returned: int = 0
+    returned: Whole = 0
 
 
 Event = Union[
@@ -307,8 +329,12 @@ _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Event)
 
 
 def encode(event: Event) -> bytes:
-    """One fact as one line of JSON, without the line end."""
-    return _encoder.encode(event)
+    """Return one fact as one line of JSON, without the line end. Texts that it quotes lose secrets of addresses."""
+    line = _encoder.encode(event)
+    if b"://" not in line and b"=" not in line:
+        return line
+    redacted = redact_values(msgspec.to_builtins(event))
+    return msgspec.json.encode(redacted)
 
 
 def decode(line: bytes) -> Event:

@@ -10,8 +10,16 @@ from powertrain import wire
 from powertrain.engine import base
 from powertrain.run.attempt import Attempt, Member
 from powertrain.run.events import WorkerFailure
-from powertrain.run.hang_report import Verdict
+from powertrain.run.hang_report import Verdict, rank_names
 from powertrain.worker.main import UNREACHABLE
+
+#: Parts of the messages with which gloo and NCCL give up a collective, in lower case.
+_TIMEOUT_WORDS = (
+    "ms for recv operation to complete",
+    "ms for send operation to complete",
+    "application timeout caused pair closure",
+    "collective operation timeout",
+)
 
 
 def died(member: Member, event: base.Exited, endpoint: str = "") -> WorkerFailure:
@@ -28,8 +36,10 @@ def silent(member: Member, why: str) -> WorkerFailure:
     return _failure(member, "start", f"rank {member.rank} {why}")
 
 
-def raised(member: Member, report: wire.ErrorReport, kind: str) -> WorkerFailure:
-    """The rank said what went wrong; ``kind`` is "raised", "exit" or "start"."""
+def raised(member: Member, report: wire.ErrorReport, kind: str, *, is_echo: bool = False) -> WorkerFailure:
+    """The rank said what went wrong; ``kind`` is "raised", "exit" or "start". ``is_echo``: another rank is the
+    cause."""
+    report = msgspec.structs.replace(report, secondary=report.secondary or is_echo)
     return reported(member.rank, report, kind, **_circumstances(member))
 
 
@@ -47,6 +57,8 @@ def reported(rank: int, report: wire.ErrorReport, kind: str, **circumstances: An
         function=report.function,
         source=report.source,
         secondary=report.secondary,
+        causes=report.causes,
+        exception=report.exception,
         **circumstances,
     )
 
@@ -56,22 +68,38 @@ def may_follow_a_notice(failure: WorkerFailure) -> bool:
     return failure.kind != "raised" or "killed by signal: Terminated" in failure.message
 
 
+def is_collective_timeout(report: wire.ErrorReport) -> bool:
+    """True when a collective has given up waiting for other ranks: the cause is then on one of those."""
+    return any(words in report.message.lower() for words in _TIMEOUT_WORDS)
+
+
 def hung(attempt: Attempt, verdict: Verdict, seconds: float) -> list[WorkerFailure]:
-    """The ranks that hang; where all wait and none can be blamed, the first that waits."""
-    ranks = verdict.culprits or verdict.waiting[:1]
-    frame = verdict.frame
-    place = msgspec.structs.asdict(frame) if frame is not None else {}
+    """Return the failures of the ranks that hang; where none can be blamed, of the first that waits."""
+    blamed = [rank for rank in verdict.culprits if not attempt.members[rank].exited]
     return [
         _failure(
             attempt.members[rank],
             "hung",
-            f"rank {rank} hung: nothing moved for {seconds:.0f} s",
+            f"{_hang_summary(rank, verdict)}: nothing moved for {seconds:.0f} s",
             message=verdict.message,
-            **place,
+            **_place_in_hang(rank, verdict),
         )
-        for rank in ranks
-        if not attempt.members[rank].exited
+        for rank in blamed or verdict.waiting[:1]
     ]
+
+
+def _hang_summary(rank: int, verdict: Verdict) -> str:
+    if rank in verdict.returned:
+        return f"rank {rank} returned while {rank_names(verdict.waiting)} waited for it"
+    if verdict.culprits:
+        return f"rank {rank} hung"
+    return f"{rank_names(verdict.waiting)} hung in collectives that do not end"
+
+
+def _place_in_hang(rank: int, verdict: Verdict) -> dict[str, Any]:
+    """The rank's own line. A rank that has returned has none: the message says where the others wait for it."""
+    frame = verdict.frames.get(rank) if verdict.culprits else verdict.frame
+    return msgspec.structs.asdict(frame) if frame is not None else {}
 
 
 def _failure(member: Member, kind: str, summary: str, message: str = "", **place: Any) -> WorkerFailure:

@@ -6,7 +6,7 @@ One to four lines. A file is named by its whole path, so that a terminal can ope
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from powertrain import wire
 from powertrain.run.waits import (
@@ -58,6 +58,10 @@ class Verdict:
     waiting: tuple[int, ...]
     frame: wire.Frame | None
     row: int
+    #: The ranks that are waited for although their functions have returned.
+    returned: tuple[int, ...] = ()
+    #: The line of each culprit whose function has not returned, as far as it is known.
+    frames: Mapping[int, wire.Frame] = field(default_factory=dict)
 
 
 def explain(ranks: Sequence[RankState], stacks: Stacks, seconds: float) -> Verdict:
@@ -67,12 +71,15 @@ def explain(ranks: Sequence[RankState], stacks: Stacks, seconds: float) -> Verdi
     lead = _lead(blame, by_rank)
     lines = _TELL[blame.kind](blame, by_rank, stacks, seconds)
     rows = [by_rank[rank].row for rank in blame.culprits] or [s.row for s in ranks]
+    stands = {rank: _stand(by_rank[rank], stacks) for rank in blame.culprits if not by_rank[rank].over}
     return Verdict(
         message="\n".join(lines[:_LINES]),
         culprits=blame.culprits,
         waiting=blame.waiting,
         frame=_stand(by_rank[lead], stacks).frame if lead is not None else None,
         row=min(rows, default=0),
+        returned=blame.gone,
+        frames={rank: stand.frame for rank, stand in stands.items() if stand.frame is not None},
     )
 
 

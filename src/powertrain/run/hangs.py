@@ -34,6 +34,9 @@ _KEPT_FOR_WAITING = 16
 #: Seconds that the end of a run waits for a look that is under way.
 _LOOK_GRACE = 5.0
 
+#: What the controller is to record, or the failures that it is to act on.
+Found = ev.HangNoticed | ev.HangOver | list[ev.WorkerFailure]
+
 
 @dataclass(frozen=True)
 class Looked:
@@ -114,10 +117,10 @@ class Hangs:
         if self._dog is not None and member.attempt is self._attempt:
             self._dog.parted(member.rank)
 
-    def moved(self, rank: int) -> None:
-        """A report of the rank has come."""
+    def moved(self, rank: int, row: int = 0) -> None:
+        """A report of the rank has come, that of ``row``; 0 where it only counts as a move."""
         if self._dog is not None:
-            self._dog.row(rank, time.monotonic())
+            self._dog.row(rank, time.monotonic(), row)
 
     def ended(self, member: Member) -> None:
         """The rank's function is over."""
@@ -159,7 +162,7 @@ class Hangs:
         """When to look again."""
         return None if self._dog is None else min(self._dog.due(), self._outside_at, self._wait_until)
 
-    def look(self, now: float) -> list[ev.HangNoticed | ev.HangOver | list[ev.WorkerFailure]]:
+    def look(self, now: float) -> list[Found]:
         """What is to be told, or to be done: the failures of ranks that hang for too long."""
         if self._dog is None or self._attempt is None:
             return []
@@ -176,16 +179,29 @@ class Hangs:
         elif isinstance(decision, Withdrawn):
             return self._withdrawn(self._attempt, decision)
         elif isinstance(decision, Act) and self._spec.on_hang != "report":
-            return [failures.hung(self._attempt, self._explained(decision), decision.seconds)]
-        if self._waiting is not None and now >= self._wait_until:
-            notice, self._waiting, self._wait_until = self._waiting, None, float("inf")
-            self._told = notice.ranks, now - notice.seconds
-            return [self._noticed(self._attempt, self._explained(notice), notice.seconds)]
-        return []
+            hung = failures.hung(self._attempt, self._explained(decision), decision.seconds)
+            return [*self._take_notice(self._attempt, now), hung]
+        return self._take_notice(self._attempt, now) if now >= self._wait_until else []
 
-    def _withdrawn(
-        self, attempt: Attempt, decision: Withdrawn
-    ) -> list[ev.HangNoticed | ev.HangOver | list[ev.WorkerFailure]]:
+    def _take_notice(self, attempt: Attempt, now: float) -> list[Found]:
+        """The notice that waits for stacks, if there is one, with those that have come."""
+        notice, self._waiting, self._wait_until = self._waiting, None, float("inf")
+        if notice is None:
+            return []
+        self._told = notice.ranks, now - notice.seconds
+        return [self._noticed(attempt, self._explained(notice), notice.seconds)]
+
+    def behind_timeout(self, member: Member) -> list[ev.WorkerFailure]:
+        """Return the failures of the ranks that a collective of ``member`` waited for until it timed out.
+
+        Call it before ``ended``: from then on the rank counts as one that waits for nobody.
+        """
+        if self._dog is None or self._attempt is None or member.attempt is not self._attempt:
+            return []
+        act = self._dog.behind_timeout(member.rank, time.monotonic())
+        return [] if act is None else failures.hung(self._attempt, self._explained(act), act.seconds)
+
+    def _withdrawn(self, attempt: Attempt, decision: Withdrawn) -> list[Found]:
         """It moves again; nothing to say where the notice had not been told yet."""
         told = self._waiting is None
         self._waiting, self._told, self._wait_until = None, None, float("inf")

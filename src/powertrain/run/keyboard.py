@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from powertrain.terminal_text import clean_output
 
 #: Characters kept for a terminal that does not take them; beyond it what comes is left out.
 _PENDING_LIMIT = 4 * 2**20
@@ -72,6 +75,8 @@ class Keyboard:
         #: The question that is open, and its prompt. And the part of a line that was read without its end.
         self._question: tuple[int, str] | None = None
         self._begun = ""
+        #: The begin of an escape sequence whose rest has not come yet.
+        self._cut = ""
         #: True while a prompt stands at the end of what was written.
         self._is_at_prompt = False
         self._closes = self._is_over = False
@@ -81,8 +86,11 @@ class Keyboard:
         self._thread.start()
 
     def show(self, text: str) -> None:
-        """Write ``text``. A prompt that stands there is written again after it."""
+        """Write ``text``, which keeps its colours and loses other controls. A prompt that stands there is written again
+        after it."""
         with self._lock:
+            text, self._cut = _split_cut_sequence(self._cut + text)
+            text = _fit(text)
             if self._pending_size > _PENDING_LIMIT:
                 return
             self._pending.append(text)
@@ -94,7 +102,7 @@ class Keyboard:
     def ask(self, number: int, prompt: str) -> None:
         """Ask for a line: ``typed`` is called with ``number`` when there is one. It replaces an older question."""
         with self._lock:
-            self._question = number, prompt
+            self._question = number, _fit(prompt)
             self._is_at_prompt = False
         self._wake()
         if self._is_over:  # the terminal is gone
@@ -196,6 +204,17 @@ class Keyboard:
             with contextlib.suppress(BlockingIOError):  # where another program has made it non-blocking
                 rest = rest[os.write(self._output, rest[:_PIECE]) :]
         return True
+
+
+def _fit(text: str) -> str:
+    """Text of a rank's debugger for the terminal: a carriage return begins a line and overwrites none."""
+    return clean_output(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _split_cut_sequence(text: str) -> tuple[str, str]:
+    """``text``, and the begin of a colour at its end."""
+    cut = re.search(r"\x1b(?:\[[0-9;:]{0,32})?\Z", text)
+    return (text[: cut.start()], cut[0]) if cut else (text, "")
 
 
 def _ready(descriptors: Sequence[int], event: int, within: float | None) -> set[int]:

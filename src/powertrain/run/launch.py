@@ -41,7 +41,7 @@ def process_of(
         payload=msgspec.msgpack.encode(worker),
         env=environment(placement, attempt.world_size, spec.env),
         log_path=log_path(spec, f"attempt-{attempt.number}", f"rank-{placement.rank:05d}.log"),
-        cwd=spec.working_dir or _scratch(spec, placement.rank),
+        cwd=spec.working_dir,
         title=f"rank {placement.rank}",
         shielded=True,
         stacks=worker.place.stacks,
@@ -70,6 +70,8 @@ class Start:
     storage: bytes = b""
     #: By dataset where the checkpoint left it, if that is of this run.
     data_positions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: By dataset how many batches were drawn without an optimizer step between them before it, at most.
+    data_gaps: Mapping[str, int] = field(default_factory=dict)
 
 
 def log_path(spec: RunSpec, *parts: str) -> str:
@@ -97,8 +99,9 @@ def staging_root(spec: RunSpec) -> str:
     return spec.staging or os.path.join(spec.runtime_dir, "staging")
 
 
-def _scratch(spec: RunSpec, rank: int) -> str:
-    return os.path.join(spec.runtime_dir, f"rank-{rank}")
+def scratch_directory(runtime_dir: str) -> str:
+    """The scratch directory that the ranks of a node share, on their own node."""
+    return os.path.join(runtime_dir, "scratch")
 
 
 def _has_runtime_directory(placement: Placement, start: Start) -> bool:
@@ -135,10 +138,13 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) 
         staging=staging_root(spec),
         staging_bytes=spec.checkpoints.staging_bytes or 0,
         segments=spec.segments,
-        scratch="" if spec.working_dir else _scratch(spec, placement.rank),
+        working_dir=spec.working_dir,
+        scratch=spec.working_dir if spec.working_dir == scratch_directory(spec.runtime_dir) else "",
+        outputs=list(spec.outputs),
         mark=mark_path(spec, attempt.number, placement.rank) if is_here else "",
         stacks=stacks_path(spec, attempt.number, placement.rank) if is_here else "",
         validates=spec.validation is not None,
+        report_barrier=spec.report_barrier,
         data_cache=spec.data_cache,
         data_cache_bytes=-1 if spec.data.cache_bytes is None else spec.data.cache_bytes,
         data_memory_bytes=spec.data.memory_bytes,
@@ -146,11 +152,15 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, start: Start) 
         data_fingerprints=dict(spec.data_fingerprints),
         data_positions={name: dict(state) for name, state in start.data_positions.items()},
         on_data_change=spec.data.on_change,
+        data_resume=spec.data.resume,
+        data_gaps=dict(start.data_gaps),
         data_feeds={
             name: os.path.join(spec.runtime_dir, "feeds", f"{attempt.number}-{placement.rank}-{number}")
             for number, name in enumerate(spec.data_streams)
         },
         data_feeds_whole=list(spec.data_streams_whole),
         metadata=dict(spec.metadata),
+        sweep=spec.sweep,
+        trial_id=spec.trial_id,
         resources=dict(spec.resources),
     )

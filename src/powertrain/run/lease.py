@@ -24,13 +24,16 @@ import errno
 import getpass
 import logging
 import os
+import re
 import secrets
 import socket
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -38,7 +41,8 @@ import msgspec
 from powertrain.errors import RunInUseError, StorageError
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
-from powertrain.storage.base import is_alive
+from powertrain.storage.base import RECORD_BYTES_LIMIT, is_alive
+from powertrain.storage.files.descriptors import open_below
 
 if sys.platform != "win32":
     import fcntl
@@ -55,6 +59,9 @@ SILENT_AFTER = 15.0
 _RELEASE_SECONDS = 30.0
 #: How often a start looks for the next beat of a holder that may be dead.
 _LOOK_EVERY = 0.5
+#: Names of leases, and the largest number of one. Manifests can hold it, and no run comes near it.
+_NUMBER = re.compile(r"[0-9]{4,9}")
+_LARGEST = 10**9 - 1
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +96,8 @@ class Lease:
         self.previous_released = previous_released
         self._owner = os.getpid()
         self._released = False
+        #: Whether the last look at it, where there is no lock, found that it is not in the storage any more.
+        self.was_displaced = False
 
     @classmethod
     def take(
@@ -97,18 +106,20 @@ class Lease:
         *,
         host: str | None = None,
         pid: int | None = None,
+        shared: bool = False,
         on_lost: Callable[[Holder], None] | None = None,
     ) -> Lease:
-        """Claim the run, or raise :class:`RunInUseError` naming who holds it.
+        """Claim the run, or raise :class:`RunInUseError` naming its holder.
 
-        ``host`` and ``pid`` say under which name the lease is taken; they are this process's by default. ``on_lost``
-        is called once, from another thread, where a beating holder finds that somebody has taken the run over.
+        ``host`` and ``pid`` are the name under which the lease is taken; they are this process's by default. With
+        ``shared`` other users may take the run later. ``on_lost`` is called once, from another thread, where a beating
+        holder finds that another process has taken the run over.
         """
         name = (host or socket.gethostname(), pid or os.getpid())
         if storage.local_path("lease/lock") is None or sys.platform == "win32":
             holder, free = _claim_watching(storage, *name)
             return cls(storage, holder, None, _Heart(storage, holder, on_lost), free)
-        lock = _lock(storage)
+        lock = _lock(storage, shared)
         try:
             if lock.descriptor is None:
                 _refuse_unreleased(storage)
@@ -138,7 +149,9 @@ class Lease:
             self._heart.stop()
         place = self._storage.within(_RELEASE_SECONDS)
         try:
-            place.put(f"lease/{self.number:04d}.released", b"")
+            # Where the directory was removed, the file would make it anew, or give back the lease of another start.
+            if is_in_storage(place, self.holder):
+                place.put(f"lease/{self.number:04d}.released", b"")
             if self._heart is not None:
                 place.delete(_beat_key(self.number))
         except (OSError, StorageError) as error:  # it expires; the end of the run is not undone by this
@@ -150,6 +163,17 @@ class Lease:
         finally:
             if self._lock is not None:
                 self._lock.unlock()
+
+    @property
+    def lock(self) -> tuple[str, int] | None:
+        """The path and the descriptor of the held lock file; None where the storage has no locks."""
+        if self._lock is None or self._lock.descriptor is None:
+            return None
+        return self._lock.path, self._lock.descriptor
+
+    @property
+    def storage(self) -> Storage:
+        return self._storage
 
     def superseded(self) -> Holder | None:
         """Who holds a newer lease of the run; None while this is the newest."""
@@ -164,6 +188,17 @@ class Lease:
         self.release()
 
 
+def is_in_storage(storage: Storage, holder: Holder) -> bool:
+    """True when the lease of this holder lies in the storage, and not another one of the same number."""
+    try:
+        found = msgspec.json.decode(storage.get(f"lease/{holder.number:04d}", limit=RECORD_BYTES_LIMIT))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except msgspec.DecodeError:
+        return True  # damaged: it says nothing
+    return not isinstance(found, dict) or found.get("token") == holder.token
+
+
 def current_holder(storage: Storage) -> Holder | None:
     """Who took the newest lease of the run, or None when nobody ever did."""
     return _newest_holder(storage, [entry.key for entry in storage.list("lease")])
@@ -172,10 +207,10 @@ def current_holder(storage: Storage) -> Holder | None:
 def _newest_holder(storage: Storage, keys: list[str]) -> Holder | None:
     for number in sorted(_numbers(keys), reverse=True):
         try:
-            fields = msgspec.json.decode(storage.get(f"lease/{number:04d}"))
+            fields = msgspec.json.decode(storage.get(f"lease/{number:04d}", limit=RECORD_BYTES_LIMIT))
             released = f"lease/{number:04d}.released" in keys
             return msgspec.convert({**fields, "number": number, "released": released}, Holder)
-        except (msgspec.MsgspecError, FileNotFoundError, TypeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, FileNotFoundError, TypeError):
             continue  # cut short by a crash of the machine: it never held anything
     return None
 
@@ -192,7 +227,7 @@ def _newer(storage: Storage, number: int) -> Holder | None:
 
 def _numbers(keys: list[str]) -> list[int]:
     names = [key.removeprefix("lease/") for key in keys]
-    return [int(name) for name in names if name.isdecimal()]
+    return [int(name) for name in names if _NUMBER.fullmatch(name)]
 
 
 def _claim_next(storage: Storage, host: str, pid: int) -> Holder:
@@ -204,7 +239,12 @@ def _claim_next(storage: Storage, host: str, pid: int) -> Holder:
 
 
 def _claim(storage: Storage, number: int, host: str, pid: int) -> Holder | None:
-    """The lease of that number, or None where somebody else has it."""
+    """Claim the lease of that number; returns None where it is taken."""
+    if number > _LARGEST:
+        raise StorageError(
+            f"'lease/{number - 1}' in {without_secrets(storage.uri)!r} has a number that no run reaches, so it was not "
+            "written by one. Remove that file."
+        )
     holder = Holder(
         number=number,
         host=host,
@@ -307,7 +347,7 @@ def _falls_silent(storage: Storage, holder: Holder) -> bool:
 
 def _beat(storage: Storage, holder: Holder) -> bytes | None:
     try:
-        return storage.get(_beat_key(holder.number))
+        return storage.get(_beat_key(holder.number), limit=RECORD_BYTES_LIMIT)
     except FileNotFoundError:
         return None
 
@@ -375,16 +415,34 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _lock(storage: Storage) -> _FileLock:
-    """The lock of a run in a file system; raises :class:`RunInUseError` when it is taken."""
+def _open_lock(path: Path, shared: bool) -> int:
+    """Open the lock file, made if absent. Where storage is not shared no other user can open it, and so none can take
+    the lock to keep the owner out."""
+    try:
+        descriptor = open_below(path, 3, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StorageError(
+            f"The lock file {str(path)!r} cannot be opened: {error.strerror}. Check who owns the run's directory, or "
+            "choose another name or storage path."
+        ) from error
+    status = os.fstat(descriptor)
+    # Who may create files in the shared directory may take its lock; the umask, and a mode of earlier, say nothing.
+    writers = stat.S_IMODE(os.stat(path.parent).st_mode) & 0o022 if shared else 0
+    mode = 0o600 | writers | writers << 1
+    if stat.S_IMODE(status.st_mode) != mode and status.st_uid == os.geteuid():
+        os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def _lock(storage: Storage, shared: bool) -> _FileLock:
+    """Take the lock of a run in a file system; raises :class:`RunInUseError` when it is taken."""
     path = storage.local_path("lease/lock")
     assert path is not None
-    path.parent.mkdir(parents=True, exist_ok=True)
     real = os.path.realpath(path)
     with _held_guard:
         taken = real in _held
         if not taken:
-            descriptor = os.open(real, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = _open_lock(path, shared)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _held[real] = _FileLock(real, descriptor)
@@ -403,13 +461,17 @@ def _lock(storage: Storage) -> _FileLock:
 
 
 def _holder_of_a_taken_lock(storage: Storage) -> Holder | None:
-    """Who has the lock. Between locking and claiming, the newest lease is still that of a dead holder."""
+    """Return the process that has the lock; None where it has not written its lease within a moment.
+
+    Between locking and claiming, the newest lease is still that of an earlier holder, which is not named: it is over.
+    """
     deadline = time.monotonic() + _HOLDER_APPEARS_WITHIN
-    while True:
+    while time.monotonic() <= deadline:
         holder = current_holder(storage)
-        if (holder and not holder.released and _may_live(holder)) or time.monotonic() > deadline:
+        if holder and not holder.released and _may_live(holder):
             return holder
         time.sleep(0.01)
+    return None
 
 
 def _refuse_unreleased(storage: Storage) -> None:
@@ -429,11 +491,20 @@ def _may_live(holder: Holder) -> bool:
     return holder.host != socket.gethostname() or is_alive(holder.pid)
 
 
+def _since(started: float) -> str:
+    """When a lease was taken, in words; "" for a time that cannot be."""
+    try:
+        return f" since {datetime.fromtimestamp(started).astimezone().strftime('%Y-%m-%d %H:%M:%S %z')}"
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
 def _in_use(storage: Storage, holder: Holder | None) -> RunInUseError:
     who = "by another process"
     if holder is not None:
-        since = datetime.fromtimestamp(holder.started).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
-        who = f"by process {holder.pid} of user {holder.user!r} on host {holder.host!r} since {since}"
+        who = (
+            f"by process {holder.pid} of user {holder.user!r} on host {holder.host!r}{_since(holder.started)}"
+        )
     place = without_secrets(storage.uri)
     return RunInUseError(
         f"The run at {place!r} is in use {who}. Wait until it ends, stop it, or choose another name."

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from powertrain.run import events as ev
+from powertrain.run.unsaved import UnsavedCheckpoint, find_newest, fold
 
 NEW = "new"
 WAITING = "waiting"
@@ -140,8 +141,19 @@ class RunState:
     preemptions: int = 0
     branches: tuple[Branch, ...] = ()
     committed: tuple[tuple[int, str], ...] = ()
+    #: Reported checkpoints that are lost and whose rows were not trained again.
+    unsaved: tuple[UnsavedCheckpoint, ...] = ()
+    #: (attempt, row) of the newest commit.
+    newest_commit: tuple[int, int] = (-1, 0)
     reason: str = ""
     facts: int = field(default=0, compare=False)
+
+    @property
+    def lost_last(self) -> UnsavedCheckpoint | None:
+        """The checkpoint that was reported last, if it was not saved."""
+        newest = find_newest(self.unsaved)
+        is_last = newest is not None and (newest.attempt, newest.row) > self.newest_commit
+        return newest if is_last else None
 
     def is_live(self, attempt: int, row: int) -> bool:
         """True when no later attempt began at or before this row."""
@@ -150,7 +162,12 @@ class RunState:
 
 def apply(run: RunState, event: ev.Fact) -> RunState:
     """The run after ``event``. Pure; raises :class:`IllegalTransition` as :func:`next_state` does."""
-    run = replace(run, state=next_state(run.state, event), facts=run.facts + 1)
+    run = replace(
+        run,
+        state=next_state(run.state, event),
+        facts=run.facts + 1,
+        unsaved=fold(run.unsaved, event),
+    )
     if isinstance(event, ev.RunStarted):
         return replace(
             run,
@@ -172,6 +189,7 @@ def apply(run: RunState, event: ev.Fact) -> RunState:
         return replace(
             run,
             committed=(*run.committed, (event.row, event.checkpoint)),
+            newest_commit=max(run.newest_commit, (event.attempt, event.row)),
             losses_since_commit=0,
         )
     if isinstance(event, ev.Failed):

@@ -1,7 +1,8 @@
 """The spool: points that are in no segment yet, in a file that survives the death of the process.
 
-Points travel in pieces: some records as one msgpack array. Each piece of the file says how long it is, for which
-segment it is meant, and its hash, so that half a piece, at the end of a file whose writer died, is found.
+Points travel in pieces: some records as one msgpack array. Each piece of the file has its length, the number of the
+segment that it is meant for, its hash, and a hash of these three. So half a piece, at the end of a file whose writer
+died or is about to go on, is told apart from a damaged one.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from powertrain.errors import StorageError
 from powertrain.run.points import PointRecord, decode_records, encode_records
 from powertrain.storage import Storage
+from powertrain.storage.addresses import without_secrets
+from powertrain.storage.files.descriptors import open_for_append
 
 #: Records in one piece.
 PIECE_POINTS = 1024
 #: Before each piece of the file: its length, the segment it is meant for, its xxh3-64.
 _PIECE_HEAD = struct.Struct("<IIQ")
+#: After that, where the length has this bit: the xxh3-64 of the head. Earlier versions wrote neither.
+_HAS_HEAD_HASH = 1 << 31
+_HEAD_HASH = struct.Struct("<Q")
 
 
 def pieces_of(records: Sequence[PointRecord]) -> list[bytes]:
@@ -68,7 +76,7 @@ class Spool:
         path = storage.local_path(f"metrics/{lease:04d}.open")
         if path is None:
             raise StorageError(
-                f"Metrics cannot be spooled at {storage.uri!r}: that needs real files. Use a local or "
+                f"Metrics cannot be spooled at {without_secrets(storage.uri)!r}: that needs real files. Use a local or "
                 "mounted path."
             )
         self.path = str(path)
@@ -78,14 +86,9 @@ class Spool:
     def append(self, pieces: Iterable[bytes], segment: int) -> None:
         """Add pieces meant for ``segment``, whole or not at all."""
         if self._descriptor < 0:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self.path, flags, 0o666)
-        data = b"".join(
-            part
-            for piece in pieces
-            for part in (_PIECE_HEAD.pack(len(piece), segment, xxhash.xxh3_64_intdigest(piece)), piece)
-        )
+            # The lease is new, and so is its file: one that is there already was not written by this run.
+            self._descriptor = open_for_append(self.path, 3, fresh=True)
+        data = b"".join(part for piece in pieces for part in (_head_of(piece, segment), piece))
         try:
             if os.write(self._descriptor, data) < len(data):
                 raise OSError(f"only a part of {len(data)} bytes could be written to {self.path!r}")
@@ -107,14 +110,42 @@ class Spool:
                 os.unlink(self.path)
 
 
-def read_spool(data: bytes) -> list[tuple[int, list[PointRecord]]]:
-    """(segment, records) of each whole piece, up to the first that is cut or damaged."""
-    pieces, offset = [], 0
+def _head_of(piece: bytes, segment: int) -> bytes:
+    head = _PIECE_HEAD.pack(len(piece) | _HAS_HEAD_HASH, segment, xxhash.xxh3_64_intdigest(piece))
+    return head + _HEAD_HASH.pack(xxhash.xxh3_64_intdigest(head))
+
+
+class SpoolContent(NamedTuple):
+    """What could be read of a spool."""
+
+    #: (segment, records) of each whole piece up to the first that is cut or damaged.
+    pieces: list[tuple[int, list[PointRecord]]]
+    #: What is wrong with the next piece; "" for nothing, or where the file ends within it.
+    damage: str = ""
+
+
+def read_spool(data: bytes) -> SpoolContent:
+    """Decode the content of a spool. Never raises."""
+    pieces: list[tuple[int, list[PointRecord]]] = []
+    offset = 0
     while offset + _PIECE_HEAD.size <= len(data):
         length, segment, digest = _PIECE_HEAD.unpack_from(data, offset)
-        piece = data[offset + _PIECE_HEAD.size : offset + _PIECE_HEAD.size + length]
-        if len(piece) < length or xxhash.xxh3_64_intdigest(piece) != digest:
+        start = offset + _PIECE_HEAD.size
+        if length & _HAS_HEAD_HASH:
+            if start + _HEAD_HASH.size > len(data):
+                break
+            (expected,) = _HEAD_HASH.unpack_from(data, start)
+            if xxhash.xxh3_64_intdigest(data[offset:start]) != expected:
+                return SpoolContent(pieces, f"the head of its piece {len(pieces)} is not as it was written")
+            start, length = start + _HEAD_HASH.size, length ^ _HAS_HEAD_HASH
+        piece = data[start : start + length]
+        if len(piece) < length:
             break
-        pieces.append((segment, decode_records(piece)))
-        offset += _PIECE_HEAD.size + length
-    return pieces
+        if xxhash.xxh3_64_intdigest(piece) != digest:
+            return SpoolContent(pieces, f"its piece {len(pieces)} is not as it was written")
+        try:
+            pieces.append((segment, decode_records(piece)))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return SpoolContent(pieces, f"its piece {len(pieces)} cannot be decoded: {error}")
+        offset = start + length
+    return SpoolContent(pieces)

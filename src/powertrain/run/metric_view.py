@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from powertrain.errors import StorageError
 from powertrain.run.lifecycle import RunState
 from powertrain.run.metric_segments import Segment
 from powertrain.run.metric_summary import (
@@ -30,6 +31,7 @@ from powertrain.run.metric_summary import (
 from powertrain.run.metrics import (
     consistently,
     first_abandoned_rows,
+    intact_batches,
     passing_over_damage,
     shown_names,
     stored_points,
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+
+#: More rows than any run has; their pixels still fit into 64 bits.
+_LARGEST_ROW = 1 << 61
 
 __all__ = ["Curve", "curve", "metric_names"]
 
@@ -115,8 +120,7 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """Batches with those of these columns that there are; of a segment only those of these numbers."""
     if isinstance(source, Segment):
-        with passing_over_damage(source.key):
-            yield from source.batches(columns, numbers)
+        yield from intact_batches(source, columns, numbers)
     else:
         yield from source.select([name for name in columns if name in source.column_names]).to_batches()
 
@@ -189,7 +193,7 @@ class _Looking:
         has_more = MORE in source.schema.names  # which is JSON text, of which nothing is summarized
         if self.only_points or has_more or not source.summarized:
             return self._points(source)
-        with passing_over_damage(source.key):
+        with passing_over_damage(source), source.held_open():
             summarized, cut = self._summarized(source)
             rest = sorted({*range(source.batch_count)} - source.summarized | cut)
             return _end_to_end([summarized, self._points(source, rest)])
@@ -291,6 +295,11 @@ def _pixel_width(found: _Stretches, pixels: int) -> int:
     if not len(found.first):
         return STRETCH_ROWS
     first, last = int(found.first[0]), int(found.last_row.max())
+    if first < 0 or last > _LARGEST_ROW:
+        raise StorageError(
+            f"The metrics of the run have the rows {first} to {last}, which cannot be: they were changed. Restore "
+            "metrics/ from a copy."
+        )
     width = -(-(last - first + 1) // pixels)
     while True:
         if width > STRETCH_ROWS:

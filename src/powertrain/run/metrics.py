@@ -17,20 +17,22 @@ readers pass over what they have already. The next controller turns a dead one's
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from powertrain.errors import StorageError
 from powertrain.run.lifecycle import RunState
-from powertrain.run.metric_segments import Segment, encode_segment, merged
+from powertrain.run.metric_segments import Footer, Segment, encode_segment, merged
 from powertrain.run.metric_spool import Spool, joined, pieces_of, points_in, read_spool
 from powertrain.run.points import (
     MISSING,
@@ -46,6 +48,8 @@ from powertrain.run.points import (
     values_of,
 )
 from powertrain.storage import Entry, Storage
+from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
+from powertrain.storage.sealed import DamagedError
 
 if TYPE_CHECKING:
     import pandas
@@ -76,6 +80,8 @@ _SPOOL_KEY = re.compile(r"metrics/(\d+)\.open")
 FRAME_COLUMNS = ("rank", "attempt", "training_iteration", "timestamp")
 #: A frame of more columns is copied once more, so that pandas has them together.
 _COLUMNS_APART_AT_MOST = 64
+#: More attempts than any run makes.
+_MOST_ATTEMPTS = 1 << 20
 #: No row comes so far.
 _NEVER = (1 << 63) - 1
 _logger = logging.getLogger("powertrain")
@@ -95,7 +101,7 @@ class MetricsStore:
         self.problem = ""
         self._changed = threading.Condition()
         self._pending: list[bytes] = []
-        self._closing = False
+        self._closing = self._is_abandoned = False
         self._closed = threading.Event()
         self._hurry = threading.Event()
         self._bytes = 0
@@ -156,11 +162,25 @@ class MetricsStore:
                 f"{self._spool.path!r}, and the next start of the run will take it from there."
             )
 
+    def abandon(self) -> None:
+        """Stop and write nothing more: the directory was removed, and one made anew has files of the same names."""
+        if self._closed.is_set():
+            return
+        with self._changed:
+            self._closing = self._is_abandoned = True
+            self._changed.notify_all()
+        self._hurry.set()
+        self._thread.join()
+        self._closed.set()
+        self._spool.close(keep=True)
+
     # -- the writer thread
 
     def _write(self) -> None:
         while True:
             pieces, closing = self._next_pieces()
+            if self._is_abandoned:
+                return
             self._unspooled += self._joined(pieces)
             try:
                 self._save(everything=closing)
@@ -288,7 +308,7 @@ class _SegmentWriter:
 
     def merge_small(self) -> None:
         """Merge the newest segments while a full set of them has the same level."""
-        while True:
+        while self._written:
             level = self._written[-1].level
             newest = self._written[-_MERGE_COUNT:]
             if len(newest) < _MERGE_COUNT or any(segment.level != level for segment in newest):
@@ -319,7 +339,12 @@ class _SegmentWriter:
         It has a key of its own: what is stored never changes, so a reader that meets it half-way finds the old ones,
         or the new one, or both, and then knows from their numbers what it has already.
         """
-        data, columns = merged([Segment(self._storage, one.key, one.stored) for one in segments])
+        try:
+            data, columns = merged([Segment(self._storage, one.key, one.stored) for one in segments])
+        except DamagedError as error:  # it stays as it is, and is not merged again
+            warn_of_damage(error.key, error)
+            self._written = [one for one in self._written if one.key != error.key]
+            return
         first, last = segments[0].first, segments[-1].last
         points = sum(one.points for one in segments)
         size = max(len(data), sum(one.bytes for one in segments))
@@ -353,16 +378,29 @@ class _SegmentWriter:
 
     def _recover_spool(self, key: str, lease: int) -> None:
         covered = _last_covered(self._storage, lease)
-        pieces = [piece for piece in read_spool(self._storage.get(key)) if piece[0] > covered]
+        try:
+            content = read_spool(self._storage.get(key, limit=LARGE_RECORD_BYTES_LIMIT))
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            warn_of_damage(key, error.strerror)
+            return
+        pieces = [piece for piece in content.pieces if piece[0] > covered]
         for number in sorted({segment for segment, _ in pieces}):
             records = [record for segment, part in pieces if segment == number for record in part]
             table = table_of(records)
             data = encode_segment(table.to_batches(), table.schema, number, number)
             self._storage.put(_segment_key(lease, number, number), data)
-        self._storage.delete(key)
+        if content.damage:  # what follows may be mended by a person
+            warn_of_damage(key, content.damage)
+        else:
+            self._storage.delete(key)
 
 
 def _fit_together(segments: Sequence[_Written]) -> bool:
+    """True for neighbours that are small enough together. One between them that is damaged must not be covered."""
+    if any(one.last + 1 != other.first for one, other in pairwise(segments)):
+        return False
     fits_bytes = sum(segment.bytes for segment in segments) <= _MERGE_BYTES
     return fits_bytes and sum(segment.cells for segment in segments) <= _MERGE_CELLS
 
@@ -380,17 +418,42 @@ def _last_covered(storage: Storage, lease: int) -> int:
 # --------------------------------------------------------------------------- reading
 
 
-@contextlib.contextmanager
-def passing_over_damage(key: str) -> Iterator[None]:
-    """One damaged file must not hide all others; the user is told which it is."""
-    import pyarrow as pa
+def warn_of_damage(key: str, why: object) -> None:
+    """Tell the user which file is passed over, and why."""
+    _logger.warning("The metrics file %r is damaged and was passed over: %s", key, why)
 
+
+@contextlib.contextmanager
+def passing_over_damage(source: str | Segment) -> Iterator[None]:
+    """Warn of a damaged or unreadable file and go on: it must not hide all others. ``source`` is its key or segment."""
+    key = source.key if isinstance(source, Segment) else source
     try:
         yield
-    except (pa.ArrowException, UnicodeDecodeError, KeyError, msgspec.MsgspecError, OSError) as error:
+    except (DamagedError, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        _logger.warning("The metrics file %r is damaged and was passed over: %s", key, error)
+        report_damage(source, key, error)
+
+
+def report_damage(source: str | Segment, key: str, error: Exception) -> None:
+    """Warn of damage, of each opened segment once."""
+    if isinstance(source, Segment):
+        if source.has_been_reported:
+            return
+        source.has_been_reported = True
+    warn_of_damage(key, error)
+
+
+def intact_batches(
+    segment: Segment, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a segment that are as they were written, with a warning where others are not."""
+    with passing_over_damage(segment):
+        for batch in segment.batches_or_damage(columns, numbers):
+            if isinstance(batch, DamagedError):
+                report_damage(segment, segment.key, batch)
+            else:
+                yield batch
 
 
 def consistently(read: Callable[[], _Read]) -> _Read:
@@ -434,13 +497,22 @@ def _segments(storage: Storage) -> dict[int, list[Segment]]:
     """The segments of each lease, without those that were merged into others but not deleted."""
     found: dict[int, list[Segment]] = {}
     covered: dict[int, int] = {}
-    for lease, first, _, entry in _listed_segments(storage):
+    for lease, first, minus_last, entry in _listed_segments(storage):
+        last = -minus_last
         if first > covered.get(lease, 0):
             with passing_over_damage(entry.key):
                 segment = Segment(storage, entry.key, entry.size)
+                _check_numbers(segment.footer, first, last)
                 covered[lease] = segment.footer.last
                 found.setdefault(lease, []).append(segment)
     return found
+
+
+def _check_numbers(footer: Footer, first: int, last: int) -> None:
+    """Raise :class:`DamagedError` where a footer covers other numbers than the name of its file, which in the
+    earliest versions did not have the last."""
+    if footer.first != first or footer.last < first or (footer.points is not None and footer.last != last):
+        raise DamagedError(f"it covers {footer.first} to {footer.last}, which its name does not say")
 
 
 def _listed_segments(storage: Storage) -> list[tuple[int, int, int, Entry]]:
@@ -473,18 +545,29 @@ def _read_spools(storage: Storage) -> dict[int, list[tuple[int, list[PointRecord
         if match:
             # Where it is gone, its points are in a segment by now.
             with contextlib.suppress(FileNotFoundError), passing_over_damage(entry.key):
-                spools[int(match[1])] = read_spool(storage.get(entry.key))
+                content = read_spool(storage.get(entry.key, limit=LARGE_RECORD_BYTES_LIMIT))
+                spools[int(match[1])] = content.pieces
+                if content.damage:
+                    warn_of_damage(entry.key, content.damage)
     return spools
 
 
 def _tables(storage: Storage) -> list[pa.Table]:
+    import pyarrow as pa
+
     tables = []
     for source in stored_points(storage):
-        if isinstance(source, Segment):
-            with passing_over_damage(source.key):
-                tables.append(source.table())
-        else:
+        if not isinstance(source, Segment):
             tables.append(source)
+            continue
+        try:
+            tables.append(source.table())
+        except (DamagedError, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            batches = list(intact_batches(source, source.schema.names))
+            tables.append(pa.Table.from_batches(batches, source.schema))
+            report_damage(source, source.key, error)
     return tables
 
 
@@ -510,8 +593,10 @@ def _with_plain_numbers(table: pa.Table, index: int, field: pa.Field[Any]) -> pa
     return table.set_column(index, pa.field(field.name, pa.float64()), pa.array(numbers, pa.float64()))
 
 
-def dataframe(storage: Storage, run_state: RunState, *, abandoned: bool = False) -> pandas.DataFrame:
-    """The points of the run's lineage, sorted by row and rank.
+def dataframe(
+    storage: Storage, run_state: RunState, *, rank: int | None = None, abandoned: bool = False
+) -> pandas.DataFrame:
+    """The points of the run's lineage, sorted by row and rank; of one ``rank``, or of all where none is given.
 
     Columns are the metrics ("a/b" for nested ones), then ``rank``, ``attempt``, ``training_iteration`` (the
     row) and ``timestamp`` (Unix seconds). A reported metric of one of these four names is shown as
@@ -522,6 +607,8 @@ def dataframe(storage: Storage, run_state: RunState, *, abandoned: bool = False)
     import pandas as pd
 
     table = read_table(storage)
+    if rank is not None:
+        table = _of_rank(table, rank)
     own = (*FRAME_COLUMNS, "abandoned") if abandoned else FRAME_COLUMNS
     columns = _metric_columns(table, own)
     for shown, name in zip(FRAME_COLUMNS, ("rank", "attempt", "row", "at"), strict=True):
@@ -535,6 +622,22 @@ def dataframe(storage: Storage, run_state: RunState, *, abandoned: bool = False)
         columns, index=pd.RangeIndex(table.num_rows), copy=len(columns) > _COLUMNS_APART_AT_MOST
     )
     return _sorted(frame, None if abandoned else ~gone)
+
+
+def _of_rank(table: pa.Table, rank: int) -> pa.Table:
+    """The points of one rank, without the metrics that only other ranks have reported."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    own = table.filter(pc.equal(table.column("rank"), pa.scalar(rank)))
+    foreign = [
+        name
+        for name in own.column_names
+        if name not in OWN_COLUMNS
+        and own.column(name).null_count == own.num_rows
+        and table.column(name).null_count < table.num_rows
+    ]
+    return own.drop_columns(foreign) if foreign else own
 
 
 def _sorted(frame: pandas.DataFrame, kept: Any) -> pandas.DataFrame:
@@ -554,9 +657,23 @@ def first_abandoned_rows(run_state: RunState, attempts: Any) -> Any:
     """For each of the attempts (a numpy array) the row from which on its points are not ``run_state.is_live``."""
     import numpy as np
 
-    highest = int(attempts.max(initial=-1))
+    # From the newest attempt on nothing is abandoned.
+    newest = max((branch.attempt for branch in run_state.branches), default=0)
+    highest = min(int(attempts.max(initial=0)), newest)
+    if highest > _MOST_ATTEMPTS:
+        raise StorageError(
+            f"The journal of the run has an attempt with the number {newest}, which cannot be: it was changed. "
+            "Restore journal/ from a copy."
+        )
     of_attempt = [_first_abandoned_row(run_state, attempt) for attempt in range(highest + 1)]
-    return np.array(of_attempt or [_NEVER], np.int64)[attempts]
+    within = attempts if int(attempts.max(initial=0)) <= highest else np.minimum(attempts, highest)
+    try:
+        return np.array(of_attempt, np.int64)[within]
+    except IndexError:
+        raise StorageError(
+            f"The metrics of the run have an attempt with the number {int(attempts.min())}, which cannot be: they were "
+            "changed. Restore metrics/ from a copy."
+        ) from None
 
 
 def _first_abandoned_row(run_state: RunState, attempt: int) -> int:
@@ -606,8 +723,8 @@ def last_of_rank(storage: Storage, run_state: RunState, rank: int = 0) -> dict[s
 def _last_of_rank_now(storage: Storage, run_state: RunState, rank: int) -> dict[str, Any] | None:
     last_solo: dict[str, Any] | None = None
     for source in reversed(stored_points(storage)):
-        with passing_over_damage(source.key if isinstance(source, Segment) else "spool"):
-            for own, read_whole in _batches_newest_first(source):
+        for own, read_whole in _batches_newest_first(source):
+            with passing_over_damage(source if isinstance(source, Segment) else "spool"):
                 row, solo = _last_places(own, run_state, rank)
                 if row is not None:
                     return metrics_at(read_whole(), row)
@@ -635,7 +752,8 @@ def _batches_newest_first(
     """Our own columns of each batch, one at a time, with how to read all of its columns."""
     if isinstance(source, Segment):
         for number in reversed(range(source.batch_count)):
-            yield source.batch(number, OWN_COLUMNS), partial(source.batch, number)
+            for own in intact_batches(source, OWN_COLUMNS, [number]):
+                yield own, partial(source.batch, number)
     else:
         for batch in reversed(source.to_batches()):
             yield batch, partial(_same, batch)

@@ -35,6 +35,8 @@ class Pace:
     begun: bool = False
     counted: bool = False
     moves: int = 0
+    #: The newest row whose report has arrived.
+    reported: int = 0
     #: What the first step took, the set-up included.
     first_step: float = 0.0
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS))

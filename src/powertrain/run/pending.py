@@ -41,8 +41,9 @@ class Pending:
     committing: bool = False
     #: True once nobody waits for it any more: it must not be committed then.
     given_up: bool = False
-    #: What storage last answered when it refused.
+    #: What storage last answered when it refused, and the place that refused; "" for the run's storage.
     trouble: str = ""
+    place: str = ""
 
     @property
     def key(self) -> Key:

@@ -34,13 +34,17 @@ class Placement:
 
 
 def arrange(slots: Sequence[Slot]) -> list[Placement]:
-    """Ranks grouped by node, in the order in which nodes appear; on a node by GPU, then by slot order."""
-    nodes: dict[str, list[Slot]] = {}
+    """Ranks grouped by node, in the order in which nodes appear; on a node by GPU, then by slot order.
+
+    Slots of a launcher are grouped as the launcher did, and keep its order.
+    """
+    nodes: dict[tuple[str, str], list[Slot]] = {}
     for slot in slots:
-        nodes.setdefault(slot.node_id, []).append(slot)
+        nodes.setdefault((slot.node_id, slot.group), []).append(slot)
     placements: list[Placement] = []
     for node_rank, members in enumerate(nodes.values()):
-        members.sort(key=lambda slot: [_number(gpu) for gpu in slot.gpus])
+        if not members[0].group:
+            members.sort(key=lambda slot: [_number(gpu) for gpu in slot.gpus])
         visible = tuple(dict.fromkeys(gpu for slot in members for gpu in slot.gpus))
         for local_rank, slot in enumerate(members):
             placements.append(

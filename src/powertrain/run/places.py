@@ -5,62 +5,108 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.storage import Storage
+from powertrain.storage.files.descriptors import open_directory, remove_quietly, remove_tree_at
+from powertrain.storage.files.ownership import why_not_private
+from powertrain.storage.files.private_roots import (
+    KEPT,
+    lasting_root,
+    make_private,
+    note,
+    remove_empty_parents,
+    root_above,
+)
 from powertrain.storage.safety import is_network_file_system
 
-#: A directory on disk that survives a restart, by convention.
-_LASTING = "/var/tmp"
-#: The staging area beside local storage, and what marks a start's part of it as still needed.
-_BESIDE, _KEPT = ".staging", "KEPT"
+#: The staging area beside local storage.
+_BESIDE = ".staging"
 
 
-def staging_directory(storage: Storage, config: CheckpointConfig, unique: str) -> str:
-    """Where checkpoints wait until they are in ``storage``; ``unique`` tells this start from all others.
+def staging_directory(
+    storage: Storage, config: CheckpointConfig, unique: str, root: Callable[[], Path] = lasting_root
+) -> str:
+    """Return where checkpoints wait until they are in ``storage``; ``unique`` identifies this start of the run.
 
-    On storage that is a local disk they wait on the disk itself: then a rename brings them in. Each start has a
-    directory of its own, because what a killed one leaves may be removed while the next one runs.
+    On storage that is a local disk they wait on the disk itself, so that a rename brings them in; unless other users
+    can write to it, who could put files of their choice there. Each start has a directory of its own, because what a
+    killed one leaves may be removed while the next one runs. ``root`` gives the root for lasting files, where needed.
     """
     name = _hashed(unique)
     if config.staging_dir is not None:
         return os.path.join(config.staging_dir, name)
     beside = storage.local_path("staging")
-    if beside is not None and not is_network_file_system(beside):
+    if beside is not None and not is_network_file_system(beside) and not why_not_private(beside.parent):
         return str(beside.parent / _BESIDE / name)
-    return os.path.join(_lasting_root(), "staging", name)
+    return str(make_private(root()) / "staging" / name)
 
 
 def sweep_staging(storage: Storage) -> list[str]:
     """Remove what earlier starts have left to wait beside local storage. The holder of the lease only.
 
-    Returns what stays: shares that storage did not take, of which the user was told where they are.
+    Returns the directories that stay: shares that storage did not take, which the user was given the path of. Links and
+    directories of other users are left alone.
     """
     beside = storage.local_path("staging")
     if beside is None:
         return []
     kept = []
-    for directory in sorted((beside.parent / _BESIDE).glob("*")):
-        if (directory / _KEPT).exists():
-            kept.append(str(directory))
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError), open_directory(beside.parent, [_BESIDE]) as staging:
+        for name in sorted(os.listdir(staging)):
+            if _exists(staging, f"{name}/{KEPT}"):
+                kept.append(str(beside.parent / _BESIDE / name))
+            else:
+                with contextlib.suppress(OSError):
+                    remove_tree_at(staging, name, owner=os.fstat(staging).st_uid)
     return kept
 
 
+def _exists(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
 def spool_directory(storage: Storage) -> str:
-    """Where files that grow are kept for storage that cannot append: the same at every start of the run here."""
-    return os.path.join(_lasting_root(), "spool", _hashed(storage.uri))
+    """Return where files that grow are kept for storage that cannot append: the same at every start of the run."""
+    return str(make_private(lasting_root()) / "spool" / _hashed(storage.uri))
 
 
-def data_cache_directory(storage: Storage, config: DataConfig, unique: str) -> str:
-    """Where decoded blocks of data are kept on a node; ``unique`` tells this start from all others."""
-    root = config.cache_dir or os.path.join(_lasting_root(), "data")
-    return os.path.join(root, f"powertrain-{_hashed(storage.uri)}", _hashed(unique))
+def data_cache_directory(
+    storage: Storage, config: DataConfig, unique: str, root: Callable[[], Path] = lasting_root
+) -> str:
+    """Return where decoded blocks of data are kept on a node; ``unique`` identifies this start of the run.
+
+    ``root`` gives the root for lasting files, where needed. A directory that was asked for is passed over where another
+    user has taken the run's name in it.
+    """
+    own = Path(f"powertrain-{_hashed(storage.uri)}", _hashed(unique))
+    reason = ""
+    if config.cache_dir is not None:
+        reason = why_taken(Path(config.cache_dir, own.parent))
+        if not reason:
+            return str(Path(config.cache_dir, own))
+    usual = root() / "data"
+    if reason:
+        note(reason, usual)
+    return str(usual / own)
+
+
+def why_taken(directory: Path) -> str:
+    """Return why ``directory`` itself, wherever it lies, is not this user's; "" where it is, or does not exist."""
+    try:
+        status = directory.lstat()
+    except OSError:
+        return ""
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{str(directory)!r} is a symbolic link or a file"
+    return "" if status.st_uid == os.geteuid() else f"{str(directory)!r} belongs to uid {status.st_uid}"
 
 
 def own_data_cache(directory: str) -> int:
@@ -70,36 +116,28 @@ def own_data_cache(directory: str) -> int:
     """
     from powertrain.data import scratch
 
-    sweep_data_caches(directory)
+    if (root := root_above(directory)) is not None:
+        make_private(root)
+    scratch.sweep_beside(directory)
     scratch.sweep(Path(directory).parents[1])
     return scratch.make_owned(directory)
 
 
 def sweep_data_caches(directory: str) -> None:
     """Remove what earlier starts of the same run have left beside ``directory`` on this node."""
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(os.path.dirname(directory)):
-            if entry.path != directory:
-                shutil.rmtree(entry.path, ignore_errors=True)
+    from powertrain.data import scratch
+
+    scratch.sweep_beside(directory)
 
 
 def remove_data_cache(directory: str) -> None:
     """Remove a directory of :func:`data_cache_directory` and what is empty without it."""
     if not directory:
         return
-    shutil.rmtree(directory, ignore_errors=True)
-    of_run, root, own = Path(directory).parents[:3]
-    ours = (of_run, root, own) if own.name == f"powertrain-{os.getuid()}" else (of_run,)
-    for parent in ours:
-        with contextlib.suppress(OSError):  # another run is in it
-            parent.rmdir()
-
-
-def _lasting_root() -> str:
-    root = os.environ.get("TMPDIR") or (_LASTING if os.access(_LASTING, os.W_OK) else tempfile.gettempdir())
-    own = os.path.join(root, f"powertrain-{os.getuid()}")
-    os.makedirs(own, mode=0o700, exist_ok=True)
-    return own
+    remove_quietly(directory)
+    with contextlib.suppress(OSError):  # another start is in it
+        Path(directory).parent.rmdir()
+    remove_empty_parents(Path(directory).parent)
 
 
 def _hashed(text: str) -> str:
@@ -112,10 +150,11 @@ def remove_unless_needed(path: str, needed: Sequence[str]) -> None:
         return
     if any(Path(path) in Path(kept).parents for kept in needed):
         with contextlib.suppress(OSError):
-            Path(path, _KEPT).touch()
+            Path(path, KEPT).touch()
         return
-    shutil.rmtree(path, ignore_errors=True)
-    for parent in Path(path).parents[:2]:
-        if parent.name in ("staging", _BESIDE, f"powertrain-{os.getuid()}"):
-            with contextlib.suppress(OSError):  # another run is in it
-                parent.rmdir()
+    remove_quietly(path)
+    if Path(path).parent.name == _BESIDE:
+        with contextlib.suppress(OSError):  # another start is in it
+            Path(path).parent.rmdir()
+    else:
+        remove_empty_parents(path)

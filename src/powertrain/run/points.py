@@ -60,7 +60,7 @@ def table_of(records: Sequence[PointRecord]) -> pa.Table:
 
     alike = _columns_of_alike(records)
     columns, more = _flatten_all(records) if alike is None else (alike, {})
-    fields = [pa.field(name, _own_type(name)) for name in OWN_COLUMNS]
+    fields = [pa.field(name, own_type(name)) for name in OWN_COLUMNS]
     arrays: list[Any] = [
         pa.array([getattr(record, name) for record in records], field.type)
         for name, field in zip(OWN_COLUMNS, fields, strict=True)
@@ -74,7 +74,8 @@ def table_of(records: Sequence[PointRecord]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _own_type(name: str) -> pa.DataType:
+def own_type(name: str) -> pa.DataType:
+    """The type of one of :data:`OWN_COLUMNS`."""
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {"rank": pa.int32(), "attempt": pa.int32(), "row": pa.int64()}

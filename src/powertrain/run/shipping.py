@@ -19,6 +19,7 @@ import fcntl
 import logging
 import math
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -143,8 +144,8 @@ class Shipped:
 
     # -- reading: what the spool has is newer than what storage has
 
-    def get(self, key: str) -> bytes:
-        return self._place_of(key).get(key)
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        return self._place_of(key).get(key, limit=limit)
 
     def get_file(self, key: str, path: str | Path) -> None:
         self._place_of(key).get_file(key, path)
@@ -305,7 +306,7 @@ def spools_below(root: str) -> Iterator[tuple[str, list[str]]]:
     The lock on a directory says that its start lives; afterwards what is empty is removed.
     """
     os.makedirs(root, mode=0o700, exist_ok=True)
-    abandoned = [entry.path for entry in os.scandir(root) if entry.is_dir() and _nobody_holds(entry.path)]
+    abandoned = [entry.path for entry in os.scandir(root) if _is_abandoned(entry)]
     own = tempfile.mkdtemp(dir=root)
     descriptor = os.open(own, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -318,8 +319,12 @@ def spools_below(root: str) -> Iterator[tuple[str, list[str]]]:
                 os.rmdir(place)
 
 
-def _nobody_holds(directory: str) -> bool:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _is_abandoned(entry: os.DirEntry[str]) -> bool:
+    """Return True for a directory of this user that no process has locked. Any other may have been put there."""
+    status = entry.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        return False
+    descriptor = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -23,8 +23,10 @@ class RunSpec:
     launch_dir: str
     #: A directory on this machine for sockets and scratch, removed at the end.
     runtime_dir: str
-    #: Each rank's working directory; "" for one of its own below ``runtime_dir``.
+    #: The working directory of ranks, the same path on every node; "" for the launch directory as each node has it.
     working_dir: str = ""
+    #: Files that the driver's standard output and standard error go to.
+    outputs: Sequence[str] = ()
     min_workers: int
     max_workers: int
     shape: SlotShape
@@ -39,6 +41,9 @@ class RunSpec:
     #: Seconds between a signal that asks for an end and the kill that follows it.
     signal_grace: float = 30.0
     stop: stopping.Criterion = None
+    #: Whether ``stop`` is one of a sweep: called with every row, also while the run is ending, and with whether it has
+    #: brought a checkpoint.
+    stop_sees_all: bool = False
     callbacks: Sequence[Any] = ()
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     #: Where shares of checkpoints wait on each node ("": below ``runtime_dir``), and shared memory for them.
@@ -66,6 +71,9 @@ class RunSpec:
     function: bytes = b""
     sources: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: Of a trial of a sweep: the sweep's name and the trial's id.
+    sweep: str = ""
+    trial_id: str = ""
     seed: int = 0
     #: The pickled datasets; b"" where there are none, or each process has its own.
     datasets: bytes = b""
@@ -82,6 +90,8 @@ class RunSpec:
     trace: TraceSettings | None = None
     #: True when an error is to be looked at in a debugger before the rank ends.
     post_mortem: bool = False
+    #: True when every report waits for all ranks.
+    report_barrier: bool = False
     #: A checkpoint of another run to begin from, as a path; "" for none.
     begin_from: str = ""
     begin_from_filesystem: bytes = b""

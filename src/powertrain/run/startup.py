@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -36,6 +37,7 @@ class Startup:
         self._start: Start | None = None
         self._number = self._steps_left = 0
         self._waited_for = ""
+        self._had_torch = sys.modules.get("torch") is not None
 
     def launched(self, at: float, parts: Mapping[str, float]) -> None:
         """The run began ``at`` the call of ``fit``, and ``parts`` of the time since then are known by phase."""
@@ -106,7 +108,11 @@ class Startup:
     def _write(self, start: Start) -> None:
         self._start = None
         fact = fact_of(start, self._number, self._clock())
-        self._record(msgspec.structs.replace(fact, waited_for=self._waited_for, engine=self._engine))
+        self._record(
+            msgspec.structs.replace(
+                fact, waited_for=self._waited_for, engine=self._engine, torch_was_loaded=self._had_torch
+            )
+        )
 
 
 def fact_of(start: Start, attempt: int, now: float) -> ev.StartupMeasured:

@@ -59,17 +59,14 @@ def advice(fact: StartupMeasured) -> list[str]:
     said = []
     # Elsewhere workers come from a process that knows nothing of the script's own.
     is_forked = fact.engine == "local"
-    if is_forked and (took := _dominating(fact, timeline.IMPORTS)) is not None:
-        said.append(
-            f"{took} went into imports, which begin when the trainer is made: make it earlier in the script. Where "
-            f"torch is imported before that, {_IN_TIME}"
-        )
+    if is_forked and not fact.torch_was_loaded and (took := _dominating(fact, timeline.IMPORTS)) is not None:
+        said.append(f"{took} went into imports. Where the script imports torch before fit(), {_IN_TIME}")
     if (took := _dominating(fact, timeline.SLOTS)) is not None and fact.waited_for:
         said.append(f"{took} went into waiting for slots: {fact.waited_for}")
     if is_forked and fact.loaded and (took := _dominating(fact, timeline.FUNCTION)) is not None:
         said.append(
             f"{took} went into loading the function; most of what it loads is of {fact.loaded}: where the script "
-            f"imports that before the trainer is made, {_IN_TIME}"
+            f"imports that before fit(), {_IN_TIME}"
         )
     return said
 

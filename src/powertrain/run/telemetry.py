@@ -68,6 +68,12 @@ class Telemetry:
             self._add(Frame(attempt, rank, STEPS, steps))
         remove_ring(path)
 
+    def abandon(self) -> None:
+        """Stop and keep nothing more."""
+        self._is_kept = False
+        if self._store is not None:
+            self._store.abandon()
+
     def close(self) -> None:
         """Write what is there, and say how much of it was lost."""
         if self._store is not None:

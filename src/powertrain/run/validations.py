@@ -12,7 +12,6 @@ the run is resumed.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections import deque
@@ -53,6 +52,7 @@ class Task:
     #: Where the checkpoint lies; ``on_filesystem`` when that is a path of the filesystem that the user gave.
     path: str
     on_filesystem: bool = False
+    #: Keyword arguments that go over those of the trainer, which travel with the function.
     arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Seconds it may take.
     timeout: float = math.inf
@@ -66,9 +66,9 @@ def task_of(
     return Task(
         checkpoint=manifest.name,
         row=manifest.row,
-        path=checkpoint.path,
+        path=checkpoint.address,
         on_filesystem=checkpoint.given_filesystem is not None,
-        arguments={**usual.fn_kwargs, **asked.arguments},
+        arguments=asked.arguments,
         timeout=asked.timeout or usual.timeout_s or math.inf,
     )
 
@@ -185,11 +185,15 @@ class Validations:
         self._current: _Current | None = None
         self._beside: base.Slot | None = None
         self._trained = False
+        self._shown: set[str] = set()
         config = spec.validation
         self._shape = shape_of(config) if config is not None else None
         self._function = b""
         if config is not None:
-            self._function = functions.pickle_function(config.fn, None, "the validation function")
+            usual = dict(config.task_config.fn_kwargs)
+            self._function = functions.pickle_function(
+                config.fn, usual, "the validation function", "fn_kwargs"
+            )
 
     # -- what there is
 
@@ -274,8 +278,16 @@ class Validations:
             return False
         for message in received.envelope.messages:
             if isinstance(message, wire.Validated) and not current.over:
+                self._pass_on(message.warnings)
                 self._conclude(current, found(message))
         return True
+
+    def _pass_on(self, warnings: list[str]) -> None:
+        """Show each warning of validation functions once: they return the same metrics for every checkpoint."""
+        for warning in warnings:
+            if warning not in self._shown:
+                self._shown.add(warning)
+                self._tell(f"Validation: {warning}")
 
     def ended(self, event: base.Exited | base.SlotLost) -> bool:
         """A process is gone: False when it is not a validation's."""
@@ -385,7 +397,6 @@ class Validations:
             "OMP_NUM_THREADS": str(threads),
             **spec.env,
         }
-        own = "" if _shares_this_process(self._engine) else os.path.join(spec.runtime_dir, "validation")
         return base.ProcessSpec(
             entry=process.ENTRY,
             payload=msgspec.msgpack.encode(
@@ -398,11 +409,12 @@ class Validations:
                     arguments=dict(task.arguments),
                     sources=dict(spec.sources),
                     launch_dir=spec.launch_dir,
+                    working_dir=spec.working_dir,
                 )
             ),
             env=env,
             log_path=self._log(task),
-            cwd=spec.working_dir or own,
+            cwd=spec.working_dir,
             title="validation",
         )
 

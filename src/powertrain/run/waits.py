@@ -17,6 +17,10 @@ from powertrain import wire
 #: What ``Beat.awaits`` says at a meeting of all ranks over the run's own wire.
 _MEETINGS = ("barrier", "broadcast_from_rank_zero")
 _ROWS = ("row ", "commit of row ")
+#: Functions of torch.distributed in which a rank waits for one other rank only.
+_POINT_TO_POINT = frozenset(
+    {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv", "wait"}
+)
 
 #: Why nothing goes on: see :class:`Blame`.
 STUCK = "stuck"
@@ -48,6 +52,8 @@ class RankState:
     collectives: int = -1
     #: Seconds between its moves, usually; 0 where that is not known.
     usual: float = 0.0
+    #: The newest row whose report has arrived: beats are older where many reports gather.
+    reported: int = 0
 
     @property
     def frame(self) -> wire.Frame | None:
@@ -61,12 +67,17 @@ class RankState:
         return self.beat.where.inside if told and self.beat and self.beat.where else ""
 
     @property
+    def has_final_count(self) -> bool:
+        """True when its function has ended and ``collectives`` was read after that."""
+        return self.over and self.beat is not None and self.beat.phase == "end" and self.beat.collectives >= 0
+
+    @property
     def awaits(self) -> str:
         return self.beat.awaits if self.beat and not self.over else ""
 
     @property
     def row(self) -> int:
-        return self.beat.row if self.beat else 0
+        return max(self.beat.row if self.beat else 0, self.reported)
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,23 @@ def waits_for(states: Sequence[RankState]) -> dict[int, frozenset[int]]:
         waits[state.rank] = missing - {state.rank} if state.rank in missing else missing
     behind = _Behind(states, waits)
     return {s.rank: waits[s.rank] or behind.of(s) for s in states}
+
+
+def find_doomed(states: Sequence[RankState]) -> frozenset[int]:
+    """Return the ranks inside a collective that can never end: a rank whose function has ended did not begin it.
+
+    Only counts of collectives that were read after the end of a function are compared: older ones may be too low.
+    Sends and receives between two ranks are left out, because they need no third rank.
+    """
+    final = min((s.collectives for s in states if s.has_final_count), default=None)
+    if final is None:
+        return _NOBODY
+    return frozenset(s.rank for s in states if _is_in_collective_of_all(s) and s.collectives > final)
+
+
+def _is_in_collective_of_all(state: RankState) -> bool:
+    where = state.beat.where if state.beat else None
+    return state.inside == "collective" and where is not None and where.call not in _POINT_TO_POINT
 
 
 def awaited_row(state: RankState) -> int | None:

@@ -20,7 +20,16 @@ from typing import Union
 
 from powertrain import wire
 from powertrain.run.pace import Pace, Place
-from powertrain.run.waits import GONE, STUCK, Blame, RankState, find_blame, is_saving, waits_for
+from powertrain.run.waits import (
+    GONE,
+    STUCK,
+    Blame,
+    RankState,
+    find_blame,
+    find_doomed,
+    is_saving,
+    waits_for,
+)
 
 #: Seconds without a move after which there may be a notice, however short the usual step: five are promised, and to
 #: tell it takes a moment.
@@ -44,6 +53,8 @@ _OVERDUE = 1.5
 #: made its first step, which may load and compile for long.
 ACT = 120.0
 ACT_WITH_PATIENCE = 1800.0
+#: Times ``FLOOR`` after which a collective is acted on that a rank has left out for good: its function has returned.
+_ACT_FLOORS_IF_DOOMED = 2.0
 #: The part of ``ACT`` for which whoever is ended must have been at the same line.
 _SAME_LINE = 0.9
 _ACT_PAUSES = 3.0
@@ -121,6 +132,8 @@ class _Stall:
     #: Seconds after ``since`` at which it is acted on.
     act_after: float
     states: tuple[RankState, ...]
+    #: True when ranks wait for a rank that has returned and it is certain that they wait in vain.
+    is_certain: bool = False
 
 
 class Watchdog:
@@ -153,6 +166,8 @@ class Watchdog:
         self._suspected_at: float | None = None
         #: Since when, and for how long, each rank may go without a move; as of the newest look.
         self._clocks: dict[int, tuple[float, float]] = {}
+        #: Ranks that wait in vain for one that has returned; as of the newest look.
+        self._doomed: frozenset[int] = frozenset()
         self._due = now + self._lag + _EARLY * FLOOR
 
     # ----------------------------------------------------------------------- what happens
@@ -173,10 +188,11 @@ class Watchdog:
         if beat.phase == "end":
             self.ended(rank, now)
 
-    def row(self, rank: int, now: float) -> None:
-        """A report of ``rank`` has arrived."""
+    def row(self, rank: int, now: float, row: int = 0) -> None:
+        """A report of ``rank`` has arrived, that of ``row``."""
         known = self._ranks[rank]
         known.begun = True
+        known.reported = max(known.reported, row)
         self._moved(known, max(known.moved_at, now), now)
 
     def parted(self, rank: int) -> None:
@@ -248,6 +264,17 @@ class Watchdog:
         self._due = self._next_look(now)
         return decision
 
+    def behind_timeout(self, rank: int, now: float) -> Act | None:
+        """Return the stall behind a collective that has timed out on ``rank``, or None where others are not to blame.
+
+        torch may give up long before this class would, so it does not matter here for how long ranks have not moved.
+        """
+        states = tuple(self._state(known, now, still=known.over_at is None) for known in self._ranks)
+        blame = find_blame(states)
+        if blame is None or blame.kind not in (STUCK, GONE) or rank in blame.culprits:
+            return None
+        return Act(blame.culprits, blame.waiting, max(0.0, now - self._ranks[rank].moved_at), states)
+
     def _decide(self, now: float) -> Decision | None:
         stall = self._stall(now, 1.0)
         if stall is not None:  # those who stopped a moment later have stopped too, and are not said to go on
@@ -287,10 +314,12 @@ class Watchdog:
         return not same and now >= self._told.at + AGAIN
 
     def _is_due_to_act(self, stall: _Stall, now: float) -> bool:
-        """Without a time of the user's own, nobody is ended who was at another line of his a while ago: who evaluates
-        by ways that are not counted here goes from line to line."""
+        """Without a timeout of the user's own, no rank is ended that was at another line of theirs a while ago: an
+        evaluation that is not counted here moves from line to line. A wait that cannot end needs no such proof."""
         if (self._told is not None and self._told.acted) or now < stall.since + stall.act_after:
             return False
+        if stall.is_certain:
+            return True
         blamed = stall.blame.culprits or stall.blame.waiting
         moving_on = [self._ranks[rank].placed_at for rank in blamed if self._ranks[rank].over_at is None]
         return self._timeout is not None or now >= max(moving_on, default=now - ACT) + _SAME_LINE * ACT
@@ -340,6 +369,17 @@ class Watchdog:
         for known in self._live():
             since, limit = self._clock(known, waits_since.get(known.rank))
             self._clocks[known.rank] = since, limit + grace
+        ends = [known.over_at for known in self._ranks if known.over_at is not None]
+        # While no rank has ended, none can wait for an ended one; collecting the states of many ranks takes long.
+        self._doomed = (
+            find_doomed([self._state(known, now) for known in self._ranks]) if ends else frozenset()
+        )
+        last_end = max(ends, default=now)
+        for rank in self._doomed:
+            waits = max(self._ranks[rank].waits_since, min(last_end, now))
+            since, limit = self._clocks[rank]
+            if waits + FLOOR < since + limit:
+                self._clocks[rank] = waits, FLOOR
 
     def _grace(self, now: float) -> float:
         """Seconds more for ranks that have all fallen silent: it is rather the machine they are on that stood still."""
@@ -402,11 +442,14 @@ class Watchdog:
         if blame is None:
             return None
         since = self._began(blame)
-        if blame.kind == GONE and now < since + self._lag + part * min(
-            self._base(), self._timeout or math.inf
-        ):
+        is_certain = blame.kind == GONE and not self._doomed.isdisjoint((*blame.culprits, *blame.waiting))
+        least = FLOOR if is_certain else self._base()
+        if blame.kind == GONE and now < since + self._lag + part * min(least, self._timeout or math.inf):
             return None
-        return _Stall(blame, since, self._act_after(blame, states), states)
+        act_after = self._act_after(blame, states)
+        if is_certain:
+            act_after = min(act_after, self._lag + _ACT_FLOORS_IF_DOOMED * FLOOR)
+        return _Stall(blame, since, act_after, states, is_certain)
 
     def _is_late(self, known: Pace, now: float, part: float) -> bool:
         since, limit = self._clocks[known.rank]
@@ -446,6 +489,7 @@ class Watchdog:
             begun=known.begun,
             collectives=known.collectives,
             usual=known.usual,
+            reported=known.reported,
         )
 
     def _live(self) -> list[Pace]:

@@ -18,6 +18,7 @@ from typing import IO, Any
 import xxhash
 
 from powertrain.errors import StorageError
+from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import (
     TEMPORARY_PREFIX,
     Entry,
@@ -25,6 +26,7 @@ from powertrain.storage.base import (
     Storage,
     check_key,
     is_abandoned,
+    join_within,
     temporary_name,
 )
 from powertrain.storage.boundaries import crossing
@@ -40,7 +42,8 @@ def storage_on(filesystem: Any, path: str) -> Storage:
     path = path.partition("://")[2] if "://" in path else path
     if not path.strip("/"):
         raise StorageError(
-            f"The storage path {path!r} on the file system {filesystem!r} is empty. Give a path on it, such as "
+            f"The storage path {path!r} on the file system {type(filesystem).__name__} is empty. Give a path on it, "
+            "such as "
             "'bucket/runs'."
         )
     local = _local_path(filesystem, path)
@@ -78,7 +81,7 @@ class FilesystemStorage:
         self._wrapped: Any = None
 
     def __repr__(self) -> str:
-        return f"FilesystemStorage({self._given!r}, {self._root!r})"
+        return f"FilesystemStorage({type(self._given).__name__}, {without_secrets(self._root)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (FilesystemStorage, (self._given, self._root))
@@ -181,8 +184,8 @@ class FilesystemStorage:
 
     # -- reading
 
-    def get(self, key: str) -> bytes:
-        return b"".join(self._content(key))
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        return join_within(self._content(key), key, limit)
 
     def get_file(self, key: str, path: str | Path) -> None:
         path = Path(path)
@@ -314,7 +317,7 @@ def _as_pyarrow(filesystem: Any) -> Any:
         handler: Any = fs.FSSpecHandler  # its stub leaves out that its methods are there
         return fs.PyFileSystem(handler(filesystem))
     raise StorageError(
-        f"The storage file system {filesystem!r} is a {type(filesystem).__name__}, neither a pyarrow.fs.FileSystem nor "
+        f"The storage file system is a {type(filesystem).__name__}, neither a pyarrow.fs.FileSystem nor "
         "an fsspec file system. Give one of these, or leave storage_filesystem out and write the storage path as "
         "an address such as 's3://bucket/runs'."
     )

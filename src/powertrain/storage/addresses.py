@@ -15,9 +15,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from powertrain.errors import StorageError
+from powertrain.redaction import HIDDEN, has_secrets, strip_secrets, without_secrets
+
+__all__ = [
+    "OBJECT_STORES",
+    "PARAMETERS",
+    "Address",
+    "ClientSettings",
+    "Kind",
+    "client_settings",
+    "has_secrets",
+    "parse",
+    "strip_secrets",
+    "without_secrets",
+]
 
 Kind = Literal["s3", "gcs", "azure"]
 
@@ -42,10 +56,12 @@ PARAMETERS: dict[Kind, tuple[str, ...]] = {
     "azure": (*_EVERYWHERE, "account_name", "account_key", "sas_token", "use_emulator"),
 }
 _SECRETS = ("secret_key", "session_token", "account_key", "sas_token")
+#: The same in the settings of a client, with the identity that they belong to.
+_SECRET_SETTINGS = ("access_key_id", "secret_access_key", "session_token", "account_key", "sas_key")
 _BOOLEANS = ("allow_http", "anonymous", "force_virtual_addressing", "use_emulator")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Address:
     """A prefix in a bucket of an object store. ``query`` and ``user`` are kept as they were written."""
 
@@ -58,9 +74,23 @@ class Address:
     #: What stands after "@" in Azure: the account's host.
     host: str = ""
 
+    def __repr__(self) -> str:
+        return f"Address({without_secrets(self.uri)!r})"
+
     @property
     def kind(self) -> Kind:
         return _KINDS[self.scheme]
+
+    @property
+    def secrets(self) -> set[str]:
+        """The secrets that it holds, as they are written and as they are sent."""
+        written = {self.parameters[name] for name in _SECRETS if name in self.parameters}
+        endpoint = self.parameters.get("endpoint_override", "")
+        for user in (self.user, endpoint.rpartition("@")[0].rpartition("/")[2]):
+            written.add(user.partition(":")[2] if ":" in user else user)
+        return {
+            text for secret in written if secret for text in (secret, unquote(secret), quote(secret, safe=""))
+        }
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -91,23 +121,18 @@ def parse(uri: str) -> Address:
             f"The storage path {without_secrets(uri)!r} names no bucket. Write it after the slashes: "
             f"'{scheme}://bucket/path'."
         )
+    if ":" in bucket and not bucket.startswith("arn:"):
+        raise StorageError(
+            f"The storage path {without_secrets(uri)!r} has a ':' in its bucket. Write '/' as %2F, '?' as %3F and "
+            "'@' as "
+            "%40 in keys, or give keys in the environment."
+        )
     prefix = "/".join(part for part in unquote(path, errors="surrogateescape").split("/") if part)
     if any(part in (".", "..") for part in prefix.split("/")) or "\0" in prefix:
         raise StorageError(f"The storage path {without_secrets(uri)!r} may not have '.' or '..' as a part.")
     address = Address(scheme, bucket, prefix, query, user, host)
     _check_query(address)
     return address
-
-
-def without_secrets(uri: str) -> str:
-    """``uri`` as it may be shown: passwords and keys in it are dots."""
-    uri = re.sub(r"(://[^/@?:]*):[^/@?]*@", r"\1:...@", uri)
-    return re.sub(rf"([?&](?:{'|'.join(_SECRETS)})=)[^&]*", r"\1...", uri)
-
-
-def has_secrets(uri: str) -> bool:
-    """True when a password or key stands in ``uri``."""
-    return without_secrets(uri) != uri
 
 
 def _quoted(prefix: str) -> str:
@@ -120,8 +145,9 @@ def _check_query(address: Address) -> None:
     known = PARAMETERS[address.kind]
     for name, value in address.parameters.items():
         if name not in known:
+            shown = name if re.fullmatch(r"[A-Za-z][\w.-]{0,39}", name) else HIDDEN
             raise StorageError(
-                f"The storage path {without_secrets(address.uri)!r} has the unknown parameter {name!r}. "
+                f"The storage path {without_secrets(address.uri)!r} has the unknown parameter {shown!r}. "
                 f"'{address.scheme}://' addresses understand: {', '.join(known)}."
             )
         allowed = ("true", "false") if name in _BOOLEANS else ("http", "https") if name == "scheme" else ()
@@ -135,7 +161,7 @@ def _check_query(address: Address) -> None:
 # --------------------------------------------------------------------------- what a client is told
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientSettings:
     """How to reach a bucket: the names of obstore's settings with their values, as pairs that can be hashed."""
 
@@ -144,6 +170,13 @@ class ClientSettings:
     config: tuple[tuple[str, str | bool], ...]
     allow_http: bool
     ca_file: str
+
+    def __repr__(self) -> str:
+        config = {
+            name: HIDDEN if name in _SECRET_SETTINGS else without_secrets(str(value))
+            for name, value in self.config
+        }
+        return f"ClientSettings({self.kind!r}, {self.bucket!r}, {config!r})"
 
 
 def client_settings(address: Address, environ: Mapping[str, str]) -> ClientSettings:
@@ -163,6 +196,15 @@ def client_settings(address: Address, environ: Mapping[str, str]) -> ClientSetti
     )
 
 
+def endpoint_of(address: Address, environ: Mapping[str, str]) -> str:
+    """The server that requests for ``address`` go to, as a URL; "" for the cloud's own.
+
+    Raises:
+        StorageError: The address or the environment names something that is not a server.
+    """
+    return _endpoint(address, address.parameters, environ)
+
+
 def _endpoint(address: Address, said: Mapping[str, str], environ: Mapping[str, str]) -> str:
     """The server to talk to as a URL, "" for the cloud's own; refused where it is none."""
     variables = {
@@ -180,7 +222,7 @@ def _endpoint(address: Address, said: Mapping[str, str], environ: Mapping[str, s
         endpoint = f"{said.get('scheme', 'http' if insecure else 'https')}://{endpoint}"
     if not _is_server(endpoint):
         raise StorageError(
-            f"The endpoint {endpoint!r} (from {source}) is not the address of a server. "
+            f"The endpoint {without_secrets(endpoint)!r} (from {source}) is not the address of a server. "
             "Write it as 'https://host:port' or 'http://host:port'."
         )
     return endpoint.rstrip("/")

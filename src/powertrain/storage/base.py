@@ -21,11 +21,14 @@ import errno
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
-from powertrain.errors import StorageError
+from powertrain.arguments import as_path, has_attribute, shorten
+from powertrain.errors import ArgumentError, PowertrainError, StorageError
+from powertrain.redaction import redact
 from powertrain.storage.addresses import OBJECT_STORES, without_secrets
 
 if TYPE_CHECKING:
@@ -39,6 +42,12 @@ ABANDONED_AFTER = 3600.0
 TIMEOUT = 1800.0
 #: How long the probe at the start of a run tries: a person waits for it.
 PROBE_SECONDS = 6.0
+
+
+#: The most bytes that are read of a record of fixed form: ``run.json``, a lease, a commit link, a signature.
+RECORD_BYTES_LIMIT = 64 << 20
+#: The most bytes that are read of a record that grows with its run: a journal file, a manifest, metadata.
+LARGE_RECORD_BYTES_LIMIT = 1 << 30
 
 
 class Entry(NamedTuple):
@@ -78,8 +87,11 @@ class Storage(Protocol):
     def put_file_if_absent(self, key: str, path: str | Path) -> FileDigest | None:
         """As ``put_if_absent`` with a file's content; None where the key is taken."""
 
-    def get(self, key: str) -> bytes:
-        """The value under ``key``; raises ``FileNotFoundError`` where there is none."""
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        """The value under ``key``; raises ``FileNotFoundError`` where there is none.
+
+        One of more than ``limit`` bytes is not read: it raises ``OSError`` with ``EFBIG``.
+        """
 
     def get_file(self, key: str, path: str | Path) -> None:
         """Write the value under ``key`` to a local file, whose directory is made if absent."""
@@ -134,6 +146,22 @@ def check_key(key: str) -> str:
     return key
 
 
+def join_within(pieces: Iterable[bytes], key: str, limit: int | None) -> bytes:
+    """Return the pieces of a value as one; raises :func:`too_large` as soon as they are more than ``limit`` bytes."""
+    taken, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if limit is not None and size > limit:
+            raise too_large(key, limit)
+        taken.append(piece)
+    return b"".join(taken)
+
+
+def too_large(key: str, limit: int) -> OSError:
+    """Return the error for a value that has more bytes than its reader takes."""
+    return OSError(errno.EFBIG, f"it has more than {limit:,} bytes, so it is not what was written", key)
+
+
 def temporary_name() -> str:
     """A name for an unfinished write that tells which process of which host makes it."""
     return f"{TEMPORARY_PREFIX}{host_in_names()}.{os.getpid()}.{secrets.token_hex(8)}"
@@ -173,8 +201,11 @@ def open_storage(path: str | Path, *, filesystem: Any = None, timeout: float = T
     ``filesystem`` is a pyarrow or fsspec file system that ``path`` is a path of. ``timeout`` bounds how long an
     operation across a network is tried again. Nothing is created or connected until something is put or read.
     """
-    text = os.fspath(path)
+    text = as_path(path, "The storage path", StorageError)
+    if own := own_address(filesystem, text):
+        text, filesystem = own, None
     if filesystem is not None:
+        check_filesystem(filesystem, "The file system of the storage", StorageError)
         from powertrain.storage.adapter import storage_on
 
         return storage_on(filesystem, text)
@@ -186,6 +217,40 @@ def open_storage(path: str | Path, *, filesystem: Any = None, timeout: float = T
     return _open_local(text, scheme)
 
 
+def own_address(filesystem: Any, path: str) -> str:
+    """Return the address of ``path`` on a file system that a Checkpoint or Result of ours has given out.
+
+    Such a file system knows the credentials, which are not in ``path``. Returns "" for any other file system.
+
+    Raises:
+        StorageError: The path is outside of that file system.
+    """
+    find = getattr(getattr(filesystem, "handler", None), "address_of", None)
+    if find is None:
+        return ""
+    try:
+        return str(find(path))
+    except FileNotFoundError as error:
+        raise StorageError(str(error)) from error
+
+
+def check_filesystem(filesystem: Any, given_as: str, error: type[PowertrainError] = ArgumentError) -> None:
+    """Raise ``error`` for what is neither None nor a file system of pyarrow or in the manner of fsspec."""
+    if filesystem is None:
+        return
+    is_pyarrows = any(
+        (cls.__module__.partition(".")[0], cls.__name__) == ("pyarrow", "FileSystem")
+        for cls in type(filesystem).__mro__
+    )
+    if not is_pyarrows and not all(
+        has_attribute(filesystem, name) for name in ("protocol", "open", "info", "find")
+    ):
+        raise error(
+            f"{given_as} was given {shorten(filesystem)}, which is neither a pyarrow.fs.FileSystem nor an fsspec file "
+            "system. Give one of these."
+        )
+
+
 def _open_local(text: str, scheme: str) -> LocalStorage:
     from powertrain.storage.local import LocalStorage
 
@@ -195,14 +260,15 @@ def _open_local(text: str, scheme: str) -> LocalStorage:
         return LocalStorage(Path(text).expanduser())
     if scheme != "file":
         raise StorageError(
-            f"The storage path {text!r} cannot be used: '{scheme}://' is none of the schemes that Powertrain knows "
+            f"The storage path {without_secrets(text)!r} cannot be used: '{scheme}://' is not a supported scheme "
             "(file, s3, gs, az, abfs). Use one of them, a path where that storage is mounted, or "
             "RunConfig(storage_filesystem=...) with a pyarrow or fsspec file system."
         )
     address = urlsplit(text)
     if address.netloc not in ("", "localhost"):
+        host = address.netloc.rpartition("@")[2]
         raise StorageError(
-            f"The storage path {text!r} names the host {address.netloc!r}, whose files cannot be reached so. "
+            f"The storage path {without_secrets(text)!r} names the host {host!r}, whose files cannot be reached so. "
             "Write three slashes for a path on this machine: 'file:///path'."
         )
     return LocalStorage(Path(unquote(address.path)))
@@ -232,7 +298,7 @@ def probe(storage: Storage) -> None:
         raise StorageError(
             f"The storage path {shown!r} cannot be used: {reason}. Check the file system and its credentials, or "
             "choose another storage path."
-        ) from error
+        ) from (error if redact(str(error)) == str(error) else None)
     if found != data:
         raise StorageError(
             f"The storage path {shown!r} gave back other bytes than were written to it. "
@@ -257,7 +323,8 @@ def _why_unusable(uri: str, error: OSError) -> str:
         errno.ENOSPC: "Free some space there, or choose another storage path.",
         errno.EDQUOT: "Free some of this user's quota there, or choose another storage path.",
         errno.ENAMETOOLONG: "Choose a shorter storage path or run name.",
-        errno.ELOOP: "Its symbolic links lead in a circle: choose another storage path.",
+        errno.ELOOP: "A part of it is a symbolic link, which is not followed below a storage path: replace it by what "
+        "it leads to, or choose another storage path.",
         errno.ETIMEDOUT: "Check the endpoint and the network between, or choose another storage path.",
     }
     reason = (error.strerror or str(error)).rstrip(".")

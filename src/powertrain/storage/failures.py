@@ -9,6 +9,7 @@ import errno
 import re
 
 from powertrain.errors import StorageError
+from powertrain.redaction import redact
 from powertrain.storage.addresses import Address, without_secrets
 
 #: What of an answer in XML is worth telling.
@@ -42,7 +43,7 @@ def passing_reason(error: BaseException, key: str | None, address: Address) -> s
     if isinstance(error, PreconditionError):
         raise OSError(errno.ESTALE, "the value was replaced while it was read", key) from error
     text = str(error)
-    status, reason = _status(text), _in_words(text)
+    status, reason = _status(text), redact(_in_words(text), address.secrets)
     if (status == 404 or isinstance(error, FileNotFoundError)) and "NoSuchUpload" not in text:
         if key is not None and not names_missing_bucket(text):
             raise FileNotFoundError(errno.ENOENT, "no such key", key) from None
@@ -57,8 +58,14 @@ def passing_reason(error: BaseException, key: str | None, address: Address) -> s
         raise StorageError(
             f"The storage path {without_secrets(address.uri)!r} cannot be used: {reason}. Check the path, the endpoint "
             "and the rights on the bucket."
-        ) from error
+        ) from _fit_cause(error, address)
     return reason
+
+
+def _fit_cause(error: BaseException, address: Address) -> BaseException | None:
+    """The error to chain to ours; None where its text, which a traceback would show, has a secret in it."""
+    text = str(error)
+    return error if redact(text, address.secrets) == text else None
 
 
 def _status(text: str) -> int | None:

@@ -8,13 +8,15 @@ hard links: there the key is created first and a crash can leave it short.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,9 +29,12 @@ from powertrain.storage.base import (
     Storage,
     check_key,
     is_abandoned,
+    join_within,
     temporary_name,
+    too_large,
 )
 from powertrain.storage.boundaries import crossing
+from powertrain.storage.files.descriptors import files_below, open_directory, open_file, remove_tree_at
 
 if sys.platform != "win32":
     import fcntl
@@ -44,12 +49,19 @@ _KERNEL_CHUNK = 1 << 30
 
 
 class LocalStorage:
-    """A directory as storage. It is made by the first ``put``."""
+    """A directory as storage. It is made by the first ``put``.
+
+    Links on the way to the directory that it was opened with are followed, because the user named it. Nothing below
+    that is reached through a link: every operation goes from one directory descriptor to the next.
+    """
 
     lacks: tuple[str, ...] = ()
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, base: str | Path | None = None) -> None:
+        """``base`` is the directory above ``root`` from which on no links are followed; ``root`` itself by default."""
         self._root = Path(os.path.abspath(root))
+        self._base = self._root if base is None else Path(base)
+        self._parts = self._root.relative_to(self._base).parts
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self._root)!r})"
@@ -62,158 +74,254 @@ class LocalStorage:
         return self._root / check_key(key)
 
     def child(self, prefix: str) -> Storage:
-        return LocalStorage(self._root / check_key(prefix))
+        return LocalStorage(self._root / check_key(prefix), base=self._base)
 
     def within(self, timeout: float) -> Storage:
         return self
 
     # -- writing
 
-    def put(self, key: str, data: bytes) -> None:
-        final = self.local_path(key)
-        with _temporary_beside(final) as (temporary, file):
-            _write(file, data)
-            _flush_to_disk(file)
-            _rename(temporary, final)
-        _flush_directory(final.parent)
+    def put(self, key: str, data: bytes, *, mode: int = 0o666) -> None:
+        with self._place(key, make=True) as place:
+            with place.temporary(mode) as (temporary, file):
+                _write(file, data, temporary.path)
+                _flush_to_disk(file, temporary.path)
+                _rename(temporary, place)
+            place.flush()
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        final = self.local_path(key)
-        with _temporary_beside(final) as (temporary, file):
-            _write(file, data)
-            _flush_to_disk(file)
-            placed = _place_if_absent(temporary, final)
-        _flush_directory(final.parent)
+        with self._place(key, make=True) as place:
+            with place.temporary() as (temporary, file):
+                _write(file, data, temporary.path)
+                _flush_to_disk(file, temporary.path)
+                placed = _place_if_absent(temporary, place)
+            place.flush()
         return placed
 
     def put_file(self, key: str, path: str | Path, *, digest: bool = True) -> FileDigest:
-        final = self.local_path(key)
-        with _temporary_beside(final) as (temporary, file):
-            result = _copy_into(file, path, digest)
-            _flush_to_disk(file)
-            _rename(temporary, final)
-        _flush_directory(final.parent)
+        with self._place(key, make=True) as place:
+            with place.temporary() as (temporary, file), open(path, "rb", buffering=0) as source:
+                result = _copy_into(file, temporary.path, source, digest)
+                _flush_to_disk(file, temporary.path)
+                _rename(temporary, place)
+            place.flush()
         return result
 
     def put_file_if_absent(self, key: str, path: str | Path) -> FileDigest | None:
-        final = self.local_path(key)
-        if os.path.lexists(final):
-            return None
-        with _temporary_beside(final) as (temporary, file):
-            result = _copy_into(file, path, True)
-            _flush_to_disk(file)
-            placed = _place_if_absent(temporary, final)
-        _flush_directory(final.parent)
+        with self._place(key, make=True) as place:
+            if place.exists():
+                return None
+            with place.temporary() as (temporary, file), open(path, "rb", buffering=0) as source:
+                result = _copy_into(file, temporary.path, source, True)
+                _flush_to_disk(file, temporary.path)
+                placed = _place_if_absent(temporary, place)
+            place.flush()
         return result if placed else None
 
     def adopt(self, key: str, path: str | Path) -> FileDigest:
         """Make the file ``path`` itself the value of ``key``, replacing what was there; its own name is gone after.
 
-        Where ``path`` is missing and the key is there, an earlier call got that far before its process died: the rest
-        is made up for. Raises ``OSError`` with ``EXDEV`` where the file is not on the storage's file system (or is
-        a link to one that may not be): ``put_file`` copies it then.
+        Where ``path`` is missing and the key is there, an earlier call got that far before its process died, and the
+        rest is done now. Raises ``OSError`` with ``EXDEV`` where the file is not on the storage's file system (or is a
+        link to one that may not be): ``put_file`` copies it then.
         """
-        source, final = Path(path), self.local_path(key)
+        source = Path(path)
         if source.is_symlink():
             raise OSError(errno.EXDEV, "a symbolic link cannot be adopted", str(source))
-        if not os.path.lexists(source) and final.is_file():
-            source = final
-        with open(source, "rb", buffering=0) as file:
-            _make_directory(final.parent)
-            if os.fstat(file.fileno()).st_dev != final.parent.stat().st_dev:
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(final))
-            result = _read_through(file, None)
-            _flush_to_disk(file)
-        if source is not final:
-            _rename(source, final)
-            _flush_directory(source.parent)
-        _flush_directory(final.parent)
+        with self._place(key, make=True) as place:
+            was_moved = not os.path.lexists(source) and place.is_file()
+            opened = (
+                place.open() if was_moved else os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            )
+            with open(opened, "rb", buffering=0) as file:
+                if os.fstat(opened).st_dev != os.fstat(place.parent).st_dev:
+                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, place.path)
+                result = _read_through(file, None)
+                _flush_to_disk(file, place.path if was_moved else str(source))
+            if not was_moved:
+                crossing("rename", place.path)
+                os.replace(source, place.name, dst_dir_fd=place.parent)
+                flush_directory(source.parent)
+            place.flush()
         return result
 
+    def make_directory(self, key: str) -> None:
+        """Make an empty directory, and those above it, so that they survive a crash of the machine."""
+        with self._place(f"{key}/x", make=True):
+            pass
+
     def move(self, source: str, key: str) -> None:
-        old, new = self.local_path(source), self.local_path(key)
-        _make_directory(new.parent)
-        _rename(old, new)
-        _flush_directory(new.parent)
-        _flush_directory(old.parent)
+        with self._place(key, make=True) as new, self._place(source) as old:
+            _rename(old, new)
+            new.flush()
+            old.flush()
 
     # -- reading
 
-    def get(self, key: str) -> bytes:
+    def open(self, key: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+        """Return a descriptor of the regular file of ``key``, opened without following links.
+
+        With ``os.O_CREAT`` the directories above it are made.
+        """
+        with self._place(key, make=bool(flags & os.O_CREAT)) as place:
+            return place.open(flags, mode)
+
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         try:
-            return self.local_path(key).read_bytes()
+            with open(self.open(key), "rb", buffering=0) as file:
+                if limit is None:
+                    return file.read()
+                if os.fstat(file.fileno()).st_size > limit:
+                    raise too_large(key, limit)
+                return join_within(iter(lambda: file.read(_CHUNK), b""), key, limit)
         except (IsADirectoryError, NotADirectoryError) as error:
             raise FileNotFoundError(errno.ENOENT, "no such key", key) from error
 
     def get_file(self, key: str, path: str | Path) -> None:
-        source = self.local_path(key)
-        if not source.is_file():
-            raise FileNotFoundError(errno.ENOENT, "no such key", key)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(path).parent / temporary_name()
-        try:
-            copy_file(source, temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with self._opened(key) as source:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(path).parent / temporary_name()
+            try:
+                with open(temporary, "x+b") as file:
+                    _copy_into(file, str(temporary), source, False)
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def digest(self, key: str) -> FileDigest:
-        path = self.local_path(key)
-        if not path.is_file():
-            raise FileNotFoundError(errno.ENOENT, "no such key", key)
-        return digest_of(path)
+        with self._opened(key) as source:
+            return _read_through(source, None)
 
     def modified(self, key: str) -> float:
         try:
-            return self.local_path(key).stat().st_mtime
+            with self._place(key) as place:
+                return os.stat(place.name, dir_fd=place.parent, follow_symlinks=False).st_mtime
         except NotADirectoryError as error:
             raise FileNotFoundError(errno.ENOENT, "no such key", key) from error
 
     def list(self, prefix: str = "") -> list[Entry]:
         return sorted(
-            Entry(path.relative_to(self._root).as_posix(), size)
-            for path, size in self._files(prefix)
-            if not path.name.startswith(TEMPORARY_PREFIX)
+            Entry(key, size)
+            for key, size in self._files(prefix)
+            if not key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
         )
 
     # -- forgetting
 
     def delete(self, key: str) -> None:
-        path = self.local_path(key)
-        crossing("unlink", str(path))
         try:
-            path.unlink()
+            with self._place(key) as place:
+                crossing("unlink", place.path)
+                os.unlink(place.name, dir_fd=place.parent)
+                place.flush()
         except (FileNotFoundError, NotADirectoryError):
             return
-        _flush_directory(path.parent)
 
     def delete_tree(self, prefix: str) -> None:
-        path = self.local_path(prefix)
-        crossing("unlink", str(path))
         try:
-            shutil.rmtree(path)
+            with self._place(prefix) as place:
+                crossing("unlink", place.path)
+                if not place.exists():
+                    return
+                remove_tree_at(place.parent, place.name)
+                place.flush()
         except (FileNotFoundError, NotADirectoryError):
             return
-        _flush_directory(path.parent)
 
     def sweep(self) -> int:
         swept = 0
-        for path, _ in self._files(""):
-            if path.name.startswith(TEMPORARY_PREFIX) and is_abandoned(path.name, _age(path)):
-                crossing("unlink", str(path))
-                path.unlink(missing_ok=True)
-                swept += 1
+        for key, _ in self._files("", skips_deeper=True):
+            if not key.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
+                continue
+            with (
+                contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                self._place(key, is_temporary=True) as place,
+            ):
+                age = time.time() - os.stat(place.name, dir_fd=place.parent, follow_symlinks=False).st_mtime
+                if is_abandoned(place.name, age):
+                    crossing("unlink", place.path)
+                    os.unlink(place.name, dir_fd=place.parent)
+                    swept += 1
         return swept
 
-    def _files(self, prefix: str) -> Iterator[tuple[Path, int]]:
-        top = self.local_path(prefix) if prefix else self._root
-        for directory, _, names in os.walk(top):
-            for name in names:
-                path = Path(directory, name)
-                try:
-                    yield path, path.stat().st_size
-                except FileNotFoundError:
-                    continue  # deleted while we looked
+    # -- by descriptor
+
+    @contextmanager
+    def _place(self, key: str, *, make: bool = False, is_temporary: bool = False) -> Iterator[_Place]:
+        """The directory of a key, held open; with ``make`` it is made."""
+        *above, name = (key if is_temporary else check_key(key)).split("/")
+        if make:
+            _make_directory(self._base)
+        with open_directory(
+            self._base,
+            (*self._parts, *above),
+            make=make,
+            before_making=lambda path: crossing("mkdir", path),
+            after_making=_flush_descriptor,
+        ) as parent:
+            yield _Place(parent, name, os.path.join(self._root, *above))
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[FileIO]:
+        try:
+            descriptor = self.open(key)
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise FileNotFoundError(errno.ENOENT, "no such key", key) from error
+        with open(descriptor, "rb", buffering=0) as file:
+            yield file
+
+    def _files(self, prefix: str, *, skips_deeper: bool = False) -> Iterator[tuple[str, int]]:
+        """Keys and sizes of all that is below ``prefix`` and not a directory; links as what they are themselves."""
+        parts = check_key(prefix).split("/") if prefix else []
+        try:
+            with open_directory(self._base, (*self._parts, *parts)) as top:
+                yield from files_below(top, f"{prefix}/" if prefix else "", skips_deeper=skips_deeper)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+
+class _Place:
+    """A name in a directory that is held open."""
+
+    def __init__(self, parent: int, name: str, directory: str) -> None:
+        self.parent, self.name, self._directory = parent, name, directory
+
+    @property
+    def path(self) -> str:
+        """For messages and hooks."""
+        return os.path.join(self._directory, self.name)
+
+    def exists(self) -> bool:
+        try:
+            os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_file(self) -> bool:
+        try:
+            return stat.S_ISREG(os.stat(self.name, dir_fd=self.parent, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def open(self, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+        return open_file(self.parent, self.name, self.path, flags, mode)
+
+    @contextmanager
+    def temporary(self, mode: int = 0o666) -> Iterator[tuple[_Place, BinaryIO]]:
+        """A new file in the same directory; gone afterwards unless it was moved."""
+        place = _Place(self.parent, temporary_name(), self._directory)
+        crossing("write", place.path)
+        try:
+            with open(place.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "w+b") as file:
+                yield place, file
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place.name, dir_fd=place.parent)
+
+    def flush(self) -> None:
+        """Make the names in the directory durable."""
+        _flush_descriptor(self.parent, self._directory)
 
 
 def digest_of(path: str | Path) -> FileDigest:
@@ -228,51 +336,34 @@ def copy_file(source: str | Path, target: str | Path) -> int:
     The blocks are shared where the file system can do that, else the kernel copies. Neither hashed nor made durable:
     for copies that can be made again.
     """
-    with open(target, "xb") as file:
-        return _copy_into(file, source, False).size
-
-
-# --------------------------------------------------------------------------- temporary files
-
-
-@contextmanager
-def _temporary_beside(final: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file in the directory of ``final``, which is made if absent; gone afterwards unless moved."""
-    _make_directory(final.parent)
-    path = final.parent / temporary_name()
-    crossing("write", str(path))
-    try:
-        with open(path, "xb") as file:
-            yield path, file
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _age(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    with open(target, "x+b") as file, open(source, "rb", buffering=0) as content:
+        return _copy_into(file, str(target), content, False).size
 
 
 # --------------------------------------------------------------------------- bytes onto the disk
 
 
-def _write(file: BinaryIO, data: bytes) -> None:
-    crossing("write", file.name)
+def _write(file: BinaryIO, data: bytes, path: str) -> None:
+    crossing("write", path)
     file.write(data)
 
 
-def _rename(old: Path, new: Path) -> None:
-    crossing("rename", str(new))
-    os.replace(old, new)
+def _rename(old: _Place, new: _Place) -> None:
+    crossing("rename", new.path)
+    os.replace(old.name, new.name, src_dir_fd=old.parent, dst_dir_fd=new.parent)
 
 
-def _place_if_absent(temporary: Path, final: Path) -> bool:
+def _place_if_absent(temporary: _Place, final: _Place) -> bool:
     """Give a finished temporary file its name unless that is taken."""
-    crossing("link", str(final))
+    crossing("link", final.path)
     try:
-        os.link(temporary, final)
+        os.link(
+            temporary.name,
+            final.name,
+            src_dir_fd=temporary.parent,
+            dst_dir_fd=final.parent,
+            follow_symlinks=False,
+        )
         return True
     except FileExistsError:
         return False
@@ -280,26 +371,26 @@ def _place_if_absent(temporary: Path, final: Path) -> bool:
         if error.errno not in _NO_LINKS:
             raise
     try:
-        with open(final, "xb") as file:
-            _copy_into(file, temporary, False)
-            _flush_to_disk(file)
-        return True
+        made = final.open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         return False
+    with open(made, "w+b") as file, open(temporary.open(), "rb", buffering=0) as source:
+        _copy_into(file, final.path, source, False)
+        _flush_to_disk(file, final.path)
+    return True
 
 
-def _copy_into(target: BinaryIO, path: str | Path, digest: bool) -> FileDigest:
-    """Copy a file, by the cheapest means there is, into the empty ``target``."""
-    with open(path, "rb", buffering=0) as source:
-        crossing("write", target.name)
-        if _reflinked(source.fileno(), target.fileno()):
-            # The clone is frozen, so its digest is that of what is stored even if the source changes now.
-            with open(target.name, "rb", buffering=0) as clone:
-                return _read_through(clone, None) if digest else FileDigest(_size(clone.fileno()), "")
-        if not digest and _copied_by_kernel(source.fileno(), target.fileno()):
-            return FileDigest(_size(target.fileno()), "")
-        result = _read_through(source, target)
-        return result if digest else FileDigest(result.size, "")
+def _copy_into(target: BinaryIO, path: str, source: FileIO, digest: bool) -> FileDigest:
+    """Copy a file, by the cheapest means there is, into the empty ``target`` at ``path``."""
+    crossing("write", path)
+    if _reflinked(source.fileno(), target.fileno()):
+        # The clone is frozen, so its digest is that of what is stored even if the source changes now.
+        target.seek(0)
+        return _read_through(target, None) if digest else FileDigest(_size(target.fileno()), "")
+    if not digest and _copied_by_kernel(source.fileno(), target.fileno()):
+        return FileDigest(_size(target.fileno()), "")
+    result = _read_through(source, target)
+    return result if digest else FileDigest(result.size, "")
 
 
 def _reflinked(source: int, target: int) -> bool:
@@ -351,10 +442,10 @@ def _has_bytes(source: int) -> bool:
     return bool(found)
 
 
-def _read_through(source: BinaryIO, target: BinaryIO | None) -> FileDigest:
+def _read_through(source: BinaryIO | FileIO, target: BinaryIO | None) -> FileDigest:
     """Read ``source`` to its end, hash it, and write it to ``target`` where there is one."""
     hasher, buffer, size = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK)), 0
-    while count := source.readinto(buffer):  # type: ignore[attr-defined]
+    while count := source.readinto(buffer):  # type: ignore[union-attr]
         size += count
         hasher.update(buffer[:count])
         if target is not None:
@@ -366,9 +457,9 @@ def _size(descriptor: int) -> int:
     return os.fstat(descriptor).st_size
 
 
-def _flush_to_disk(file: BinaryIO) -> None:
+def _flush_to_disk(file: BinaryIO | FileIO, path: str) -> None:
     file.flush()
-    crossing("fsync", file.name)
+    crossing("fsync", path)
     if sys.platform == "darwin":
         fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)  # fsync stops at the drive's cache there
     else:
@@ -387,19 +478,32 @@ def _make_directory(path: Path) -> None:
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path)) from None
         return
-    _flush_directory(path.parent)
+    flush_directory(path.parent)
 
 
-def _flush_directory(path: Path) -> None:
+def flush_directory(path: Path) -> None:
+    """Make the names in a directory durable, where its file system can do that."""
     crossing("fsync", str(path))
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
         return  # a directory that may be written but not read cannot be flushed either
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-            raise
+        _fsync_directory(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _flush_descriptor(directory: int, path: str) -> None:
+    """Make the names in an open directory durable."""
+    crossing("fsync", path)
+    _fsync_directory(directory)
+
+
+def _fsync_directory(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems cannot, and a directory that may not be read was opened as a mere path.
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise

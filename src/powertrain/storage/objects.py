@@ -39,6 +39,7 @@ from powertrain.storage.base import (
     check_key,
     is_abandoned,
     temporary_name,
+    too_large,
 )
 from powertrain.storage.boundaries import crossing
 from powertrain.storage.clients import client_for
@@ -236,8 +237,8 @@ class ObjectStorage:
 
     # -- reading
 
-    def get(self, key: str) -> bytes:
-        return b"".join(self._content(self._name(key), key))
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        return b"".join(self._content(self._name(key), key, limit))
 
     def get_file(self, key: str, path: str | Path) -> None:
         path = Path(path)
@@ -293,8 +294,8 @@ class ObjectStorage:
         root = f"{_encoded(self._address.prefix)}/".removeprefix("/")
         return [(_decoded(meta["path"].removeprefix(root)), meta) for meta in self._persist(attempt)]
 
-    def _content(self, name: str, key: str) -> Iterator[bytes]:
-        """An object's bytes in order, a large one in several requests at a time."""
+    def _content(self, name: str, key: str, limit: int | None = None) -> Iterator[bytes]:
+        """An object's bytes in order, a large one in several requests at a time; none of one above ``limit``."""
         import obstore
 
         def whole_or_meta(client: Any) -> tuple[bytes | None, Any]:
@@ -303,6 +304,8 @@ class ObjectStorage:
             return (bytes(result.bytes()) if small else None), result.meta
 
         data, meta = self._persist(whole_or_meta, key=key)
+        if limit is not None and meta["size"] > limit:
+            raise too_large(key, limit)
         if data is not None:
             yield data
             return

@@ -75,9 +75,9 @@ def space_remark(free: int, checkpoint_bytes: int, kept: int | None) -> str:
     keeping = "All checkpoints are kept" if kept is None else f"{kept} are kept at a time"
     limit = "CheckpointConfig(num_to_keep=...)" if kept is None else "a smaller num_to_keep"
     return (
-        f"The storage has {_size(free)} free, and a checkpoint takes {_size(checkpoint_bytes)}: there is room for "
-        f"{free // checkpoint_bytes} more. {keeping}, and one more while it is being written, which takes at least "
-        f"{_size(needed)}. Free some space, or use {limit}."
+        f"The storage has {size_text(free)} free, and a checkpoint takes {size_text(checkpoint_bytes)}: there is room "
+        f"for {free // checkpoint_bytes} more. {keeping}, and one more while it is being written, which takes at least "
+        f"{size_text(needed)}. Free some space, or use {limit}."
     )
 
 
@@ -137,7 +137,8 @@ def _unescaped(field: str) -> str:
     return os.fsdecode(raw)
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Return a number of bytes as "8.0 MiB" or "1.5 GiB"."""
     return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / (1 << 20):.1f} MiB"
 
 

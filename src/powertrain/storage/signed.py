@@ -1,7 +1,8 @@
 """Values that only this user may open: signed with a key of this user on this machine.
 
-To open a pickle is to run code. So what a run keeps as one is signed when it is written, and given out only where the
-signature is right: a run directory that somebody else wrote cannot run code here.
+To open a pickle is to run code. So what a run keeps as one is signed when it is written, and returned only where the
+signature is right: a run directory that another user wrote cannot run code here. The signature covers the name of the
+run and of the file, so that a signed value of one run does not pass for that of another, or for another file.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from powertrain.errors import ConfigError
-from powertrain.storage.base import Storage
+from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, RECORD_BYTES_LIMIT, Storage
+from powertrain.storage.files.ownership import why_unsafe
+from powertrain.storage.local import LocalStorage
 
 _KEY_BYTES = 32
+#: Tells these signatures from any other that is made with the key.
+_PURPOSE = b"powertrain value of a run"
 
 
 class NotOurs(Exception):
@@ -24,35 +30,43 @@ class NotOurs(Exception):
 
 
 class Signed(NamedTuple):
-    """Bytes, and the proof that this user wrote them."""
+    """Bytes for one key of one run, and the proof that this user wrote them."""
 
+    key: str
     data: bytes
     signature: bytes
 
 
-def sign(data: bytes) -> Signed:
-    """``data`` as this user's. Raises ``OSError`` or :class:`ConfigError` where no key can be had."""
-    return Signed(data, _signature(_signing_key(), data))
+def sign(storage: Storage, key: str, data: bytes) -> Signed:
+    """Sign ``data`` as this user's value of ``key`` in the run of ``storage``.
+
+    Raises ``OSError`` or :class:`ConfigError` where no key can be had.
+    """
+    return Signed(key, data, _signature(_signing_key(), storage, key, data))
 
 
-def put(storage: Storage, key: str, value: Signed) -> None:
-    """Keep a value under ``key``, and its signature beside it. Durable on return; only this user can read it where
-    storage has real files."""
-    storage.put(key, value.data)
-    if (path := storage.local_path(key)) is not None:
-        path.chmod(0o600)  # it may hold what others should not read
-    storage.put(_signature_key(key), value.signature)
+def put(storage: Storage, value: Signed) -> None:
+    """Keep a signed value, and its signature beside it. Durable on return.
+
+    Where storage has real files only this user can read it, from the moment at which it is begun.
+    """
+    if isinstance(storage, LocalStorage):
+        storage.put(value.key, value.data, mode=0o600)
+    else:
+        storage.put(value.key, value.data)
+    storage.put(_signature_key(value.key), value.signature)
 
 
-def get(storage: Storage, key: str) -> bytes:
+def get(storage: Storage, key: str, *, limit: int = LARGE_RECORD_BYTES_LIMIT) -> bytes:
     """The value under ``key``. Raises ``FileNotFoundError`` where there is none, :class:`NotOurs` where its signature
-    is not this user's, or missing."""
-    data = storage.get(key)
+    is not this user's, or missing, :class:`ConfigError` where this user's key cannot be relied on, and ``OSError`` with
+    ``EFBIG`` for one of more than ``limit`` bytes."""
+    data = storage.get(key, limit=limit)
     try:
-        signature, own = storage.get(_signature_key(key)), _whole(_key_path())
-    except FileNotFoundError:  # nor has who has no key signed anything
+        signature, own = storage.get(_signature_key(key), limit=RECORD_BYTES_LIMIT), _whole(_key_path())
+    except (FileNotFoundError, NotADirectoryError):  # a user without a key has signed nothing
         raise NotOurs(key) from None
-    if not hmac.compare_digest(signature, _signature(own, data)):
+    if not hmac.compare_digest(signature, _signature(own, storage, key, data)):
         raise NotOurs(key)
     return data
 
@@ -67,8 +81,19 @@ def _signature_key(key: str) -> str:
     return key.rpartition(".")[0] + ".signature"
 
 
-def _signature(key: bytes, data: bytes) -> bytes:
-    return hmac.new(key, data, hashlib.sha256).hexdigest().encode()
+def _signature(own: bytes, storage: Storage, key: str, data: bytes) -> bytes:
+    """Covers the names too, each with its length, so that no other names and data give the same bytes."""
+    content = b"".join(
+        len(part).to_bytes(8, "big") + part
+        for part in (_PURPOSE, _run_name(storage).encode(errors="surrogateescape"), key.encode(), data)
+    )
+    return hmac.new(own, content, hashlib.sha256).hexdigest().encode()
+
+
+def _run_name(storage: Storage) -> str:
+    """The name of the run, which stays the same when its directory is moved to another storage path."""
+    address = storage.uri.partition("?")[0] if "://" in storage.uri else storage.uri
+    return address.rstrip("/").rpartition("/")[2]
 
 
 def _signing_key() -> bytes:
@@ -99,8 +124,24 @@ def _key_path() -> Path:
 
 
 def _whole(path: Path) -> bytes:
-    """The key; an empty or short one would make signatures that anybody could forge."""
-    key = path.read_bytes()
+    """Return the key; a short one, or one that others know, would let them forge signatures."""
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        key = file.read(_KEY_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     if len(key) < _KEY_BYTES:
         raise ConfigError(f"The signing key {str(path)!r} is damaged. Delete it, and a new one is made.")
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ConfigError(
+            f"The signing key {str(path)!r} may be known to other users: it must belong to you with mode 0600. Delete "
+            "it, and a new one is made; or set XDG_CONFIG_HOME to a directory of your own."
+        )
+    if reason := why_unsafe(path.parent):
+        raise ConfigError(
+            f"The signing key {str(path)!r} could be replaced by other users: {reason}. Let only yourself write there "
+            "(chmod go-w), or set XDG_CONFIG_HOME to a directory that only you can write to."
+        )
     return key
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -189,18 +189,14 @@ def _problem_of_place(fault: Fault) -> str:
         if where.rank < 0 or (where.attempt is not None and where.attempt < 0):
             return "never happens: ranks and attempts are counted from 0."
         if where.at not in get_args(StepKind):
-            return (
-                f"never happens: {where.at!r} is no kind of step. Use one of {', '.join(get_args(StepKind))}."
-            )
+            return f"never happens: {where.at!r} is not a kind of step. Use one of {', '.join(get_args(StepKind))}."
     return ""
 
 
 def _problem_of_action(what: Action) -> str:
     """Why this cannot be done; "" when it can."""
     if isinstance(what, Hang) and what.kind not in get_args(HangKind):
-        return (
-            f"cannot be done: {what.kind!r} is no kind of hang. Use one of {', '.join(get_args(HangKind))}."
-        )
+        return f"cannot be done: {what.kind!r} is not a kind of hang. Use one of {', '.join(get_args(HangKind))}."
     if isinstance(what, (Hang, Slow)) and what.seconds is not None and what.seconds < 0:
         return "cannot be done: its seconds are less than none."
     if isinstance(what, Raise):
@@ -362,7 +358,7 @@ def _exception(what: Raise, target: str) -> BaseException:
         return OSError(what.errno, what.message or os.strerror(what.errno), target)
     kind = getattr(builtins, what.error)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        raise TypeError(f"{what.error} is no exception")
+        raise TypeError(f"{what.error} is not an exception")
     return kind(what.message or f"a scripted fault at {target}")
 
 

@@ -155,12 +155,16 @@ class ScriptedProcess:
             os.close(self._ended_write)
 
 
+#: Made here, because msgspec looks at a class when it is decoded first, and crashes where two threads do that at once.
+_decode_worker_spec = msgspec.msgpack.Decoder(WorkerSpec).decode
+
+
 class ScriptedWorker:
     """A training worker as a play sees it. It speaks the wire as a real one does."""
 
     def __init__(self, process: ScriptedProcess) -> None:
         self.process = process
-        self.spec = msgspec.msgpack.decode(process.spec.payload, type=WorkerSpec)
+        self.spec = _decode_worker_spec(process.spec.payload)
         place = self.place = self.spec.place
         self.rank, self.world_size, self.attempt = place.rank, place.world_size, place.attempt
         #: Path of the checkpoint to go on from; "" for none.

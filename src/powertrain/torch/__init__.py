@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from powertrain.config import TorchConfig
+    from powertrain.torch.checkpoint import TorchCheckpoint
     from powertrain.torch.prepare import (
         accelerate,
         backward,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from powertrain.torch.trainer import TorchTrainer
 
 __all__ = [
+    "TorchCheckpoint",
     "TorchConfig",
     "TorchTrainer",
     "accelerate",
@@ -35,10 +37,25 @@ __all__ = [
     "prepare_optimizer",
 ]
 
-_HOMES = {"TorchConfig": "powertrain.config", "TorchTrainer": "powertrain.torch.trainer"}
+_HOMES = {
+    "TorchCheckpoint": "powertrain.torch.checkpoint",
+    "TorchConfig": "powertrain.config",
+    "TorchTrainer": "powertrain.torch.trainer",
+}
+#: Names of Ray Train that are refused, each with what to do instead.
+_REFUSED = {
+    "TorchftConfig": (
+        "torchft is not supported: a failed rank ends the attempt, and the run goes on from its newest checkpoint. Use "
+        "TorchConfig with RunConfig(failure_config=FailureConfig(max_failures=...)), and "
+        "ScalingConfig(num_workers=(min, max)) to go on with fewer workers."
+    ),
+    "TorchXLAConfig": "TPUs are not supported. Use TorchConfig with GPUs or CPUs.",
+}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _REFUSED:
+        raise ImportError(f"powertrain.torch.{name}: {_REFUSED[name]}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "powertrain.torch.prepare")), name)

@@ -1,12 +1,6 @@
 """Torch's process group: every worker joins it before the user's function is called.
 
-Where the workers meet is decided by rank 0, in this order:
-
-- "existing": the script has set up a group itself; it is kept, and never destroyed by us.
-- "alone": one worker. The group lives in this process's memory.
-- "env": torchrun has given an address and hosts the store there.
-- "tcp": rank 0 opens a listening socket (loopback when all workers share a host, otherwise its node's own
-  address) and hands the open socket to torch's store, so no other process can take the port in between.
+Where the workers meet is decided by rank 0: see :mod:`powertrain.torch.rendezvous`.
 
 The driver's part imports no torch; functions that begin with ``_`` and import it run in workers.
 """
@@ -28,26 +22,20 @@ from typing import Any, cast
 from powertrain.backend import Backend, BackendConfig, Worker, WorkerGroup
 from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError, EngineError
+from powertrain.torch.rendezvous import (
+    Meeting,
+    ReservedPort,
+    open_file_store,
+    open_tcp_store,
+    publish_reserved,
+    read_reserved,
+)
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("powertrain")
 
-#: A worker that cannot reach rank 0's listening socket within this many seconds never will.
-_CONNECT_SECONDS = 120.0
 #: How long a worker tries to leave its group, and how much longer the driver waits for the answers.
 _LEAVE_SECONDS = 5.0
 _LEAVE_SLACK_SECONDS = 3.0
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Where the workers meet; ``kind`` is one of the module docstring's four."""
-
-    kind: str
-    host: str = ""
-    port: int = 0
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -83,9 +71,11 @@ class TorchBackend(Backend):
         workers = worker_group.workers
         refuse_shared_gpus(backend_config.backend, workers)
         one_host = on_one_host(workers)
-        meeting = worker_group.execute_single(
-            0, _open_meeting, len(workers), "" if one_host else workers[0].metadata.node_ip
-        )
+        if len(workers) > 1 and backend_config.init_method == "env" and on_one_node(workers):
+            meeting = Meeting.in_new_file()
+        else:
+            address = "" if one_host else workers[0].metadata.node_ip
+            meeting = worker_group.execute_single(0, _open_meeting, len(workers), address)
         joining = [
             worker_group.execute_single_async(
                 worker.rank, _join, _place(worker, len(workers), meeting, one_host, backend_config)
@@ -129,8 +119,13 @@ def _place(worker: Worker, world_size: int, meeting: Meeting, one_host: bool, co
 
 
 def on_one_host(workers: Sequence[Worker]) -> bool:
-    """True when all workers are on one node."""
+    """True when all workers reach each other through the loopback interface."""
     return len({(worker.metadata.hostname, worker.metadata.node_ip) for worker in workers}) <= 1
+
+
+def on_one_node(workers: Sequence[Worker]) -> bool:
+    """True when all workers also see the same files: two nodes of a cluster may be containers of one host."""
+    return on_one_host(workers) and len({worker.metadata.node_id for worker in workers}) <= 1
 
 
 def refuse_shared_gpus(backend: str | None, workers: Sequence[Worker]) -> None:
@@ -166,7 +161,7 @@ class _Membership:
     """What this process holds of its group: one instance per process."""
 
     def __init__(self) -> None:
-        self.listener: socket.socket | None = None
+        self.port = ReservedPort()
         self.joined = False
         #: Variables we have set, with what they were before.
         self.environment: dict[str, str | None] = {}
@@ -186,11 +181,6 @@ class _Membership:
                 os.environ[name] = value
         self.environment.clear()
 
-    def close_listener(self) -> None:
-        if self.listener is not None:
-            self.listener.close()
-            self.listener = None
-
 
 _membership = _Membership()
 
@@ -208,30 +198,14 @@ def _open_meeting(world_size: int, address: str) -> Meeting:
         return Meeting("existing")
     if world_size == 1:
         return Meeting("alone")
-    if "TORCHELASTIC_RUN_ID" in os.environ and "MASTER_ADDR" in os.environ:
-        return Meeting("env", os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    _membership.close_listener()
-    _membership.listener = _listen(address)
-    host, port = _membership.listener.getsockname()[:2]
-    return Meeting("tcp", host, port)
+    return Meeting.of_torchrun() or Meeting("tcp", *_membership.port.open(address, listens=True))
 
 
-def _listen(address: str) -> socket.socket:
-    """A listening socket on ``address`` alone (loopback when it is ""), on a port the system chose."""
-    problem: OSError | None = None
-    for host in [address] if address else ["127.0.0.1", "::1"]:
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        try:
-            listener.bind((host, 0))
-            listener.listen(socket.SOMAXCONN)
-            return listener
-        except OSError as error:
-            listener.close()
-            problem = error
-    raise EngineError(
-        f"Rank 0 could not listen on {address or 'the loopback interface'} for the other workers: {problem}. "
-        "Check that the address belongs to the node."
-    )
+def _runtime_directory() -> str:
+    """The run's runtime directory on this node, which only this user can enter."""
+    from powertrain.worker import context
+
+    return context.runtime_directory()
 
 
 def _join(place: Place) -> None:
@@ -253,13 +227,19 @@ def _join(place: Place) -> None:
         _init_group(place, backend)
     except Exception as error:
         where = "in this process" if place.meeting.kind == "alone" else f"at {place.meeting}"
+        reach = (
+            ""
+            if place.meeting.file
+            else "that every node can reach that address, that no firewall lies between, and "
+        )
         raise EngineError(
             f"Rank {place.rank} of {place.world_size} could not join the {backend} process group {where}; it "
-            f"gave up after {time.monotonic() - began:.1f} s: {type(error).__name__}: {error}. Check that "
-            "every node can reach that address, that no firewall lies between, and that no other rank failed "
-            "first."
+            f"gave up after {time.monotonic() - began:.1f} s: {type(error).__name__}: {error}. Check "
+            f"{reach}that no other rank failed first."
         ) from error
     _membership.joined = True
+    # Hugging Face Accelerate would choose a device by itself, and on a machine with GPUs not the CPU.
+    _membership.set_variables({"ACCELERATE_TORCH_DEVICE": str(prepare.own_devices()[0])}, overwrite=False)
 
 
 def _has_gpu() -> bool:
@@ -285,7 +265,7 @@ def _check_nccl_can_work() -> None:
 
     if not torch.cuda.is_available():
         raise ConfigError(
-            'The nccl backend was asked for, but this worker sees no GPU. Use TorchConfig(backend="gloo"), '
+            'TorchConfig(backend="nccl") needs a GPU, and this worker sees none. Use TorchConfig(backend="gloo"), '
             "or ScalingConfig(use_gpu=True) on a machine with GPUs."
         )
     local_ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
@@ -322,7 +302,7 @@ def _interface_of(address: str) -> str:
 def _init_group(place: Place, backend: str) -> None:
     dist = _distributed()
     timeout = timedelta(seconds=place.timeout_s)
-    store = _store(place, timeout)
+    store, announce = _store(place, timeout)
     store.set_timeout(timeout)
     options: dict[str, Any] = {}
     if uses_nccl(backend):
@@ -330,6 +310,8 @@ def _init_group(place: Place, backend: str) -> None:
     dist.init_process_group(
         backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout, **options
     )
+    if place.announce:
+        announce()
 
 
 def _current_cuda_device() -> Any:
@@ -339,33 +321,32 @@ def _current_cuda_device() -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _store(place: Place, timeout: timedelta) -> Any:
-    """The store this worker meets the others in."""
-    dist = _distributed()
-    meeting = place.meeting
+def _store(place: Place, timeout: timedelta) -> tuple[Any, Callable[[], None]]:
+    """The store this worker meets the others in, and what sets MASTER_ADDR and MASTER_PORT once they have met."""
+    dist, meeting = _distributed(), place.meeting
+    # Rank 0 is not asked where all are on one node, so each rank looks whether torchrun has started it.
+    meeting = Meeting.of_torchrun() or meeting if meeting.kind == "file" else meeting
     if meeting.kind == "alone":
-        if place.announce:
-            _membership.set_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, overwrite=False)
-        return dist.HashStore()
+        return dist.HashStore(), lambda: _announce("127.0.0.1", "29500", overwrite=False)
     if meeting.kind == "env":
         rendezvous = dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout)
         store = next(iter(rendezvous))[0]
         # torchrun's store outlives a restart and a second fit(): keys of the earlier group are still in it.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return dist.PrefixStore(f"powertrain/{restart}/{next(_membership.joins)}", store)
-    if place.announce:
-        _membership.set_variables({"MASTER_ADDR": meeting.host, "MASTER_PORT": str(meeting.port)})
-    listener, _membership.listener = _membership.listener, None
-    server: dict[str, Any] = {}
-    if place.rank == 0:
-        if listener is None:
-            raise EngineError("rank 0 was told to join before it was told to listen")
-        server = {"is_master": True, "master_listen_fd": listener.detach()}
-    connect = min(timeout, timedelta(seconds=_CONNECT_SECONDS))
-    tcp = dist.TCPStore(
-        meeting.host, meeting.port, place.world_size, timeout=connect, wait_for_workers=False, **server
+        return dist.PrefixStore(f"powertrain/{restart}/{next(_membership.joins)}", store), lambda: None
+    if meeting.kind == "file":
+        store = open_file_store(dist, meeting, _runtime_directory())
+        if place.rank == 0:
+            publish_reserved(store, _membership.port)
+        return dist.PrefixStore("default_pg", store), lambda: _announce(*read_reserved(store))
+    store = open_tcp_store(
+        dist, meeting, place.world_size, _membership.port if place.rank == 0 else None, timeout
     )
-    return dist.PrefixStore("default_pg", tcp)
+    return dist.PrefixStore("default_pg", store), lambda: _announce(meeting.host, str(meeting.port))
+
+
+def _announce(host: str, port: str, *, overwrite: bool = True) -> None:
+    _membership.set_variables({"MASTER_ADDR": host, "MASTER_PORT": port}, overwrite=overwrite)
 
 
 def _leave(seconds: float) -> None:
@@ -373,7 +354,7 @@ def _leave(seconds: float) -> None:
     import torch
 
     dist, cuda = _distributed(), cast(Any, torch.cuda)
-    _membership.close_listener()
+    _membership.port.close()
     if _membership.joined and dist.is_initialized():
         problem = _within(seconds, dist.destroy_process_group)
         if problem:

@@ -34,15 +34,20 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from powertrain.arguments import as_flag, shorten
 from powertrain.config import Refusal, whole
 from powertrain.data.device import map_tensors
+from powertrain.data.early_ends import EarlyEnds, is_look
 from powertrain.data.order import LANES, EpochOrder, after_epoch, part_of, steps_left
+from powertrain.data.own_skips import ResumedEpoch
 from powertrain.data.position import Position
 from powertrain.errors import ConfigError, DataChangedError
+from powertrain.torch.whole_epoch import CheckedCollate, WholeEpoch
 from powertrain.trace import spans
 from powertrain.trace.phases import H2D
 from powertrain.worker import batch_plan
 from powertrain.worker.progress import progress
+from powertrain.worker.shards import at_its_epoch
 
 if TYPE_CHECKING:
     from powertrain.worker.context import Session
@@ -60,6 +65,7 @@ _ROWS_IN_ONE_PERMUTATION = 2**24
 _OWN = "own"
 #: A state must stay small, whatever a dataset's class is called.
 _LONGEST_TYPE_NAME = 100
+_HOW_TO_LOOK = "one next(iter(loader)), which does not count as an epoch"
 
 
 def prepare_data_loader(
@@ -72,6 +78,7 @@ def prepare_data_loader(
     tail: Tail | None = None,
     name: str | None = None,
     seed: int | None = None,
+    resume: Literal["batch", "epoch"] | None = None,
 ) -> DataLoader[Any]:
     """The loader, giving this worker its part of every step, on its device. Prepare it once, before the epochs.
 
@@ -88,7 +95,9 @@ def prepare_data_loader(
 
     The position goes into every checkpoint under ``name`` ("loader", "loader-2", ... in the order of preparation).
     After a restart the first iteration goes on behind the last batch that was handed out before the checkpoint, with
-    any number of workers; a finished or abandoned epoch is followed by the next.
+    any number of workers; a finished or abandoned epoch is followed by the next. ``resume="epoch"`` begins the epoch
+    again instead, for a loop that skips batches by itself; None is what ``DataConfig(resume=...)`` says. A look at the
+    first batch (``next(iter(loader))``) does not count as an epoch, unless another one follows it.
 
     All this holds for map-style datasets with the usual samplers (``shuffle=True`` or not). Otherwise:
 
@@ -110,13 +119,23 @@ def prepare_data_loader(
         )
     if isinstance(data_loader, PreparedDataLoader):
         return data_loader
+    add_dist_sampler = as_flag(add_dist_sampler, "prepare_data_loader(add_dist_sampler=...)")
+    move_to_device = as_flag(move_to_device, "prepare_data_loader(move_to_device=...)")
+    auto_transfer = as_flag(auto_transfer, "prepare_data_loader(auto_transfer=...)")
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"prepare_data_loader(name={shorten(name)}) is not a name. Give a string.")
+    if resume not in (None, "batch", "epoch"):
+        raise ConfigError(f"prepare_data_loader(resume={shorten(resume)}) must be 'batch', 'epoch' or None.")
     wishes = _checked_wishes(global_batch_size, tail, seed)
     # A copy has every option, also those of a subclass; only what differs per rank is replaced in it.
     loader = copy.copy(data_loader)
     loader.__dict__["_iterator"] = None
     sharing = _share_out(loader, add_dist_sampler, wishes, session)
     kept_as = _free_name(session, name, sharing.course.fingerprint)
-    sharing.course.keep_with(session.data, kept_as)
+    at_epoch = (resume or session.place.data_resume) == "epoch"
+    sharing.course.keep_with(session.data, kept_as, at_epoch)
+    if isinstance(loader.dataset, IterableDataset):
+        loader.__dict__["collate_fn"] = CheckedCollate(loader.collate_fn)
     if loader.num_workers > 0:
         loader.worker_init_fn = _RankSeeded(session.place.rank, loader.worker_init_fn)
         _end_processes_at_exit()
@@ -143,14 +162,14 @@ class _Wishes:
 
 
 def _checked_wishes(global_batch_size: Any, tail: Any, seed: Any) -> _Wishes:
-    if tail not in (None, "partial", "drop", "carry"):
+    if tail is not None and (not isinstance(tail, str) or tail not in ("partial", "drop", "carry")):
         raise ConfigError(
-            f"prepare_data_loader(tail={reprlib.repr(tail)}) cannot be used: there is no such way to treat the rows "
+            f"prepare_data_loader(tail={shorten(tail)}) is not valid: it decides about the rows "
             'that do not fill a step. Use "partial", "drop" or "carry".'
         )
     return _Wishes(
         _whole("global_batch_size", global_batch_size, whole(1)),
-        tail,
+        cast("Tail | None", tail),
         _whole("seed", seed, whole(0, _LARGEST_SEED)),
     )
 
@@ -160,7 +179,7 @@ def _whole(option: str, value: Any, check: Callable[[Any], Any]) -> int | None:
         return None if value is None else int(check(value))
     except Refusal as refusal:
         raise ConfigError(
-            f"prepare_data_loader({option}={reprlib.repr(value)}) cannot be used: {refusal.why}. {refusal.fix}"
+            f"prepare_data_loader({option}={shorten(value)}) cannot be used: {refusal.why}. {refusal.fix}"
         ) from None
 
 
@@ -240,6 +259,8 @@ class Lap:
     start: Position
     #: Behind the last batch that was handed out.
     at: Position
+    #: How many batches were requested.
+    requested: int = 0
 
 
 class Course:
@@ -256,6 +277,12 @@ class Course:
         self._seed = seed
         self._restart_epoch = restart_epoch
         self._name = ""
+        self._at_epoch = False
+        #: Called when a batch is requested; with where the epoch goes on for the first one after a restart.
+        self.requested: Callable[[ResumedEpoch | None], None] = lambda resumed: None
+        self.drawn: Callable[[], None] = lambda: None
+        #: Where what was saved is taken up.
+        self.resumed_at: Position | None = None
         self._adopt: Callable[[], Callable[[], Mapping[str, Any] | None]] = lambda: lambda: None
         #: False until it is certain where the first lap begins.
         self._settled = False
@@ -263,19 +290,29 @@ class Course:
         self._next = beginning
         #: True when the user has said which epoch is next.
         self._told = False
+        #: True when the newest lap was only a look at its first batch.
+        self._has_looked = False
+        self._early_ends = EarlyEnds("", lambda message: None, _HOW_TO_LOOK)
 
     @property
     def fingerprint(self) -> str:
         """Of the data."""
         return self._beginning.fingerprint
 
-    def keep_with(self, data: Shards, name: str) -> None:
-        """Let checkpoints keep the state of this course from its first use on, and begin where the last one left it.
+    def keep_with(self, data: Shards, name: str, at_epoch: bool = False) -> None:
+        """Let checkpoints keep the state of this course from its first use on, and begin where the last one left it,
+        or ``at_epoch``, where its epoch begins.
 
         Not before its first use: until then a checkpoint keeps what was saved in the one before.
         """
         self._name = name
+        self._at_epoch = at_epoch
         self._adopt = lambda: data.adopt(name, self.state)
+        self.requested, self.drawn = (
+            functools.partial(data.requested, name),
+            functools.partial(data.drawn, name),
+        )
+        self._early_ends = EarlyEnds(name, data.warn, _HOW_TO_LOOK)
 
     def state(self) -> dict[str, Any]:
         """What has to be kept to go on from here; the same on every rank. Any thread."""
@@ -291,16 +328,40 @@ class Course:
         """A new lap. A live one is abandoned by it."""
         self._settle()
         if self._lap is not None:
-            self.end(self._lap)
+            self.give_up(self._lap)
+        self._early_ends.begin(self._next.epoch)
         self._lap, self._told = Lap(self._next, self._next), False
         return self._lap
 
     def end(self, lap: Lap, carried: int = 0) -> None:
-        """``lap`` is exhausted or abandoned. The next epoch begins at ``carried``: below 0 with rows of this one."""
+        """``lap`` has no batch left. The next epoch begins at ``carried``: below 0 with rows of this one."""
+        if lap is self._lap:
+            self._has_looked = False
+            self._leave(lap, self._position(lap.at.epoch + 1, carried, lap.at.seed))
+
+    def give_up(self, lap: Lap, is_meant: bool = False) -> None:
+        """``lap`` is abandoned with batches left.
+
+        A look at its first batch does not count as an epoch. A second one in a row does, because the loop then seems
+        to take one batch from each iteration, which torch's loaders shuffle anew. A warning follows where rows are
+        left unread, unless that ``is_meant``.
+        """
         if lap is not self._lap:
             return
+        if lap.requested == 0 or (is_look(lap.requested) and not self._has_looked):
+            self._has_looked = self._has_looked or lap.requested > 0
+            self._leave(lap, lap.start)
+            return
+        if not is_look(lap.requested):
+            self._has_looked = False
+        if not is_meant:
+            batches = "batch" if lap.requested == 1 else "batches"
+            self._early_ends.note_rest(lap.at.epoch, f"{lap.requested} {batches}")
+        self._leave(lap, self._position(lap.at.epoch + 1, 0, lap.at.seed))
+
+    def _leave(self, lap: Lap, following: Position) -> None:
         if not self._told:
-            self._next = self._position(lap.at.epoch + 1, carried, lap.at.seed)
+            self._next = following
         self._lap = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -350,7 +411,8 @@ class Course:
             return
         saved = self._adopt()()
         if saved is not None:
-            self.load(saved)
+            self.load(at_its_epoch(saved) if self._at_epoch else saved)
+            self.resumed_at = self._next
         self._settled = self._settled or final
 
 
@@ -807,7 +869,7 @@ class _RankSeeded:
         self.rank, self.then = rank, then
 
     def __call__(self, worker_id: int) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
         if self.rank:
             seed = (torch.initial_seed() + self.rank * _SEED_STRIDE) % 2**63
             torch.manual_seed(seed)
@@ -889,7 +951,7 @@ class PreparedDataLoader(DataLoader[Any]):
         if sharing.shard is not None:
             sharing.shard.begin(lap.start)
         with progress.startup.waiting():
-            batches = iter(self._inner)
+            batches: Iterator[Any] = WholeEpoch(iter(self._inner), self._inner.dataset)
         if self._device is not None and self._device.type == "cuda":
             batches = self._on_gpu(batches)
         return _HandedOut(batches, lap, sharing, keeps_order=not _comes_in_any_order(self._inner))
@@ -904,17 +966,30 @@ class _HandedOut:
     """The batches of one lap. Each is noted as it is given; when this is dropped, the lap is over."""
 
     def __init__(self, batches: Iterator[Any], lap: Lap, sharing: Sharing, keeps_order: bool) -> None:
-        self._batches, self._lap, self._sharing = batches, lap, sharing
+        self._batches: Iterator[Any] = batches
+        self._lap, self._sharing = lap, sharing
         self._cut = sharing.cut if keeps_order else None
+        self._resumed = self._resumed_epoch()
+
+    def _resumed_epoch(self) -> ResumedEpoch | None:
+        """Where the lap goes on after a restart; None for one that begins with its epoch."""
+        cut, start = self._cut, self._lap.start
+        if cut is None or start.position <= 0 or start != self._sharing.course.resumed_at:
+            return None
+        skipped = -(-start.position // cut.global_batch)
+        return ResumedEpoch(start.epoch, skipped, skipped + cut.steps(start.position))
 
     def __iter__(self) -> _HandedOut:
         return self
 
     def __next__(self) -> Any:
+        self._lap.requested += 1
+        resumed, self._resumed = self._resumed, None
+        self._sharing.course.requested(resumed)
         try:
             batch = next(self._batches) if progress.batches else self._first()
         except StopIteration:
-            self._end(self._cut.carried(self._lap.at.position) if self._cut is not None else 0)
+            self._end()
             raise
         except Exception:
             self._pass_step()  # torch has used its rows up: who goes on gets those after them
@@ -924,6 +999,7 @@ class _HandedOut:
         if self._sharing.weighs:
             batch_plan.gradient_weight.set(self._sharing.weight)
         progress.batch()
+        self._sharing.course.drawn()
         self._pass_step()
         return batch
 
@@ -938,14 +1014,24 @@ class _HandedOut:
             self._lap.at = Position.at(at, at.epoch, self._cut.after(at.position))
 
     def close(self) -> None:
-        """Give the rest of the epoch up."""
-        self._end(0)
+        """Give the rest of the epoch up. Before the second batch was requested, the epoch does not count as begun."""
+        self._give_up(is_meant=True)
 
-    def _end(self, carried: int) -> None:
+    def _give_up(self, is_meant: bool = False) -> None:
+        cut, lap = self._cut, self._lap
+        if cut is not None and not is_look(lap.requested) and not cut.steps(lap.at.position):
+            self._end()  # nothing was left of it
+            return
         self._batches = iter(())
+        self._sharing.course.give_up(lap, is_meant)
+
+    def _end(self) -> None:
+        self._batches = iter(())
+        carried = self._cut.carried(self._lap.at.position) if self._cut is not None else 0
         self._sharing.course.end(self._lap, carried)
 
-    __del__ = close
+    def __del__(self) -> None:
+        self._give_up()
 
 
 # -- to the device

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
 import random
 import sys
@@ -21,8 +22,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from powertrain.arguments import as_flag, as_text_keys, as_whole, has_attribute, shorten
+from powertrain.config import did_you_mean
 from powertrain.data.device import map_tensors
-from powertrain.errors import ConfigError
+from powertrain.errors import ArgumentError, ConfigError
 from powertrain.torch.data_loader import PreparedDataLoader as PreparedDataLoader
 from powertrain.torch.data_loader import prepare_data_loader as prepare_data_loader
 from powertrain.worker.batch_plan import gradient_weight
@@ -55,11 +58,11 @@ def begin(gpus: int = 1) -> None:
     watch_optimizer_steps()
 
 
-def _context() -> TrainContext:
-    """Where this worker stands; raises ``OutsideWorkerError`` elsewhere."""
-    from powertrain.worker.context import get_context
+def _context(caller: str) -> TrainContext:
+    """Where this worker stands; raises ``OutsideWorkerError``, naming ``caller``, elsewhere."""
+    from powertrain.worker.context import current
 
-    return get_context()
+    return current(caller).context
 
 
 def _progress() -> Any:
@@ -73,14 +76,31 @@ def _progress() -> Any:
 
 
 def get_device() -> torch.device:
-    """The device of this worker: its (first) GPU, or the CPU when it was given none."""
-    return get_devices()[0]
+    """Return the device of this worker: its (first) GPU, or the CPU when it was given none.
+
+    Raises:
+        OutsideWorkerError: Called outside a training worker.
+    """
+    return _own_device("get_device")
 
 
 def get_devices() -> list[torch.device]:
-    """All devices of this worker: its GPUs, its current one first, or the CPU when it was given none."""
-    # Asked first: in the driver, looking for CUDA would spoil every later fork.
-    _context()
+    """Return all devices of this worker: its GPUs, its current one first, or the CPU when it was given none.
+
+    Raises:
+        OutsideWorkerError: Called outside a training worker.
+    """
+    _context("get_devices")
+    return own_devices()
+
+
+def _own_device(caller: str) -> torch.device:
+    _context(caller)
+    return own_devices()[0]
+
+
+def own_devices() -> list[torch.device]:
+    """The devices of this process, which must be a worker: in the driver, looking for CUDA would spoil later forks."""
     if _settings.gpus == 0 or not torch.cuda.is_available():
         return [torch.device("cpu")]
     first = torch.cuda.current_device()
@@ -97,12 +117,25 @@ class DistributedModel(DistributedDataParallel):
     ``state_dict`` has no ``module.`` prefix, and ``load_state_dict`` takes keys with and without it, also
     where this model is a part of a larger one. Once a gradient weight other than 1 is set (see
     ``get_context().batch_plan``), this rank's gradients are multiplied by it before they are averaged.
-    Everything else is torch's.
+    In a group of one rank nothing is exchanged, so a step takes as long as that of the model inside; a
+    communication hook or a gradient weight is still applied. Everything else is torch's.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._needs_reducer = _is_reduced(self)
         _weigh_when_needed(self)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Compute the output of the model inside, and prepare the exchange of gradients where there is one."""
+        this = cast(Any, self)
+        if self._needs_reducer or this._join_config.enable:
+            return cast(Any, super()).forward(*inputs, **kwargs)
+        # The reducer's autograd hooks do nothing in a backward pass that it was not prepared for, as in no_sync().
+        if self.device_ids:
+            moved, moved_kwargs = this.to_kwargs(inputs, kwargs, self.device_ids[0])
+            inputs, kwargs = moved[0], moved_kwargs[0]
+        return self.module(*inputs, **kwargs)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """As torch's: ``hook`` reduces the gradients from here on. It is given them weighted already."""
@@ -120,6 +153,7 @@ class DistributedModel(DistributedDataParallel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         cast(Any, super()).__setstate__(state)
+        self._needs_reducer = _is_reduced(self)
         _weigh_when_needed(self)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -216,7 +250,17 @@ def _reduction_of(model: DistributedDataParallel) -> _WeightedReduction:
         # Torch's own note of it would go into copies, which cannot have it.
         model._comm_hooks.pop()
     _reductions[model] = reduction
+    if isinstance(model, DistributedModel):
+        model._needs_reducer = True
     return reduction
+
+
+def _is_reduced(model: DistributedDataParallel) -> bool:
+    """True where torch's reducer changes gradients or parameters: among several ranks, or with reduced precision."""
+    this = cast(Any, model)
+    return (
+        this.process_group.size() > 1 or this.mixed_precision is not None or _reduces_in_compiled_code(model)
+    )
 
 
 def _reduces_in_compiled_code(model: DistributedDataParallel) -> bool:
@@ -315,6 +359,9 @@ def prepare_model(
     A model without a trainable parameter has no gradient to average: it is returned as it is.
     """
     _check_strategy(parallel_strategy)
+    kwargs = as_text_keys(parallel_strategy_kwargs, "prepare_model(parallel_strategy_kwargs=...)")
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"prepare_model() was given {shorten(model)}. Give a torch.nn.Module.")
     if isinstance(model, DistributedDataParallel):
         _weigh_when_needed(model)
         return model
@@ -335,14 +382,27 @@ def prepare_model(
 
         # Past nn.Module's own __setattr__, as above.
         model.__dict__.setdefault("module", model)
-        return shard_model(model, device or _device_of(model), parallel_strategy_kwargs or {})
-    return DistributedModel(model, **{**_device_arguments(model), **(parallel_strategy_kwargs or {})})
+        return shard_model(model, device or _device_of(model), kwargs)
+    _refuse_unknown_options(kwargs)
+    return DistributedModel(model, **{**_device_arguments(model), **kwargs})
+
+
+def _refuse_unknown_options(kwargs: Mapping[str, Any]) -> None:
+    known = [*inspect.signature(DistributedDataParallel.__init__).parameters][2:]
+    for name in kwargs:
+        if name not in known:
+            raise ArgumentError(
+                f"DistributedDataParallel has no option {name!r}, which prepare_model(parallel_strategy_kwargs=...) "
+                f"was given. {did_you_mean(name, known)}It has {', '.join(known)}."
+            )
 
 
 def _check_strategy(parallel_strategy: str | None) -> None:
-    if parallel_strategy not in ("ddp", "fsdp", None):
+    if parallel_strategy is not None and (
+        not isinstance(parallel_strategy, str) or parallel_strategy not in ("ddp", "fsdp")
+    ):
         raise ConfigError(
-            f'parallel_strategy is {parallel_strategy!r}; it must be "ddp", "fsdp" or None (no wrapping).'
+            f'parallel_strategy is {shorten(parallel_strategy)}; it must be "ddp", "fsdp" or None (no wrapping).'
         )
 
 
@@ -352,18 +412,18 @@ def _device_for(move_to_device: bool | torch.device) -> torch.device | None:
         if move_to_device.type == "cuda":
             torch.cuda.set_device(move_to_device)
         return move_to_device
-    return get_device() if move_to_device else None
+    return _own_device("prepare_model") if as_flag(move_to_device, "move_to_device") else None
 
 
 def _device_of(model: nn.Module) -> torch.device:
     """Where the model is, or would be were it not on the meta device."""
     device = next(model.parameters()).device
-    return get_device() if device.type == "meta" else device
+    return _own_device("prepare_model") if device.type == "meta" else device
 
 
 def _check_group() -> None:
     if not dist.is_initialized():
-        _context()
+        _context("prepare_model")
         raise ConfigError(
             "prepare_model needs torch's process group, and none is set up in this worker. Run the training "
             "function with TorchTrainer, or pass parallel_strategy=None."
@@ -387,8 +447,8 @@ def accelerate(amp: bool = False) -> None:
     With it, a prepared model computes in the device's lower precision and gives float32 results; on a GPU
     ``prepare_optimizer`` and :func:`backward` scale the loss as well.
     """
-    _settings.amp = amp
-    device = get_device().type
+    _settings.amp = amp = as_flag(amp, "accelerate(amp=...)")
+    device = _own_device("accelerate").type
     # The CPU's lower precision is bfloat16, whose range needs no scaling.
     _settings.scaler = torch.amp.GradScaler(device) if amp and device == "cuda" else None
 
@@ -448,6 +508,8 @@ def prepare_optimizer(optimizer: Optimizer) -> Optimizer:
 
 def backward(tensor: torch.Tensor) -> None:
     """``tensor.backward()``, scaled when :func:`accelerate` asked for mixed precision on a GPU."""
+    if not has_attribute(tensor, "backward"):
+        raise ArgumentError(f"backward() was given {shorten(tensor)}. Give the loss, a tensor.")
     scaled: Any = _settings.scaler.scale(tensor) if _settings.scaler is not None else tensor
     scaled.backward()
 
@@ -479,6 +541,7 @@ def enable_reproducibility(seed: int = 0) -> None:
     Also seeds the order of loaders prepared from here on. Call it first in the training function. It
     costs speed, and an operation without a deterministic form raises.
     """
+    seed = as_whole(seed, "enable_reproducibility(seed=...)", -(2**63), 2**64 - 1)
     # cuBLAS reads it when the first GPU operation comes.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.manual_seed(seed)

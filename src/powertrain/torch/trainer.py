@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from powertrain.arguments import shorten
 from powertrain.config import BackendConfig, TorchConfig
 from powertrain.errors import ConfigError
 from powertrain.trainer import DataParallelTrainer
@@ -39,7 +40,7 @@ class TorchTrainer(DataParallelTrainer):
     ) -> None:
         if torch_config is not None and not isinstance(torch_config, BackendConfig):
             raise ConfigError(
-                f"torch_config is {torch_config!r}, which is no TorchConfig. "
+                f"torch_config is {shorten(torch_config)}, which is not a TorchConfig. "
                 'Pass, for example, torch_config=TorchConfig(backend="gloo").'
             )
         super().__init__(

@@ -1,6 +1,6 @@
 """Whose code a frame is, and so where a rank is in the user's own terms.
 
-The rule about whose a file is exists once, here: for tracebacks of errors as well as for stacks of living threads.
+Which files are this package's or installed is :mod:`powertrain.traceback_text`'s to say.
 """
 
 from __future__ import annotations
@@ -8,25 +8,17 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from types import FrameType
 
+from powertrain.traceback_text import OURS as OURS
+from powertrain.traceback_text import is_installed
 from powertrain.wire import Frame, ProcessStack, Where
 
 #: (file, line, function) of one frame.
 Line = tuple[str, int, str]
 
-#: Below it lies this package.
-OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_LIBRARIES = tuple(
-    os.path.join(path, "")
-    for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-)
-#: Text that some library has compiled: import hooks, numpy's dispatch, torch's graphs.
-_GENERATED = ("<frozen", "<__array_function__", "<eval_with_key")
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: Calls the user's function. What is further out belongs to whoever started the rank.
 _LAUNCHER = f"worker{os.sep}main.py"
 #: Parts of torch.distributed that enclose whole computations; where they communicate, they call the other parts.
@@ -52,7 +44,7 @@ def kind_of(file: str) -> str:
     parts = file.split(os.sep)
     if not _DEBUGGERS.isdisjoint(parts):
         return "debugger"
-    if not file.startswith((*_LIBRARIES, *_GENERATED)) and not any(part in file for part in _INSTALLED):
+    if not is_installed(file):
         return "user"
     if not _INSTALLED_DEBUGGERS.isdisjoint(parts):
         return "debugger"

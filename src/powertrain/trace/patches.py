@@ -96,7 +96,7 @@ def choose(
     mode = "selective" if mode == "custom" else mode
     if mode not in MODES:
         raise ConfigError(
-            f"mode={mode!r} is no way of tracing. Use 'auto' to patch everything, 'manual' to patch nothing, or "
+            f"mode={mode!r} is not a tracing mode. Use 'auto' to patch everything, 'manual' to patch nothing, or "
             "'selective' to patch what patch_… names."
         )
     if mode != "selective" and named:

@@ -33,6 +33,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any, BinaryIO
 
+from powertrain.terminal_text import escape_controls
 from powertrain.trace import frames, processes
 from powertrain.wire import Frame, ProcessStack, ThreadStack, Where
 
@@ -264,7 +265,7 @@ def _reading(dump: str) -> Iterator[BinaryIO]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError("somebody else is reading from it") from None
+                    raise TimeoutError("another process is reading from it") from None
                 time.sleep(_LOOK_EVERY)
         try:
             yield file
@@ -425,4 +426,4 @@ def _process_text(process: ProcessStack) -> str:
                 lines.append(f"      {frame.source}")
         if not thread.frames:
             lines.append("    runs no Python")
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(escape_controls, lines)) + "\n"

@@ -12,21 +12,33 @@ as many. So a run of any length has its whole course on disk, and its newest ste
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
+import os
 import re
-import struct
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from io import FileIO
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import xxhash
 
 from powertrain.errors import StorageError
 from powertrain.storage.addresses import without_secrets
+from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
+from powertrain.storage.files.descriptors import open_for_append
 from powertrain.trace import phases, samples
+from powertrain.trace.part_format import (
+    FACTS,
+    SAMPLES,
+    STEPS,
+    Frame,
+    PartContent,
+    complete,
+    encode,
+    read_part,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,9 +46,6 @@ if TYPE_CHECKING:
 
     from powertrain.storage import Storage
 
-#: Kinds of frames: records of steps, samples, and text (one JSON object).
-#: 1 is what looks were before they told of stolen cores: it is passed over.
-STEPS, FACTS, SAMPLES = 0, 2, 3
 #: Bytes of all parts of a run.
 BUDGET = 64 << 20
 #: Bytes of one part.
@@ -48,44 +57,27 @@ _BACKLOG = 16 << 20
 _WRITE_EVERY = 0.25
 #: Seconds that storage is given to take or give a part.
 _PATIENCE = 3.0
-#: Length, attempt, rank, kind, xxh3-64 of what follows.
-_HEAD = struct.Struct("<IIIIQ")
 _PART_KEY = re.compile(r"telemetry/(\d+)-(\d+)-(\d+)\.frames")
 _OPEN_KEY = re.compile(r"telemetry/(\d+)\.open")
 _logger = logging.getLogger("powertrain")
 
-
-class Frame(NamedTuple):
-    """Some records of one rank."""
-
-    attempt: int
-    rank: int
-    kind: int
-    data: bytes
-
-
-# --------------------------------------------------------------------------- frames
-
-
-def encode(frames: Iterable[Frame]) -> bytes:
-    return b"".join(
-        part
-        for attempt, rank, kind, data in frames
-        for part in (_HEAD.pack(len(data), attempt, rank, kind, xxhash.xxh3_64_intdigest(data)), data)
-    )
+__all__ = [
+    "FACTS",
+    "SAMPLES",
+    "STEPS",
+    "Frame",
+    "Telemetry",
+    "TelemetryStore",
+    "decode",
+    "encode",
+    "read",
+    "thinned",
+]
 
 
 def decode(data: bytes) -> Iterator[Frame]:
-    """The frames up to the first that is cut or damaged: the end of a part that was being written."""
-    offset = 0
-    while offset + _HEAD.size <= len(data):
-        length, attempt, rank, kind, digest = _HEAD.unpack_from(data, offset)
-        start = offset + _HEAD.size
-        piece = data[start : start + length]
-        if len(piece) < length or xxhash.xxh3_64_intdigest(piece) != digest:
-            return
-        yield Frame(attempt, rank, kind, piece)
-        offset = start + length
+    """The frames up to the first that is cut or damaged."""
+    return iter(read_part(data, is_growing=True).frames)
 
 
 def thinned(frames: Iterable[Frame], group: int = GROUP) -> list[Frame]:
@@ -164,12 +156,14 @@ class TelemetryStore:
         self._changed = threading.Condition()
         self._pending: list[Frame] = []
         self._bytes = 0
-        self._closing = False
+        self._closing = self._is_abandoned = False
         #: Frames that could not be kept.
         self.dropped = 0
         self._is_troubled = False
         self._open = _OpenPart(storage, lease)
         self._next = 0
+        #: Parts that were warned of.
+        self._damaged: set[str] = set()
         self._thread = threading.Thread(target=self._write, name="powertrain-telemetry", daemon=True)
         self._thread.start()
 
@@ -188,6 +182,11 @@ class TelemetryStore:
             self._changed.notify_all()
         self._thread.join()
 
+    def abandon(self) -> None:
+        """Stop and write nothing more: the directory was removed, and one made anew has files of the same names."""
+        self._is_abandoned = True
+        self.close()
+
     def _write(self) -> None:
         recovered = False
         while True:
@@ -195,6 +194,9 @@ class TelemetryStore:
                 self._changed.wait_for(lambda: self._closing, _WRITE_EVERY)
                 frames, self._pending, self._bytes = self._pending, [], 0
                 closing = self._closing
+            if self._is_abandoned:
+                self._open.close(keep=True)
+                return
             # Whatever fails, of storage or of ours: a run is not ended for what it says of itself.
             try:
                 self._save(frames, closing)
@@ -225,7 +227,7 @@ class TelemetryStore:
                 raise
         is_last = closing and self._closes_at_once
         if self._open.size and (is_last or self._open.size >= self._part_size):
-            self._storage.put(_part_key(self._lease, self._next, 0), self._open.content())
+            self._storage.put(_part_key(self._lease, self._next, 0), complete(self._open.content()))
             self._next += 1
             self._open.empty()
             self._keep_within_budget()
@@ -235,25 +237,51 @@ class TelemetryStore:
         for entry in self._storage.list("telemetry"):
             found = _OPEN_KEY.fullmatch(entry.key)
             if found and int(found[1]) != self._lease:
-                left = encode(decode(self._storage.get(entry.key)))
+                content = _content_of(self._storage, entry.key)
+                if content.damage:  # it stays where it is, and is read as far as it can be
+                    _warn_of_damage(entry.key, content.damage)
+                    continue
+                left = encode(content.frames)
                 taken = [number for lease, number, _, _ in _parts(self._storage) if lease == int(found[1])]
                 if left:
-                    self._storage.put(_part_key(int(found[1]), max(taken, default=-1) + 1, 0), left)
+                    self._storage.put(_part_key(int(found[1]), max(taken, default=-1) + 1, 0), complete(left))
                 self._storage.delete(entry.key)
 
     def _keep_within_budget(self) -> None:
-        """Thin the oldest parts of the lowest level until all fit."""
-        parts = _parts(self._storage)
-        while sum(size for *_, size in parts) > self._budget and len(parts) > 1:
+        """Thin the oldest parts of the lowest level until all fit.
+
+        A part that is damaged or cannot be read stays as it is, for a person to mend, and is not counted.
+        """
+        left_alone: set[str] = set()
+        while True:
+            parts = [part for part in _parts(self._storage) if _part_key(*part[:3]) not in left_alone]
+            if sum(size for *_, size in parts) <= self._budget or len(parts) < 2:
+                return
             lease, number, level, size = min(parts[:-1], key=lambda part: (part[2], part[0], part[1]))
             key = _part_key(lease, number, level)
-            smaller = encode(thinned(decode(self._storage.get(key)), GROUP * 4**level))
+            frames = self._intact_frames(key)
+            if frames is None:
+                left_alone.add(key)
+                continue
+            smaller = complete(encode(thinned(frames, GROUP * 4**level)))
             if len(smaller) >= size:  # nothing but facts and single steps: the oldest go
                 self._storage.delete(key)
             else:
                 self._storage.put(_part_key(lease, number, level + 1), smaller)
                 self._storage.delete(key)
-            parts = _parts(self._storage)
+
+    def _intact_frames(self, key: str) -> list[Frame] | None:
+        """All frames of a part; None where some of them cannot be read, which is warned of once."""
+        try:
+            content = _content_of(self._storage, key)
+        except FileNotFoundError:  # listed by a file system that has not noticed its end yet
+            return None
+        except OSError as error:
+            content = PartContent([], error.strerror or str(error))
+        if content.damage and key not in self._damaged:
+            self._damaged.add(key)
+            _warn_of_damage(key, content.damage)
+        return None if content.damage else content.frames
 
 
 class _OpenPart:
@@ -265,38 +293,36 @@ class _OpenPart:
             where = without_secrets(storage.uri)
             raise StorageError(f"Telemetry cannot be kept at {where!r}: what grows needs real files.")
         self._path = path
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self.size = 0
 
     def append(self, data: bytes) -> None:
         """Add ``data`` whole, or nothing of it."""
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w+b", buffering=0)
+            # The lease is new, and so is its file: one that is there already was not written by this run.
+            self._file = FileIO(open_for_append(self._path, 3, fresh=True), "w")
         try:
             if self._file.write(data) < len(data):
                 raise OSError(f"only a part of {len(data)} bytes could be written to {self._path}")
         except OSError:
             self._file.truncate(self.size)
-            self._file.seek(self.size)
             raise
         self.size += len(data)
 
     def content(self) -> bytes:
-        return self._path.read_bytes() if self.size else b""
+        return os.pread(self._file.fileno(), self.size, 0) if self._file is not None and self.size else b""
 
     def empty(self) -> None:
         if self._file is not None:
-            self._file.seek(0)
             self._file.truncate(0)
         self.size = 0
 
-    def close(self) -> None:
-        """Gone where all of it is in parts; otherwise it stays for the next holder of the lease."""
+    def close(self, *, keep: bool = False) -> None:
+        """Gone where all of it is in parts; otherwise, or to ``keep`` it, it stays for the next holder of the lease."""
         if self._file is not None:
             self._file.close()
             self._file = None
-            if not self.size:
+            if not self.size and not keep:
                 self._path.unlink(missing_ok=True)
 
 
@@ -320,9 +346,8 @@ def read(storage: Storage) -> Telemetry:
     found = Telemetry({}, {}, {}, max((level for *_, level, _ in parts), default=0))
     pieces: dict[tuple[int, int, int], list[bytes]] = {}
     for key in _keys_in_order(storage, parts):
-        with contextlib.suppress(FileNotFoundError):  # it became a part, or was thinned, meanwhile
-            for frame in decode(storage.get(key)):
-                pieces.setdefault((frame.kind, frame.attempt, frame.rank), []).append(frame.data)
+        for frame in _frames(storage, key):
+            pieces.setdefault((frame.kind, frame.attempt, frame.rank), []).append(frame.data)
     for (kind, attempt, rank), data in pieces.items():
         if kind == STEPS:
             found.steps.setdefault(attempt, {})[rank] = _once(_records(b"".join(data)), "step")
@@ -333,6 +358,35 @@ def read(storage: Storage) -> Telemetry:
             for text in data:
                 facts.update(msgspec.json.decode(text))
     return found
+
+
+def _frames(storage: Storage, key: str) -> list[Frame]:
+    """The frames of a part or of what grows, with a warning where it is damaged or cannot be read."""
+    try:
+        content = _content_of(storage, key)
+    except FileNotFoundError:  # it became a part, or was thinned, meanwhile
+        return []
+    except OSError as error:
+        _warn_of_damage(key, error.strerror or str(error))
+        return []
+    if content.damage:
+        _warn_of_damage(key, content.damage)
+    return content.frames
+
+
+def _content_of(storage: Storage, key: str) -> PartContent:
+    """What is in a part or in what grows; a file that is larger than any of ours is damaged."""
+    try:
+        data = storage.get(key, limit=LARGE_RECORD_BYTES_LIMIT)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        return PartContent([], error.strerror or str(error))
+    return read_part(data, is_growing=_OPEN_KEY.fullmatch(key) is not None)
+
+
+def _warn_of_damage(key: str, why: str) -> None:
+    _logger.warning("The telemetry file %r is damaged, and what follows in it was passed over: %s", key, why)
 
 
 def _once(records: NDArray[np.void], field: str) -> NDArray[np.void]:

@@ -6,13 +6,16 @@ samples sets it, whoever reduces gradients reads it.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from powertrain.arguments import shorten
 from powertrain.config import Refusal, whole
 from powertrain.errors import ConfigError
+
+#: Passes of one optimizer step: each is an entry of the plan.
+_MOST_PASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,11 @@ def plan(global_batch_size: int, rank: int, world_size: int, max_micro_batch: in
     if max_micro_batch is not None:
         largest_part = -(-total // world_size)
         passes = -(-largest_part // _whole("max_micro_batch", max_micro_batch, 1))
+    if passes > _MOST_PASSES:
+        raise ConfigError(
+            f"batch_plan(global_batch_size={total}, max_micro_batch={max_micro_batch}) would take {passes:,} passes "
+            f"for one step, and at most {_MOST_PASSES:,} can be planned. Use a larger max_micro_batch."
+        )
     sizes = _sizes(samples, passes)
     return BatchPlan(
         global_batch_size=total,
@@ -128,7 +136,7 @@ def _whole(name: str, value: Any, at_least: int, at_most: int | None = None) -> 
         return int(check(value))
     except Refusal as refusal:
         raise ConfigError(
-            f"batch_plan({name}={reprlib.repr(value)}) cannot be used: {refusal.why}. {refusal.fix}"
+            f"batch_plan({name}={shorten(value)}) cannot be used: {refusal.why}. {refusal.fix}"
         ) from None
 
 

@@ -18,16 +18,26 @@ import cloudpickle
 import msgspec
 
 from powertrain import wire
+from powertrain.arguments import as_flag, as_seconds, shorten
 from powertrain.config import CheckpointConsistencyMode, CheckpointUploadMode, ValidationTaskConfig
-from powertrain.errors import CheckpointError, CollectiveError, OutsideWorkerError, ReportError
+from powertrain.errors import (
+    ArgumentError,
+    CheckpointError,
+    CollectiveError,
+    OutsideWorkerError,
+    ReportError,
+)
+from powertrain.redaction import strip_secrets
 from powertrain.storage.boundaries import training_step
 from powertrain.trace import spans
 from powertrain.trace.phases import COLLECTIVE, REPORT
 from powertrain.worker import saving
 from powertrain.worker.mark import RowMark
-from powertrain.worker.progress import Boundaries, Gate, progress
+from powertrain.worker.progress import Boundaries, Gate, StopRun, progress
 from powertrain.worker.shards import Shards
-from powertrain.worker.values import normalise
+from powertrain.worker.shared_directory import listing_of
+from powertrain.worker.storage_context import StorageContext
+from powertrain.worker.values import DroppedValues, read
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
@@ -76,13 +86,18 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     staging_bytes: int = 0
     #: Where shared-memory segments go; "" where there are none.
     segments: str = ""
-    #: The rank's own working directory; "" when it works in the user's.
+    #: The rank's working directory; "" for the launch directory. And the node's scratch directory, if it is that one.
+    working_dir: str = ""
     scratch: str = ""
+    #: Files that the driver's standard output and standard error go to.
+    outputs: list[str] = []
     #: Where the rank marks how far it has come, and where its stacks go when they are asked for; "" for nowhere.
     mark: str = ""
     stacks: str = ""
     #: True when the trainer was given a validation function.
     validates: bool = False
+    #: True when every report waits until all ranks have made it.
+    report_barrier: bool = False
     #: Where decoded blocks of data are kept on this node, how many bytes of them (-1: a quarter of what is free), and
     #: how many bytes of memory this rank may use to read.
     data_cache: str = ""
@@ -95,10 +110,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     #: By dataset the state that ``checkpoint`` keeps, if that is of this run; and what happens if data have changed.
     data_positions: dict[str, dict[str, Any]] = {}
     on_data_change: str = "refuse"
+    #: As ``DataConfig.resume``; and by dataset how many batches were drawn without a step before the checkpoint.
+    data_resume: str = "batch"
+    data_gaps: dict[str, int] = {}
     #: By dataset of Ray's that is streamed, the socket where this rank gets its rows; and those that are not split.
     data_feeds: dict[str, str] = {}
     data_feeds_whole: list[str] = []
     metadata: dict[str, Any] = {}
+    #: Of a trial of a sweep: the sweep's name and the trial's id.
+    sweep: str = ""
+    trial_id: str = ""
     resources: dict[str, float] = {}
 
 
@@ -109,18 +130,26 @@ class Session:
         """``datasets`` is what :class:`~powertrain.worker.shards.Shards` takes."""
         self.place = place
         self.service = service
+        #: What the launch directory held when this rank began, for checkpoints that are reported from it.
+        self.before = listing_of(place.launch_dir)
+        #: Names that were left out of such checkpoints with a warning, and those that had been waited for in vain.
+        self.left_out: set[str] = set()
+        self.unsettled: set[str] = set()
         #: Index of this rank's GPU among those visible to it; -1 for none.
         self.device = -1
         self.row = service.row = place.first_row - 1
         self.syncs = 0
         #: Names that checkpoints of this run have been given.
         self.checkpoint_names: set[str] = set(place.checkpoint_names)
+        #: True once this rank has made a report with SYNC or a barrier: ``get_checkpoint`` then returns the newest one.
+        self.sees_newest = False
         #: What ``register_state`` was given.
         self.registered: dict[str, Any] = {}
         self.mark = RowMark(place.mark)
         self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
         self.context = TrainContext(self)
         self.data = Shards(self, datasets)
+        self.dropped = DroppedValues(lambda message: service.post(wire.Noted(message=message, once=True)))
         service.describe_data = self.data.described
 
     def _stands_at(self, hold: int, boundary: int) -> None:
@@ -225,28 +254,36 @@ class TrainContext:
         return self._place.node_rank
 
     def get_experiment_name(self) -> str:
-        """The run's name."""
-        return self._place.run_name
+        """The run's name; in a trial of a sweep, that of the sweep."""
+        return self._place.sweep or self._place.run_name
 
     def get_trial_name(self) -> str:
         """The run's name: a trial of a sweep is an ordinary run."""
         return self._place.run_name
 
     def get_trial_id(self) -> str:
-        """The run's name, which is what identifies it."""
-        return self._place.run_name
+        """The run's name, which is what identifies it; in a trial of a sweep, the id of the trial."""
+        return self._place.trial_id or self._place.run_name
 
     def get_trial_resources(self) -> dict[str, float]:
         """What this worker was given, by resource name."""
         return dict(self._place.resources)
 
     def get_trial_dir(self) -> str:
-        """The run's directory in storage."""
-        return self._place.run_path
+        """The run's directory in storage, without credentials."""
+        return strip_secrets(self._place.run_path)
 
-    def get_storage(self) -> str:
-        """The storage path under which runs lie."""
-        return self._place.storage_path
+    def get_storage(self) -> StorageContext:
+        """The storage path under which runs lie, with its file system and the places of this run.
+
+        It is the path as text. For a loop that uploads checkpoints by itself::
+
+            path = get_context().get_storage().build_checkpoint_path_from_name(f"epoch-{epoch}")
+            torch.distributed.checkpoint.save(state, checkpoint_id=path)
+            report(metrics, Checkpoint(path), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+        """
+        place = self._place
+        return StorageContext(place.storage_path, place.run_name, place.run_filesystem)
 
     def get_metadata(self) -> dict[str, Any]:
         """What was given as ``metadata=`` to the trainer."""
@@ -297,6 +334,18 @@ def in_worker() -> bool:
     return _session is not None
 
 
+def runtime_directory() -> str:
+    """The run's directory for sockets and scratch files on this node, which only this user can enter."""
+    directory = runtime_directory_of(current("runtime_directory").place)
+    assert directory, "the engine made no directory for this rank"
+    return directory
+
+
+def runtime_directory_of(place: Place) -> str:
+    """Return the run's directory for sockets and scratch files on the node of a rank; "" where it has none."""
+    return os.path.dirname(os.path.dirname(place.mark))
+
+
 def current(caller: str) -> Session:
     """This process's session; the error names ``caller``."""
     if _session is None:
@@ -324,22 +373,32 @@ def report(
     barrier: bool = False,
     solo: bool = False,
 ) -> None:
-    """Hand metrics, and maybe a checkpoint, to the run. Returns without waiting for the other ranks.
+    """Hand metrics, and maybe a checkpoint, to the run. Returns without waiting for the other ranks, unless the run has
+    ``RunConfig(report_barrier=True)``.
 
     The k-th report of every rank forms row k; a row's checkpoint is committed once every rank has made its report
     k. When this returns, the checkpoint's directory may be changed or deleted, and the checkpoint will be committed
     even if this process dies. ``checkpoint_upload_mode`` SYNC also waits for the commit, and raises
     :class:`CheckpointError` should it fail; NO_UPLOAD says that the files are in a lasting place already.
-    ``delete_local_checkpoint_after_upload`` gives the directory away, which spares a copy.
-    ``checkpoint_upload_fn(checkpoint, name)`` uploads instead of the run and returns the Checkpoint it made.
+    ``delete_local_checkpoint_after_upload`` gives the directory away, which spares a copy; so does a
+    ``checkpoint_upload_mode`` of ASYNC that is asked for by name. Its files come back should the checkpoint fail.
+    ``checkpoint_upload_fn(checkpoint, name)`` uploads instead of the run and returns the Checkpoint it made, or the one
+    it was given where its files stay in their place.
     ``validation=True`` runs the trainer's validation function on the committed checkpoint.
+
+    Metrics are numbers, text, dates, enums, paths, dataclasses, small tensors, and lists, sets and dicts of them; the
+    run keeps plain forms. A value that cannot be kept is left out with one warning, and never ends the training.
 
     ``barrier=True`` waits until the row is complete. ``solo=True`` keeps the metrics outside rows, for values that
     only some ranks have.
     """
     session = current("report")
-    if validation:
-        saving.refuse_validation(session)
+    if barrier is not False:
+        barrier = as_flag(barrier, "report(barrier=...)", ReportError)
+    if solo is not False:
+        solo = as_flag(solo, "report(solo=...)", ReportError)
+    if validation is not False:
+        validation = saving.check_validation(session, validation)
     how = partial(
         saving.options,
         checkpoint_dir_name,
@@ -355,6 +414,7 @@ def report(
             _report_solo(session, metrics, checkpoint, barrier)
         else:
             _report(session, metrics, checkpoint, how, barrier)
+            session.sees_newest |= saving.is_sync(checkpoint_upload_mode)
     finally:
         if recorder is not None:
             recorder.leave(depth)
@@ -364,10 +424,12 @@ def report(
 def _report_solo(
     session: Session, metrics: dict[str, Any], checkpoint: Checkpoint | None, barrier: bool
 ) -> None:
-    values = normalise(metrics)
+    values, originals = read(metrics, session.dropped, with_originals=session.place.rank == 0)
     if checkpoint is not None or barrier:
-        raise ReportError("report(solo=True) stands outside rows, so it takes no checkpoint and no barrier.")
-    session.service.post(wire.Point(row=0, at=time.time(), metrics=values, solo=True))
+        raise ReportError(
+            "report(solo=True) belongs to no row, so checkpoint= and barrier=True cannot be used. Leave solo out."
+        )
+    session.service.post(wire.Point(row=0, at=time.time(), metrics=values, solo=True, originals=originals))
 
 
 def _report(
@@ -377,26 +439,35 @@ def _report(
     options: Callable[[], saving.SaveOptions],
     barrier: bool,
 ) -> None:
-    values = normalise(metrics)
+    values, originals = read(metrics, session.dropped, with_originals=session.place.rank == 0)
+    barrier = barrier or session.place.report_barrier
     save_now = session.boundaries.enter_report()
     row = session.row + 1
     if checkpoint is None and session.registered:
         checkpoint = _automatic_checkpoint(session, row, save_now)
     if checkpoint is None:  # what is said about one is meant for ranks that have one
-        _post(session, wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier))
+        point = wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier, originals=originals)
+        _post(session, point)
     else:
         how = options()
         part = saving.share(session, checkpoint, how, row)
-        point = wire.Point(row=row, at=time.time(), metrics=values, barrier=barrier, part=part)
-        _report_with_share(session, point, how)
+        point = wire.Point(
+            row=row, at=time.time(), metrics=values, barrier=barrier, part=part, originals=originals
+        )
+        _report_with_share(session, checkpoint, point, how)
     if barrier:
         with spans.phase(COLLECTIVE):
             session.service.wait_for_row(row)
+        session.sees_newest = True
+        if session.service.stop_at_row:
+            raise StopRun(session.service.stop_at_row)
     session.boundaries.leave_report()
 
 
 def _post(session: Session, point: wire.Point) -> None:
     """The report is made: from here on the rank's death does not undo it."""
+    if session.service.refusal:
+        session.service.check_heard()
     training_step("report", progress.reports + 1)
     session.row = session.service.row = point.row
     session.mark.set(point.row)
@@ -404,14 +475,16 @@ def _post(session: Session, point: wire.Point) -> None:
     session.service.post(point)
 
 
-def _report_with_share(session: Session, point: wire.Point, how: saving.SaveOptions) -> None:
+def _report_with_share(
+    session: Session, checkpoint: Checkpoint, point: wire.Point, how: saving.SaveOptions
+) -> None:
     point = saving.sealed(session, point)
     assert point.part is not None
     if how.mode is CheckpointUploadMode.SYNC:
         session.service.expect_settled(point.row)
     _post(session, point)
     if point.part.pending:
-        saving.upload_beside(session, point.part, how, point.row)
+        saving.upload_beside(session, checkpoint, point.part, how, point.row)
     if how.mode is CheckpointUploadMode.SYNC:
         settled = session.service.wait_settled(point.row)
         if settled is not None and settled.error:
@@ -465,13 +538,13 @@ def get_all_reported_checkpoints(
 
     if not isinstance(consistency_mode, CheckpointConsistencyMode):
         raise ReportError(
-            f"consistency_mode={consistency_mode!r} is none. Use CheckpointConsistencyMode.COMMITTED or .VALIDATED."
+            f"consistency_mode={shorten(consistency_mode)} is not valid. Use CheckpointConsistencyMode.COMMITTED or "
+            ".VALIDATED."
         )
     validated = consistency_mode is CheckpointConsistencyMode.VALIDATED
+    limit = as_seconds(timeout_s, "get_all_reported_checkpoints(timeout_s=...)", ReportError)
     with spans.phase(REPORT):
-        answer = session.service.ask_checkpoints(
-            session.row, validated, -1.0 if timeout_s is None else timeout_s
-        )
+        answer = session.service.ask_checkpoints(session.row, validated, -1.0 if limit is None else limit)
     return [
         ReportedCheckpoint(
             session.checkpoint_at(found.path, session.place.run_filesystem),
@@ -526,11 +599,24 @@ def get_checkpoint() -> Checkpoint | None:
     """The checkpoint to go on from: this run's newest at the start of the attempt, or ``resume_from_checkpoint``.
 
     From then on the shards of this run's datasets go on where that checkpoint found them.
+
+    After a report of this rank with a wait (``checkpoint_upload_mode`` SYNC, ``barrier=True``, or
+    ``RunConfig(report_barrier=True)``), it is the newest checkpoint that was reported; it is committed when this
+    returns.
     """
     session = current("get_checkpoint")
+    if session.sees_newest and (newest := _newest_reported(session)) is not None:
+        return newest
     session.data.checkpoint_was_asked_for()
     place = session.place
     return session.checkpoint_at(place.checkpoint, place.checkpoint_filesystem) if place.checkpoint else None
+
+
+def _newest_reported(session: Session) -> Checkpoint | None:
+    """The newest kept checkpoint of this run, once those of all reports so far are settled; None for none."""
+    with spans.phase(REPORT):
+        found = session.service.ask_checkpoints(session.row, False, -1.0)
+    return session.checkpoint_at(found[-1].path, session.place.run_filesystem) if found else None
 
 
 def get_dataset_shard(
@@ -541,7 +627,13 @@ def get_dataset_shard(
     After a restart it gives what the next iteration would have given, once the loop has asked for its checkpoint.
     ``state_dict`` puts it where ``shard.state_dict()`` once said it was.
     """
-    return current("get_dataset_shard").data.shard(dataset_name, state_dict)
+    session = current("get_dataset_shard")
+    if not isinstance(dataset_name, str):
+        raise ArgumentError(
+            f"get_dataset_shard(dataset_name=...) was given {shorten(dataset_name)}. Give the name of a dataset of the "
+            "trainer, a string."
+        )
+    return session.data.shard(dataset_name, state_dict)
 
 
 def barrier() -> None:
@@ -553,8 +645,25 @@ def broadcast_from_rank_zero(data: T) -> T:
     """Rank 0's ``data`` on every rank. All ranks must call it; what the others pass is ignored."""
     session = current("collective.broadcast_from_rank_zero")
     mine = session.place.rank == 0
-    received = session.meet("broadcast_from_rank_zero", cloudpickle.dumps(data) if mine else b"")
+    received = session.meet("broadcast_from_rank_zero", _pickled(data) if mine else b"")
     if mine:
         return data
-    value: T = pickle.loads(received)
+    try:
+        value: T = pickle.loads(received)
+    except Exception as error:
+        raise CollectiveError(
+            f"The data of rank 0 cannot be unpickled in this rank: {type(error).__name__}: {error}. Send plain data, "
+            "or objects of a module that every rank can import."
+        ) from error
     return value
+
+
+def _pickled(data: Any) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(data)
+    except Exception as error:
+        raise CollectiveError(
+            f"broadcast_from_rank_zero() was given a {type(data).__name__} that cannot be pickled: "
+            f"{type(error).__name__}: {error}. Send plain data."
+        ) from error
+    return pickled

@@ -6,8 +6,11 @@ import linecache
 import traceback
 from types import TracebackType
 
+from powertrain.error_text import describe_error, message_of, sendable
+from powertrain.storage.full_disk import hint_about_room
 from powertrain.trace.frames import OURS as _OURS
 from powertrain.trace.frames import is_users
+from powertrain.values.exceptions import cause_of, data_of
 from powertrain.wire import ErrorReport
 
 #: How a collective sounds when another rank has gone.
@@ -21,24 +24,44 @@ _ECHOES = (
     "failed to recv, got 0 bytes",
     "heartbeat monitor timed out",
 )
+#: Exceptions of a chain of causes that are named.
+_MOST_CAUSES = 8
 _ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
-def describe(error: BaseException) -> ErrorReport:
-    """``error`` as text. The user's frame is the innermost one outside Powertrain and installed libraries."""
+def describe(error: BaseException, hint: str = "") -> ErrorReport:
+    """``error`` as text. The user's frame is the innermost one outside Powertrain and installed libraries.
+
+    ``hint`` is a sentence about the cause that the error itself does not have; it follows the message.
+    """
     frame = _users_frame(error.__traceback__)
     return ErrorReport(
         type=_type_name(error),
-        message=_sendable(_message(error)),
-        traceback=_sendable(
+        message="\n".join(filter(None, (message_of(error) + hint_about_room(error), sendable(hint)))),
+        traceback=sendable(
             "".join(traceback.format_exception(type(error), error, without_ours(error.__traceback__)))
         ),
-        file=_sendable(frame.filename) if frame else "",
+        file=sendable(frame.filename) if frame else "",
         line=(frame.lineno or 0) if frame else 0,
         function=frame.name if frame else "",
-        source=_sendable(_source(frame)) if frame else "",
+        source=sendable(_source(frame)) if frame else "",
         secondary=is_echo(error),
+        causes=_causes(error),
+        exception=data_of(error),
     )
+
+
+def _causes(error: BaseException) -> list[str]:
+    """A line for each exception that ``error`` was raised from, with the user's line where it was raised."""
+    lines: list[str] = []
+    cause, is_implicit = cause_of(error)
+    while cause is not None and len(lines) < _MOST_CAUSES:
+        frame = _users_frame(cause.__traceback__)
+        where = f" ({frame.filename}:{frame.lineno})" if frame else ""
+        first = (describe_error(cause).splitlines() or [""])[0]
+        lines.append(sendable(f"{'while handling' if is_implicit else 'caused by'} {first}{where}"))
+        cause, is_implicit = cause_of(cause)
+    return lines
 
 
 def is_echo(error: BaseException) -> bool:
@@ -47,7 +70,7 @@ def is_echo(error: BaseException) -> bool:
         return True
     if any(kind.__name__ in _ECHO_TYPES for kind in type(error).__mro__):
         return True
-    text = _message(error).lower()
+    text = message_of(error).lower()
     return isinstance(error, (RuntimeError, ConnectionError)) and any(echo in text for echo in _ECHOES)
 
 
@@ -55,19 +78,6 @@ def remember_sources(sources: dict[str, str]) -> None:
     """Make the text of files that exist only in the driver (notebook cells) known to tracebacks here."""
     for name, text in sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-
-
-def _message(error: BaseException) -> str:
-    """What the error says; a fault in its own ``__str__`` must not hide it."""
-    try:
-        return str(error)
-    except Exception as fault:
-        return f"<its message cannot be shown: {type(fault).__name__}>"
-
-
-def _sendable(text: str) -> str:
-    """``text`` as UTF-8 can carry it: half characters, as undecodable file names have, are written out."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _type_name(error: BaseException) -> str:

@@ -18,16 +18,23 @@ import cloudpickle
 import msgspec
 
 from powertrain import wire
+from powertrain.error_text import message_of
 from powertrain.errors import EngineError
+from powertrain.redaction import redact
 from powertrain.storage import boundaries
 from powertrain.trace import stacks
-from powertrain.worker import context, failure
+from powertrain.worker import context, failure, script
 from powertrain.worker.context import Place, Session
 from powertrain.worker.debugger import Debugger, Dialogue, where_quit
+from powertrain.worker.hints import hint_for
 from powertrain.worker.progress import Gate, StopRun, progress
 from powertrain.worker.service import Service
 from powertrain.worker.signals import NoticedSignals
 from powertrain.worker.tracing import TraceSettings, Tracing, Untraced
+from powertrain.worker.working_directory import (
+    enter_launch_dir,
+    launch_dir_here,
+)
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.uploader import Carrier
@@ -36,8 +43,8 @@ if TYPE_CHECKING:
 ENTRY = "powertrain.worker.main:run"
 #: The exit code of a rank that cannot reach its run, and so cannot say why it ends.
 UNREACHABLE = 113
-#: Where the files of the launch directory are on a machine that does not have that directory.
-LAUNCH_DIR_VARIABLE = "POWERTRAIN_LAUNCH_DIR"
+#: The longest path of a Unix socket, and the length of the name that multiprocessing gives to one.
+_SOCKET_PATH_BYTES, _SOCKET_NAME_BYTES = 107, len("/listener-12345678")
 #: Put among the commands when the side thread is gone and no command will ever come.
 _BROKEN = wire.Dismissed(summary={"broken": True})
 
@@ -68,9 +75,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 def run(payload: bytes) -> int:
     """Live one rank's life in this process; returns the exit code."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
-    if brought := os.environ.get(LAUNCH_DIR_VARIABLE):
-        place = msgspec.structs.replace(spec.place, launch_dir=brought)
-        spec = msgspec.structs.replace(spec, place=place)
+    here = msgspec.structs.replace(spec.place, launch_dir=launch_dir_here(spec.place.launch_dir))
+    spec = msgspec.structs.replace(spec, place=here)
     boundaries.role = f"rank-{spec.place.rank}"
     return Rank(spec).live()
 
@@ -180,14 +186,20 @@ class Rank:
         self._service.commands.put(_BROKEN)  # the process is the user's own: only the rank ends
 
     def _prepare(self) -> None:
-        """Seeds apart per rank and attempt, the launch directory on the path, the current GPU chosen."""
+        """Seeds apart per rank and attempt, directories and import path, the current GPU chosen."""
+        if self._local_function is None and not self._place.working_dir:
+            enter_launch_dir(self._place.launch_dir)
         if self._place.launch_dir and self._place.launch_dir not in sys.path:
             sys.path.insert(0, self._place.launch_dir)
         if self._place.stacks:
             stacks.arm(self._place.stacks)
         if self._local_function is None:
+            # A process group has two connections with each other rank.
+            wire.make_room_for_connections(2 * self._place.world_size)
             _seed_everything(self._spec.seed, self._place.rank, self._place.attempt)
             _limit_threads()
+            if directory := context.runtime_directory_of(self._place):
+                _set_multiprocessing_directory(os.path.join(directory, "mp"))
         if self._spec.device >= 0:
             _choose_gpu(self._spec.device)
 
@@ -229,11 +241,14 @@ class Rank:
             self._service.say(wire.DebugQuit(frame=frame))
             self._tell(wire.Outcome(status="stopped"))
             return 0
+        hint = ""
         if self._local_function is None:  # its log is the place for it; elsewhere ``fit`` raises it
-            traceback.print_exception(type(error), error, error.__traceback__)
+            hint = hint_for(error, self._place.launch_dir, self._place.scratch)
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            print(redact(text + (f"{hint}\n" if hint else "")), end="", file=sys.stderr)
         if self._spec.post_mortem:
             self._debugger.post_mortem(error)
-        self._tell(wire.Outcome(status="raised", error=failure.describe(error)))
+        self._tell(wire.Outcome(status="raised", error=failure.describe(error, hint)))
         return 1
 
     def _begin_tracing(self) -> None:
@@ -279,7 +294,7 @@ class Rank:
             self._service.post(
                 wire.Noted(
                     message=f"The training function returned a {type(value).__name__}, which cannot be pickled "
-                    f"({error}); Result.return_value will be None."
+                    f"({message_of(error)}); Result.return_value will be None."
                 )
             )
             return wire.Outcome(status="returned")
@@ -323,8 +338,24 @@ def _takes_config(function: Callable[..., Any]) -> bool:
 
 
 def _load_function(pickled: bytes) -> Callable[[], Any]:
-    function, config = pickle.loads(pickled)
+    function, config = script.load(pickled)
+    script.bring_to_children()
     return bind(function, config)
+
+
+def _set_multiprocessing_directory(directory: str) -> None:
+    """Make multiprocessing create its sockets in a directory of the run, also in children such as DataLoader workers.
+
+    multiprocessing removes its default directory when a process exits by itself. DataLoader workers of a dead rank are
+    killed, and would leave it behind. A path too long for a socket keeps the default.
+    """
+    if len(os.fsencode(directory)) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES:
+        return
+    from multiprocessing import process
+
+    with contextlib.suppress(OSError):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        process.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]
 
 
 def _seed_everything(seed: int, rank: int, attempt: int) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from powertrain import wire
+from powertrain.errors import WireError
 from powertrain.trace import stacks
 from powertrain.worker import values
 from powertrain.worker.progress import Gate, Progress
@@ -92,6 +93,8 @@ class Service:
         self._waiters: dict[tuple[str, int], _Waiter] = {}
         self._waiters_lock = threading.Lock()
         self._closed_rows = 0
+        #: Why the function ends at the row that was waited for; "" where it goes on.
+        self.stop_at_row = ""
         self._asks = 0
         self._when_over: list[Callable[[], None]] = []
         self._beats: BeatTimes | SharedTimes = BeatTimes(_BEAT_EVERY)
@@ -99,6 +102,8 @@ class Service:
         #: it is in the queue, and taken back before the queue is emptied, so none is ever overlooked.
         self.gather = 0.0
         self._is_pressed = False
+        #: Why the run reads nothing of this rank any more; "" while it does.
+        self.refusal = ""
         #: The rank's newest row, for the envelope.
         self.row = 0
         self._rank = rank
@@ -165,12 +170,20 @@ class Service:
         return list(answer.checkpoints) if isinstance(answer, wire.Reported) else []
 
     def _wait(self, waiter: _Waiter, what: str) -> Answer:
-        """The waiter's answer; beats say meanwhile that the rank waits for ``what``."""
+        """The waiter's answer; beats say meanwhile that the rank waits for ``what``. Raises :class:`WireError` where
+        none will come because the run could not read the rank's messages."""
         self._progress.awaits = what
         try:
-            return waiter.wait()
+            answer = _NOTHING if self.refusal else waiter.wait()
         finally:
             self._progress.awaits = ""
+        self.check_heard()
+        return answer
+
+    def check_heard(self) -> None:
+        """Raise :class:`WireError` where the run could not read a message of this rank."""
+        if self.refusal:
+            raise WireError(self.refusal)
 
     def close(self, timeout: float = 10.0) -> None:
         """Send what is queued, wait for its acknowledgement, end the thread."""
@@ -275,7 +288,11 @@ class Service:
         )
 
     def _failed(self, error: BaseException) -> None:
-        """A fault of ours; without this thread nobody would ever learn of it."""
+        """A fault of ours; without this thread the run would never learn of it."""
+        self.refusal = (
+            f"This rank can no longer talk to its run, because its service thread failed: {type(error).__name__}: "
+            f"{error}. This is a fault of Powertrain."
+        )
         traceback.print_exception(type(error), error, error.__traceback__)
         self._broken()
 
@@ -330,6 +347,8 @@ class Service:
                 )
 
     def _all_out(self) -> bool:
+        if self.refusal:  # nothing is taken any more
+            return True
         return not (self._ordered or self._urgent or self._spill) and self._link.settled
 
     def _beat(self, now: float) -> wire.Beat:
@@ -391,7 +410,7 @@ class Service:
         elif isinstance(command, wire.Opened):
             self._waiter("sync", command.sync).set(command)
         elif isinstance(command, wire.RowClosed):
-            self._close_row(command.row)
+            self._close_row(command)
         elif isinstance(command, (wire.Carry, wire.Drop)):
             self.on_carry(command)
         elif isinstance(command, wire.Unstaged):
@@ -401,6 +420,9 @@ class Service:
             self._answer(("settled", command.row), command)
         elif isinstance(command, wire.Reported):
             self._answer(("ask", command.ask), command)
+        elif isinstance(command, wire.Refused):
+            self.refusal = command.reason  # first: who begins to wait from now on looks at it
+            self._wake_waiters()
         elif isinstance(command, (wire.DebugGrant, wire.DebugLine, wire.DebugEnd)):
             self.on_debug(command)
         else:
@@ -415,7 +437,8 @@ class Service:
                 self.on_debug(command)
             self.commands.put(command)
 
-    def _close_row(self, row: int) -> None:
+    def _close_row(self, command: wire.RowClosed) -> None:
+        row, self.stop_at_row = command.row, command.stop
         self._closed_rows = row
         with self._waiters_lock:
             ready = [w for (kind, number), w in self._waiters.items() if kind == "row" and number <= row]
@@ -445,6 +468,9 @@ class Service:
         self._gate.open()
         for callback in self._when_over:
             callback()
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
         with self._waiters_lock:
             waiters = list(self._waiters.values())
         for waiter in waiters:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -18,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from powertrain import wire
+from powertrain.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.storage import safety
 from powertrain.trace import spans
 from powertrain.trace.phases import H2D, INPUT
+from powertrain.worker import script
 from powertrain.worker.batch_plan import gradient_weight
 from powertrain.worker.progress import progress
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.data.own_skips import ResumedEpoch, SkipWatch
     from powertrain.data.prepared import Prepared
     from powertrain.data.shard import DataShard
     from powertrain.data.streamed import StreamedShard
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Under this name the extras of a checkpoint keep where each dataset stood.
 DATA_EXTRA = "data"
+#: Under this name how many batches of each were drawn without an optimizer step between them, at most.
+GAPS_EXTRA = "data_gaps"
 #: Seconds for which a place that beats tell of may be old.
 _LOOK_EVERY = 0.5
 
@@ -62,6 +66,14 @@ def positions_in(extras: Mapping[str, Any]) -> dict[str, State]:
     """By dataset the state that a checkpoint's extras keep; empty where it was saved without data."""
     kept = extras.get(DATA_EXTRA)
     return {name: dict(state) for name, state in kept.items()} if isinstance(kept, Mapping) else {}
+
+
+def gaps_in(extras: Mapping[str, Any]) -> dict[str, int]:
+    """By dataset how many batches were drawn without an optimizer step, as a checkpoint's extras keep it."""
+    kept = extras.get(GAPS_EXTRA)
+    return (
+        {name: gap for name, gap in kept.items() if isinstance(gap, int)} if isinstance(kept, Mapping) else {}
+    )
 
 
 def readable(states: Mapping[str, Mapping[str, Any]]) -> dict[str, DataPosition]:
@@ -163,7 +175,7 @@ class Shards:
     def __init__(self, session: Session, datasets: bytes = b"") -> None:
         """``datasets`` is the pickled dict of the run's :class:`~powertrain.data.prepared.Prepared`, if any."""
         self._session = session
-        self._load: Callable[[], Mapping[str, Prepared]] = lambda: pickle.loads(datasets) if datasets else {}
+        self._load: Callable[[], Mapping[str, Prepared]] = lambda: script.load(datasets) if datasets else {}
         self._shards: dict[str, DataShard | StreamedShard] = {}
         #: How to ask those that stand outside the run's datasets where they are.
         self._adopted: dict[str, Callable[[], State]] = {}
@@ -175,8 +187,10 @@ class Shards:
         #: Those that have given out a batch, and those whose saved place was taken up or replaced by the user.
         self._begun: set[str] = set()
         self._resumed: set[str] = set()
+        self._told_of_resuming: set[str] = set()
         self._asked_for_checkpoint = self._told = self._told_of_weights = False
         self._weights = StepWeights()
+        self._skip_watches: dict[str, SkipWatch] = {}
         self._captured: WeakKeyDictionary[Checkpoint, dict[str, State]] = WeakKeyDictionary()
 
     # -- what the training function gets
@@ -254,10 +268,11 @@ class Shards:
             disk_bytes=disk_budget(blocks, place.data_cache_bytes),
             memory_bytes=place.data_memory_bytes,
             resume=lambda: self._saved_position(name),
+            requested=lambda resumed: self.requested(name, resumed),
             began=lambda weight: self._began(name, weight),
             on_change=place.on_data_change,
             device=self._device,
-            warn=self._say,
+            warn=self.warn,
             watch=FirstWaits() if progress.startup.is_noted else RecordedWaits(),
         )
 
@@ -273,6 +288,7 @@ class Shards:
             resume=lambda: self._saved(name),
             began=lambda weight: self._began(name, weight),
             device=self._device,
+            warn=self.warn,
             watch=FirstWaits() if progress.startup.is_noted else RecordedWaits(),
         )
 
@@ -299,8 +315,10 @@ class Shards:
         from powertrain.data.position import Position
 
         saved = self._saved(name)
-        if saved is None or not is_of_stream(saved):
-            return saved
+        if saved is None:
+            return None
+        if not is_of_stream(saved):
+            return at_its_epoch(saved) if self._session.place.data_resume == "epoch" else saved
         return Position.beginning(self._datasets[name], epoch=saved["epoch"]).as_dict()
 
     def _tell_if_unused(self, name: str) -> None:
@@ -310,11 +328,34 @@ class Shards:
             return
         self._told = True
         if self._session.place.rank == 0:
-            self._say(
+            self.warn(
                 f"The checkpoint that this attempt starts from has a position of the data ({_shown(name, saved)}), "
                 "but the loop has not asked for its checkpoint, so training data starts at epoch 0. Call "
                 "get_checkpoint() or load_state() before you read data."
             )
+
+    def requested(self, name: str, resumed: ResumedEpoch | None = None) -> None:
+        """A batch is requested; ``resumed`` says where the dataset goes on, for the first one after a restart.
+
+        Raises:
+            DataError: The loop skips batches that were skipped for it.
+        """
+        watch = self._skip_watches.get(name)
+        if watch is None:
+            from powertrain.data.own_skips import SkipWatch
+
+            watch = self._skip_watches[name] = SkipWatch(name, self._session.place.data_gaps.get(name))
+        if resumed is not None:
+            watch.resume(resumed)
+            if self._session.place.rank == 0 and name not in self._told_of_resuming:
+                self._told_of_resuming.add(name)
+                print(resumed.described(name), flush=True)
+        watch.request(progress.steps)
+
+    def drawn(self, name: str) -> None:
+        """A batch that was requested is handed out."""
+        if (watch := self._skip_watches.get(name)) is not None:
+            watch.draw()
 
     def _began(self, name: str, weight: float | None) -> None:
         """A batch is about to be handed out, which counts ``weight`` in the average over ranks; None where every rank
@@ -325,6 +366,7 @@ class Shards:
             if self._weights.are_mixed:
                 self._tell_of_mixed_weights()
         progress.batch()
+        self.drawn(name)
         if name not in self._begun:
             self._begun.add(name)
             if (shard := self._shards.get(name)) is not None:
@@ -336,7 +378,7 @@ class Shards:
     def _tell_of_mixed_weights(self) -> None:
         told, self._told_of_weights = self._told_of_weights, True
         if not told and self._session.place.rank == 0:
-            self._say(
+            self.warn(
                 "Two datasets are read for each optimizer step, and their last steps have different numbers of rows on "
                 "a rank: the gradient is weighed by the one that is read last. Give both the same global_batch_size "
                 "and tail='drop' or 'carry', or read the one that counts last."
@@ -360,7 +402,13 @@ class Shards:
 
         captured = self._captured.get(checkpoint) if isinstance(checkpoint, Checkpoint) else None
         positions = self.positions() if captured is None else captured
-        return {DATA_EXTRA: positions} if positions else {}
+        if not positions:
+            return {}
+        return {DATA_EXTRA: positions, GAPS_EXTRA: {**self._session.place.data_gaps, **self._gaps()}}
+
+    def _gaps(self) -> dict[str, int]:
+        found = {name: watch.longest for name, watch in self._skip_watches.items()}
+        return {name: longest for name, longest in found.items() if longest is not None}
 
     def described(self) -> str:
         """Where everything that has begun stands, in words, as of a moment ago. Any thread."""
@@ -383,12 +431,17 @@ class Shards:
                 closing.callback(shard.close)
         self._shards.clear()
 
-    def _say(self, message: str) -> None:
-        """Tell the user: rank 0 at the terminal, the others in their own logs."""
+    def warn(self, message: str) -> None:
+        """Warn the user: rank 0 at the terminal, the others in their own logs."""
         if self._session.place.rank == 0:
             self._session.service.post(wire.Noted(message=message))
         else:
             warnings.warn(message, stacklevel=2)
+
+
+def at_its_epoch(state: Mapping[str, Any]) -> State:
+    """The first batch of the epoch that a state is in. Rows that the epoch before had left for it stay its first."""
+    return {**state, "position": min(state.get("position", 0), 0)}
 
 
 def disk_budget(directory: str, wanted: int) -> int:
@@ -406,13 +459,14 @@ def disk_budget(directory: str, wanted: int) -> int:
 
 
 def _no_such_dataset(name: str, names: list[str]) -> str:
+    shown = shorten(name)
     if not names:
         return (
-            f"get_dataset_shard({name!r}) was called, but the trainer was given no datasets. Give it some: "
-            f"datasets={{{name!r}: powertrain.data.read_parquet(path)}}."
+            f"get_dataset_shard({shown}) was called, but the trainer was given no datasets. Give it some: "
+            f"datasets={{{shown}: powertrain.data.read_parquet(path)}}."
         )
     there = ", ".join(map(repr, names))
     return (
-        f"There is no dataset {name!r} for get_dataset_shard: the trainer was given datasets={{...}} with {there}. Ask "
+        f"There is no dataset {shown} for get_dataset_shard: the trainer was given datasets={{...}} with {there}. Ask "
         "for one of these, or add it there."
     )

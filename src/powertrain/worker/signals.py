@@ -1,4 +1,4 @@
-"""Signals by which a scheduler says that a process will be taken away.
+"""Signals by which a scheduler, or a terminal that is closed, says that a process will be taken away.
 
 They are noticed through a descriptor, so that the side thread learns of them even while the main thread is deep
 inside a collective; the handler itself does nothing. Processes that this one forks have no part in it: for them the
@@ -17,7 +17,7 @@ from typing import Any
 
 #: Slurm's ``--signal`` names one of these; elsewhere they are the user's own.
 _GRACE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-_ALL = frozenset({signal.SIGTERM, *_GRACE_SIGNALS})
+_ALL = frozenset({signal.SIGTERM, signal.SIGHUP, *_GRACE_SIGNALS})
 #: Signals within so many seconds of each other are one: a scheduler and a launcher may both send it.
 SAME_NOTICE = 0.3
 #: What undoes each change to this process's signals that is in force now, oldest first.
@@ -25,9 +25,13 @@ _in_force: list[Callable[[], None]] = []
 
 
 def notice_signals(environ: Mapping[str, str] | None = None) -> tuple[signal.Signals, ...]:
-    """The signals that announce an end: SIGTERM, and within a Slurm job those that it may be told to send before."""
+    """Return the signals that announce an end: SIGTERM, SIGHUP, and within a Slurm job those that it may send before.
+
+    SIGHUP stays ignored in a process that was started with nohup.
+    """
     in_slurm = "SLURM_JOB_ID" in (os.environ if environ is None else environ)
-    return (signal.SIGTERM, *(_GRACE_SIGNALS if in_slurm else ()))
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGTERM, *hangup, *(_GRACE_SIGNALS if in_slurm else ()))
 
 
 class NoticedSignals:

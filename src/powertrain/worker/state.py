@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from powertrain import wire
+from powertrain.arguments import has_attribute, shorten
 from powertrain.errors import CheckpointError
 from powertrain.trace import spans
 from powertrain.trace.phases import REPORT
@@ -127,6 +128,11 @@ def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str
     A given checkpoint can also be loaded outside a worker, to look at a model afterwards; random generators are left
     alone then.
     """
+    if checkpoint is not None and not has_attribute(checkpoint, "as_directory"):
+        raise CheckpointError(
+            f"load_state(checkpoint=...) was given {shorten(checkpoint)}. Give a Checkpoint, such as "
+            "Checkpoint.from_directory(path), or leave it out."
+        )
     if checkpoint is not None and not context.in_worker():
         return _load_outside(checkpoint, _loadable(objects))
     session = context.current("load_state")

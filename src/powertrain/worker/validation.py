@@ -17,9 +17,9 @@ from powertrain import wire
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import ReportError
 from powertrain.storage import boundaries
-from powertrain.worker import failure
-from powertrain.worker.main import LAUNCH_DIR_VARIABLE
-from powertrain.worker.values import normalise, resolve
+from powertrain.worker import failure, script
+from powertrain.worker.values import Drop, DroppedValues, normalise, resolve
+from powertrain.worker.working_directory import enter_launch_dir, explain_missing_path, launch_dir_here
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.validation:run"
@@ -35,12 +35,14 @@ class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     path: str
     filesystem: bytes = b""
-    #: The pickled (function, None), and its keyword arguments.
+    #: The pickled (function, its keyword arguments), and those that go over them.
     function: bytes
     arguments: dict[str, Any] = {}
     #: Text of source files that exist only in the driver, by file name.
     sources: dict[str, str] = {}
+    #: The launch directory, and the working directory; "" for the launch directory.
     launch_dir: str = ""
+    working_dir: str = ""
 
 
 def run(payload: bytes) -> int:
@@ -58,38 +60,45 @@ def validate(spec: ValidationSpec) -> wire.Validated:
     began = time.monotonic()
     metrics: dict[str, Any] = {}
     error: wire.ErrorReport | None = None
+    warnings: list[str] = []
     try:
-        function, _ = pickle.loads(spec.function)
+        function, usual = script.load(spec.function)
+        script.bring_to_children()
         filesystem = pickle.loads(spec.filesystem) if spec.filesystem else None
-        returned = function(Checkpoint(spec.path, filesystem), **spec.arguments)
+        returned = function(Checkpoint(spec.path, filesystem), **{**usual, **spec.arguments})
     except BaseException as raised:
         traceback.print_exception(type(raised), raised, raised.__traceback__)
-        error = failure.describe(raised)
+        hint = explain_missing_path(raised, launch_dir_here(spec.launch_dir))
+        error = failure.describe(raised, hint)
     else:
         try:
-            metrics = _metrics_of(returned)
+            metrics = _metrics_of(returned, DroppedValues(warnings.append))
         except ReportError as unfit:
             print(unfit, file=sys.stderr)
             # Nothing was raised in the user's code, so there is no line of it to show.
             error = wire.ErrorReport(type="ReportError", message=str(unfit), traceback="")
     seconds = round(time.monotonic() - began, 3)
-    return wire.Validated(checkpoint=spec.checkpoint, metrics=metrics, error=error, seconds=seconds)
+    return wire.Validated(
+        checkpoint=spec.checkpoint, metrics=metrics, error=error, seconds=seconds, warnings=warnings
+    )
 
 
-def _metrics_of(returned: Any) -> dict[str, Any]:
-    """What the function returned, as plain values; raises :class:`ReportError` for anything that is none."""
+def _metrics_of(returned: Any, drop: Drop) -> dict[str, Any]:
+    """What the function returned, as plain values; raises :class:`ReportError` for what is not a dict."""
     if not isinstance(returned, Mapping):
         raise ReportError(
             f"the validation function returned a {type(returned).__name__}, not a dict of metrics; return something "
             "like {'accuracy': 0.9}"
         )
-    return resolve(normalise(dict(returned)))
+    return resolve(normalise(dict(returned), drop))
 
 
 def _prepare(spec: ValidationSpec) -> None:
     """The launch directory on the path, sources for tracebacks, as many threads as were asked for."""
     failure.remember_sources(spec.sources)
-    launch_dir = os.environ.get(LAUNCH_DIR_VARIABLE) or spec.launch_dir
+    launch_dir = launch_dir_here(spec.launch_dir)
+    if launch_dir and not spec.working_dir:
+        enter_launch_dir(launch_dir)
     if launch_dir and launch_dir not in sys.path:
         sys.path.insert(0, launch_dir)
     torch = sys.modules.get("torch")

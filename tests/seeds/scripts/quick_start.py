@@ -27,5 +27,6 @@ def train_func(config: dict[str, Any]) -> None:
 trainer = TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2, use_gpu=False))
 result = trainer.fit()
 assert isinstance(result, powertrain.Result)
+assert result.metrics is not None
 print(f"Final loss: {result.metrics['loss']}")
 print(f"Path: {result.path}")

@@ -90,6 +90,6 @@ def imports_a_module_of_the_launch_directory(config: dict[str, Any]) -> None:
     with powertrain.checkpoint_dir() as directory:
         Path(directory, f"rank-{rank}").write_text(users_module.GREETING)
         powertrain.report(
-            {"ranks": int(total), "module": users_module.__file__},
+            {"ranks": int(total), "module": users_module.__file__, "cwd": os.getcwd()},
             checkpoint=Checkpoint.from_directory(directory),
         )

@@ -25,6 +25,11 @@ WITHOUT_TORCH = (
     "trace_until_killed",
     "share_the_machine",
     "talk",
+    "freeze",
+    "hang_in_a_callback",
+    "without_telemetry",
+    "without_carriers",
+    "without_steering",
 )
 
 
@@ -57,6 +62,10 @@ def several_good_runs() -> dict[str, Any]:
         ),
         "stop": story.outcome_of(trainer(loops.report_until_stopped, "stop", stop={"step": 5}).fit),
     }
+
+
+def compare_places() -> dict[str, Any]:
+    return story.outcome_of(torch_trainer(loops.compare_places, "places").fit)
 
 
 def raise_beside_a_collective() -> Any:
@@ -171,10 +180,11 @@ def after_obstore() -> dict[str, Any]:
 
 
 def _multiply() -> dict[str, Any]:
-    from powertrain.engine.local import warm_up
+    from powertrain.engine.forking import why_fork_is_unsafe
 
+    unsafe = why_fork_is_unsafe()
     outcome = story.outcome_of(torch_trainer(loops.multiply, "multiplies").fit)
-    return {**outcome, "why_not_forked": warm_up().unsafe}
+    return {**outcome, "why_not_forked": unsafe}
 
 
 def threads() -> dict[str, Any]:
@@ -191,6 +201,44 @@ def threads() -> dict[str, Any]:
         for thread in running:
             thread.join()
     return outcomes
+
+
+def freeze() -> dict[str, Any]:
+    import stuck
+
+    stuck.every_notice_counts()
+    return story.outcome_of(trainer(loops.never_at_a_boundary, "killed").fit)
+
+
+def import_for_ever() -> dict[str, Any]:
+    import stuck
+
+    return stuck.import_for_ever(lambda: trainer(loops.never_at_a_boundary, "stuck").fit())
+
+
+def hang_in_a_callback() -> dict[str, Any]:
+    import stuck
+
+    stuck.tell_of_interrupts()
+    return story.outcome_of(trainer(stuck.report_for_ever, "stuck", callbacks=[stuck.Hangs()]).fit)
+
+
+def without_telemetry() -> dict[str, Any]:
+    import stuck
+
+    return stuck.outcome_without("Telemetry", trainer(loops.never_at_a_boundary, "broken").fit)
+
+
+def without_carriers() -> dict[str, Any]:
+    import stuck
+
+    return stuck.outcome_without("Carriers", trainer(loops.never_at_a_boundary, "broken").fit)
+
+
+def without_steering() -> dict[str, Any]:
+    import stuck
+
+    return stuck.outcome_without("Steering", trainer(loops.never_at_a_boundary, "broken").fit)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from powertrain.torch import prepare_model
 #: Samples of each optimizer step: no world size from 3 to 9 divides it.
 GLOBAL_BATCH = 10
 FEATURES = 4
+#: Seconds for a step of a run that waits for another size.
+_SLOW = 0.5
 
 
 def batch_of(step: int, start: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,10 +56,12 @@ def losses_of_one_process(steps: int) -> list[float]:
 
 
 def linear_regression(config: dict[str, Any]) -> None:
-    """Trains on the same global batches at any world size. ``kills`` has steps at which rank 1 dies, by attempt.
-    Once it is told "enough" it no longer keeps its pace."""
+    """Trains on the same global batches at any world size. ``kills`` has steps at which rank 1 dies, each of them once;
+    ``waits`` has by step what must have been told before it; from step ``until_size[0]`` on it is slow until there are
+    ``until_size[1]`` workers. Once it is told "enough" it no longer keeps its pace."""
     context = powertrain.get_context()
-    rank, attempt = context.get_world_rank(), context.get_attempt()
+    rank, size = context.get_world_rank(), context.get_world_size()
+    slow_from, wanted_size = config.get("until_size", (config["steps"], size))
     model = prepare_model(new_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     clock = {"step": 0}
@@ -70,11 +74,13 @@ def linear_regression(config: dict[str, Any]) -> None:
     plan = context.batch_plan(GLOBAL_BATCH, max_micro_batch=config.get("micro"))
     while clock["step"] < config["steps"]:
         step = clock["step"]
-        if rank == 1 and config["kills"].get(str(attempt)) == step:
+        if rank == 1 and step in config["kills"] and not story.told(f"killed-{step}"):
+            story.tell(f"killed-{step}")
             os.kill(os.getpid(), signal.SIGKILL)
+        story.await_told(*config.get("waits", {}).get(str(step), ()))
         total = _train_step(model, optimizer, plan, step)
         if not story.told("enough"):
-            time.sleep(config["pace"])
+            time.sleep(_SLOW if step >= slow_from and size != wanted_size else config["pace"])
         clock["step"] = step + 1
         metrics = {"step": step, "loss": total / GLOBAL_BATCH, "samples": plan.samples}
         if rank == 0:
@@ -126,7 +132,8 @@ def _restore(model: Any, optimizer: Any) -> int:
 
 
 def until_told(config: dict[str, Any]) -> None:
-    """Steps until it is asked to leave; every rank tells its process, and after each step how many it has made."""
+    """Steps until it is asked to leave, or until what ``until`` names is told; every rank tells its process, and after
+    each step how many it has made."""
     context = powertrain.get_context()
     rank = context.get_world_rank()
     state = {"steps": 0}
@@ -139,8 +146,10 @@ def until_told(config: dict[str, Any]) -> None:
             state["steps"] = int(saved.read_text()) if saved.exists() else 0
     story.tell(f"pid-{rank}-{context.get_attempt()}", str(os.getpid()))
     for _ in range(config.get("steps", 100_000)):
-        go_on = torch.ones(1)
+        go_on = torch.tensor([float(not story.told(config.get("until", "never")))])
         dist.all_reduce(go_on)
+        if go_on < context.get_world_size():
+            return
         time.sleep(0.005)
         state["steps"] += 1
         story.tell(f"steps-{rank}", str(state["steps"]))
@@ -170,7 +179,8 @@ def loader_until_told() -> None:
     from powertrain.torch import prepare_data_loader
 
     rank = powertrain.get_context().get_world_rank()
-    loader = prepare_data_loader(DataLoader(range(1_000_000), batch_size=1, num_workers=1))
+    numbers: Any = range(1_000_000)
+    loader = prepare_data_loader(DataLoader(numbers, batch_size=1, num_workers=1))
     for steps, batch in enumerate(loader, start=1):
         dist.all_reduce(batch)
         time.sleep(0.005)
@@ -179,3 +189,7 @@ def loader_until_told() -> None:
             _report_steps({"steps": steps}, steps)
         else:
             powertrain.report({"steps": steps})
+
+
+def count_workers() -> int:
+    return powertrain.get_context().get_world_size()

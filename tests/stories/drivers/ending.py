@@ -51,6 +51,7 @@ def end_as(config: dict[str, Any]) -> dict[str, Any] | None:
 def said_by(result: Result) -> dict[str, str]:
     """Every public attribute, and what a notebook shows, as text."""
     names = {name for name in (*dir(Result), *vars(result)) if not name.startswith("_")} - METHODS
+    names.remove("config")  # it is the script's own: a run does not keep it
     said = {name: _in_words(getattr(result, name)) for name in sorted(names)}
     said["the best"] = repr(result.get_best_checkpoint("loss", "min"))
     said["repr"] = repr(result)

@@ -118,7 +118,7 @@ def keeps_the_position_by_hand(config: dict[str, Any]) -> None:
     steps = Steps(config)
     saved = restored()
     shard = powertrain.get_dataset_shard("train", state_dict=saved.get("position"))
-    loader = shard.iter_torch_batches(batch_size=config["batch"])
+    loader: Any = shard.iter_torch_batches(batch_size=config["batch"])
     for epoch in range(saved.get("epoch", 0), config["epochs"]):
         for batch in loader:
             metrics = steps.step(shard, batch, epoch=epoch)
@@ -160,11 +160,11 @@ def reads_a_torch_loader(config: dict[str, Any]) -> None:
     """A plain DataLoader behind ``prepare_data_loader``, with processes of its own."""
     steps = Steps(config)
     restored()
-    dataset = torch.arange(config["rows"])
-    plain = torch.utils.data.DataLoader(
+    dataset: Any = torch.arange(config["rows"])
+    plain: Any = torch.utils.data.DataLoader(
         dataset, batch_size=config["batch"], shuffle=True, num_workers=1, persistent_workers=True
     )
-    loader = prepare_data_loader(plain)
+    loader: Any = prepare_data_loader(plain)
     for epoch in loader.epochs(config["epochs"]):
         for batch in loader:
             metrics = steps.step(loader, batch, epoch=epoch)
@@ -207,3 +207,13 @@ def reads_until_it_fails(config: dict[str, Any]) -> None:
     for batch in shard.iter_torch_batches(batch_size=4):
         dist.all_reduce(torch.ones(1))
         powertrain.report({"ids": batch["id"].tolist()})
+
+
+def looks_at_a_batch_first(config: dict[str, Any]) -> None:
+    """Builds its model by the shape of a first batch, before the loop over epochs."""
+    restored()
+    shard = powertrain.get_dataset_shard("train")
+    ahead = shard.peek(global_batch_size=config["batch"])
+    first = next(iter(shard.iter_torch_batches(global_batch_size=config["batch"])))
+    assert ahead["id"].tolist() == first["id"].tolist()
+    counts_epochs_by_the_shard(config)

@@ -75,6 +75,28 @@ def mismatched_reports() -> None:
             powertrain.report({"step": step}, barrier=step > STEP)
 
 
+def returns_before_an_all_reduce() -> None:
+    for step in range(STEPS):
+        if _is_now(step):
+            return
+        _together()
+        powertrain.report({"step": step})
+
+
+def returns_before_a_report_barrier() -> None:
+    for step in range(STEPS):
+        if _is_now(step):
+            return
+        powertrain.report({"step": step}, barrier=True)
+
+
+def returns_before_a_barrier_of_the_run() -> None:
+    for step in range(STEPS):
+        if _is_now(step):
+            return
+        powertrain.collective.barrier()
+
+
 # --------------------------------------------------------------------------- data
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import math
 import os
 import resource
@@ -231,3 +232,17 @@ def describe_place() -> dict[str, Any]:
     context = train.get_context()
     print("to the log")
     return {"cwd": os.getcwd(), "launch_dir": context.launch_dir, "hook": os.environ.get("STORY_HOOK")}
+
+
+def compare_places() -> None:
+    """Tell what the context says of each rank, beside what its launcher says."""
+    context = train.get_context()
+    told = {
+        "RANK": context.get_world_rank(),
+        "WORLD_SIZE": context.get_world_size(),
+        "LOCAL_RANK": context.get_local_rank(),
+        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
+        "GROUP_RANK": context.get_node_rank(),
+    }
+    launcher = {name: int(os.environ[name]) for name in told}
+    story.tell(f"place-{context.get_world_rank()}", json.dumps({"told": told, "launcher": launcher}))

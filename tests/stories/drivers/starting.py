@@ -47,7 +47,8 @@ def beside_a_slow_loader(config: dict[str, Any]) -> None:
     import torch
 
     rank = train.get_context().get_world_rank()
-    loader = torch.utils.data.DataLoader(Slow(config["seconds"] if rank == 1 else 0.0), batch_size=2)
+    slow: Any = Slow(config["seconds"] if rank == 1 else 0.0)
+    loader: Any = torch.utils.data.DataLoader(slow, batch_size=2)
     train_on(train.torch.prepare_data_loader(loader))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from powertrain import RunConfig, ScalingConfig
-from powertrain.errors import TrainingFailedError
+from powertrain.errors import CheckpointError, TrainingFailedError
 from powertrain.result import Result
 
 #: A story that does not get on within this time has hung.
@@ -52,6 +52,9 @@ def scaling(engine: str, workers: int | tuple[int, int] = 2) -> ScalingConfig:
     """Two workers; under torchrun as many as it started, inline this very process."""
     if engine in ("inline", "torchrun"):
         return ScalingConfig(num_workers=0)
+    if engine == "local" and isinstance(workers, tuple):
+        # So that the size of an elastic story does not depend on the cores of the machine it plays on.
+        return ScalingConfig(num_workers=workers, engine=engine, resources_per_worker={"CPU": 0.01})
     return ScalingConfig(num_workers=workers, engine=engine)
 
 
@@ -75,9 +78,17 @@ def outcome_of(fit: Callable[[], Result]) -> dict[str, Any]:
         result = fit()
     except TrainingFailedError as error:
         failures = [msgspec.to_builtins(failed.failure) for failed in error.worker_failures.values()]
-        about = {"raised": "TrainingFailedError", "message": str(error), "failures": failures}
+        about = {
+            "raised": "TrainingFailedError",
+            "class": type(error).__name__,
+            "message": str(error),
+            "failures": failures,
+        }
         about["cause"] = type(error.__cause__).__name__
         about.update(_about(error.result))
+    except CheckpointError as error:
+        about = {"raised": "CheckpointError", "message": str(error)}
+        about.update(_about(error.result) if error.result is not None else {})
     except BaseException as error:
         about = {"raised": type(error).__name__, "message": str(error)}
     else:
@@ -86,7 +97,7 @@ def outcome_of(fit: Callable[[], Result]) -> dict[str, Any]:
 
 
 def _about(result: Result) -> dict[str, Any]:
-    frame = result.metrics_dataframe
+    frame = result.dataframe(ranks="all")
     points = frame[["rank", "attempt", "training_iteration"]].values.tolist() if len(frame) else []
     return {
         "state": result.state,
@@ -95,6 +106,7 @@ def _about(result: Result) -> dict[str, Any]:
         "return_value": result.return_value,
         "checkpoint": result.checkpoint.path if result.checkpoint else "",
         "points": points,
+        "unsaved": [vars(lost) for lost in result.unsaved_checkpoints],
     }
 
 

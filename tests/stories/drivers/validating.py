@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ import loops
 import story
 
 import powertrain as train
-from powertrain import Checkpoint, CheckpointConsistencyMode, ValidationTaskConfig
+from powertrain import (
+    Checkpoint,
+    CheckpointConsistencyMode,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+    ValidationTaskConfig,
+)
 
 
 def three_epochs(config: dict[str, Any]) -> list[Any] | None:
@@ -39,11 +47,11 @@ def epoch_of(checkpoint: Checkpoint) -> int:
         return int(Path(directory, "rank-0").read_text())
 
 
-def score(checkpoint: Checkpoint, best: int = 1) -> dict[str, Any]:
+def score(checkpoint: Checkpoint, best: int = 1, distance: Callable[[int], int] = abs) -> dict[str, Any]:
     """Best for epoch ``best``."""
     epoch = epoch_of(checkpoint)
     print(f"validating epoch {epoch}")
-    return {"score": -abs(epoch - best), "validated_by": os.getpid()}
+    return {"score": -distance(epoch - best), "validated_by": os.getpid()}
 
 
 def score_after_the_training(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -68,7 +76,24 @@ def return_a_number(checkpoint: Checkpoint) -> Any:
 
 
 def return_an_object(checkpoint: Checkpoint) -> Any:
-    return {"model": object()}
+    return {"model": object(), "score": 1}
+
+
+def score_with_a_trainer(checkpoint: Checkpoint, directory: str) -> dict[str, Any]:
+    """Runs two workers of its own on the checkpoint."""
+    result = DataParallelTrainer(
+        double_the_epoch,
+        train_loop_config={"checkpoint": checkpoint},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name=os.path.basename(checkpoint.path), storage_path=f"{directory}/validations"),
+    ).fit()
+    assert result.metrics is not None
+    return {"doubled": result.metrics["doubled"], "workers": result.return_value}
+
+
+def double_the_epoch(config: dict[str, Any]) -> int:
+    train.report({"doubled": 2 * epoch_of(config["checkpoint"])})
+    return train.get_context().get_world_size()
 
 
 def show_gpus(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +37,13 @@ class SourceFacts:
     schema: pa.Schema
     #: Changes when the data does, and not when it is copied elsewhere: at most 32 characters.
     fingerprint: str
+    #: The fingerprint as older versions of this package made it, where that differs: positions saved by them hold it.
+    earlier: str = ""
+
+    def derived(self, derive: Callable[[str], str], **changes: Any) -> SourceFacts:
+        """These facts for rows made of these ones: ``derive`` makes each fingerprint from the one here."""
+        earlier = derive(self.earlier) if self.earlier else ""
+        return replace(self, fingerprint=derive(self.fingerprint), earlier=earlier, **changes)
 
 
 class Source(ABC):
@@ -85,3 +92,10 @@ class Source(ABC):
         """The same rows (same blocks, same fingerprint), to be pickled for other processes of this machine: rows that
         are in this process's memory are put into a file below ``directory`` first."""
         return self
+
+
+def layers_of(source: Source | None) -> Iterator[Source]:
+    """Yield the source and the sources it is made of, from the outermost to the one that holds the rows."""
+    while source is not None:
+        yield source
+        source = getattr(source, "_inner", None)

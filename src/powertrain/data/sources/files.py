@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from powertrain.data.arguments import ODD, path_text, shown, texts, values_of
 from powertrain.data.sources.object_files import list_objects, objects_at, open_object
 from powertrain.errors import DataError, StorageError
 from powertrain.storage.addresses import OBJECT_STORES, parse, without_secrets
@@ -83,25 +84,18 @@ def file_paths(
 ) -> FilePaths:
     """What the arguments of a ``read_...`` function say. ``usual`` endings hold for directories and patterns, where
     none were given."""
-    if not isinstance(paths, (str, os.PathLike, Iterable)):
-        raise DataError(
-            f"{paths!r} is no path of data. Give a file, a directory, a pattern, an address, or a list of these."
-        )
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    what = "Give a file, a directory, a pattern, an address, or a list of these."
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else values_of("paths", paths, what)
     if not given:
         raise DataError("No path of data was given: the list of paths is empty. Name a file or a directory.")
-    for path in given:
-        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-            raise DataError(
-                f"{path!r} is no path of data. Give a file, a directory, a pattern or an address."
-            )
-    extensions = [file_extensions] if isinstance(file_extensions, str) else file_extensions
-    chosen = usual if extensions is None else extensions
+    found = [path_text("paths", path) for path in given]
+    listed = texts("file_extensions", file_extensions, "Give endings such as ['parquet'].")
+    chosen = usual if listed is None else listed
     return FilePaths(
-        tuple(_absolute(os.fspath(path), filesystem) for path in given),
+        tuple(_absolute(path, filesystem) for path in found),
         None if chosen is None else tuple(each.lstrip(".").lower() for each in chosen),
-        only_in_directories=extensions is None,
-        filesystem=_as_arrow_filesystem(filesystem),
+        only_in_directories=listed is None,
+        filesystem=as_arrow_filesystem(filesystem),
     )
 
 
@@ -119,26 +113,35 @@ def _absolute(path: str, filesystem: Any) -> str:
         return os.path.abspath(unquote(urlsplit(path).path))
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", path):
         raise DataError(
-            f"The path {path!r} cannot be read: {path.partition(':')[0]!r} is none of the schemes that are known "
+            f"The path {path!r} cannot be read: {path.partition(':')[0]!r} is not a supported scheme "
             f"(file, {', '.join(OBJECT_STORES)}). Give filesystem=..., a pyarrow or fsspec file system that has it."
         )
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _as_arrow_filesystem(filesystem: Any) -> Any:
+def as_arrow_filesystem(filesystem: Any) -> Any:
+    """Return a file system of pyarrow's; raise :class:`DataError` for what is neither that nor one of fsspec's."""
     if filesystem is None:
         return None
     from pyarrow import fs
 
     if isinstance(filesystem, fs.FileSystem):
         return filesystem
-    if all(hasattr(filesystem, name) for name in ("protocol", "open", "info", "find")):
+    if _is_fsspec(filesystem):
         handler: Any = fs.FSSpecHandler  # its stub leaves out that its methods are there
         return fs.PyFileSystem(handler(filesystem))
     raise DataError(
-        f"filesystem={filesystem!r} is neither a pyarrow.fs.FileSystem nor an fsspec file system. Give one of these, "
-        "or leave it out and write the paths as addresses such as 's3://bucket/data'."
+        f"filesystem={shown(filesystem)} is neither a pyarrow.fs.FileSystem nor an fsspec file system. Give one of "
+        "these, or leave it out and write the paths as addresses such as 's3://bucket/data'."
     )
+
+
+def _is_fsspec(filesystem: Any) -> bool:
+    try:
+        methods = [getattr(filesystem, name) for name in ("open", "info", "find")]
+        return all(map(callable, methods)) and bool(filesystem.protocol)
+    except ODD:
+        return False
 
 
 # --------------------------------------------------------------------------- finding
@@ -165,7 +168,7 @@ def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
     for one, next_one in pairwise(found):
         if one.path == next_one.path:
             raise DataError(
-                f"The file {one.shown!r} is meant by several of the given paths, so its rows would be read twice. Name "
+                f"The file {one.shown!r} is named by several of the given paths, so its rows would be read twice. Name "
                 "it once; to have its rows twice, use union()."
             )
     return tuple(found)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from powertrain.data.arguments import shortened
 from powertrain.data.order import Ints, permutation
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.plain import checked_columns
@@ -40,8 +41,10 @@ class FilteredSource(RememberingSource):
         for number, block in enumerate(facts.blocks):
             rows = int(self._kept(number).sum()) if block.rows else 0
             blocks.append(BlockFacts(rows, block.nbytes * rows // max(block.rows, 1)))
-        digest = xxhash.xxh3_128(f"{facts.fingerprint}\0{self._expression}".encode())
-        return SourceFacts(tuple(blocks), facts.schema, digest.hexdigest())
+        condition = str(self._expression)
+        return facts.derived(
+            lambda inner: xxhash.xxh3_128_hexdigest(f"{inner}\0{condition}".encode()), blocks=tuple(blocks)
+        )
 
     def read(self, block: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         schema = self.inspect().schema
@@ -82,13 +85,15 @@ def columns_of(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
     try:
         kind = _evaluated(expression, empty).type
     except (pa.ArrowException, KeyError) as error:
+        columns = ", ".join(f"{field.name!r} ({field.type})" for field in schema)
         raise DataError(
-            f"The filter {expression} does not fit the data: {str(error).partition(' in ')[0]}. The columns are "
-            f"{', '.join(f'{field.name!r} ({field.type})' for field in schema)}."
+            f"The filter {shortened(str(expression), 200)} does not fit the data: "
+            f"{shortened(str(error).partition(' in ')[0], 300)}. The columns are {shortened(columns, 2000)}."
         ) from error
     if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise DataError(
-            f"The filter {expression} gives {kind} and not true or false. Compare it with something."
+            f"The filter {shortened(str(expression), 200)} gives {kind} and not true or false. Compare it with "
+            "something."
         )
     named = []
     for name in schema.names:
@@ -102,7 +107,13 @@ def columns_of(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
 
 def mask_of(expression: pc.Expression, batch: pa.RecordBatch) -> Any:
     """For each row of ``batch`` whether the expression is true, as a numpy array."""
-    found = _evaluated(expression, pa.Table.from_batches([batch])).fill_null(False)
+    try:
+        found = _evaluated(expression, pa.Table.from_batches([batch])).fill_null(False)
+    except (pa.ArrowException, KeyError) as error:
+        raise DataError(
+            f"The filter {shortened(str(expression), 200)} cannot be computed: {shortened(str(error), 300)}. Compare a "
+            "column with a value of its type."
+        ) from error
     return found.to_numpy().astype(bool)
 
 
@@ -164,8 +175,10 @@ class SampledSource(RememberingSource):
             blocks.append(BlockFacts(rows, block.nbytes * rows // max(block.rows, 1)))
             first += block.rows
         self._firsts = tuple(firsts)
-        key = f"{facts.fingerprint}\0{self._fraction}\0{self._seed}\0{self._complement}"
-        return replace(facts, blocks=tuple(blocks), fingerprint=xxhash.xxh3_128_hexdigest(key.encode()))
+        sample = f"{self._fraction}\0{self._seed}\0{self._complement}"
+        return facts.derived(
+            lambda inner: xxhash.xxh3_128_hexdigest(f"{inner}\0{sample}".encode()), blocks=tuple(blocks)
+        )
 
     def _sampled(self, first: int, rows: int) -> int:
         return int((first + rows) * self._fraction) - int(first * self._fraction)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from powertrain.data.arguments import ODD, refused
 from powertrain.data.calls import defined_at, said, users_line
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.content_hash import content_hash
@@ -23,6 +24,8 @@ from powertrain.errors import DataError
 
 #: A block has at most so many items of a torch dataset: each is asked for one by one.
 ITEMS_PER_BLOCK = 256
+#: Items of a dataset at most: each block of them is known beforehand.
+_MOST_ITEMS = 2**34
 #: A block of a Hugging Face dataset has about so many bytes.
 _BLOCK_BYTES = 32 << 20
 
@@ -38,7 +41,7 @@ class IndexedSource(RememberingSource):
         super().__init__()
         self._dataset, self._per_block = dataset, items_per_block
         self._kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-        self._length = len(dataset)
+        self._length = _length_of(dataset, self._kind)
         #: Tells it from other datasets of this class and length, whose items need not be the same.
         self._token = secrets.token_hex(8)
 
@@ -72,12 +75,22 @@ class IndexedSource(RememberingSource):
         dataset = self._dataset
         numbers = list(range(first, stop))
         if not hasattr(dataset, "__getitems__"):
-            return table_of_items([self._item(dataset, number) for number in numbers], "item", first)
+            return self._made([self._item(dataset, number) for number in numbers], first)
         try:
             items = list(dataset.__getitems__(numbers))
         except (Exception, SystemExit) as error:
             raise self._failed("__getitems__", f"Items {first} to {stop - 1}", error) from error
-        return table_of_items(items, "item", first)
+        return self._made(items, first)
+
+    def _made(self, items: list[Any], first: int) -> pa.Table:
+        try:
+            return table_of_items(items, "item", first)
+        except DataError:
+            raise
+        except ODD as error:
+            raise refused(
+                f"The items of {self._kind} from number {first} on make no rows:", items, error
+            ) from error
 
     def _item(self, dataset: Any, number: int) -> Any:
         try:
@@ -127,12 +140,26 @@ class IndexedSource(RememberingSource):
         except Exception as error:
             raise DataError(
                 f"The dataset {self._kind} cannot be handed to the workers: {type(error).__name__}: {error}. It must "
-                "be possible to pickle it; open files and connections when an item is asked for."
+                "be possible to pickle it; open files and connections in __getitem__."
             ) from error
         finally:
             if os.path.exists(temporary):
                 os.unlink(temporary)
         return _PickledSource(self, path)
+
+
+def _length_of(dataset: Any, kind: str) -> int:
+    try:
+        length = len(dataset)
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"The length of the dataset {kind} is not available: __len__ failed: {said(error)}"
+        ) from error
+    if length > _MOST_ITEMS:
+        raise DataError(
+            f"The dataset {kind} says that it has {length} items, and at most {_MOST_ITEMS} can be put in an order."
+        )
+    return length
 
 
 class _PickledSource(IndexedSource):

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from powertrain.data.arguments import ODD, column_name, shown
+from powertrain.data.nesting import check_nesting
 from powertrain.data.sources.base import ARRAYS, PYTHON_FLOATS
 from powertrain.errors import DataError
 
@@ -28,8 +30,9 @@ def table_of_items(items: Sequence[Any], unit: str = "item", first: int = 0) -> 
     ``unit`` and the number of the ``first`` item name an item in errors.
     """
     where = _Where("item", unit, first)
-    if not (items and all(isinstance(item, Mapping) for item in items)):
-        if any(isinstance(item, Mapping) for item in items):
+    mappings = {kind: issubclass(kind, Mapping) for kind in set(map(type, items))}
+    if not (mappings and all(mappings.values())):
+        if any(mappings.values()):
             odd = next(i for i, item in enumerate(items) if not isinstance(item, Mapping))
             raise DataError(
                 f"{unit.capitalize()} {first + odd} is a {type(items[odd]).__name__}, and others are dicts with their "
@@ -45,8 +48,9 @@ def table_of_items(items: Sequence[Any], unit: str = "item", first: int = 0) -> 
     for name in names:
         if not isinstance(name, str):
             raise DataError(
-                f"The key {name!r} of an item ({where}) is a {type(name).__name__}. Use strings as keys."
+                f"The key {shown(name)} of an item ({where}) is a {type(name).__name__}. Use strings as keys."
             )
+        column_name("The items", name)
     return table_of_columns({name: [item.get(name) for item in items] for name in names}, unit, first)
 
 
@@ -94,6 +98,8 @@ def array_of(values: Sequence[Any], where: _Where, *, inside: bool = False) -> A
 
     Raises :class:`DataError` where Arrow has no type that all of them fit.
     """
+    if not inside:  # what lies inside was looked at together with what it is in
+        check_nesting(values, str(where))
     example = next((value for value in values if value is not None), None)
     if _is_array(example):
         return _array_of_arrays([_as_numpy(value) for value in values], where, inside)
@@ -106,7 +112,7 @@ def array_of(values: Sequence[Any], where: _Where, *, inside: bool = False) -> A
         return _array_of_arrays([_stacked(value, where) for value in values], where, inside)
     try:
         return pa.array(values, from_pandas=False)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+    except ODD as error:
         raise DataError(_too_large(values, where) or _why_no_type(values, where, error)) from error
 
 
@@ -170,21 +176,21 @@ def _array_of_arrays(arrays: list[Any], where: _Where, inside: bool) -> Any:
     ):
         stacked = np.stack(there)
         return nested_lists(stacked) if inside else tensor_array(stacked)
-    return _ragged(arrays, dimensions.pop(), where)
+    return _ragged(arrays, dimensions.pop(), there[0].dtype, where)
 
 
-def _ragged(arrays: list[Any], dimensions: int, where: _Where) -> Any:
+def _ragged(arrays: list[Any], dimensions: int, dtype: Any, where: _Where) -> Any:
     """Lists of different lengths, as deep as the arrays have dimensions."""
     if dimensions == 1:
         flat = [array for array in arrays if array is not None]
-        values = array_of_numpy(np.concatenate(flat), str(where))
+        values = array_of_numpy(np.concatenate(flat) if flat else np.empty(0, dtype), str(where))
     else:
         values = _ragged(
-            [row for array in arrays if array is not None for row in array], dimensions - 1, where
+            [row for array in arrays if array is not None for row in array], dimensions - 1, dtype, where
         )
     lengths = np.array([0 if array is None else len(array) for array in arrays], np.int64)
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]))
-    missing = pa.array([array is None for array in arrays])
+    missing = pa.array([array is None for array in arrays], pa.bool_())
     if lengths.sum() < 2**31:
         return pa.ListArray.from_arrays(offsets.cast(pa.int32()), values, mask=missing)
     return pa.LargeListArray.from_arrays(offsets, values, mask=missing)
@@ -208,7 +214,7 @@ def _struct_of_tuples(values: Sequence[Any], example: tuple[Any, ...], where: _W
         if value is not None and (not isinstance(value, (tuple, list)) or len(value) != len(names)):
             raise DataError(
                 f"The values of {where} differ: most are tuples of {len(names)}, and that of {where.number(place)} is "
-                f"{value!r:.80}. Give all of them the same form."
+                f"{shown(value)}. Give all of them the same form."
             )
     return _struct_of([None if v is None else dict(zip(names, v, strict=True)) for v in values], names, where)
 
@@ -231,14 +237,18 @@ def _struct_of(values: Sequence[Any], names: Sequence[Any], where: _Where) -> An
     return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
 
 
-def _why_no_type(values: Sequence[Any], where: _Where, error: Exception) -> str:
+def _why_no_type(values: Sequence[Any], where: _Where, error: BaseException) -> str:
     kinds: dict[str, int] = {}
     for place, value in enumerate(values):
         if value is not None:
             kinds.setdefault(type(value).__name__, place)
     shown = ", ".join(f"{kind} ({where.number(place)})" for kind, place in list(kinds.items())[:5])
+    try:
+        reason = str(error).partition("\n")[0].rstrip(".")[:300]
+    except ODD:
+        reason = type(error).__name__
     return (
-        f"The values of {where} have no common type that a column can have: {str(error).rstrip('.')}. There are: "
+        f"The values of {where} have no common type that a column can have: {reason}. There are: "
         f"{shown}. Give all of them one type: numbers, text, bytes, lists, dicts or arrays."
     )
 
@@ -248,9 +258,9 @@ def _too_large(values: Sequence[Any], where: _Where) -> str | None:
     for place, value in enumerate(values):
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             return (
-                f"The value {value} of {where} in {where.number(place)} does not fit into 64 bits with a sign, which "
-                "whole numbers of a column have (from -2**63 to 2**63 - 1). Give it as numpy.uint64 where all values "
-                "fit there, as a float or as text."
+                f"The value {shown(value)} of {where} in {where.number(place)} does not fit into 64 bits with a sign, "
+                "which whole numbers of a column have (from -2**63 to 2**63 - 1). Give it as numpy.uint64 where all "
+                "values fit there, as a float or as text."
             )
     return None
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
+from powertrain.data.sources.content_sample import content_samples
 from powertrain.data.sources.file_columns import file_column, with_file_columns
 from powertrain.data.sources.files import (
     DataFile,
@@ -50,6 +51,8 @@ _CAUTIOUS_ROWS = 8192
 #: Footers of this many files are kept in memory.
 _KEPT_FOOTERS = 256
 _MAGIC = b"PAR1"
+#: Hashed first: the fingerprint's second form. The first one was made of names, sizes and footers alone.
+_FINGERPRINT_FORM = b"parquet-2\0"
 
 
 @dataclass(frozen=True)
@@ -89,18 +92,20 @@ class ParquetSource(RememberingSource):
         found = find_files(self._paths)
         footers = for_each(found, lambda file: read_footer(file, self._paths.filesystem))
         schema = self._common_schema(found, footers)
-        digest = xxhash.xxh3_128()
+        samples = _samples(found, self._paths.filesystem)
+        digest, earlier = xxhash.xxh3_128(_FINGERPRINT_FORM), xxhash.xxh3_128()
         files: list[_ParquetFile] = []
         firsts: list[int] = []
         blocks: list[BlockFacts] = []
-        for file, footer in zip(found, footers, strict=True):
-            digest.update(f"{file.name}\0{file.size}\0{footer.digest}\0".encode())
+        for file, footer, sample in zip(found, footers, samples, strict=True):
+            earlier.update(f"{file.name}\0{file.size}\0{footer.digest}\0".encode())
+            digest.update(f"{file.name}\0{file.size}\0{footer.digest}\0{footer.before}\0{sample}\0".encode())
             firsts.append(len(blocks))
             files.append(_ParquetFile(file, footer.metadata.num_row_groups, footer.digest))
             blocks += _blocks_of(footer.metadata, schema)
             self._footers.keep(file.path, footer)
         self._files, self._firsts = tuple(files), tuple(firsts)
-        return SourceFacts(tuple(blocks), schema, digest.hexdigest())
+        return SourceFacts(tuple(blocks), schema, digest.hexdigest(), earlier.hexdigest())
 
     def _common_schema(self, files: Sequence[DataFile], footers: Sequence[Footer]) -> pa.Schema:
         """The first file's columns, or those that were chosen: the files may differ in all others. A column of nulls
@@ -230,6 +235,8 @@ class Footer:
     #: Of the columns in plain form, with marks.
     schema: pa.Schema
     digest: str
+    #: Hash of the bytes before the footer that were read together with it: the ends of the last columns.
+    before: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -261,7 +268,17 @@ def read_footer(file: DataFile, filesystem: Any = None) -> Footer:
             f"The footer of the Parquet file {file.shown!r} cannot be understood: {error}. The file is damaged or made "
             "by a newer version: write it anew, or leave it out."
         ) from error
-    return Footer(metadata, schema, xxhash.xxh3_64_hexdigest(footer))
+    before = xxhash.xxh3_64_hexdigest(memoryview(tail)[:-length]) if length <= _TAIL_BYTES else ""
+    return Footer(metadata, schema, xxhash.xxh3_64_hexdigest(footer), before)
+
+
+def _samples(files: Sequence[DataFile], filesystem: Any) -> list[str]:
+    """A hash of bytes of each file; raises :class:`DataError` where one cannot be read."""
+    try:
+        return content_samples(files, filesystem)
+    except OSError as error:
+        broken = next((file for file in files if file.path == error.filename), files[0])
+        raise unreadable(broken, error) from error
 
 
 def _why_no_footer(file: DataFile, tail: bytes, filesystem: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from powertrain.data.plan import Block
@@ -29,13 +28,15 @@ class PickedSource(RememberingSource):
 
     def _look(self) -> SourceFacts:
         facts = self._inner.inspect()
-        digest = hashlib.blake2b(facts.fingerprint.encode(), digest_size=16)
         found = []
         for block in self._blocks:
             whole = facts.blocks[block.index]
             found.append(BlockFacts(block.rows, whole.nbytes * block.rows // max(whole.rows, 1)))
-            digest.update(f"/{block.index}:{block.start}:{block.rows}".encode())
-        return replace(facts, blocks=tuple(found), fingerprint=digest.hexdigest())
+        picked = "".join(f"/{block.index}:{block.start}:{block.rows}" for block in self._blocks).encode()
+        return facts.derived(
+            lambda inner: hashlib.blake2b(inner.encode() + picked, digest_size=16).hexdigest(),
+            blocks=tuple(found),
+        )
 
     def read(self, block: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         wanted = self._blocks[block]

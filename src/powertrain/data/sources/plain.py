@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from powertrain.data.arguments import shown
 from powertrain.errors import DataError
 
 _pt = pa.types
@@ -169,14 +170,14 @@ def checked_columns(columns: Sequence[str], there: Sequence[str], where: str) ->
             raise DataError(no_such_column(name, there, where))
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if list(columns).count(name) > 1)
-        raise DataError(f"The column {twice!r} is asked for twice. Name each column once.")
+        raise DataError(f"The column {shown(twice)} is selected twice. Name each column once.")
 
 
 def no_such_column(name: object, there: Sequence[str], where: str) -> str:
     """What to say of a column that ``where`` does not have."""
     import difflib
 
-    near = difflib.get_close_matches(str(name), there, n=3)
-    meant = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
-    shown = ", ".join(repr(each) for each in there[:30]) + (", ..." if len(there) > 30 else "")
-    return f"There is no column {name!r} in {where}.{meant} Its columns are: {shown or 'none'}."
+    near = difflib.get_close_matches(str(name)[:200], there, n=3)
+    meant = f" Did you mean {' or '.join(map(shown, near))}?" if near else ""
+    listed = ", ".join(map(shown, there[:30])) + (", ..." if len(there) > 30 else "")
+    return f"There is no column {shown(name)} in {where}.{meant} Its columns are: {listed or 'none'}."

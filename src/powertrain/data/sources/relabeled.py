@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from powertrain.data.arguments import shortened, shown
 from powertrain.data.sources.base import Source, SourceFacts
 from powertrain.data.sources.filtered import ProjectedSource
 from powertrain.data.sources.plain import checked_columns
@@ -22,7 +23,9 @@ class WithoutColumnsSource(ProjectedSource):
         checked_columns(self._dropped, there, "the data")
         self._columns = tuple(name for name in there if name not in self._dropped)
         if not self._columns:
-            raise DataError(f"drop_columns({list(self._dropped)}) leaves no column. Keep at least one.")
+            raise DataError(
+                f"drop_columns({shown(list(self._dropped))}) leaves no column. Keep at least one."
+            )
         return super()._look()
 
 
@@ -37,8 +40,9 @@ class RelabeledSource(ProjectedSource):
         there = self._inner.inspect().schema.names
         if len(there) != len(self._names):
             raise DataError(
-                f"rename_columns() got {len(self._names)} names ({', '.join(self._names)}) for {len(there)} columns "
-                f"({', '.join(there)}). Give one for each, or a dict of those to change."
+                f"rename_columns() got {len(self._names)} names ({shortened(', '.join(self._names), 300)}) for "
+                f"{len(there)} columns ({shortened(', '.join(there), 300)}). Give one for each, or a dict of "
+                "those to change."
             )
         self._renames = dict(zip(there, self._names, strict=True))
         return super()._look()

@@ -1,0 +1,1 @@
+"""Values and calls in other processes of this machine: references to them, and actors."""

@@ -1,0 +1,151 @@
+"""When this process may be forked: the rule, and threads of Powertrain that it may be forked with.
+
+A forked child has one thread and a copy of every lock, held or not. A :class:`ServiceThread` does its work inside of
+:func:`working` and holds nothing while it waits for more. :func:`quiet` keeps all of them from beginning to work: a
+child that is forked then finds each of their locks open, and nothing half done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+#: Seconds for which threads that are at work are waited for.
+_QUIET_WITHIN_S = 2.0
+#: Looks at the native threads, with this many seconds between: one whose Python thread has ended is there for a moment.
+_LOOKS, _LOOK_EVERY_S = 20, 0.001
+
+
+class ServiceThread(threading.Thread):
+    """A thread of Powertrain that may be there when this process is forked: it works inside of :func:`working` only."""
+
+    #: Whether there has been one in this process.
+    was_started = False
+
+    def start(self) -> None:
+        ServiceThread.was_started = True
+        super().start()
+
+
+class _Gate:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.at_work = 0
+        self.is_closed = False
+
+
+_gate = _Gate()
+
+
+def _open_gate() -> None:
+    """In a forked child: none of the threads is here."""
+    global _gate
+    _gate = _Gate()
+
+
+os.register_at_fork(after_in_child=_open_gate)
+
+
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+    """Keep this process from being forked for a server. To be entered with no lock held."""
+    gate = _gate
+    with gate.changed:
+        gate.changed.wait_for(lambda: not gate.is_closed)
+        gate.at_work += 1
+    try:
+        yield
+    finally:
+        with gate.changed:
+            gate.at_work -= 1
+            gate.changed.notify_all()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[str]:
+    """No service thread works until the block ends; gives "" or why that could not be had.
+
+    Threads that are at work may need others to go on, so all may begin to work until none does.
+    """
+    gate = _gate
+    with gate.changed:
+        gate.is_closed = gate.changed.wait_for(lambda: not gate.at_work, _QUIET_WITHIN_S)
+    try:
+        yield "" if gate.is_closed else "a thread of Powertrain is at work"
+    finally:
+        with gate.changed:
+            gate.is_closed = False
+            gate.changed.notify_all()
+
+
+def why_fork_is_unsafe() -> str:
+    """Why a child forked from this process now could hang or misbehave; "" when nothing speaks against it.
+
+    No thread may be there but this one, :class:`ServiceThread` and those idle ones that mere imports start and that
+    prepare themselves for a fork (OpenBLAS) or are never waited for (jemalloc's); no open GPU; no Ray.
+    """
+    if sys.platform != "linux":
+        return f"the platform is {sys.platform}"
+    this = threading.current_thread()
+    others = [thread for thread in threading.enumerate() if thread is not this]
+    if this is not threading.main_thread() or not all(isinstance(other, ServiceThread) for other in others):
+        return "more than one Python thread is running"
+    ray = sys.modules.get("ray")
+    if ray is not None and getattr(ray, "is_initialized", bool)():
+        return "Ray is connected in this process"
+    extra = _count_extra_threads()
+    for _ in range(_LOOKS if ServiceThread.was_started else 0):
+        if extra <= 0:
+            break
+        time.sleep(_LOOK_EVERY_S)
+        extra = _count_extra_threads()
+    if extra > 0:
+        return f"{extra} native thread(s) are running that importing libraries does not start"
+    if _gpu_is_open():
+        return "a GPU is open in this process"
+    return ""
+
+
+def _count_extra_threads() -> int:
+    """Native threads beyond this one, those of Python and those that imports start."""
+    return len(_native_threads() - {thread.native_id for thread in threading.enumerate()}) - _import_threads()
+
+
+def _native_threads() -> set[int]:
+    """The kernel's numbers of this process's threads, those of allocators left out."""
+    found = set()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
+            if file.read().strip() != "jemalloc_bg_thd":
+                found.add(int(task))
+    return found
+
+
+def _import_threads() -> int:
+    """Threads that the OpenBLAS copies loaded here keep: one less than each one's pool."""
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "openblas" in line.rsplit("/", 1)[-1]}
+    return sum(max(0, _openblas_pool(path) - 1) for path in libraries)
+
+
+def _openblas_pool(path: str) -> int:
+    library = ctypes.CDLL(path)
+    for prefix in ("", "scipy_"):
+        for suffix in ("", "64_"):
+            function = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
+            if function is not None:
+                return int(function())
+    return 1
+
+
+def _gpu_is_open() -> bool:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
+                return True
+    return False

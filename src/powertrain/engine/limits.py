@@ -1,0 +1,109 @@
+"""Pure: how many open files, processes and threads a run needs, and whether the limits of a machine allow them.
+
+What the machine allows is read in :mod:`powertrain.engine.system_limits`. The numbers below were counted on runs of 2
+to 32 workers; they are what such a run needs at least, so that no run is refused that could go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+#: Open files of the driver, without and for each worker: its output, its log and its connection.
+_DRIVER_FILES, _DRIVER_FILES_PER_WORKER = 32, 3
+#: Open files of a worker, and for each other one that it is connected with by a process group.
+_WORKER_FILES, _WORKER_FILES_PER_PEER = 24, 2
+#: Threads and processes (the system counts both) of the driver, its server and its uploader; and of a worker, without
+#: and with a process group.
+_OWN_TASKS, _WORKER_TASKS, _CONNECTED_WORKER_TASKS = 20, 4, 7
+
+Kind = Literal["driver_files", "worker_files", "tasks", "workers"]
+_WORDS: dict[str, str] = {
+    "driver_files": "{amount:,} open files in this process",
+    "worker_files": "{amount:,} open files in each worker",
+    "tasks": "{amount:,} processes and threads",
+    "workers": "{amount:,} worker processes",
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run with so many workers needs at least."""
+
+    driver_files: int
+    worker_files: int
+    tasks: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much of one kind there may be, how much is in use, what the limit is called and how it is raised."""
+
+    kind: Kind
+    amount: int
+    name: str
+    remedy: str
+    used: int = 0
+
+    @property
+    def free(self) -> int:
+        return max(0, self.amount - self.used)
+
+
+def need_of(workers: int, *, connected: bool, starts_processes: bool) -> Need:
+    """Return what a run needs.
+
+    Args:
+        workers: How many workers it has.
+        connected: True when each worker is connected with all others, by a process group of torch.
+        starts_processes: True when the workers are processes that are started on this machine.
+    """
+    peers = workers if connected and starts_processes else 0
+    each = _CONNECTED_WORKER_TASKS if connected else _WORKER_TASKS
+    return Need(
+        driver_files=_DRIVER_FILES + _DRIVER_FILES_PER_WORKER * workers,
+        worker_files=_WORKER_FILES + _WORKER_FILES_PER_PEER * peers if starts_processes else 0,
+        tasks=_OWN_TASKS + each * workers if starts_processes else 0,
+        workers=workers if starts_processes else 0,
+    )
+
+
+def exceeded(need: Need, limits: Iterable[Limit]) -> Limit | None:
+    """Return the first limit that does not allow what is needed."""
+    return next((limit for limit in limits if getattr(need, limit.kind) > limit.free), None)
+
+
+def most_workers(limits: Iterable[Limit], at_most: int, *, connected: bool, starts_processes: bool) -> int:
+    """Return the largest number of workers, up to ``at_most``, that the limits allow; 0 where not even one fits."""
+    limits, low, high = list(limits), 0, at_most
+    while low < high:
+        middle = (low + high + 1) // 2
+        need = need_of(middle, connected=connected, starts_processes=starts_processes)
+        low, high = (low, middle - 1) if exceeded(need, limits) else (middle, high)
+    return low
+
+
+def problem(
+    asked: str, workers: int, limits: Iterable[Limit], *, connected: bool, starts_processes: bool
+) -> str:
+    """Return why a run cannot be held by this machine, in two sentences; "" where it can.
+
+    Args:
+        asked: What the user wrote, such as ``"ScalingConfig(num_workers=8)"``.
+        workers: How many workers the run may have.
+        limits: What the machine allows.
+        connected: See :func:`need_of`.
+        starts_processes: See :func:`need_of`.
+    """
+    limits = list(limits)
+    need = need_of(workers, connected=connected, starts_processes=starts_processes)
+    limit = exceeded(need, limits)
+    if limit is None:
+        return ""
+    fit = most_workers(limits, workers, connected=connected, starts_processes=starts_processes)
+    amount = _WORDS[limit.kind].format(amount=getattr(need, limit.kind))
+    in_use = f", of which {limit.used:,} are in use" if limit.used else ""
+    fewer = f", or ask for at most {fit:,} worker(s)" if fit else ""
+    return f"{asked} needs at least {amount}, and {limit.name} allows {limit.amount:,}{in_use}. {limit.remedy}{fewer}."

@@ -1,0 +1,263 @@
+"""The parts of a metric segment that are read separately, each with its hash.
+
+A segment holds Arrow IPC files. What a reader needs of one is its schema, and of each batch its head (where the
+columns' bytes are) and the bytes of the columns that were asked for. Each of these parts has an xxh3-128 in the
+segment's footer, and is compared with it before Arrow sees a byte: damaged bytes may crash Arrow's readers, and in
+compressed columns they silently become other numbers.
+
+The columns of a batch that were not asked for are neither read nor checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+import xxhash
+
+from powertrain.storage.sealed import DamagedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_HASH_BYTES = 16
+#: An Arrow file begins with its magic in so many bytes; then come the messages.
+_MAGIC_BYTES = 8
+#: Before each message: a mark, and the length of its head.
+_PREFIX = struct.Struct("<iI")
+_SCHEMA, _RECORD_BATCH = 1, 3
+#: A head or a schema is never larger; a length beyond it is not ours.
+_LARGEST_HEAD = 1 << 28
+
+
+class BatchParts(msgspec.Struct, frozen=True, array_like=True):
+    """One batch: its head from ``start`` to the first of ``ends``, then each column up to the next end."""
+
+    start: int
+    ends: list[int]
+    #: One after the other, for the head and each column.
+    hashes: bytes
+
+
+class Layout(msgspec.Struct, frozen=True, array_like=True):
+    """Where the parts of an Arrow file are, from the file's own beginning, and their hashes."""
+
+    schema_end: int
+    schema_hash: bytes
+    batches: list[BatchParts]
+
+
+class Readable(Protocol):
+    """A file that can be read at any place."""
+
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Prepare to read these ranges (first byte, byte after the last)."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill ``buffer`` from ``offset`` on; returns how many bytes there were."""
+
+
+# --------------------------------------------------------------------------- writing
+
+
+def layout_of(data: memoryview, schema: pa.Schema) -> Layout:
+    """Find and hash the parts of an Arrow IPC file that was just written.
+
+    Args:
+        data: The whole file.
+        schema: The schema of its batches.
+    """
+    buffers = [_buffer_count(field.type) for field in schema]
+    schema_end, batches = 0, []
+    for message in _messages(data):
+        if message.kind == _SCHEMA:
+            schema_end = message.body
+        elif message.kind == _RECORD_BATCH:
+            ends = _column_ends(data, message, buffers)
+            bounds = [message.start, *ends]
+            hashes = b"".join(
+                xxhash.xxh3_128_digest(data[first:end]) for first, end in zip(bounds, ends, strict=False)
+            )
+            batches.append(BatchParts(message.start, ends, hashes))
+    return Layout(schema_end, xxhash.xxh3_128_digest(data[_MAGIC_BYTES:schema_end]), batches)
+
+
+class _Message(NamedTuple):
+    kind: int
+    #: Where its prefix begins, its body begins, and the table of its header.
+    start: int
+    body: int
+    header: int
+    body_length: int
+
+
+def _messages(data: memoryview) -> Iterator[_Message]:
+    """The encapsulated messages of an Arrow file up to the mark of the stream's end."""
+    start = _MAGIC_BYTES
+    while True:
+        _, length = _PREFIX.unpack_from(data, start)
+        if length == 0:
+            return
+        flatbuffer = start + _PREFIX.size
+        table = flatbuffer + struct.unpack_from("<I", data, flatbuffer)[0]
+        kind, header, body = (_field(data, table, number) for number in (1, 2, 3))
+        yield _Message(
+            kind=data[kind],
+            start=start,
+            body=flatbuffer + length,
+            header=header + struct.unpack_from("<I", data, header)[0],
+            body_length=struct.unpack_from("<q", data, body)[0] if body else 0,
+        )
+        start = flatbuffer + length + (struct.unpack_from("<q", data, body)[0] if body else 0)
+
+
+def _field(data: memoryview, table: int, number: int) -> int:
+    """Where a field of a flatbuffers table lies; 0 where it has its default."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, vtable)
+    place = 4 + 2 * number
+    (offset,) = struct.unpack_from("<H", data, vtable + place) if place < size else (0,)
+    return table + offset if offset else 0
+
+
+def _column_ends(data: memoryview, message: _Message, buffers: Sequence[int]) -> list[int]:
+    """Where the head ends, and each column."""
+    vector = _field(data, message.header, 2)
+    vector += struct.unpack_from("<I", data, vector)[0]
+    ends, first = [], 0
+    for count in buffers:  # a column begins where its first buffer does
+        (offset,) = struct.unpack_from("<q", data, vector + 4 + 16 * first)
+        ends.append(message.body + offset)
+        first += count
+    return [*ends, message.body + message.body_length] if ends else [message.body + message.body_length]
+
+
+def _buffer_count(kind: pa.DataType) -> int:
+    """How many buffers Arrow writes for a column of this type; raises ``TypeError`` for one that no segment has."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return 1 + sum(_buffer_count(kind.field(number).type) for number in range(kind.num_fields))
+    if pa.types.is_string(kind):
+        return 3
+    if pa.types.is_primitive(kind):
+        return 2
+    raise TypeError(f"a column of type {kind} has no place in a segment")
+
+
+# --------------------------------------------------------------------------- reading
+
+
+class CheckedFile:
+    """An Arrow file whose parts are compared with their hashes before they are decoded."""
+
+    def __init__(self, layout: Layout, begin: int, end: int) -> None:
+        """``begin`` and ``end`` are where it lies in its segment. Raises :class:`DamagedError` for parts beyond it."""
+        self._layout, self._begin = layout, begin
+        _check_bounds(layout, end - begin)
+        self._schema_bytes = b""
+        self._names: list[str] = []
+
+    @property
+    def batch_count(self) -> int:
+        """The number of its batches."""
+        return len(self._layout.batches)
+
+    def schema(self, file: Readable) -> pa.Schema:
+        """Read the schema. Raises :class:`DamagedError` where it is not as it was written."""
+        import pyarrow as pa
+
+        size = self._layout.schema_end - _MAGIC_BYTES
+        found = memoryview(bytearray(size))
+        _read_exactly(file, found, self._begin + _MAGIC_BYTES, "schema")
+        if xxhash.xxh3_128_digest(found) != self._layout.schema_hash:
+            raise DamagedError("its schema is not as it was written")
+        schema = pa.ipc.read_schema(pa.py_buffer(found))
+        if any(len(parts.ends) != len(schema) + 1 for parts in self._layout.batches):
+            raise DamagedError("its batches have other columns than its schema")
+        self._schema_bytes, self._names = bytes(found), list(schema.names)
+        return schema
+
+    def batch(
+        self, file: Readable, number: int, columns: Sequence[str] | None = None, threads: bool = True
+    ) -> pa.RecordBatch:
+        """Read one batch with those of ``columns`` that there are, all where none are named.
+
+        Raises :class:`DamagedError` where a part of it is not as it was written.
+        """
+        import pyarrow as pa
+
+        if not self._schema_bytes:
+            self.schema(file)
+        parts, included = self._layout.batches[number], self._included(columns)
+        wanted = range(len(self._names)) if included is None else included
+        ranges = _joined([(0, *_bounds(parts, 0)), *((i + 1, *_bounds(parts, i + 1)) for i in wanted)])
+        file.fetch([(self._begin + first, self._begin + end) for first, end in ranges])
+        # Arrow's own allocator keeps large pieces; the system's gives them back at once. New pages, as a bytearray
+        # has, would cost more than all that is read and hashed.
+        pool, head = pa.system_memory_pool(), len(self._schema_bytes)
+        message = pa.allocate_buffer(head + parts.ends[-1] - parts.start, memory_pool=pool)
+        view = memoryview(message).cast("B")
+        view[:head] = self._schema_bytes
+        view = view[head:]
+        for first, end in ranges:
+            part = view[first - parts.start : end - parts.start]
+            _read_exactly(file, part, self._begin + first, f"batch {number}")
+        for part_number in (0, *(i + 1 for i in wanted)):
+            _check_part(view, parts, part_number, f"batch {number}", self._names)
+        options = pa.ipc.IpcReadOptions(use_threads=threads, included_fields=included)
+        with pa.ipc.open_stream(message, options=options, memory_pool=pool) as reader:
+            return reader.read_next_batch()
+
+    def _included(self, columns: Sequence[str] | None) -> list[int] | None:
+        if columns is None:
+            return None
+        wanted = {*columns}
+        return [number for number, name in enumerate(self._names) if name in wanted]
+
+
+def _check_bounds(layout: Layout, size: int) -> None:
+    """Raise :class:`DamagedError` unless every part lies in the file, one after the other."""
+    before = _MAGIC_BYTES
+    bounds = [layout.schema_end]
+    for parts in layout.batches:
+        if len(parts.hashes) != _HASH_BYTES * len(parts.ends) or not parts.ends:
+            raise DamagedError("its footer has another number of hashes than of parts")
+        if parts.ends[0] - parts.start > _LARGEST_HEAD:
+            raise DamagedError("its footer names a part that is too large")
+        bounds += [parts.start, *parts.ends]
+    for bound in [*bounds, size]:
+        if bound < before:
+            raise DamagedError("its footer names parts that lie outside of it")
+        before = bound
+
+
+def _bounds(parts: BatchParts, number: int) -> tuple[int, int]:
+    """The first byte of the head (0) or a column (from 1 on), and the byte after its last."""
+    return (parts.ends[number - 1] if number else parts.start), parts.ends[number]
+
+
+def _joined(parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """The parts' ranges, neighbours as one."""
+    ranges: list[tuple[int, int]] = []
+    for _, first, end in parts:
+        if ranges and ranges[-1][1] == first:
+            ranges[-1] = (ranges[-1][0], end)
+        else:
+            ranges.append((first, end))
+    return ranges
+
+
+def _check_part(view: memoryview, parts: BatchParts, number: int, which: str, names: Sequence[str]) -> None:
+    first, end = _bounds(parts, number)
+    expected = parts.hashes[_HASH_BYTES * number : _HASH_BYTES * (number + 1)]
+    if xxhash.xxh3_128_digest(view[first - parts.start : end - parts.start]) != expected:
+        what = f"column {names[number - 1]!r} of {which}" if number else f"the head of {which}"
+        raise DamagedError(f"{what} is not as it was written")
+
+
+def _read_exactly(file: Readable, buffer: memoryview, offset: int, which: str) -> None:
+    if file.read_into(buffer, offset) < len(buffer):
+        raise DamagedError(f"it ends before the end of its {which}")

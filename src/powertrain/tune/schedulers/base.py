@@ -1,0 +1,177 @@
+"""What a scheduler decides, and the interface that the sweep calls. Pure: no clock, no files, no processes.
+
+A scheduler is a state machine. Its decisions follow from the calls that it has received, in order, and from nothing
+else: after a restart the sweep repeats the calls of its journal and continues with the same state.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain.arguments import shorten
+from powertrain.errors import ConfigError
+from powertrain.tune.trial import flat_numbers
+
+
+class Action(enum.Enum):
+    """What happens to a trial after a report."""
+
+    CONTINUE = "continue"
+    #: The trial has been good enough or bad enough; it ends.
+    STOP = "stop"
+    #: The trial saves a checkpoint and waits until the scheduler resumes or stops it.
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An action for a trial.
+
+    Attributes:
+        trial: The id of the trial.
+        action: What it is to do. A paused trial with CONTINUE resumes.
+        source: A trial whose checkpoint this one continues from; "" for its own.
+        config: The configuration that it continues with; None for its own.
+    """
+
+    trial: str
+    action: Action
+    source: str = ""
+    config: Mapping[str, Any] | None = None
+
+
+class TrialScheduler:
+    """Decides which trials of a sweep continue. This one lets all of them finish in the order of their making.
+
+    Args:
+        time_attr: The entry of a report that counts its time: "training_iteration", "time_total_s" or a metric.
+        metric: The metric that is compared; by default that of ``TuneConfig``.
+        mode: "max" or "min".
+    """
+
+    #: Whether the scheduler needs a metric.
+    needs_metric = True
+    #: Whether trials pause so that all of them come equally far, and :meth:`choose` is asked about paused ones as well.
+    takes_turns = False
+    #: Set before a report is decided about, where trials take turns: whether others wait for a place, and the one that
+    #: reports can give up its own without loss, because the report has brought a checkpoint.
+    can_give_way = False
+    #: Whether the sweep writes a file ``pbt_policy_<trial>.txt`` for each trial whose configuration changes.
+    logs_policies = False
+
+    def __init__(
+        self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
+    ) -> None:
+        if mode is not None and mode not in ("min", "max"):
+            raise ConfigError(f"mode={shorten(mode)} is neither 'min' nor 'max'.")
+        self.time_attr = time_attr
+        self.metric = metric
+        self.mode = mode
+
+    def set_search_properties(self, metric: str | None, mode: str | None) -> None:
+        """Take metric and mode of ``TuneConfig``.
+
+        Raises:
+            ConfigError: Both name one and they differ, or neither does.
+        """
+        for name, own, given in (("metric", self.metric, metric), ("mode", self.mode, mode)):
+            if own is not None and given is not None and own != given:
+                raise ConfigError(
+                    f"TuneConfig({name}={given!r}) and {type(self).__name__}({name}={own!r}) differ. Give it once."
+                )
+        self.metric, self.mode = self.metric or metric, self.mode or mode
+        if self.needs_metric and (self.metric is None or self.mode is None):
+            raise ConfigError(
+                f"{type(self).__name__} compares trials and needs to know by what. Set metric and mode in TuneConfig, "
+                "such as metric='loss', mode='min'."
+            )
+
+    def score(self, result: Mapping[str, Any]) -> float | None:
+        """Return the compared number of a report, greater for better; None where it has none or is not a number."""
+        value = number_of(result, self.metric or "")
+        if value is None or math.isnan(value):
+            return None
+        return value if self.mode == "max" else -value
+
+    def time_of(self, result: Mapping[str, Any]) -> float | None:
+        """Return the time of a report; None where it has none."""
+        return number_of(result, self.time_attr)
+
+    def fill_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration that a new trial begins with, from the one that was suggested for it."""
+        return dict(config)
+
+    def on_trial_add(self, trial: str, config: Mapping[str, Any]) -> None:
+        """Take notice of a new trial."""
+
+    def adopt(self, decision: Decision) -> None:
+        """Take a decision of the journal for one's own, after a restart: it stands, whatever a replay has decided."""
+
+    def on_trial_revive(self, trial: str, config: Mapping[str, Any], is_fresh: bool) -> None:
+        """Take notice of a failed trial that runs again.
+
+        Args:
+            trial: The trial, which has ended before.
+            config: Its configuration.
+            is_fresh: Whether it begins anew, and does not continue from its newest checkpoint.
+        """
+        self.on_trial_add(trial, config)
+
+    def on_trials_complete(self) -> list[Decision]:
+        """Take notice that no more trials will be added; return decisions about trials that wait for others."""
+        return []
+
+    def on_trial_result(self, trial: str, result: Mapping[str, Any]) -> list[Decision]:
+        """Decide after a report.
+
+        Args:
+            trial: The trial that reported.
+            result: Its metrics, with "training_iteration" and "time_total_s".
+
+        Returns:
+            Decisions about this trial and others. This one continues where it is not among them.
+        """
+        return []
+
+    def on_stalled(self) -> list[Decision]:
+        """Decide about trials that wait for others, where nothing runs and no other trial can be added now."""
+        return []
+
+    def on_trial_end(self, trial: str) -> list[Decision]:
+        """Take notice of a trial that finished, failed or was stopped; return decisions about others."""
+        return []
+
+    def choose(self, pending: Sequence[str]) -> str | None:
+        """Return which of the trials that wait for a place is next; None to wait."""
+        return pending[0] if pending else None
+
+
+class FIFOScheduler(TrialScheduler):
+    """Runs every trial to its end, in the order of their making."""
+
+    needs_metric = False
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+def number_of(result: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a report, "a/b" for a nested one; None where it has none. NaN is returned as it is."""
+    value = result.get(name)
+    if isinstance(value, (int, float)):
+        return float(value)
+    return dict(flat_numbers(result)).get(name)
+
+
+def check_numbers(scheduler: object, **least: tuple[Any, float]) -> None:
+    """Raise :class:`ConfigError` for the first named number that is not finite or below its least value."""
+    for name, (value, bound) in least.items():
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not ok or value < bound:
+            raise ConfigError(
+                f"{type(scheduler).__name__}({name}={shorten(value)}): must be a number of at least {bound:g}."
+            )

@@ -1,0 +1,88 @@
+"""Median stopping: a trial ends when its best result is below the median of the others' running averages."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from powertrain.tune.schedulers.base import Action, Decision, TrialScheduler, check_numbers
+
+
+class MedianStoppingRule(TrialScheduler):
+    """The rule of Google Vizier (Golovin et al., 2017).
+
+    Args:
+        time_attr: The entry of a report that counts its time.
+        metric: The metric that is compared; by default that of ``TuneConfig``.
+        mode: "max" or "min".
+        grace_period: No trial is stopped before this time.
+        min_samples_required: How many other trials must have reached a time before a trial is judged at it.
+        min_time_slice: A trial is judged at most once in this much of its time.
+        hard_stop: True stops a trial for good; False pauses it, and it resumes when no other trial is left.
+    """
+
+    def __init__(
+        self,
+        time_attr: str = "time_total_s",
+        metric: str | None = None,
+        mode: str | None = None,
+        grace_period: float = 60.0,
+        min_samples_required: int = 3,
+        min_time_slice: float = 0.0,
+        hard_stop: bool = True,
+    ) -> None:
+        super().__init__(time_attr, metric, mode)
+        check_numbers(
+            self,
+            grace_period=(grace_period, 0),
+            min_samples_required=(min_samples_required, 1),
+            min_time_slice=(min_time_slice, 0),
+        )
+        self._grace, self._least, self._slice = grace_period, int(min_samples_required), min_time_slice
+        self._is_hard = bool(hard_stop)
+        #: By trial its (time, score) pairs, in order.
+        self._results: dict[str, list[tuple[float, float]]] = {}
+        self._judged_at: dict[str, float] = {}
+        self._running: set[str] = set()
+        self._paused: list[str] = []
+
+    def on_trial_add(self, trial: str, config: Mapping[str, Any]) -> None:
+        """See :meth:`TrialScheduler.on_trial_add`."""
+        self._results[trial] = []
+        self._judged_at.pop(trial, None)
+        self._running.add(trial)
+
+    def on_trial_result(self, trial: str, result: Mapping[str, Any]) -> list[Decision]:
+        """See :meth:`TrialScheduler.on_trial_result`."""
+        time, score = self.time_of(result), self.score(result)
+        if time is None or score is None:
+            return []
+        own = self._results[trial]
+        own.append((time, score))
+        if time < self._grace or time - self._judged_at.get(trial, -self._slice) < self._slice:
+            return []
+        self._judged_at[trial] = time
+        averages = [
+            statistics.fmean(value for at, value in results if at <= time)
+            for other, results in self._results.items()
+            if other != trial and results and results[0][0] <= time <= results[-1][0]
+        ]
+        if len(averages) < self._least or max(value for _, value in own) >= statistics.median(averages):
+            return []
+        if self._is_hard:
+            return [Decision(trial, Action.STOP)]
+        if self._running == {trial}:  # nothing else could use its place
+            return []
+        self._running.discard(trial)
+        self._paused.append(trial)
+        return [Decision(trial, Action.PAUSE)]
+
+    def on_trial_end(self, trial: str) -> list[Decision]:
+        """See :meth:`TrialScheduler.on_trial_end`."""
+        self._running.discard(trial)
+        if self._running or not self._paused:
+            return []
+        resumed = self._paused.pop(0)
+        self._running.add(resumed)
+        return [Decision(resumed, Action.CONTINUE)]

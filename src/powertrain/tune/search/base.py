@@ -1,0 +1,299 @@
+"""The interface of search algorithms: which configuration is tried next.
+
+A searcher is called by the sweep alone, in the order of its journal. After a restart the sweep makes a new searcher and
+repeats the calls of the journal, so a searcher that draws from a seeded generator continues where it was. Pickling one
+of Powertrain's searchers keeps its arguments, seed and space, and leaves its trials out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from powertrain.arguments import plain_scalar, shorten
+from powertrain.errors import ConfigError
+from powertrain.tune.space import Path, is_grid, show_path, walk
+
+#: What ``suggest`` returns when there will be no more suggestions.
+FINISHED = "FINISHED"
+#: A metric or a mode: a list for several objectives.
+Objective = str | list[str] | None
+
+
+class Searcher:
+    """Suggests configurations. Subclasses define :meth:`suggest` and :meth:`on_trial_complete`.
+
+    Args:
+        metric: The metric to improve; a list for several objectives. By default that of ``TuneConfig``.
+        mode: "max" or "min"; a list for several objectives.
+
+    Raises:
+        ConfigError: ``mode`` is neither, or there are not as many modes as metrics.
+    """
+
+    FINISHED = FINISHED
+    #: Whether the searcher cannot suggest without a metric.
+    needs_metric = False
+    #: Attributes that the calls of the sweep change. Pickling leaves them out, and :meth:`restart` makes them anew.
+    _transient: tuple[str, ...] = ()
+    # Defaults of the class, for subclasses of users that do not call __init__.
+    _metric: Objective = None
+    _mode: Objective = None
+
+    def __init__(self, metric: Objective = None, mode: Objective = None) -> None:
+        _check_objectives(type(self).__name__, metric, mode)
+        self._metric, self._mode = metric, mode
+
+    @property
+    def metric(self) -> Objective:
+        """The metric to improve."""
+        return self._metric
+
+    @property
+    def mode(self) -> Objective:
+        """Whether the metric is to be large ("max") or small ("min")."""
+        return self._mode
+
+    def set_search_properties(
+        self, metric: Objective, mode: Objective, config: Mapping[str, Any], **spec: Any
+    ) -> bool:
+        """Take metric, mode and space of the Tuner, where the searcher was made without them.
+
+        Args:
+            metric: The metric of ``TuneConfig``.
+            mode: The mode of ``TuneConfig``.
+            config: The ``param_space``.
+            **spec: Accepted for compatibility; no effect.
+
+        Returns:
+            False where the searcher has a space already and cannot take another.
+
+        Raises:
+            ConfigError: Both name a metric or mode and they differ, or neither does and the searcher needs one.
+        """
+        for name, own, given in (("metric", self.metric, metric), ("mode", self.mode, mode)):
+            if own is not None and given is not None and own != given:
+                raise ConfigError(
+                    f"TuneConfig({name}={given!r}) and {type(self).__name__}({name}={own!r}) differ. Give it once."
+                )
+        metric, mode = self._metric or metric, self._mode or mode
+        _check_objectives("TuneConfig", metric, mode)
+        if self.needs_metric and not (metric and mode):
+            raise ConfigError(
+                f"{type(self).__name__} needs to know what to improve, and has metric={shorten(metric)} and "
+                f"mode={shorten(mode)}. Set both in TuneConfig, such as metric='loss', mode='min'."
+            )
+        self._metric, self._mode = metric, mode
+        self.restart()
+        return True
+
+    def set_num_samples(self, num_samples: int) -> None:
+        """Take ``num_samples`` of ``TuneConfig``; -1 for no end. Has no effect where :meth:`total_trials` is None."""
+
+    def set_max_concurrency(self, max_concurrent: int) -> bool:
+        """Take the limit of :class:`ConcurrencyLimiter`. Returns whether the searcher keeps to it by itself."""
+        return False
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return the configuration of a new trial; None to be asked again later, FINISHED for no more."""
+        raise NotImplementedError
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Take notice of a report."""
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Take notice of a trial that ended, with its last report."""
+
+    def adopt(self, trial_id: str, config: Mapping[str, Any]) -> bool:
+        """Take what a trial really runs with, where it was not suggested like this, or runs again after its end.
+
+        Args:
+            trial_id: A trial of the sweep. Its end is told by :meth:`on_trial_complete`, as for any other.
+            config: Its configuration, in place of what was suggested for it.
+
+        Returns:
+            False where the searcher cannot: the sweep then calls its suggestion failed, and tells no result of it.
+        """
+        return False
+
+    def add_evaluated_point(
+        self,
+        parameters: Mapping[str, Any],
+        value: float | Sequence[float],
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: Sequence[float] | None = None,
+    ) -> None:
+        """Take notice of a configuration that was tried elsewhere.
+
+        Args:
+            parameters: The configuration.
+            value: Its metric; one for each objective.
+            error: Whether it failed.
+            pruned: Whether it was stopped early.
+            intermediate_values: The metric after each iteration.
+
+        Raises:
+            ConfigError: The searcher does not learn from results, or the configuration is not one of its space.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} does not learn from results and cannot take an evaluated point. Use OptunaSearch."
+        )
+
+    def drawn_values(self, trial_id: str) -> dict[str, Any]:
+        """Return what was drawn or chosen for a trial that has not ended, by path: {"a/b": 0.1}."""
+        return {}
+
+    def total_trials(self) -> int | None:
+        """Return how many trials there will be, where that is known."""
+        return None
+
+    def restart(self) -> None:
+        """Forget every trial: return to the state before the first suggestion."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._transient}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.restart()
+
+
+class SearcherWrapper(Searcher):
+    """A searcher that passes on what another one suggests. Metric, mode and space are those of the other one.
+
+    Args:
+        searcher: The searcher that suggests.
+
+    Raises:
+        ConfigError: ``searcher`` is not a searcher.
+    """
+
+    _transient = ("_progress",)
+
+    def __init__(self, searcher: Searcher) -> None:
+        if not isinstance(searcher, Searcher):
+            raise ConfigError(
+                f"{type(self).__name__}(searcher={shorten(searcher)}) is not a Searcher. Give an instance, such as "
+                "OptunaSearch()."
+            )
+        self.searcher = searcher
+        super().__init__()
+
+    @property
+    def metric(self) -> Objective:
+        """The metric of the wrapped searcher."""
+        return self.searcher.metric
+
+    @property
+    def mode(self) -> Objective:
+        """The mode of the wrapped searcher."""
+        return self.searcher.mode
+
+    def set_search_properties(
+        self, metric: Objective, mode: Objective, config: Mapping[str, Any], **spec: Any
+    ) -> bool:
+        """See :meth:`Searcher.set_search_properties`."""
+        is_taken = self.searcher.set_search_properties(metric, mode, config, **spec)
+        self.restart()
+        return is_taken
+
+    def set_num_samples(self, num_samples: int) -> None:
+        """See :meth:`Searcher.set_num_samples`."""
+        self.searcher.set_num_samples(num_samples)
+
+    def add_evaluated_point(
+        self,
+        parameters: Mapping[str, Any],
+        value: float | Sequence[float],
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: Sequence[float] | None = None,
+    ) -> None:
+        """See :meth:`Searcher.add_evaluated_point`."""
+        self.searcher.add_evaluated_point(parameters, value, error, pruned, intermediate_values)
+
+    def drawn_values(self, trial_id: str) -> dict[str, Any]:
+        """See :meth:`Searcher.drawn_values`."""
+        return self.searcher.drawn_values(trial_id)
+
+    def total_trials(self) -> int | None:
+        """See :meth:`Searcher.total_trials`."""
+        return self.searcher.total_trials()
+
+    def restart(self) -> None:
+        """See :meth:`Searcher.restart`."""
+        self.searcher.restart()
+
+
+def find_number(result: Mapping[str, Any] | None, name: str) -> float | None:
+    """Return a metric of a report, "a/b" for a nested one; True is 1. None where it is missing, NaN or not a number."""
+    value: Any = result
+    if result is not None and name in result:
+        value = result[name]
+    else:
+        for key in name.split("/"):
+            value = value.get(key) if isinstance(value, Mapping) else None
+    value = plain_scalar(value)
+    if not isinstance(value, (int, float)) or math.isnan(value):
+        return None
+    return float(value)
+
+
+def pick_values(config: Mapping[str, Any], paths: Iterable[Path]) -> dict[str, Any]:
+    """Return those of some entries that a configuration has, by path: {"a/b": 0.1}."""
+    picked = {}
+    for path in paths:
+        value: Any = config
+        for key in path:
+            if not isinstance(value, Mapping) or key not in value:
+                break
+            value = value[key]
+        else:
+            picked["/".join(path)] = value
+    return picked
+
+
+def check_points(points: Any, given_as: str) -> list[dict[str, Any]]:
+    """Return the points to evaluate first; raise :class:`ConfigError` unless they are a list of dicts."""
+    if points is None:
+        return []
+    if not isinstance(points, (list, tuple)) or not all(isinstance(point, Mapping) for point in points):
+        raise ConfigError(
+            f"{given_as} was given {shorten(points)}, which is not a list of dicts. Write [{{'lr': 0.1}}]."
+        )
+    return [dict(point) for point in points]
+
+
+def check_point_in_space(point: Mapping[str, Any], space: Mapping[str, Any], given_as: str) -> None:
+    """Raise :class:`ConfigError` that names the first entry of a point that the space does not have."""
+    for path, _ in walk(point):
+        entry: Any = space
+        for key in path:
+            if not isinstance(entry, Mapping) or is_grid(entry):
+                break  # below an entry that has dicts as values
+            if key not in entry:
+                raise ConfigError(
+                    f"{given_as} has the entry {show_path(path)}, which the search space does not have. Add it to "
+                    f"param_space, or use one of {', '.join(show_path(known) for known, _ in walk(space)) or 'none'}."
+                )
+            entry = entry[key]
+
+
+def _check_objectives(owner: str, metric: Objective, mode: Objective) -> None:
+    modes = mode if isinstance(mode, list) else [] if mode is None else [mode]
+    for each in modes:
+        if each not in ("min", "max"):
+            raise ConfigError(f"{owner}(mode={shorten(mode)}): {shorten(each)} is neither 'min' nor 'max'.")
+    if metric is None or mode is None:
+        return
+    if isinstance(metric, list) != isinstance(mode, list) or (
+        isinstance(metric, list) and (len(metric) != len(modes) or not metric)
+    ):
+        raise ConfigError(
+            f"{owner}(metric={shorten(metric)}, mode={shorten(mode)}): give one mode for each metric, both as a "
+            "string or both as lists of the same length."
+        )

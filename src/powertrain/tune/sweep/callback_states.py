@@ -1,0 +1,58 @@
+"""Keeps what callbacks of a sweep return from ``get_state``, for the driver that restores the sweep."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+from powertrain.error_text import describe_error
+from powertrain.storage import signed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from powertrain.storage import Storage
+    from powertrain.tune.callback import CallbackList
+
+_KEY = "callbacks.pickle"
+
+
+class CallbackStates:
+    """The states of a sweep's callbacks in its directory.
+
+    Args:
+        storage: The storage of the sweep.
+        callbacks: The callbacks.
+        tell: Shows one sentence to the user.
+    """
+
+    def __init__(self, storage: Storage, callbacks: CallbackList, tell: Callable[[str], None]) -> None:
+        self._storage, self._callbacks, self._tell = storage, callbacks, tell
+        self._stored = b""
+
+    def restore(self) -> None:
+        """Hand the callbacks the states that an earlier driver has stored."""
+        try:
+            self._callbacks.set_state(pickle.loads(signed.get(self._storage, _KEY)))
+        except FileNotFoundError:
+            return
+        except (OSError, signed.NotOurs) as error:
+            self._tell(
+                f"The callbacks begin without their earlier states, which cannot be opened ({describe_error(error)})."
+            )
+
+    def store(self) -> None:
+        """Store the states where they have changed."""
+        import cloudpickle
+
+        try:
+            states = self._callbacks.get_state()
+            data = cloudpickle.dumps(states) if states is not None else b""
+            if data == self._stored:
+                return
+            signed.put(self._storage, signed.sign(self._storage, _KEY, data))
+            self._stored = data
+        except Exception as error:  # an object that cannot be pickled, or a full disk: the sweep goes on
+            self._tell(
+                f"The states of the callbacks are not kept for a restart of the sweep: {describe_error(error)}."
+            )

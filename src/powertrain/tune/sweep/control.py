@@ -1,0 +1,144 @@
+"""Lets the command line find a sweep that is under way, and end it so that it can be continued.
+
+A sweep has a control socket as runs have (see :mod:`powertrain.run.control`). It answers ``powertrain stop SWEEP``;
+what concerns ranks is asked of a trial, which is a run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from powertrain.run import control
+
+if TYPE_CHECKING:
+    from powertrain.storage import Storage
+    from powertrain.tune.sweep.loop import SweepLoop
+
+#: Seconds that a visitor waits for a searcher or scheduler to come to its decision.
+_LOCK_TIMEOUT_S = 5.0
+
+
+def listen(
+    loop: SweepLoop, name: str, lease: int, storage: Storage, stack: ExitStack, tell: Callable[[str], None]
+) -> None:
+    """Answer questions to a sweep until the stack is left. Without a socket the sweep runs all the same.
+
+    Args:
+        loop: The loop of the sweep, whose first fact is in the journal.
+        name: The name of the sweep.
+        lease: The number of its lease.
+        storage: Where its journal grows.
+        stack: Removes what was made.
+        tell: Shows one sentence to the user.
+    """
+    from powertrain.engine import local
+
+    journal = storage.local_path("journal/x")
+    files = os.path.dirname(str(journal.parent)) if journal is not None else ""
+    visits = SweepVisits(loop, name)
+    try:
+        runtime = local.make_runtime_directory(name)
+        stack.enter_context(local.removed_at_the_end(runtime))
+        card = control.card_of(name, storage.uri, files, lease)
+        stack.callback(visits.close)
+        stack.enter_context(control.listening(runtime, card, visits.visit))
+    except OSError as error:
+        tell(f"'powertrain stop' and others will not find this sweep: its socket cannot be made ({error}).")
+
+
+class SweepVisits:
+    """Answers those who ask a sweep. Its methods may be called on any thread.
+
+    Args:
+        loop: The loop of the sweep.
+        name: The name of the sweep.
+    """
+
+    def __init__(self, loop: SweepLoop, name: str) -> None:
+        self._loop, self._name = loop, name
+        self._guard = threading.Lock()
+        #: Whether the trials were told to end at once.
+        self._is_ending_now = False
+        self._timers: list[threading.Timer] = []
+
+    def visit(self, question: control.Question, visitor: control.Visitor) -> None:
+        """Answer one question."""
+        if isinstance(question, control.Stop):
+            visitor.answer(*self._stop(question))
+        elif isinstance(question, control.Describe):
+            visitor.tell(self.describe())
+            visitor.answer("")
+        else:
+            visitor.answer(
+                f"{self._name!r} is a sweep, and that is for runs. Name one of its trials: {self._name}/TRIAL. "
+                f"'powertrain show {self._name}' lists them.",
+                False,
+            )
+
+    def describe(self) -> control.Description:
+        """Return how the sweep stands: ``workers`` counts the trials that run, ``row`` those that have ended."""
+        state = self._loop.state
+        trials = list(state.trials.values())
+        running, done = self._count_running(), sum(trial.is_ended for trial in trials)
+        is_stopping = self._loop.is_interrupted and state.state == "running"
+        return control.Description(
+            state="stopping" if is_stopping else state.state,
+            reason=f"{done} of {len(trials)} trials done, {running} running",
+            workers=running,
+            row=done,
+        )
+
+    def close(self) -> None:
+        """End no trial any more."""
+        with self._guard:
+            for timer in self._timers:
+                timer.cancel()
+            timers, self._timers = self._timers, []
+        for timer in timers:
+            timer.join()
+
+    def _stop(self, question: control.Stop) -> tuple[str, bool]:
+        """Return what will come of ``powertrain stop``, and whether it was heard."""
+        if self._loop.state.state != "running":
+            return f"The sweep {self._name!r} is over already: it has {self._loop.state.state}.", False
+        running = self._count_running()
+        self._interrupt(is_now=question.now)
+        trials = f"{running} trial{'' if running == 1 else 's'} under way"
+        ends = (
+            "end at once" if question.now else "end at their next boundary, and save there if their loops can"
+        )
+        words = [f"The sweep {self._name!r} begins no more trials; {trials} {ends}."]
+        if question.within and not question.now:
+            self._end_later(question.within)
+            words.append(f"Those that have not come to one within {question.within:g} s are ended.")
+        return " ".join([*words, "It can be continued."]), True
+
+    def _interrupt(self, *, is_now: bool) -> None:
+        # Without the lock a trial that is just being started could be told twice, which ends it at once. A callback
+        # that hangs holds the lock, and must not keep the sweep from being stopped.
+        has_lock = self._loop.lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        try:
+            if not self._loop.is_interrupted:
+                self._loop.interrupt()
+            if is_now and not self._is_ending_now:
+                self._is_ending_now = True
+                self._loop.interrupt()
+        finally:
+            if has_lock:
+                self._loop.lock.release()
+
+    def _end_later(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._interrupt, kwargs={"is_now": True})
+        timer.name, timer.daemon = "powertrain-sweep-stop", True
+        with self._guard:
+            self._timers.append(timer)
+        timer.start()
+
+    def _count_running(self) -> int:
+        from powertrain.tune.trial import RUNNING
+
+        return sum(trial.status == RUNNING for trial in list(self._loop.state.unended.values()))

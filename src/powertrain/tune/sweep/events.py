@@ -1,0 +1,146 @@
+"""The facts of a sweep, in the order in which they happened. Replaying them rebuilds the sweep."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import msgspec
+
+
+class SweepFact(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact"):
+    """A fact with the Unix time at which it happened."""
+
+    time: float
+
+
+class SweepStarted(SweepFact, frozen=True, kw_only=True, tag="sweep_started"):
+    """A driver has taken the sweep. ``start`` counts them from 1."""
+
+    start: int
+    host: str = ""
+    pid: int = 0
+    metric: str = ""
+    mode: str = ""
+
+
+class TrialAdded(SweepFact, frozen=True, kw_only=True, tag="trial_added"):
+    """The searcher has suggested a configuration.
+
+    Attributes:
+        config: The configuration where JSON can hold it as it is, otherwise a readable form of it.
+        is_exact: Whether ``config`` is the configuration itself. If not, ``pickled`` has it.
+        pickled: The key of a signed pickle of the configuration; "" where ``config`` is exact.
+        params: The values that were drawn, by path.
+    """
+
+    trial: str
+    number: int
+    name: str
+    config: dict[str, Any]
+    is_exact: bool = True
+    pickled: str = ""
+    params: dict[str, Any] = {}
+
+
+class SearchEnded(SweepFact, frozen=True, kw_only=True, tag="search_ended"):
+    """There will be no more trials."""
+
+
+class SearchReopened(SweepFact, frozen=True, kw_only=True, tag="search_reopened"):
+    """There may be more trials after all: a driver was given a larger ``num_samples``."""
+
+
+class TrialStarted(SweepFact, frozen=True, kw_only=True, tag="trial_started"):
+    """The run of a trial begins, or begins again."""
+
+    trial: str
+
+
+class TrialReported(SweepFact, frozen=True, kw_only=True, tag="trial_reported"):
+    """Rank 0 of a trial has reported. ``seconds`` counts all of the trial's starts.
+
+    ``metrics`` are in the form of :func:`powertrain.checkpoint.manifest.to_json_value`, which keeps infinities.
+    ``is_saved`` tells whether the report has brought a checkpoint.
+    """
+
+    trial: str
+    iteration: int
+    seconds: float
+    metrics: dict[str, Any]
+    is_saved: bool = False
+
+
+class TrialDecided(SweepFact, frozen=True, kw_only=True, tag="trial_decided"):
+    """A scheduler, a stopper or the user has decided about a trial.
+
+    Attributes:
+        action: "stop", "pause" or "continue" (also: resume, or exploit where there is a source).
+        source: The trial whose checkpoint this one continues from; "" for its own.
+        source_iteration: The row that the source had reached then.
+        config: The configuration that it continues with; None for its own.
+        reason: Why, in words.
+    """
+
+    trial: str
+    action: str
+    source: str = ""
+    source_iteration: int = 0
+    config: dict[str, Any] | None = None
+    is_exact: bool = True
+    pickled: str = ""
+    reason: str = ""
+
+
+class TrialEnded(SweepFact, frozen=True, kw_only=True, tag="trial_ended"):
+    """A trial has nothing left to do. ``state`` is that of its run."""
+
+    trial: str
+    status: str
+    state: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class TrialRevived(SweepFact, frozen=True, kw_only=True, tag="trial_revived"):
+    """A failed trial runs again, after ``Tuner.restore(resume_errored=True)``."""
+
+    trial: str
+    #: The run that it begins anew with; "" to go on with its run, from its newest checkpoint.
+    fresh_name: str = ""
+
+
+class SweepEnded(SweepFact, frozen=True, kw_only=True, tag="sweep_ended"):
+    """The sweep is over ("finished"), or a driver has left it to be continued ("stopped")."""
+
+    state: str
+    reason: str = ""
+
+
+SweepEvent = Union[
+    SweepStarted,
+    TrialAdded,
+    SearchEnded,
+    SearchReopened,
+    TrialStarted,
+    TrialReported,
+    TrialDecided,
+    TrialEnded,
+    TrialRevived,
+    SweepEnded,
+]
+#: Facts that must survive the death of the machine before they are acted upon.
+DURABLE = (TrialDecided, TrialEnded, SweepEnded)
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(SweepEvent)
+
+
+def encode_event(event: SweepEvent) -> bytes:
+    """Return the fact as JSON."""
+    return _encoder.encode(event)
+
+
+def decode_event(line: bytes) -> SweepEvent:
+    """Return the fact of a line; raises ``msgspec.DecodeError`` for anything else."""
+    event: SweepEvent = _decoder.decode(line)
+    return event

@@ -1,0 +1,60 @@
+"""What a sweep needs to know of a trainable: its name, its resources, and how it is kept for a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from powertrain.config import ScalingConfig
+from powertrain.trainer import DataParallelTrainer
+from powertrain.tune.trainable.wrappers import request_of, resources_of
+
+
+def name_of(trainable: Any) -> str:
+    """Return the name of a trainable, which trials are named after."""
+    owner = getattr(trainable, "func", trainable)
+    return str(getattr(owner, "__name__", type(owner).__name__))
+
+
+def scaling_of(trainable: Any, config: Mapping[str, Any] | None = None) -> ScalingConfig:
+    """Return the scaling of a function's trials: one worker, unless ``with_resources`` says otherwise.
+
+    On one machine a worker without a request holds nothing that another sweep, or one within the trial, could wait for.
+    On a cluster it has one CPU.
+
+    Args:
+        trainable: The function.
+        config: The configuration of a trial. Without it a request that depends on it counts as none: such trials take
+            their turns at the engine, which knows what is free.
+    """
+    request = request_of(trainable)
+    if isinstance(request, ScalingConfig):
+        return request
+    amounts = resources_of(trainable)
+    if callable(amounts):
+        amounts = amounts(dict(config)) if config is not None else None
+    if not amounts:
+        return ScalingConfig(num_workers=1)
+    amounts = dict(amounts)
+    return ScalingConfig(num_workers=1, use_gpu=amounts.get("GPU", 0) > 0, resources_per_worker=amounts)
+
+
+class KeptTrainable:
+    """A trainable on its way into the sweep's directory: a trainer travels as its class and arguments."""
+
+    def __init__(self, trainable: Any) -> None:
+        self.trainable = trainable
+
+    def __reduce__(self) -> Any:
+        if isinstance(self.trainable, DataParallelTrainer):
+            return _make_again, (type(self.trainable), self.trainable._lasting_arguments())
+        return _given_back, (self.trainable,)
+
+
+def _make_again(cls: type[DataParallelTrainer], arguments: dict[str, Any]) -> DataParallelTrainer:
+    arguments.pop("needs_env", None)
+    return cls(**arguments)
+
+
+def _given_back(trainable: Any) -> Any:
+    return trainable

@@ -1,0 +1,553 @@
+"""Tuner: runs a trainer or a function with many configurations, and finds the best."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from powertrain.arguments import as_path, shorten
+from powertrain.config import CheckpointConfig, RunConfig, as_config, replace, without_effect
+from powertrain.errors import ConfigError, PreemptedError
+from powertrain.storage.addresses import without_secrets
+from powertrain.storage.base import RECORD_BYTES_LIMIT
+from powertrain.trainer import DataParallelTrainer, _new_name, _split_run_path
+from powertrain.tune.callback import Callback, CallbackList
+from powertrain.tune.config import ResumeConfig, ResumeType, TuneConfig
+from powertrain.tune.naming import TrialNames
+from powertrain.tune.registry import find_trainable
+from powertrain.tune.schedulers import create_scheduler
+from powertrain.tune.schedulers.base import FIFOScheduler, TrialScheduler
+from powertrain.tune.search.base import Searcher
+from powertrain.tune.search.choosing import choose_searcher
+from powertrain.tune.space import check_space
+from powertrain.tune.stopper import add_spent, as_stopper
+from powertrain.tune.sweep import continuing
+from powertrain.tune.sweep import events as ev
+from powertrain.tune.sweep import record as sweep_record
+from powertrain.tune.sweep.description import as_list, describe_sweep, first_of
+from powertrain.tune.sweep.interrupts import interrupts_of
+from powertrain.tune.sweep.trial_run import make_trainer, split_sections
+from powertrain.tune.trainable import as_function, is_trainable_class
+from powertrain.tune.trainable.kept import KeptTrainable, name_of, scaling_of
+from powertrain.tune.trial import Trial
+
+if TYPE_CHECKING:
+    from powertrain.engine.local import WarmServer
+    from powertrain.storage import Storage
+    from powertrain.tune.result_grid import ResultGrid
+    from powertrain.tune.sweep.judge import Judge
+    from powertrain.tune.sweep.loop import SweepLoop
+    from powertrain.tune.sweep.screen import SweepScreen
+    from powertrain.tune.sweep.state import Exploit
+    from powertrain.tune.sweep.trial_run import TrialRun
+
+
+class Tuner:
+    """Runs a trainer or a function with many configurations.
+
+    Args:
+        trainable: A trainer, a function of the configuration that calls ``tune.report``, a
+            :class:`~powertrain.tune.Trainable` class, or the name of one (see ``tune.register_trainable``).
+        param_space: By name a constant, a distribution such as ``tune.loguniform(1e-4, 1e-1)``, a
+            ``tune.grid_search([...])``, or a dict of them. For a trainer it is the ``train_loop_config``, or has the
+            sections of the trainer: ``{"train_loop_config": {...}, "scaling_config": ...}``.
+        tune_config: How the space is searched.
+        run_config: Where the sweep is kept, when trials stop, what happens when one fails.
+
+    Example:
+        >>> tuner = tune.Tuner(
+        ...     TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2)),
+        ...     param_space={"lr": tune.loguniform(1e-4, 1e-1)},
+        ...     tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=16),
+        ... )
+        >>> best = tuner.fit().get_best_result()
+    """
+
+    def __init__(
+        self,
+        trainable: Any = None,
+        *,
+        param_space: Mapping[str, Any] | None = None,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        trainable = self._trainable = find_trainable(trainable) if isinstance(trainable, str) else trainable
+        self._space: Any = dict(param_space) if isinstance(param_space, Mapping) else param_space or {}
+        if param_space is not None:
+            check_space(param_space)
+        if param_space == {} and not isinstance(getattr(tune_config, "search_alg", None), Searcher):
+            raise ConfigError(
+                "param_space={} is empty, so there is nothing to search. Give it values, such as "
+                "{'lr': tune.loguniform(1e-4, 1e-1)}, or leave it out to run the trainable as it is."
+            )
+        self._tune: TuneConfig = as_config(tune_config, TuneConfig, "Tuner(tune_config=...)")
+        own = (
+            trainable.run_config
+            if isinstance(trainable, DataParallelTrainer) and run_config is None
+            else run_config
+        )
+        self._run: RunConfig = as_config(own, RunConfig, "Tuner(run_config=...)")
+        self._base = self._make_base(trainable)
+        self._resume: ResumeConfig | None = None
+        self._results: ResultGrid | None = None
+        self._check_search()
+
+    # ------------------------------------------------------------------ restoring
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        trainable: Any = None,
+        resume_unfinished: bool = True,
+        resume_errored: bool = False,
+        restart_errored: bool = False,
+        param_space: Mapping[str, Any] | None = None,
+        storage_filesystem: Any = None,
+        _resume_config: ResumeConfig | None = None,
+    ) -> Tuner:
+        """Return a Tuner that continues the sweep at ``path``, which is ``storage_path/name``.
+
+        Args:
+            path: The directory of the sweep.
+            trainable: The trainer or function; by default the one that the sweep keeps.
+            resume_unfinished: Whether trials that were running go on from their newest checkpoints.
+            resume_errored: Whether failed trials go on from their newest checkpoints.
+            restart_errored: Whether failed trials begin anew.
+            param_space: The space, where it holds objects that changed since.
+            storage_filesystem: A pyarrow or fsspec file system that ``path`` is a path of.
+
+        Raises:
+            ConfigError: There is no sweep, or it does not keep what it was made of.
+        """
+        path = as_path(path, "Tuner.restore(path=...)")
+        storage = _open(path, storage_filesystem)
+        sweep_record.read(storage)
+        arguments = sweep_record.load_arguments(storage)
+        root, name = _split_run_path(path)
+        run = replace(
+            arguments["run_config"], name=name, storage_path=root, storage_filesystem=storage_filesystem
+        )
+        tuner = cls(
+            trainable if trainable is not None else arguments["trainable"],
+            param_space=param_space if param_space is not None else arguments["param_space"],
+            tune_config=arguments["tune_config"],
+            run_config=run,
+        )
+        errored = (
+            ResumeType.RESTART
+            if restart_errored
+            else ResumeType.RESUME
+            if resume_errored
+            else ResumeType.SKIP
+        )
+        unfinished = ResumeType.RESUME if resume_unfinished else ResumeType.SKIP
+        tuner._resume = _resume_config or ResumeConfig(unfinished=unfinished, errored=errored)
+        return tuner
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
+        """Return whether there is a sweep at ``path`` that :meth:`restore` can continue."""
+        try:
+            storage = _open(as_path(path, "Tuner.can_restore(path=...)"), storage_filesystem)
+            sweep_record.read(storage)
+        except (ConfigError, OSError):
+            return False
+        return True
+
+    def get_results(self) -> ResultGrid:
+        """Return the results of a sweep that was run or restored.
+
+        Raises:
+            ConfigError: The sweep has not run.
+        """
+        if self._results is None and self._run.name is not None:
+            from powertrain.tune.result_grid import ResultGrid
+
+            self._results = ResultGrid.from_path(
+                _child_path(self._run.storage_root, self._run.name), self._run.storage_filesystem
+            )
+        if self._results is None:
+            raise ConfigError("The sweep has not run yet. Call fit() first.")
+        return self._results
+
+    # ------------------------------------------------------------------ running
+
+    def fit(self) -> ResultGrid:
+        """Run all trials and return their results. A sweep of the same name that did not end is continued.
+
+        Raises:
+            ConfigError: Trials never report the metric, or a scheduler, searcher or stopper cannot be used.
+            KeyboardInterrupt: The sweep was interrupted by Ctrl-C, and can be continued.
+            PreemptedError: The machine ends this process soon; the sweep can be continued.
+        """
+        from powertrain.tune.result_grid import ResultGrid
+
+        with ExitStack() as stack:
+            server = self._enter_server(stack)  # before there are threads, which forbid forking
+            name = self._run.name or _new_name("Tuner")
+            storage = self._open_sweep(name, stack)
+            loop, screen = self._make_loop(name, storage, server, stack)
+            with interrupts_of(loop) as received:
+                ending = "the sweep has failed"
+                try:
+                    loop.run(lambda: screen.draw(_trials(loop)))
+                    is_over = not loop.is_interrupted and not loop.is_left
+                    ending = "finished" if is_over else "interrupted" if received else "stopped"
+                finally:
+                    screen.close(_trials(loop), ending)
+            self._results = ResultGrid(storage, loop.state, loop.errors, self._run.storage_filesystem)
+        where = without_secrets(storage.uri)
+        if loop.is_interrupted:
+            message = f"the sweep was interrupted and can be continued: Tuner.restore({where!r})"
+            if received:
+                raise PreemptedError(message) if received == ["notice"] else KeyboardInterrupt(message)
+            screen.say(message)  # 'powertrain stop': as with a run, the script gets what there is
+        if self._run.failure_config.fail_fast == "raise" and loop.errors:
+            raise next(iter(loop.errors.values()))
+        return self._results
+
+    def _enter_server(self, stack: ExitStack) -> WarmServer | None:
+        if self._base._engine_name != "local":
+            return None
+        from powertrain.engine.local import server_of_run
+
+        return stack.enter_context(server_of_run())
+
+    def _open_sweep(self, name: str, stack: ExitStack) -> Storage:
+        """The sweep's own storage, with its lease held."""
+        from powertrain.run.lease import Lease
+        from powertrain.storage import open_storage, probe
+        from powertrain.storage.files.run_directory import refuse_links, refuse_other_owners
+
+        run = self._run
+        root = open_storage(
+            run.storage_root, filesystem=run.storage_filesystem, timeout=run.sync_config.sync_timeout
+        )
+        storage = root.child(name)
+        refuse_links(storage)
+        probe(storage)
+        if not run.shared_storage:
+            refuse_other_owners(storage)
+        self._refuse_run(storage)
+        self._lease = stack.enter_context(Lease.take(storage, shared=run.shared_storage))
+        return storage
+
+    def _refuse_run(self, storage: Storage) -> None:
+        try:
+            storage.get("run.json", limit=RECORD_BYTES_LIMIT)
+        except FileNotFoundError:
+            return
+        raise ConfigError(
+            f"{without_secrets(storage.uri)!r} is a run, and not a sweep. Give RunConfig(name=...) another name."
+        )
+
+    def _make_loop(
+        self, name: str, storage: Storage, server: WarmServer | None, stack: ExitStack
+    ) -> tuple[SweepLoop, SweepScreen]:
+        from powertrain.run.journal import Journal
+        from powertrain.run.journal_lines import as_line
+        from powertrain.tune.sweep import control as sweep_control
+        from powertrain.tune.sweep.callback_states import CallbackStates
+        from powertrain.tune.sweep.capacity import count_concurrent_trials
+        from powertrain.tune.sweep.loop import SweepLoop
+        from powertrain.tune.sweep.policies import with_policies
+        from powertrain.tune.sweep.state import replay
+
+        earlier = sweep_record.read_journal(storage)
+        record = sweep_record.read(storage) if earlier else {}
+        before = continuing.load_kept(storage) if earlier else {}
+        judge = self._make_judge(storage, str(record.get("prefix") or secrets.token_hex(3)[:5]), before)
+        if record.get("name", name) != name:  # renamed: fail before anything is written under the new name
+            replay(earlier, judge.state.load_config)
+        kept = self._with_real_files(storage, stack)
+        unkept = sweep_record.store(
+            storage,
+            describe_sweep(
+                name, self._trainable_name, self._base._engine_name, self._space, self._tune, self._run, judge
+            ),
+            self._lasting_arguments(judge),
+        )
+        journal = Journal(kept, self._lease.number, lambda fact: as_line(ev.encode_event(fact)), ev.DURABLE)
+        stack.callback(journal.close)
+        screen = self._make_screen(name, storage, judge, is_continued=bool(earlier))
+        judge.replay(earlier)
+        add_spent(judge.stopper, judge.state.seconds)
+        callbacks = self._callbacks(screen)
+        states = CallbackStates(storage, callbacks, screen.tell)
+        if earlier:
+            states.restore()
+
+        def on_trial_end(trial: Trial) -> None:
+            screen.trial_ended(trial)
+            states.store()
+
+        loop = SweepLoop(
+            judge,
+            with_policies(journal.append, storage, earlier, judge.scheduler.logs_policies),
+            self._starter(storage, screen, server, judge, callbacks),
+            callbacks,
+            concurrency=count_concurrent_trials(self._base, self._tune.max_concurrent_trials),
+            num_samples=self._tune.num_samples,
+            time_budget_s=self._remaining_budget(judge.state.seconds),
+            fail_fast=bool(self._run.failure_config.fail_fast),
+            metrics=as_list(judge.searcher.metric or judge.scheduler.metric or self._tune.metric),
+            tell=screen.tell,
+            on_trial_end=on_trial_end,
+        )
+        resume, samples = self._resume or ResumeConfig(), self._tune.num_samples
+        loop.begin(self._started(judge), lambda: continuing.resume_facts(judge, resume, samples, time.time()))
+        if changes := continuing.describe_changes(before, self._space, self._tune, judge.searcher):
+            screen.tell(changes)
+        self._remark(screen, unkept, judge)
+        sweep_control.listen(loop, name, self._lease.number, kept, stack, screen.tell)
+        stack.callback(states.store)
+        stack.callback(loop.conclude)
+        return loop, screen
+
+    def _make_screen(self, name: str, storage: Storage, judge: Judge, *, is_continued: bool) -> SweepScreen:
+        from powertrain.tune.sweep.screen import SweepScreen
+
+        total, samples = judge.searcher.total_trials(), self._tune.num_samples
+        return SweepScreen(
+            name,
+            without_secrets(storage.uri),
+            metric=judge.scheduler.metric or first_of(self._tune.metric),
+            mode=judge.scheduler.mode or first_of(self._tune.mode),
+            total=total if total is not None else samples if samples > 0 else None,
+            verbose=self._run.verbose,
+            reporter=self._run.progress_reporter,
+            hides_output=bool(self._run.log_to_file) or self._run.verbose == 0,
+            is_continued=is_continued,
+        )
+
+    def _make_judge(self, storage: Storage, prefix: str, before: Mapping[str, Any]) -> Judge:
+        from powertrain.tune.sweep.judge import Judge
+        from powertrain.tune.sweep.state import SweepState
+
+        searcher = continuing.choose_kept(before, self._new_searcher())
+        searcher.set_num_samples(self._tune.num_samples)
+        scheduler = self._new_scheduler()
+        scheduler.set_search_properties(first_of(self._tune.metric), first_of(self._tune.mode))
+        state = SweepState(load_config=functools.partial(sweep_record.load_config, storage))
+        name = TrialNames(self._tune, self._trainable_name, state.trials)
+        keep = functools.partial(sweep_record.store_config, storage)
+        return Judge(searcher, scheduler, as_stopper(self._run.stop), state, name, keep, prefix)
+
+    def _new_searcher(self) -> Searcher:
+        """A searcher without any trials: that of the user stays as it is, for another fit()."""
+        given = self._tune.search_alg
+        searcher = copy.deepcopy(given) if isinstance(given, Searcher) else given
+        return choose_searcher(searcher, self._space, self._tune.metric, self._tune.mode)
+
+    def _new_scheduler(self) -> TrialScheduler:
+        given = self._tune.scheduler
+        if given is None:
+            return FIFOScheduler()
+        return create_scheduler(given) if isinstance(given, str) else copy.deepcopy(given)
+
+    def _check_search(self) -> None:
+        """Raise for a search that cannot be, before anything is started."""
+        self._new_searcher()
+        scheduler = self._new_scheduler()
+        scheduler.set_search_properties(first_of(self._tune.metric), first_of(self._tune.mode))
+        as_stopper(self._run.stop)
+        if isinstance(self._trainable, DataParallelTrainer):
+            split_sections(self._space)
+
+    # ------------------------------------------------------------------ trials
+
+    def _make_base(self, trainable: Any) -> DataParallelTrainer:
+        """The trainer that those of the trials are made like."""
+        self._trainable_name = name_of(trainable)
+        if isinstance(trainable, DataParallelTrainer):
+            return trainable
+        if trainable is None or not callable(trainable):
+            raise ConfigError(
+                f"Tuner(trainable={shorten(trainable)}) is neither a trainer nor a function. Give a TorchTrainer, or a "
+                "function of the configuration that calls tune.report."
+            )
+        function = trainable
+        if is_trainable_class(trainable):
+            checkpoints = self._run.checkpoint_config
+            function = as_function(
+                trainable,
+                checkpoint_frequency=checkpoints.checkpoint_frequency or 0,
+                checkpoint_at_end=bool(checkpoints.checkpoint_at_end),
+            )
+        from powertrain.tune.trainable.reporting import ReportingFunction
+
+        scaling = scaling_of(trainable)
+        return DataParallelTrainer(
+            ReportingFunction(function),
+            scaling_config=scaling,
+            run_config=replace(self._run, callbacks=(), stop=None, progress_reporter=None),
+        )
+
+    def _sections_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a trial's trainer that follow from its configuration."""
+        if isinstance(self._trainable, DataParallelTrainer):
+            return split_sections(config)
+        # The keys of a function's configuration are its own, also one that is called "datasets".
+        return {"train_loop_config": dict(config), "scaling_config": scaling_of(self._trainable, config)}
+
+    def _checkpoint_config(self) -> CheckpointConfig:
+        """That of the trials' runs: when a class is saved is up to the function that runs it."""
+        given = self._run.checkpoint_config
+        if not is_trainable_class(self._trainable):
+            return given
+        return replace(given, checkpoint_frequency=None, checkpoint_at_end=None)
+
+    def _on_commit(self, trial: Trial, callbacks: CallbackList, name: str) -> None:
+        if callbacks:
+            from powertrain.checkpoint.checkpoint import Checkpoint
+
+            checkpoint = Checkpoint(f"{trial.path}/checkpoints/{name}", self._run.storage_filesystem)
+            info = {"iteration": trial.iteration, "trials": [trial], "trial": trial}
+            callbacks.call("on_trial_save", **info)
+            callbacks.call("on_checkpoint", checkpoint=checkpoint, **info)
+
+    def _starter(
+        self,
+        storage: Storage,
+        screen: SweepScreen,
+        server: WarmServer | None,
+        judge: Judge,
+        callbacks: CallbackList,
+    ) -> Callable[..., TrialRun]:
+        from powertrain.tune.sweep.grafts import Graft
+        from powertrain.tune.sweep.screen import TrialObserver
+        from powertrain.tune.sweep.trial_run import TrialRun
+
+        filesystem = self._run.storage_filesystem
+        address = (
+            storage.uri if filesystem is None else _child_path(self._run.storage_root, _base_name(storage))
+        )
+        own = [callback for callback in self._run.callbacks if not _is_of_sweep(callback)]
+        shared = replace(
+            self._run,
+            storage_path=address,
+            checkpoint_config=self._checkpoint_config(),
+            stop=None,
+            callbacks=own,
+            progress_reporter=None,
+            verbose=0,
+            name=None,
+        )
+        is_barrier = not isinstance(judge.scheduler, FIFOScheduler) or self._run.stop is not None
+
+        def start(trial: Trial, exploit: Exploit | None, on_report: Callable[..., str]) -> TrialRun:
+            trial.path = storage.child(trial.name).uri if filesystem is None else ""
+            changes: dict[str, Any] = {"name": trial.name}
+            if is_barrier and shared.report_barrier is None:  # a report returns once it is decided about
+                changes["report_barrier"] = True
+            trainer = make_trainer(self._base, self._sections_of(trial.config), replace(shared, **changes))
+            graft = None
+            if exploit is not None and exploit.source:
+                source = storage.child(judge.state.trials[exploit.source].name)
+                graft = Graft(source, trial.iteration, exploit.source_iteration)
+            observer = TrialObserver(
+                screen,
+                trial.name,
+                functools.partial(self._on_commit, trial, callbacks),
+                functools.partial(
+                    callbacks.call, "on_trial_recover", iteration=trial.iteration, trials=[trial], trial=trial
+                ),
+            )
+            return TrialRun(trainer, observer, on_report, server, graft, _base_name(storage), trial.trial_id)
+
+        return start
+
+    def _callbacks(self, screen: SweepScreen) -> CallbackList:
+        callbacks = CallbackList([c for c in self._run.callbacks if _is_of_sweep(c)], screen.tell)
+        callbacks.call(
+            "setup", stop=self._run.stop, num_samples=self._tune.num_samples, total_num_samples=screen.total
+        )
+        return callbacks
+
+    # ------------------------------------------------------------------ what is kept
+
+    def _with_real_files(self, storage: Storage, stack: ExitStack) -> Storage:
+        """Storage that a journal can append to; by way of a spool where there are no real files."""
+        return self._base._with_real_files(storage, stack, None)
+
+    def _lasting_arguments(self, judge: Judge) -> dict[str, Any]:
+        run = replace(self._run, name=None, storage_path=None, storage_filesystem=None, worker_runtime_env={})
+        return {
+            "trainable": KeptTrainable(self._trainable),
+            "param_space": self._space,
+            "tune_config": self._tune,
+            "run_config": run,
+            "searcher": judge.searcher,
+        }
+
+    def _started(self, judge: Judge) -> ev.SweepStarted:
+        return ev.SweepStarted(
+            time=time.time(),
+            start=judge.state.starts + 1,
+            host=platform.node(),
+            pid=os.getpid(),
+            metric=str(judge.scheduler.metric or first_of(self._tune.metric) or ""),
+            mode=str(judge.scheduler.mode or first_of(self._tune.mode) or ""),
+        )
+
+    def _remaining_budget(self, spent: float) -> float | None:
+        budget = self._tune.time_budget_s
+        assert not isinstance(budget, timedelta)  # the config has turned it into seconds
+        return None if budget is None else max(0.0, budget - spent)
+
+    def _remark(self, screen: SweepScreen, unkept: str, judge: Judge) -> None:
+        run = replace(self._run, progress_reporter=None, checkpoint_config=self._checkpoint_config())
+        if ineffective := without_effect([self._tune, run]):
+            screen.tell(ineffective)
+        if unkept:
+            screen.tell(f"Tuner.restore(path) will need the function again: it could not be kept ({unkept}).")
+        if judge.changed_decisions:
+            screen.tell(
+                f"The scheduler would decide otherwise in {judge.changed_decisions} cases that were decided before the "
+                "restart. Those decisions stand."
+            )
+        if judge.changed_suggestions:
+            screen.tell(
+                f"The searcher would suggest something else for {judge.changed_suggestions} trials that the sweep has. "
+                "They keep their configurations, and the searcher learns from those."
+            )
+
+
+# --------------------------------------------------------------------------- helpers
+
+
+def _open(path: str, filesystem: Any) -> Storage:
+    from powertrain.storage import open_storage
+
+    return open_storage(path, filesystem=filesystem, timeout=30.0)
+
+
+def _trials(loop: SweepLoop) -> list[Trial]:
+    with loop.lock:
+        return list(loop.state.trials.values())
+
+
+def _is_of_sweep(callback: Any) -> bool:
+    from powertrain.config import SWEEP_HOOKS
+
+    return isinstance(callback, Callback) or any(
+        callable(getattr(callback, hook, None)) for hook in SWEEP_HOOKS
+    )
+
+
+def _child_path(root: str, name: str) -> str:
+    address, mark, query = root.partition("?") if "://" in root else (root, "", "")
+    return f"{address.rstrip('/')}/{name}{mark}{query}"
+
+
+def _base_name(storage: Storage) -> str:
+    return _split_run_path(storage.uri)[1]

@@ -1,0 +1,1 @@
+"""Values that users report: plain forms for storage, and the objects themselves rebuilt from data."""
