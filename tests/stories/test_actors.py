@@ -128,15 +128,17 @@ class Gate:
         raise ValueError("asked to fail")
 
 
-@pytest.mark.usefixtures("place")
-def test_coroutines_of_an_actor_are_under_way_at_once_and_begin_in_order() -> None:
+def test_coroutines_of_an_actor_are_under_way_at_once_and_begin_in_order_here(place: str) -> None:
     gate = powertrain.remote(Gate).remote(3)
     calls = [gate.enter.remote(name) for name in "abc"]
-    assert powertrain.get(calls, timeout=60) == [["a", "b", "c"]] * 3
+    orders = powertrain.get(calls, timeout=60)
+    assert orders[0] == orders[1] == orders[2]
+    # Ray begins coroutines in any order: https://docs.ray.io/en/latest/ray-core/actors/task-orders.html
+    assert (orders[0] if place == "here" else sorted(orders[0])) == ["a", "b", "c"]
     assert powertrain.get(gate.is_made_in_its_loop.remote(), timeout=60)
     with pytest.raises(ValueError, match="asked to fail"):
         powertrain.get(gate.fail.remote())
-    assert powertrain.get(gate.enter.remote("d")) == ["a", "b", "c", "d"]
+    assert powertrain.get(gate.enter.remote("d")) == [*orders[0], "d"]
     powertrain.kill(gate)
 
 
