@@ -506,7 +506,11 @@ class DataParallelTrainer:
             return self._trial.server
         from powertrain.engine.local import server_of_run
 
-        return stack.enter_context(server_of_run())
+        return stack.enter_context(server_of_run(preloads_torch=self._will_use_torch()))
+
+    def _will_use_torch(self) -> bool:
+        """Whether workers are likely to use torch, so that it is loaded once for all of them."""
+        return type(self._backend) is not BackendConfig or "torch" in sys.modules
 
     def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
         """An engine on the cluster that this process is connected to."""
@@ -526,8 +530,7 @@ class DataParallelTrainer:
             copied=[os.path.join(blocks, "rows")] if blocks else [],
             runtime_env=uploaded(self.scaling_config.engine_options.get("runtime_env") or {}),
             trainer_resources=self.scaling_config.trainer_resources or {},
-            # A plain backend and a driver without torch: nothing says that a worker will need it.
-            preloads_torch=type(self._backend) is not BackendConfig or "torch" in sys.modules,
+            preloads_torch=self._will_use_torch(),
             streams=[
                 Stream(name, given, self._data.is_split(name))
                 for name, given in self._streamed_datasets().items()

@@ -134,6 +134,31 @@ def test_each_fit_of_a_sweep_trains_with_what_the_script_has_set_by_then(tmp_pat
     assert "anew" not in output
 
 
+WITHOUT_TORCH = """
+import os, sys
+from powertrain import DataParallelTrainer, RunConfig, ScalingConfig, report
+
+def loop():
+    report({"has_torch": "torch" in sys.modules})
+
+for _ in range(2):
+    trainer = DataParallelTrainer(
+        loop,
+        scaling_config=ScalingConfig(num_workers=1, engine="local"),
+        run_config=RunConfig(storage_path=os.environ["STORAGE"]),
+    )
+    print("WORKER", trainer.fit().metrics["has_torch"], "DRIVER", "torch" in sys.modules)
+"""
+
+
+def test_a_script_without_torch_does_not_wait_for_its_import(tmp_path: Path) -> None:
+    code, output = run_script(tmp_path, WITHOUT_TORCH)
+    assert code == 0, output
+    assert [line for line in output.splitlines() if line.startswith("WORKER")] == [
+        "WORKER False DRIVER False"
+    ] * 2
+
+
 def test_tasks_actors_and_workers_each_see_what_the_script_has_set_when_they_are_started(
     tmp_path: Path,
 ) -> None:

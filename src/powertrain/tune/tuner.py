@@ -220,7 +220,7 @@ class Tuner:
             return None
         from powertrain.engine.local import server_of_run
 
-        return stack.enter_context(server_of_run())
+        return stack.enter_context(server_of_run(preloads_torch=self._base._will_use_torch()))
 
     def _open_sweep(self, name: str, stack: ExitStack) -> Storage:
         """The sweep's own storage, with its lease held."""
