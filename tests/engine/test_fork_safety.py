@@ -37,6 +37,13 @@ def test_it_is_safe_after_mere_imports() -> None:
     assert answer(f"import numpy, pyarrow, torch; {ASK}") == ""
 
 
+def test_a_server_with_torch_preloaded_is_safe_to_fork_and_has_not_loaded_pyarrow() -> None:
+    preload = "from powertrain.engine import server; server._preload(True); "
+    loaded = "import sys; print('ANSWER', 'torch._dynamo' in sys.modules, 'pyarrow' in sys.modules)"
+    assert answer(preload + ASK) == ""
+    assert answer(preload + loaded) == "True False"
+
+
 def test_it_is_unsafe_after_a_matmul_on_several_threads() -> None:
     assert "native thread" in answer(MATMUL + ASK)
 

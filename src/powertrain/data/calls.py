@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from powertrain.data.order import Ints
+from powertrain.errors import DataError
 
 #: Below it lies this package.
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -223,3 +224,16 @@ def users_place(error: BaseException, fn: Any) -> str:
         return ""
     source = linecache.getline(file, line).strip()
     return f" at {file}, line {line}" + (f" ({source})" if source else "")
+
+
+def call_collate(collate_fn: Callable[[Any], Any], batch: Any) -> Any:
+    """Call a user's ``collate_fn``. Its StopIteration or SystemExit, which would silently end the epoch or the
+    process, becomes a DataError; other errors pass as they are."""
+    try:
+        return collate_fn(batch)
+    except (StopIteration, SystemExit) as error:
+        raise DataError(
+            f"collate_fn {name_of(collate_fn)} failed{users_place(error, collate_fn)}: {said(error)}. Rows of the "
+            "epoch would be missing. Let it return a batch for any rows that it is given; a next() in it that may find "
+            "nothing needs a default."
+        ) from error

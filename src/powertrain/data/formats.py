@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from powertrain.data.arguments import keyword_arguments, shown
+from powertrain.data.calls import call_collate
 from powertrain.data.columns import (
     ArrowArray,
     Named,
@@ -159,21 +160,6 @@ def collate(rows: Rows, collate_fn: Callable[[Any], Any]) -> Any:
     if isinstance(collate_fn, classes.PandasBatchCollateFn):
         return call_collate(collate_fn, to_pandas(rows))
     return call_collate(collate_fn, to_numpy(rows))
-
-
-def call_collate(collate_fn: Callable[[Any], Any], batch: Any) -> Any:
-    """Call a user's ``collate_fn``. Its StopIteration or SystemExit, which would end the epoch or the process without
-    a word, becomes a DataError; other errors pass as they are."""
-    from powertrain.data.calls import name_of, said, users_place
-
-    try:
-        return collate_fn(batch)
-    except (StopIteration, SystemExit) as error:
-        raise DataError(
-            f"collate_fn {name_of(collate_fn)} failed{users_place(error, collate_fn)}: {said(error)}. Rows of the "
-            "epoch would be missing. Let it return a batch for any rows that it is given; a next() in it that may find "
-            "nothing needs a default."
-        ) from error
 
 
 # --------------------------------------------------------------------------- to rows

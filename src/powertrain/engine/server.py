@@ -2,7 +2,7 @@
 
 Importing torch takes about 2 s and the first optimizer as long again; forking a process that has done both
 takes 15 ms. So one process per driver does it once, and then only waits: it runs no tensor operation beyond
-one dummy optimizer, opens no socket but its own, starts no thread. That makes each fork of it safe.
+one step of a dummy optimizer, opens no socket but its own, starts no thread. That makes each fork of it safe.
 
 It hangs on its driver twice: by the control socket, and by a descriptor of the driver's process (a child of
 the driver's that inherited the socket would keep it open). When either closes it kills every worker's scope,
@@ -154,10 +154,22 @@ def _preload(torch_too: bool | None) -> None:
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)
     elif import_for_workers(torch_too):
-        torch = sys.modules["torch"]
-        torch.set_num_threads(1)
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        _make_first_calls(sys.modules["torch"])
     gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
+
+
+def _make_first_calls(torch: Any) -> None:
+    """Call functions of torch that load or build something when they are called first, so that no worker does.
+
+    A gradient that is set, not computed, starts no thread of autograd. Workers seed themselves.
+    """
+    torch.set_num_threads(1)
+    parameter = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.grad = torch.zeros(1)
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.manual_seed(0)
 
 
 def import_for_workers(torch_too: bool) -> bool:

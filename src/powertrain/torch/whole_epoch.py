@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import fetch
 
-from powertrain.data.formats import call_collate
+from powertrain.data.calls import call_collate
 from powertrain.errors import DataError
 
 #: Torch gets the rows of a batch and collates them in here; the end of its sampler never passes through it.
