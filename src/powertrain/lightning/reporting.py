@@ -83,12 +83,13 @@ class _Reporting:
         self._reported_step = trainer.global_step
         strategy = trainer.strategy
         feeds = getattr(strategy, "feeds", None)
-        positions = feeds.settle(trainer) if feeds is not None else None
+        positions = feeds.settle(trainer) if feeds is not None else _positions_after(trainer)
         from powertrain.checkpoint.checkpoint import Checkpoint
 
         with context.checkpoint_dir() as directory:
-            with getattr(strategy, "saving_apart", nullcontext)():
-                trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
+            path = os.path.join(directory, self.CHECKPOINT_NAME)
+            with getattr(strategy, "own_path", nullcontext)(path):
+                trainer.save_checkpoint(path, weights_only=False)
             checkpoint = Checkpoint.from_directory(directory) if os.listdir(directory) else None
             if checkpoint is not None and positions is not None:
                 context.current("report").data.capture(checkpoint, positions)
@@ -98,6 +99,19 @@ class _Reporting:
                 checkpoint_upload_mode=self.checkpoint_upload_mode,
                 validation=self.validation,
             )
+
+
+def _positions_after(trainer: Any) -> dict[str, Any] | None:
+    """Return where data go on after the last batch of an epoch, with a strategy that is not of this package: Lightning
+    leaves them without asking for another batch. None within an epoch."""
+    if not trainer.is_last_batch:
+        return None
+    return {
+        name: {**state, "epoch": state["epoch"] + 1, "position": 0}
+        if state.get("position", 0) >= state.get("rows", 0) > 0
+        else state
+        for name, state in context.current("report").data.positions().items()
+    }
 
 
 class ReportCallback(metaclass=PackageClass, build=callback(_Reporting)):

@@ -66,7 +66,8 @@ def _resuming(fit: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         if given.arguments.get("ckpt_path") != "last":
             return fit(*args, **kwargs)
-        with _last_checkpoint(fit.__self__) as path:
+        trainer = fit.__self__
+        with _last_checkpoint(trainer) as path, trainer.strategy.own_path(path):
             given.arguments["ckpt_path"] = path or "last"
             return fit(*given.args, **given.kwargs)
 

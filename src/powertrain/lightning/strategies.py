@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from powertrain.lightning.environment import LightningEnvironment
@@ -20,7 +21,7 @@ class WorkerStrategy:
 
     lightning_module: Any
     _environment: Any = None
-    _saves_apart = False
+    _own_path = ""
     _sigterm_handler: Any = None
 
     @cached_property
@@ -74,17 +75,20 @@ class WorkerStrategy:
         return super().backward(closure_loss, *args, **kwargs)  # type: ignore[misc]
 
     @contextmanager
-    def saving_apart(self) -> Iterator[None]:
-        """Let each rank write its shards of a checkpoint to the path that it names itself, not to that of rank 0:
-        the run puts the files of all ranks, which may be on several nodes, into one directory."""
-        self._saves_apart = True
+    def own_path(self, path: str) -> Iterator[None]:
+        """Let each rank use the path that it names itself, where Lightning would have all use that of rank 0.
+
+        The files of a checkpoint are on the node of the rank: a sharded one is written in parts, which the run puts
+        into one directory, and read from a copy.
+        """
+        before, self._own_path = self._own_path, path
         try:
             yield
         finally:
-            self._saves_apart = False
+            self._own_path = before
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        if self._saves_apart and hasattr(obj, "__fspath__" if not isinstance(obj, str) else "upper"):
+        if self._own_path and isinstance(obj, (str, Path)) and str(obj) == self._own_path:
             return obj
         return super().broadcast(obj, src)  # type: ignore[misc]
 
