@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 
 import powertrain
+import powertrain.lightning
 import powertrain.torch
 
 GUIDE = Path(__file__).parents[1] / "docs" / "migration.md"
 #: Modules of Ray's, and where their names are here.
 MODULES = {
     "ray.train": powertrain,
+    "ray.train.lightning": powertrain.lightning,
     "ray.train.torch": powertrain.torch,
     "ray.train.v2.api.callback": powertrain,
     "ray.train.v2.api.config": powertrain,

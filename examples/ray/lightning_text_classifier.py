@@ -20,14 +20,12 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 import powertrain
 import powertrain.trace as traceml
 from powertrain import ScalingConfig
-from powertrain.trace.integrations.lightning import TraceMLCallback
+from powertrain.lightning import DDPStrategy, ReportCallback, TraceMLCallback, prepare_trainer
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer
 
 BATCH_SIZE, WORDS = 32, 24
@@ -100,8 +98,7 @@ class LearnTopics(lightning.LightningModule):
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
     """What every worker runs: Lightning's Trainer, in the process group that is there already."""
-    context = powertrain.get_context()
-    rank, local = context.get_world_rank(), context.get_local_world_size()
+    rank = powertrain.get_context().get_world_rank()
 
     def delay(kind: str) -> float:
         return config[kind] / 1000 if config[f"{kind[:-3]}_rank"] in (None, rank) else 0.0
@@ -110,18 +107,17 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
         max_steps=config["max_steps"],
         max_epochs=-1,
         accelerator="gpu" if config["use_gpu"] else "cpu",
-        devices=local,
-        num_nodes=context.get_world_size() // local,
-        strategy=DDPStrategy(cluster_environment=TorchElasticEnvironment()),
-        callbacks=[TraceMLCallback()],
+        devices="auto",
+        strategy=DDPStrategy(),
+        callbacks=[TraceMLCallback(), ReportCallback()],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     batches = traceml.wrap_dataloader_fetch(Batches(delay("input_delay_ms"), config["transfer_dim"]))
-    trainer.fit(LearnTopics(delay("delay_ms")), batches)
-    powertrain.report({"steps": trainer.global_step, "accuracy": trainer.callback_metrics["accuracy"]})
+    # The same name and storage path again goes on from the newest checkpoint, in mid-epoch.
+    prepare_trainer(trainer).fit(LearnTopics(delay("delay_ms")), batches, ckpt_path="last")
 
 
 def parsed() -> argparse.Namespace:

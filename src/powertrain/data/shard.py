@@ -540,6 +540,11 @@ class Batches(Generic[T]):
         """Steps of a whole epoch."""
         return steps_left(self._shard.count(), 0, self._cut.global_batch, self._cut.tail)
 
+    def batches_left(self) -> int:
+        """Return how many steps the epoch under way, or the next one, still has."""
+        position = self._shard.state_dict()["position"]
+        return steps_left(self._shard.count(), position, self._cut.global_batch, self._cut.tail)
+
     @property
     def epoch(self) -> int:
         """The epoch of the iteration under way, or of the next one."""

@@ -906,6 +906,11 @@ class PreparedDataLoader(DataLoader[Any]):
         """How many batches a whole epoch has."""
         return len(self._inner)
 
+    def batches_left(self) -> int | None:
+        """Return how many batches the epoch under way, or the next one, still has; None where that is not known."""
+        cut = self._sharing.cut
+        return cut.steps(self.state_dict()["position"]) if cut is not None else None
+
     @property
     def epoch(self) -> int:
         """The epoch that is being iterated over, or that which the next ``iter()`` gives."""

@@ -392,9 +392,14 @@ class Shards:
         live = {name: shard.kept() for name, shard in self._shards.items()}
         return {**saved, **live, **{name: state() for name, state in self._adopted.items()}}
 
-    def capture(self, checkpoint: Checkpoint) -> None:
-        """Remember where everything stands for a checkpoint that was made now and is reported later."""
-        self._captured[checkpoint] = self.positions()
+    def capture(self, checkpoint: Checkpoint, positions: Mapping[str, State] | None = None) -> None:
+        """Remember where everything stands for a checkpoint that was made now and is reported later.
+
+        Args:
+            checkpoint: The checkpoint.
+            positions: Where it stands, for a loop that draws batches before it needs them; else where it is now.
+        """
+        self._captured[checkpoint] = self.positions() if positions is None else dict(positions)
 
     def extras_of(self, checkpoint: Any) -> dict[str, Any]:
         """What the manifest of a checkpoint keeps of the data: as of its making, or of now."""

@@ -1,0 +1,48 @@
+"""What Lightning asks of a cluster: which rank this process is, of how many. The run has decided it."""
+
+from __future__ import annotations
+
+from powertrain.lightning.packages import PackageClass, derived
+from powertrain.worker import context
+
+
+class _WorkerEnvironment:
+    """Answers from the context of this worker."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    def world_size(self) -> int:
+        return context.get_context().get_world_size()
+
+    def global_rank(self) -> int:
+        return context.get_context().get_world_rank()
+
+    def local_rank(self) -> int:
+        return context.get_context().get_local_rank()
+
+    def node_rank(self) -> int:
+        return context.get_context().get_node_rank()
+
+    def set_world_size(self, size: int) -> None:
+        """Leave it as the run has decided it."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """Leave it as the run has decided it."""
+
+    def teardown(self) -> None:
+        """Leave the environment variables of the worker alone."""
+
+
+class LightningEnvironment(
+    metaclass=PackageClass,
+    build=derived(_WorkerEnvironment, "plugins", "environments", "LightningEnvironment"),
+):
+    """Tells Lightning's Trainer the ranks of a worker. The strategies of this package bring it along; naming it is
+    optional.
+
+    Example::
+
+        trainer = lightning.Trainer(strategy=DDPStrategy(), plugins=[LightningEnvironment()])
+    """

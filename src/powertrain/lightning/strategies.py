@@ -1,0 +1,153 @@
+"""Lightning's strategies in workers: the run starts the processes, and their group is there already."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from powertrain.lightning.environment import LightningEnvironment
+from powertrain.lightning.feeds import Feeds
+from powertrain.lightning.packages import PackageClass, derived
+
+
+class WorkerStrategy:
+    """What a strategy does differently in a worker."""
+
+    lightning_module: Any
+    _environment: Any = None
+    _own_path = ""
+    _sigterm_handler: Any = None
+
+    @cached_property
+    def feeds(self) -> Feeds:
+        """The data of the Trainer."""
+        return Feeds()
+
+    @property
+    def root_device(self) -> Any:
+        from powertrain.torch.prepare import get_device
+
+        return get_device()
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        strategy: Any = self
+        return {"num_replicas": strategy.world_size, "rank": strategy.global_rank}
+
+    @property
+    def cluster_environment(self) -> Any:
+        return self._environment
+
+    @cluster_environment.setter
+    def cluster_environment(self, environment: Any) -> None:
+        # Whatever Lightning has found around this process, such as Slurm, the ranks are those of the run.
+        if environment is not None and not isinstance(environment, LightningEnvironment):
+            environment = LightningEnvironment()
+        self._environment = environment
+
+    def setup_environment(self) -> None:
+        self._sigterm_handler = signal.getsignal(signal.SIGTERM)
+        super().setup_environment()  # type: ignore[misc]
+
+    def on_train_start(self) -> None:
+        # Lightning's own handler would broadcast in the middle of whatever the ranks do. The run hears of the signal
+        # by itself, and asks for a checkpoint between two steps.
+        if threading.current_thread() is threading.main_thread() and self._sigterm_handler is not None:
+            signal.signal(signal.SIGTERM, self._sigterm_handler)
+        self.feeds.count_resumed(self.lightning_module.trainer)
+        super().on_train_start()  # type: ignore[misc]
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        dataloader = super().process_dataloader(dataloader)  # type: ignore[misc]
+        return self.feeds.add(dataloader, self.lightning_module.trainer)
+
+    def backward(self, closure_loss: Any, *args: Any, **kwargs: Any) -> Any:
+        # The mean over ranks is then that over all rows, also where ranks have different numbers of them.
+        weight = self.feeds.weight(self.lightning_module.trainer)
+        if weight != 1.0:
+            closure_loss = closure_loss * weight
+        return super().backward(closure_loss, *args, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def own_path(self, path: str) -> Iterator[None]:
+        """Let each rank use the path that it names itself, where Lightning would have all use that of rank 0.
+
+        The files of a checkpoint are on the node of the rank: a sharded one is written in parts, which the run puts
+        into one directory, and read from a copy.
+        """
+        before, self._own_path = self._own_path, path
+        try:
+            yield
+        finally:
+            self._own_path = before
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        if self._own_path and isinstance(obj, (str, Path)) and str(obj) == self._own_path:
+            return obj
+        return super().broadcast(obj, src)  # type: ignore[misc]
+
+
+class _WithDeepSpeed(WorkerStrategy):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if find_spec("deepspeed") is None:
+            raise ImportError(
+                "DeepSpeedStrategy needs DeepSpeed, which is not installed: pip install deepspeed"
+            )
+        super().__init__(*args, **kwargs)
+
+
+class DDPStrategy(metaclass=PackageClass, build=derived(WorkerStrategy, "strategies", "DDPStrategy")):
+    """Lightning's ``DDPStrategy`` in the workers of a run, with its arguments.
+
+    Device, ranks and process group are the run's. ``process_group_backend``, ``timeout`` and ``start_method`` have no
+    effect: see :class:`~powertrain.torch.TorchConfig`. Training loaders are divided so that every row comes once per
+    epoch, and keep their position in checkpoints.
+
+    Args:
+        *args: Those of Lightning's ``DDPStrategy``.
+        **kwargs: Those of Lightning's ``DDPStrategy``, such as ``find_unused_parameters=True``.
+
+    Example::
+
+        trainer = lightning.Trainer(max_epochs=3, strategy=DDPStrategy(), callbacks=[ReportCallback()])
+        trainer = prepare_trainer(trainer)
+        trainer.fit(model, loader, ckpt_path="last")
+    """
+
+
+class FSDPStrategy(metaclass=PackageClass, build=derived(WorkerStrategy, "strategies", "FSDPStrategy")):
+    """Lightning's ``FSDPStrategy`` in the workers of a run, with its arguments; also on CPUs.
+
+    Args:
+        *args: Those of Lightning's ``FSDPStrategy``.
+        **kwargs: Those of Lightning's ``FSDPStrategy``. With ``state_dict_type="sharded"`` each rank saves its shards;
+            with "full", the default, rank 0 saves everything in one file.
+
+    Example::
+
+        trainer = lightning.Trainer(strategy=FSDPStrategy(state_dict_type="sharded"), callbacks=[ReportCallback()])
+    """
+
+
+class DeepSpeedStrategy(
+    metaclass=PackageClass, build=derived(_WithDeepSpeed, "strategies", "DeepSpeedStrategy")
+):
+    """Lightning's ``DeepSpeedStrategy`` in the workers of a run, with its arguments. Needs DeepSpeed and GPUs.
+
+    Args:
+        *args: Those of Lightning's ``DeepSpeedStrategy``.
+        **kwargs: Those of Lightning's ``DeepSpeedStrategy``.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+
+    Example::
+
+        trainer = lightning.Trainer(strategy=DeepSpeedStrategy(stage=3), callbacks=[ReportCallback()])
+    """

@@ -1,0 +1,148 @@
+"""Lightning's Trainer in a run: killed in mid-epoch it goes on where it was, and ends where it would have ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import in_lightning
+import pytest
+import story
+from tests.stories.engines import on, on_cases
+from tests.stories.test_data import lineage
+
+import powertrain.data
+from powertrain import FailureConfig
+from powertrain.run import events as ev
+from powertrain.torch import TorchTrainer
+
+#: At 2 workers an epoch has 7 steps, the last one with a single row.
+CONFIG: dict[str, Any] = {"epochs": 3, "batch": 9, "every": 2, "kills": [[0, 4], [1, 6]]}
+EACH_ONCE = Counter(range(in_lightning.ROWS))
+
+
+def fit(fits: Any, name: str = "fed", workers: int = 2, **config: Any) -> dict[str, Any]:
+    failures = config.pop("failures", 2)
+    rows = powertrain.data.from_items([{"id": number} for number in range(in_lightning.ROWS)])
+    trainer = fits.trainer(
+        in_lightning.fits_with_lightning,
+        kind=TorchTrainer,
+        workers=workers,
+        train_loop_config={**CONFIG, **config},
+        datasets={"train": rows.random_shuffle(seed=3)},
+        name=name,
+        failure_config=FailureConfig(max_failures=failures),
+    )
+    return story.outcome_of(trainer.fit)
+
+
+def attempts(fits: Any) -> list[Any]:
+    return [fact for fact in fits.facts("fed") if isinstance(fact, ev.AttemptStarted)]
+
+
+def uninterrupted(fits: Any, **config: Any) -> dict[str, Any]:
+    """The same without a death; its rows are counted nowhere."""
+    outcome = fit(fits, "whole", **{**config, "kills": []})
+    assert outcome["raised"] == "", outcome
+    for path in fits.directory.glob("fed-*.jsonl"):
+        path.unlink()
+    return outcome
+
+
+@on_cases(
+    ("engine", "data"),
+    [
+        pytest.param("local", "loader", marks=pytest.mark.smoke),
+        ("local", "shard"),
+        ("local", "without_length"),
+        ("ray", "loader"),
+    ],  # type: ignore[list-item]
+)
+def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run(
+    fits: Any, data: str
+) -> None:
+    whole = uninterrupted(fits, data=data)
+    outcome = fit(fits, data=data)
+    assert outcome["raised"] == "", outcome
+    assert [fact.attempt for fact in attempts(fits)] == [0, 1, 2]
+    assert lineage(fits) == {0: EACH_ONCE, 1: EACH_ONCE, 2: EACH_ONCE}
+    assert outcome["return_value"] == pytest.approx(whole["return_value"], rel=1e-5)
+    assert outcome["metrics"]["step"] == whole["metrics"]["step"] == 21
+
+
+def test_with_accumulated_gradients_and_a_validation_loop_it_goes_on_where_it_was(fits: Any) -> None:
+    """Checkpoints are made between optimizer steps, and the last step of an epoch may have fewer batches."""
+    options = {
+        "trainer": {"accumulate_grad_batches": 3, "val_check_interval": 4},
+        "validates": True,
+        "every": 1,
+    }
+    whole = uninterrupted(fits, **options)
+    outcome = fit(fits, **options)
+    assert outcome["raised"] == "", outcome
+    assert lineage(fits) == {0: EACH_ONCE, 1: EACH_ONCE, 2: EACH_ONCE}
+    assert outcome["return_value"] == pytest.approx(whole["return_value"], rel=1e-5)
+    assert outcome["metrics"]["val_loss"] == pytest.approx(whole["metrics"]["val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("state_dict_type", ["full", "sharded"])
+def test_a_sharded_model_goes_on_from_either_kind_of_checkpoint(fits: Any, state_dict_type: str) -> None:
+    whole = uninterrupted(fits, strategy=state_dict_type)
+    outcome = fit(fits, strategy=state_dict_type)
+    assert outcome["raised"] == "", outcome
+    assert lineage(fits) == {0: EACH_ONCE, 1: EACH_ONCE, 2: EACH_ONCE}
+    assert outcome["return_value"] == pytest.approx(whole["return_value"], rel=1e-4)
+    saved = Path(outcome["checkpoint"], "checkpoint.ckpt")
+    shards = {path.name for path in saved.glob("*.distcp")} if saved.is_dir() else set()
+    assert shards == ({"__0_0.distcp", "__1_0.distcp"} if state_dict_type == "sharded" else set())
+
+
+def test_another_number_of_workers_goes_on_in_the_same_epoch(fits: Any) -> None:
+    for workers, raised, kills in (
+        (2, "TrainingFailedError", [[0, 5]]),
+        (3, "TrainingFailedError", [[1, 7]]),
+        (1, "", []),
+    ):
+        outcome = fit(fits, workers=workers, kills=kills, failures=0)
+        assert outcome["raised"] == raised, outcome
+    assert [fact.world_size for fact in attempts(fits)] == [2, 3, 1]
+    assert lineage(fits) == {0: EACH_ONCE, 1: EACH_ONCE, 2: EACH_ONCE}
+
+
+@pytest.mark.parametrize("ckpt_path", ["last", "path"])
+@on("inline")
+def test_without_workers_an_attempt_that_raised_is_gone_on_with(fits: Any, ckpt_path: str) -> None:
+    options = {"raises": True, "ckpt_path": ckpt_path, "batch": 18}
+    whole = uninterrupted(fits, **options)
+    for raised in ("TrainingFailedError", "TrainingFailedError", ""):
+        outcome = fit(fits, failures=0, **options)
+        assert outcome["raised"] == raised, outcome
+    assert lineage(fits) == {0: EACH_ONCE, 1: EACH_ONCE, 2: EACH_ONCE}
+    assert outcome["return_value"] == pytest.approx(whole["return_value"], rel=1e-5)
+
+
+@on("inline")
+def test_a_run_that_is_limited_by_steps_goes_on_after_the_end_of_an_epoch(fits: Any) -> None:
+    """Every third step coincides with no end of an epoch, and the attempt ends just after one."""
+    options = {"raises": True, "batch": 18, "epochs": -1, "trainer": {"max_steps": 17}, "every": 3}
+    for raised, kills in (("TrainingFailedError", [[0, 8]]), ("", [])):
+        outcome = fit(fits, failures=0, **options, kills=kills)
+        assert outcome["raised"] == raised, outcome
+    found = lineage(fits)
+    assert sum(found.values(), Counter()) == EACH_ONCE + EACH_ONCE + found[max(found)]
+    assert sum(found[max(found)].values()) == 3 * 18
+    assert outcome["metrics"]["step"] == 17
+
+
+def test_a_rank_that_is_asked_to_end_leaves_a_checkpoint_in_mid_epoch(fits: Any) -> None:
+    """Lightning's own handler of SIGTERM would have the ranks wait for each other in different places."""
+    stopped = fit(fits, epochs=1000, every=10**6, kills=[], terminates=[[0, 4]], pace=0.05)
+    assert stopped["raised"] == "PreemptedError", stopped
+    assert stopped["message"].startswith(
+        "the run was preempted and can be resumed: rank 1 was asked to end by SIGTERM"
+    )
+    reached = max(lineage(fits))
+    outcome = fit(fits, epochs=reached + 1, kills=[])
+    assert outcome["raised"] == "", outcome
+    assert lineage(fits) == dict.fromkeys(range(reached + 1), EACH_ONCE)
