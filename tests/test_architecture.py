@@ -21,7 +21,8 @@ PACKAGE = ROOT / "src" / "powertrain"
 FLOORS: list[set[str]] = [
     {"cli"},
     {"dashboard", "tune", "kubernetes"},
-    {"torch", "lightning", "huggingface"},
+    {"lightning", "huggingface"},
+    {"torch"},
     {"trainer"},
     {"result"},
     {"result_contents"},

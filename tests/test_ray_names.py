@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import powertrain
+import powertrain.huggingface.transformers
 import powertrain.torch
 
 GUIDE = Path(__file__).parents[1] / "docs" / "migration.md"
@@ -23,6 +24,7 @@ GUIDE = Path(__file__).parents[1] / "docs" / "migration.md"
 MODULES = {
     "ray.train": powertrain,
     "ray.train.torch": powertrain.torch,
+    "ray.train.huggingface.transformers": powertrain.huggingface.transformers,
     "ray.train.v2.api.callback": powertrain,
     "ray.train.v2.api.config": powertrain,
     "ray.train.v2.api.context": powertrain,
