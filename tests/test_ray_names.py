@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import powertrain
+import powertrain.huggingface.transformers
 import powertrain.lightning
 import powertrain.torch
 
@@ -25,6 +26,7 @@ MODULES = {
     "ray.train": powertrain,
     "ray.train.lightning": powertrain.lightning,
     "ray.train.torch": powertrain.torch,
+    "ray.train.huggingface.transformers": powertrain.huggingface.transformers,
     "ray.train.v2.api.callback": powertrain,
     "ray.train.v2.api.config": powertrain,
     "ray.train.v2.api.context": powertrain,

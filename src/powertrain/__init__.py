@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from powertrain import backend as backend
     from powertrain import collective as collective
     from powertrain import data as data
+    from powertrain import huggingface as huggingface
     from powertrain import torch as torch
     from powertrain import trace as trace
     from powertrain import tune as tune
@@ -126,7 +127,7 @@ _HOMES = {
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 #: Not in ``__all__``, nor are the names of ``powertrain.tasks``, which are those of ``ray`` and not of ``ray.train``:
 #: ``from powertrain import *`` must not replace the ``torch`` of a script, or its own ``get`` or ``wait``.
-_SUBMODULES = ("backend", "collective", "data", "torch", "trace", "tune")
+_SUBMODULES = ("backend", "collective", "data", "huggingface", "torch", "trace", "tune")
 
 __all__ = [
     "BackendConfig",

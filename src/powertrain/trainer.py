@@ -1234,9 +1234,19 @@ def _checked_datasets(datasets: Any) -> dict[str, Dataset | Callable[[], Dataset
             f"datasets must be a dict from names to datasets, such as {{'train': powertrain.data.read_parquet(path)}}, "
             f"and not a {type(datasets).__name__} like this one."
         )
-    for name, value in datasets.items():
+    found = {name: _from_hugging_face(value) for name, value in datasets.items()}
+    for name, value in found.items():
         _refuse_what_is_no_dataset(name, value)
-    return dict(datasets)
+    return found
+
+
+def _from_hugging_face(value: Any) -> Any:
+    """Return a ``datasets.Dataset`` of Hugging Face as a dataset of ours, and anything else as it is."""
+    if type(value).__module__.partition(".")[0] != "datasets":
+        return value
+    from powertrain.data.reading import from_huggingface
+
+    return from_huggingface(value)
 
 
 def _is_of_ray(dataset: Any) -> bool:

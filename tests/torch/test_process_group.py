@@ -182,8 +182,11 @@ def test_accelerate_is_told_the_device_of_the_worker_and_keeps_one_that_the_user
     group.execute_single(1, set_variable, "ACCELERATE_TORCH_DEVICE", "meta")
     TorchBackend().on_start(group, GLOO)
     assert group.execute(variable, "ACCELERATE_TORCH_DEVICE") == ["cpu", "meta"]
+    # Without it Accelerate does not look for a process group on CPUs.
+    assert group.execute(variable, "ACCELERATE_USE_CPU") == ["true", "true"]
     TorchBackend().on_shutdown(group, GLOO)
     assert group.execute(variable, "ACCELERATE_TORCH_DEVICE") == [None, "meta"]
+    assert group.execute(variable, "ACCELERATE_USE_CPU") == [None, None]
 
 
 def test_the_interface_the_user_named_is_kept(forked: Callable[[int], Any]) -> None:

@@ -294,6 +294,14 @@ class DataShard:
         """Rows of one epoch, over all ranks."""
         return self._prepared.rows
 
+    def __len__(self) -> int:
+        """As :meth:`count`, for frameworks that ask a dataset for its length."""
+        return self._prepared.rows
+
+    def __bool__(self) -> bool:
+        """True also without rows: ``if shard:`` asks whether there is one."""
+        return True
+
     def _cut(
         self,
         batch_size: int | None,

@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -238,8 +239,24 @@ def _join(place: Place) -> None:
             f"{reach}that no other rank failed first."
         ) from error
     _membership.joined = True
-    # Hugging Face Accelerate would choose a device by itself, and on a machine with GPUs not the CPU.
-    _membership.set_variables({"ACCELERATE_TORCH_DEVICE": str(prepare.own_devices()[0])}, overwrite=False)
+    _membership.set_variables(_accelerate_variables(str(prepare.own_devices()[0])), overwrite=False)
+
+
+def _accelerate_variables(device: str) -> dict[str, str]:
+    """Return the variables by which Hugging Face Accelerate finds this worker's device and process group.
+
+    By itself it would choose another device, on a machine with GPUs not the CPU; and on CPUs it overlooks the group
+    unless ``accelerate launch`` or this variable says that CPUs are meant, so that each rank would train alone.
+    """
+    found = {"ACCELERATE_TORCH_DEVICE": device}
+    return {**found, "ACCELERATE_USE_CPU": "true"} if device == "cpu" else found
+
+
+def _reset_accelerate() -> None:
+    """Let Accelerate look for its process group anew: a process in which it was used may join another one later."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def _has_gpu() -> bool:
@@ -359,6 +376,8 @@ def _leave(seconds: float) -> None:
         problem = _within(seconds, dist.destroy_process_group)
         if problem:
             logger.warning("The process group could not be taken down, and is left: %s", problem)
+    if _membership.joined:
+        _reset_accelerate()
     _membership.joined = False
     _membership.restore_variables()
     if cuda.is_initialized():

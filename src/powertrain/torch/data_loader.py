@@ -42,6 +42,7 @@ from powertrain.data.order import LANES, EpochOrder, after_epoch, part_of, steps
 from powertrain.data.own_skips import ResumedEpoch
 from powertrain.data.position import Position
 from powertrain.errors import ConfigError, DataChangedError
+from powertrain.torch.accelerated import follow_iteration
 from powertrain.torch.whole_epoch import CheckedCollate, WholeEpoch
 from powertrain.trace import spans
 from powertrain.trace.phases import H2D
@@ -888,6 +889,9 @@ class PreparedDataLoader(DataLoader[Any]):
     Everything else, reading and setting attributes included, is the inner loader's.
     """
 
+    #: Hugging Face Accelerate leaves loaders with this mark as they are: see :mod:`powertrain.torch.accelerated`.
+    _is_accelerate_prepared = True
+
     def __init__(
         self, inner: DataLoader[Any], sharing: Sharing, device: torch.device | None, auto_transfer: bool
     ) -> None:
@@ -975,6 +979,7 @@ class _HandedOut:
         self._lap, self._sharing = lap, sharing
         self._cut = sharing.cut if keeps_order else None
         self._resumed = self._resumed_epoch()
+        self._followed = follow_iteration()
 
     def _resumed_epoch(self) -> ResumedEpoch | None:
         """Where the lap goes on after a restart; None for one that begins with its epoch."""
@@ -1006,6 +1011,8 @@ class _HandedOut:
         progress.batch()
         self._sharing.course.drawn()
         self._pass_step()
+        if cut is not None and not cut.steps(self._lap.at.position):
+            self._followed.end_of_dataloader = True
         return batch
 
     def _first(self) -> Any:
@@ -1028,10 +1035,12 @@ class _HandedOut:
             self._end()  # nothing was left of it
             return
         self._batches = iter(())
+        self._followed.end()
         self._sharing.course.give_up(lap, is_meant)
 
     def _end(self) -> None:
         self._batches = iter(())
+        self._followed.end()
         carried = self._cut.carried(self._lap.at.position) if self._cut is not None else 0
         self._sharing.course.end(self._lap, carried)
 

@@ -302,6 +302,11 @@ class Shards:
         """The loop goes on from the attempt's checkpoint, and so do its data."""
         self._asked_for_checkpoint = True
 
+    @property
+    def has_asked_for_checkpoint(self) -> bool:
+        """True once the loop has asked for the attempt's checkpoint."""
+        return self._asked_for_checkpoint
+
     def _saved(self, name: str) -> State | None:
         """The place that the checkpoint kept, if the loop has asked for the checkpoint."""
         saved = self._session.place.data_positions.get(name)

@@ -241,6 +241,48 @@ def without_steering() -> dict[str, Any]:
     return stuck.outcome_without("Steering", trainer(loops.never_at_a_boundary, "broken").fit)
 
 
+def fine_tune_rows() -> dict[str, Any]:
+    import transforming
+
+    return transforming.trainer_pair(ENGINE, "map", accumulated=2, resume=True)
+
+
+def fine_tune_shards() -> dict[str, Any]:
+    import transforming
+
+    return transforming.trainer_pair(ENGINE, "shard", accumulated=2)
+
+
+def fine_tune_batches() -> dict[str, Any]:
+    import transforming
+
+    return transforming.trainer_pair(ENGINE, "batches")
+
+
+def train_unprepared() -> dict[str, Any]:
+    import transforming
+
+    return transforming.unprepared_pair(ENGINE)
+
+
+def train_what_a_function_makes() -> dict[str, Any]:
+    import transforming
+
+    return transforming.made_pair(ENGINE)
+
+
+def accelerate_with_own_skipping() -> dict[str, Any]:
+    import transforming
+
+    return transforming.accelerated_pair(ENGINE, "own")
+
+
+def accelerate_a_prepared_loader() -> dict[str, Any]:
+    import transforming
+
+    return transforming.accelerated_pair(ENGINE, "prepared")
+
+
 if __name__ == "__main__":
     if ENGINE == "local" and sys.argv[1] in WITHOUT_TORCH:
         sys.modules["torch"] = None  # type: ignore[assignment]
