@@ -21,7 +21,8 @@ PACKAGE = ROOT / "src" / "powertrain"
 FLOORS: list[set[str]] = [
     {"cli"},
     {"dashboard", "tune", "kubernetes"},
-    {"torch", "lightning", "huggingface"},
+    {"torch", "lightning", "huggingface", "xgboost", "lightgbm", "jax", "tensorflow"},
+    {"frameworks"},
     {"trainer"},
     {"result"},
     {"result_contents"},
@@ -235,7 +236,7 @@ def test_nothing_imports_testing() -> None:
 
 
 def test_importing_powertrain_imports_nothing_heavy() -> None:
-    heavy = {"torch", "pyarrow", "pandas", "rich", "ray", "numpy"}
+    heavy = {"torch", "pyarrow", "pandas", "rich", "ray", "numpy", "xgboost", "lightgbm", "jax", "tensorflow"}
     script = f"import powertrain, sys; print(*({heavy!r} & sys.modules.keys()))"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert loaded.split() == []

@@ -16,13 +16,20 @@ from typing import Any
 import pytest
 
 import powertrain
+import powertrain.jax
+import powertrain.lightgbm
+import powertrain.tensorflow
 import powertrain.torch
+import powertrain.xgboost
 
 GUIDE = Path(__file__).parents[1] / "docs" / "migration.md"
 #: Modules of Ray's, and where their names are here.
 MODULES = {
     "ray.train": powertrain,
     "ray.train.torch": powertrain.torch,
+    "ray.train.xgboost": powertrain.xgboost,
+    "ray.train.lightgbm": powertrain.lightgbm,
+    "ray.train.v2.jax": powertrain.jax,
     "ray.train.v2.api.callback": powertrain,
     "ray.train.v2.api.config": powertrain,
     "ray.train.v2.api.context": powertrain,

@@ -106,6 +106,8 @@ class DataParallelTrainer:
     ) -> None:
         functions.check_shape(train_loop_per_worker)
         self._remarks: list[str] = []
+        #: Said at every start of the run.
+        self._standing_remarks: list[str] = []
         #: What :meth:`restore` needs to make this trainer again.
         self._arguments: dict[str, Any] = {
             "train_loop_per_worker": train_loop_per_worker,
@@ -225,7 +227,7 @@ class DataParallelTrainer:
 
         imported = time.monotonic()
         _set_log_level(self.run_config)
-        self._remarks.clear()
+        self._remarks[:] = self._standing_remarks
         if server is not None and (remark := _about_clean_workers(server)):
             self._remarks.append(remark)
         configs = (self.scaling_config, self.run_config, self._data, self._validation)
@@ -506,7 +508,7 @@ class DataParallelTrainer:
             return self._trial.server
         from powertrain.engine.local import server_of_run
 
-        return stack.enter_context(server_of_run())
+        return stack.enter_context(server_of_run(preloads_torch=self._backend_may_use_torch))
 
     def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
         """An engine on the cluster that this process is connected to."""
@@ -527,13 +529,18 @@ class DataParallelTrainer:
             runtime_env=uploaded(self.scaling_config.engine_options.get("runtime_env") or {}),
             trainer_resources=self.scaling_config.trainer_resources or {},
             # A plain backend and a driver without torch: nothing says that a worker will need it.
-            preloads_torch=type(self._backend) is not BackendConfig or "torch" in sys.modules,
+            preloads_torch="torch" in sys.modules
+            or (type(self._backend) is not BackendConfig and self._backend_may_use_torch),
             streams=[
                 Stream(name, given, self._data.is_split(name))
                 for name, given in self._streamed_datasets().items()
             ],
         )
         return RayEngine(options, storage)
+
+    @property
+    def _backend_may_use_torch(self) -> bool:
+        return bool(getattr(self._backend, "uses_torch", True))
 
     def _connect_to_ray(self) -> None:
         """Be a driver of the cluster that was named, or of the one that this process is connected to."""

@@ -470,17 +470,17 @@ def prepare_server() -> None:
 
 
 @contextlib.contextmanager
-def server_of_run() -> Iterator[WarmServer]:
+def server_of_run(*, preloads_torch: bool = True) -> Iterator[WarmServer]:
     """A warm server with the state of this process as it is now; the shared clean one where forking is unsafe."""
     global _has_forked
     if not why_fork_is_unsafe():
         if _has_forked:  # a script that fits repeatedly pays for these imports once, not in each server
             from powertrain.engine.server import import_for_workers
 
-            import_for_workers(torch_too=True)
+            import_for_workers(torch_too=preloads_torch)
         if not why_fork_is_unsafe():
             _has_forked = True
-            server = WarmServer()
+            server = WarmServer(preloads_torch=preloads_torch)
             _of_runs.append(server)
             try:
                 yield server
