@@ -79,7 +79,7 @@ $(READY): pyproject.toml constraints.txt
 # An environment that sees all packages of the first one and has its own beside them.
 $(FRAMEWORKS_READY): $(READY)
 	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)
-	$(BIN)/python -c "import site; print(*site.getsitepackages(), sep='\n')" \
+	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
 		> "$$($(FRAMEWORKS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/packages_of_dev.pth"
 	$(BIN)/python -m pip --python $(FRAMEWORKS)/bin/python install --quiet --disable-pip-version-check \
 		-c constraints.txt "jax>=0.4.35" "tensorflow>=2.16" "tf-keras>=2.16"

@@ -79,7 +79,8 @@ def recipe(
     if TRAIN_DATASET_KEY not in names:
         raise ConfigError(
             f"{trainer} was given no training function, so it trains on datasets={{{TRAIN_DATASET_KEY!r}: ...}}; it "
-            f"was given {', '.join(map(repr, names)) or 'none'}. Give the dataset under that name, or a training function."
+            f"was given {', '.join(map(repr, names)) or 'none'}. Give the dataset under that name, or a training "
+            "function."
         )
     if not isinstance(label_column, str) or not label_column:
         raise ConfigError(
