@@ -155,7 +155,7 @@ class DataParallelTrainer:
         if self._engine_name == "local":
             from powertrain.engine.local import prepare_server
 
-            prepare_server()
+            prepare_server(preloads_torch=self._backend_may_use_torch)
 
     @classmethod
     def restore(

@@ -109,11 +109,15 @@ def test_two_workers_make_the_model_of_one_process_also_after_a_rank_was_killed(
     assert of_ranks[0] == of_ranks[1] == result.metrics["train-mlogloss"], "evaluated on the rows of both"
 
 
-def test_the_example_trains_and_continues(tmp_path: Path) -> None:
+def test_the_example_trains_and_continues_where_torch_is_not_installed(tmp_path: Path) -> None:
+    absent = tmp_path / "packages" / "torch"
+    absent.mkdir(parents=True)
+    (absent / "__init__.py").write_text("raise ModuleNotFoundError('torch is not installed', name='torch')")
     example = Path(__file__).parents[2] / "examples" / "xgboost_digits.py"
-    command = [sys.executable, str(example), "--storage", str(tmp_path), "--smoke"]
+    command = [sys.executable, str(example), "--storage", str(tmp_path / "runs"), "--smoke"]
+    environment = {**os.environ, "PYTHONPATH": str(absent.parent)}
     for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         accuracy = float(done.stdout.split("test accuracy: ")[1].split("%")[0])
         assert accuracy > 90
