@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FRAMEWORKS := $(VENV)/frameworks
+FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -10,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-rest test-rest-ray test-rest-others test-all test-gpu bench lint format clean
+.PHONY: help run test test-rest test-rest-ray test-rest-others test-all test-frameworks test-gpu bench lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## show these lines
@@ -38,6 +40,11 @@ test-rest-others: $(READY)
 		-m "not smoke and (gpu or (e2e or slow) and not ray)" $(ARGS)
 
 test-all: test test-rest  ## run all tests
+
+# JAX and TensorFlow take 1.5 GB and seconds to import, so they are beside the environment of the other tests, not in it.
+test-frameworks: $(FRAMEWORKS_READY)  ## run the tests of XGBoost, LightGBM, JAX and TensorFlow, and install the latter two
+	$(FRAMEWORKS)/bin/python -m pytest --durations 20 -m "not ray and not gpu" tests/frameworks tests/test_docs_frameworks.py \
+		tests/stories/test_xgboost.py tests/stories/test_lightgbm.py tests/stories/test_jax.py tests/stories/test_tensorflow.py $(ARGS)
 
 test-gpu: $(READY)  ## run the tests that need a GPU
 	$(BIN)/python -m pytest tests -m gpu $(ARGS)
@@ -67,4 +74,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(PIP_INSTALL) hatchling editables
 	$(PIP_INSTALL) --no-build-isolation -e ".[dev,examples,bench]"
+	touch $@
+
+# An environment that sees all packages of the first one and has its own beside them.
+$(FRAMEWORKS_READY): $(READY)
+	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)
+	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
+		> "$$($(FRAMEWORKS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/packages_of_dev.pth"
+	$(BIN)/python -m pip --python $(FRAMEWORKS)/bin/python install --quiet --disable-pip-version-check \
+		-c constraints.txt "jax>=0.4.35" "tensorflow>=2.16" "tf-keras>=2.16"
 	touch $@

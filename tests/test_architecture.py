@@ -22,7 +22,8 @@ FLOORS: list[set[str]] = [
     {"cli"},
     {"dashboard", "tune", "kubernetes"},
     {"lightning", "huggingface"},
-    {"torch"},
+    {"torch", "xgboost", "lightgbm", "jax", "tensorflow"},
+    {"frameworks"},
     {"trainer"},
     {"result"},
     {"result_contents"},
@@ -236,7 +237,8 @@ def test_nothing_imports_testing() -> None:
 
 
 def test_importing_powertrain_imports_nothing_heavy() -> None:
-    heavy = {"torch", "pyarrow", "pandas", "rich", "ray", "numpy", "lightning", "pytorch_lightning"}
+    heavy = {"torch", "pyarrow", "pandas", "rich", "ray", "numpy", "lightning", "pytorch_lightning", "transformers"}
+    heavy |= {"accelerate", "xgboost", "lightgbm", "jax", "tensorflow", "tensorboard", "mlflow", "wandb"}
     script = f"import powertrain, sys; print(*({heavy!r} & sys.modules.keys()))"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert loaded.split() == []

@@ -46,6 +46,10 @@ from powertrain.config import (
     without_effect,
 )
 from powertrain.errors import ConfigError
+from powertrain.jax import JaxConfig
+from powertrain.lightgbm import LightGBMConfig
+from powertrain.tensorflow import TensorflowConfig
+from powertrain.xgboost import XGBoostConfig
 
 ALL = [
     CheckpointConfig,
@@ -290,6 +294,12 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (TorchConfig, {"init_method": "file"}, ["init_method='file'", "'env', 'tcp'"]),
     (TorchConfig, {"timeout_s": -1}, ["timeout_s=-1", "positive number of seconds"]),
     (TorchConfig, {"timeout_s": "1800"}, ["timeout_s='1800'", "Give a number"]),
+    (XGBoostConfig, {"xgboost_communicator": "mpi"}, ["xgboost_communicator='mpi'", "'rabit'"]),
+    (XGBoostConfig, {"communicator": "rabit"}, ["no field 'communicator'", "xgboost_communicator"]),
+    (LightGBMConfig, {"port": 1}, ["no field 'port'"]),
+    (TensorflowConfig, {"port": 1}, ["no field 'port'"]),
+    (JaxConfig, {"use_tpu": True}, ["use_tpu=True", "TPUs are not supported", "use_gpu=True"]),
+    (JaxConfig, {"use_gpu": "yes"}, ["use_gpu='yes'", "True or False"]),
     (TorchConfig, {"timeout": 5}, ["no field 'timeout'", "mean 'timeout_s'"]),
     (ValidationConfig, {}, ["fn=None", "missing", "Give a function"]),
     (ValidationConfig, {"fn": 3}, ["fn=3", "cannot be called"]),

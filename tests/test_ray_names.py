@@ -17,8 +17,12 @@ import pytest
 
 import powertrain
 import powertrain.huggingface.transformers
+import powertrain.jax
+import powertrain.lightgbm
 import powertrain.lightning
+import powertrain.tensorflow
 import powertrain.torch
+import powertrain.xgboost
 
 GUIDE = Path(__file__).parents[1] / "docs" / "migration.md"
 #: Modules of Ray's, and where their names are here.
@@ -27,6 +31,9 @@ MODULES = {
     "ray.train.lightning": powertrain.lightning,
     "ray.train.torch": powertrain.torch,
     "ray.train.huggingface.transformers": powertrain.huggingface.transformers,
+    "ray.train.xgboost": powertrain.xgboost,
+    "ray.train.lightgbm": powertrain.lightgbm,
+    "ray.train.v2.jax": powertrain.jax,
     "ray.train.v2.api.callback": powertrain,
     "ray.train.v2.api.config": powertrain,
     "ray.train.v2.api.context": powertrain,

@@ -1511,6 +1511,9 @@ class BackendConfig:
     ``__init__``.
     """
 
+    #: False where no worker needs torch: the process that workers are forked from then does not load it.
+    uses_torch: ClassVar[bool] = True
+
     @property
     def backend_cls(self) -> type[Any]:
         """The :class:`powertrain.backend.Backend` that does the setting up; the base one does nothing."""

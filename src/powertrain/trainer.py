@@ -106,6 +106,8 @@ class DataParallelTrainer:
     ) -> None:
         functions.check_shape(train_loop_per_worker)
         self._remarks: list[str] = []
+        #: Said at every start of the run.
+        self._standing_remarks: list[str] = []
         #: What :meth:`restore` needs to make this trainer again.
         self._arguments: dict[str, Any] = {
             "train_loop_per_worker": train_loop_per_worker,
@@ -153,7 +155,7 @@ class DataParallelTrainer:
         if self._engine_name == "local":
             from powertrain.engine.local import prepare_server
 
-            prepare_server()
+            prepare_server(preloads_torch=self._will_use_torch())
 
     @classmethod
     def restore(
@@ -225,7 +227,7 @@ class DataParallelTrainer:
 
         imported = time.monotonic()
         _set_log_level(self.run_config)
-        self._remarks.clear()
+        self._remarks[:] = self._standing_remarks
         if server is not None and (remark := _about_clean_workers(server)):
             self._remarks.append(remark)
         configs = (self.scaling_config, self.run_config, self._data, self._validation)
@@ -510,7 +512,9 @@ class DataParallelTrainer:
 
     def _will_use_torch(self) -> bool:
         """Whether workers are likely to use torch, so that it is loaded once for all of them."""
-        return type(self._backend) is not BackendConfig or "torch" in sys.modules
+        if type(self._backend) is BackendConfig:  # which says nothing of it
+            return "torch" in sys.modules
+        return bool(getattr(self._backend, "uses_torch", True))
 
     def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
         """An engine on the cluster that this process is connected to."""

@@ -17,6 +17,7 @@ RULES = (
         r"^( *)from ray import (train, *tune|tune, *train)( *#.*)?$",
         r"\1import powertrain as train; from powertrain import tune\3",
     ),
+    (r"\bray\.train\.v2\.jax\b", r"powertrain.jax"),
     (r"\bray\.train\b", r"powertrain"),
     (r"\bray\.data\b", r"powertrain.data"),
     (r"\bray\.tune\b", r"powertrain.tune"),

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from powertrain.backend import Worker, WorkerMetadata
 from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError, EngineError
+from powertrain.frameworks import joining
+from powertrain.frameworks.ports import on_one_host, on_one_node
 from powertrain.torch import backend as torch_backend
 from powertrain.torch import rendezvous
 from powertrain.torch.backend import (
     Place,
     TorchBackend,
-    on_one_host,
-    on_one_node,
     refuse_shared_gpus,
 )
 from powertrain.torch.rendezvous import Meeting
@@ -259,16 +259,16 @@ def test_shutdown_is_bounded_when_a_rank_is_gone(forked: Callable[[int], Any]) -
     group.kill(1)
     began = time.monotonic()
     TorchBackend().on_shutdown(group, GLOO)
-    assert time.monotonic() - began < torch_backend._LEAVE_SECONDS + torch_backend._LEAVE_SLACK_SECONDS
+    assert time.monotonic() - began < joining.LEAVE_TIMEOUT_S + joining._LEAVE_SLACK_S
     assert group.execute_single(0, is_initialized) is False
 
 
 def test_an_action_that_never_ends_is_given_up() -> None:
     released = threading.Event()
-    assert "took longer than 0.05 s" in torch_backend._within(0.05, released.wait)
+    assert "took longer than 0.05 s" in joining.within(0.05, released.wait)
     released.set()
-    assert torch_backend._within(5, lambda: None) == ""
-    assert "ZeroDivisionError" in torch_backend._within(5, lambda: 1 / 0)
+    assert joining.within(5, lambda: None) == ""
+    assert "ZeroDivisionError" in joining.within(5, lambda: 1 / 0)
 
 
 def test_nccl_without_a_gpu_is_refused_with_the_way_out(forked: Callable[[int], Any]) -> None:

@@ -21,12 +21,14 @@ from powertrain.data.plan import Plan
 from powertrain.data.position import Position
 from powertrain.data.prepared import Prepared, prepare_alone
 from powertrain.data.rows import Rows
+from powertrain.data.tf_batches import TensorflowBatches
 from powertrain.errors import DataChangedError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from powertrain.data.dataset import Dataset
     from powertrain.data.execution import Execution
     from powertrain.data.scratch import Scratch
 
@@ -90,7 +92,7 @@ class _Seat(TypedDict):
     memory_bytes: int
 
 
-class DataShard:
+class DataShard(TensorflowBatches):
     """One rank's part of a dataset. ``powertrain.get_dataset_shard(name)`` gives it.
 
     Each iteration over what :meth:`iter_torch_batches` or :meth:`iter_batches` return is one epoch, in an order of its
@@ -285,6 +287,47 @@ class DataShard:
             width = shard.peek(batch_size=1)["features"].shape[1]
         """
         return (self.iter_batches if "batch_format" in options else self.iter_torch_batches)(**options).peek()
+
+    def materialize(self) -> Dataset:
+        """Read this rank's rows of the first epoch into memory, for libraries that need all of them at once.
+
+        The ranks have each row exactly once between them, and the same rows after a restart with as many ranks. The
+        position of the shard does not move, and whether a checkpoint was asked for makes no difference.
+
+        Returns:
+            The rows as a dataset in memory, for example for ``to_pandas()``.
+
+        Raises:
+            DataError: The rows cannot be read.
+
+        Example::
+
+            frame = powertrain.get_dataset_shard("train").materialize().to_pandas()
+        """
+        from powertrain.data.formats import to_arrow
+        from powertrain.data.reading import from_arrow
+
+        began = self.watch.wait()
+        try:
+            tables = list(self._all_batches(to_arrow))
+        finally:
+            self.watch.go_on(began)
+        return from_arrow(tables or self.schema().empty_table())
+
+    def _all_batches(self, convert: Callable[[Rows], T]) -> Iterator[T]:
+        """This rank's batches of the first epoch, without rows that only keep a rank in step. Nothing moves."""
+        rows = max(1, min(self._largest_block(), -(-self._prepared.rows // self._ranks)))
+        cut = self._cut(rows, None, None, False, 1, None, convert)
+        start = self._start(Position.beginning(self._prepared), cut, None)
+        epoch = open_epoch(
+            self._loader_for(start), start, replace(cut, shuffle=start.shuffle), self.fills_batches
+        )
+        try:
+            yield from (
+                ready.batch for group in epoch.groups for ready in group if ready.weight and ready.rows
+            )
+        finally:
+            epoch.pipeline.close()
 
     def schema(self) -> pa.Schema:
         """Columns and types of the data as it is stored."""

@@ -24,12 +24,15 @@ from powertrain.data.early_ends import EarlyEnds, is_look
 from powertrain.data.pipeline import Pipeline
 from powertrain.data.rows import Rows
 from powertrain.data.shard import BATCH_SIZE, LARGEST_BATCH, UNWATCHED, Watch, formatted, watched_copies
+from powertrain.data.tf_batches import TensorflowBatches
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     import torch
+
+    from powertrain.data.dataset import Dataset
 
 T = TypeVar("T")
 
@@ -248,7 +251,7 @@ class _Cut(Generic[T]):
 # --------------------------------------------------------------------------- the shard
 
 
-class StreamedShard:
+class StreamedShard(TensorflowBatches):
     """One rank's part of a dataset of Ray's, streamed from Ray as it is computed there.
 
     Each iteration over what :meth:`iter_torch_batches` or :meth:`iter_batches` return is one epoch: one execution of
@@ -351,6 +354,17 @@ class StreamedShard:
 
         for rows in StreamedBatches(self, self._cut(row_dicts, BATCH_SIZE, True, prefetch_batches)):
             yield from rows
+
+    def materialize(self) -> Dataset:
+        """Read this rank's rows of one epoch into memory: see :meth:`powertrain.data.DataShard.materialize`.
+
+        Ray computes the dataset for it, on all ranks together: call it on every rank. Which rows a rank gets is Ray's
+        choice, and may be another after a restart.
+        """
+        from powertrain.data.reading import from_arrow
+
+        tables = list(self.iter_batches(batch_format="pyarrow"))
+        return from_arrow(tables or self.schema().empty_table())
 
     def _cut(self, convert: Callable[[Rows], T], rows: int, keeps_rest: bool, prefetch: int) -> _Cut[T]:
         ahead = min(whole("prefetch_batches", prefetch, 0), LARGEST_BATCH)

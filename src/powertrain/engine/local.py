@@ -116,7 +116,7 @@ class WarmServer:
         from powertrain.engine import server as protocol
 
         self._protocol = protocol
-        self.owner = os.getpid()
+        self.owner, self.preloads_torch = os.getpid(), preloads_torch
         self.warmed: float | None = None
         #: When it was ready (monotonic), and how long its imports had taken until then.
         self._ready_at, self._imports = float("inf"), 0.0
@@ -444,29 +444,30 @@ _MOST_OF_CALLS = 64
 _server_lock = threading.Lock()
 
 
-def warm_up(*, clean: bool = False) -> WarmServer:
+def warm_up(*, clean: bool = False, preloads_torch: bool = True) -> WarmServer:
     """Return the shared warm server of this process, started where there is none.
 
     Args:
         clean: Whether it must be one that holds nothing of what this process has set or patched.
+        preloads_torch: Whether it is one for workers that need torch.
     """
     with _server_lock:
         for server in _shared:
-            if server.alive and not (clean and server.is_forked):
+            if server.alive and server.preloads_torch == preloads_torch and not (clean and server.is_forked):
                 return server
-        server = WarmServer(clean=clean)
+        server = WarmServer(clean=clean, preloads_torch=preloads_torch)
         server.take_over_sweeps()
         _shared[:] = [*(other for other in _shared if other.alive), server]
         atexit.register(server.close)
         return server
 
 
-def prepare_server() -> None:
+def prepare_server(*, preloads_torch: bool = True) -> None:
     """Warm up for a ``fit()`` that is to come, if what it will need does not depend on when it comes."""
     if _of_runs:  # a sweep, whose trials share one
         return
     if not is_loading_main() and why_fork_is_unsafe():
-        warm_up(clean=True)
+        warm_up(clean=True, preloads_torch=preloads_torch)
 
 
 @contextlib.contextmanager
@@ -474,7 +475,7 @@ def server_of_run(*, preloads_torch: bool = True) -> Iterator[WarmServer]:
     """A warm server with the state of this process as it is now; the shared clean one where forking is unsafe.
 
     Args:
-        preloads_torch: Whether workers will need torch. The shared one always loads it.
+        preloads_torch: Whether workers will need torch.
     """
     global _has_forked
     if not why_fork_is_unsafe():
@@ -493,7 +494,7 @@ def server_of_run(*, preloads_torch: bool = True) -> Iterator[WarmServer]:
                 server.wait_for_end(_CLOSE_TIMEOUT_S)
                 _of_runs.remove(server)
             return
-    yield warm_up(clean=True)
+    yield warm_up(clean=True, preloads_torch=preloads_torch)
 
 
 def server_of_call() -> WarmServer:

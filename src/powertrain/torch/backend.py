@@ -12,10 +12,8 @@ import logging
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -23,6 +21,8 @@ from typing import Any, cast
 from powertrain.backend import Backend, BackendConfig, Worker, WorkerGroup
 from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError, EngineError
+from powertrain.frameworks.joining import LEAVE_TIMEOUT_S, await_joined, leave_all, within
+from powertrain.frameworks.ports import on_one_host, on_one_node
 from powertrain.torch.rendezvous import (
     Meeting,
     ReservedPort,
@@ -33,10 +33,6 @@ from powertrain.torch.rendezvous import (
 )
 
 logger = logging.getLogger("powertrain")
-
-#: How long a worker tries to leave its group, and how much longer the driver waits for the answers.
-_LEAVE_SECONDS = 5.0
-_LEAVE_SLACK_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -83,26 +79,11 @@ class TorchBackend(Backend):
             )
             for worker in workers
         ]
-        # The others would wait for a rank that failed until their own timeout.
-        done, _ = wait(joining, return_when=FIRST_EXCEPTION)
-        for future in joining:
-            # Only what went wrong is looked at: a value would be unpickled, and none is needed.
-            if future in done and (error := future.exception()) is not None:
-                raise error
+        await_joined(joining)
 
     def on_shutdown(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
         """After this every worker that still answers has left the group. Never raises, never hangs."""
-        try:
-            leaving: Sequence[Future[None]] = worker_group.execute_async(_leave, _LEAVE_SECONDS)
-        except Exception as error:
-            logger.debug("The workers can no longer be told to leave the process group: %s", error)
-            return
-        done, late = wait(leaving, timeout=_LEAVE_SECONDS + _LEAVE_SLACK_SECONDS)
-        for future in done:
-            if (problem := future.exception()) is not None:
-                logger.debug("A worker did not leave the process group: %s", problem)
-        if late:
-            logger.debug("%d workers did not answer when told to leave the process group", len(late))
+        leave_all(worker_group, _leave)
 
 
 def _place(worker: Worker, world_size: int, meeting: Meeting, one_host: bool, config: TorchConfig) -> Place:
@@ -117,16 +98,6 @@ def _place(worker: Worker, world_size: int, meeting: Meeting, one_host: bool, co
         gpus=len(worker.metadata.gpu_ids),
         announce=config.init_method == "env",
     )
-
-
-def on_one_host(workers: Sequence[Worker]) -> bool:
-    """True when all workers reach each other through the loopback interface."""
-    return len({(worker.metadata.hostname, worker.metadata.node_ip) for worker in workers}) <= 1
-
-
-def on_one_node(workers: Sequence[Worker]) -> bool:
-    """True when all workers also see the same files: two nodes of a cluster may be containers of one host."""
-    return on_one_host(workers) and len({worker.metadata.node_id for worker in workers}) <= 1
 
 
 def refuse_shared_gpus(backend: str | None, workers: Sequence[Worker]) -> None:
@@ -218,7 +189,7 @@ def _join(place: Place) -> None:
         _keep_existing(place)
         return
     if _membership.joined:
-        _leave(_LEAVE_SECONDS)
+        _leave(LEAVE_TIMEOUT_S)
     backend = place.backend or ("nccl" if _has_gpu() else "gloo")
     if uses_nccl(backend):
         _check_nccl_can_work()
@@ -373,7 +344,7 @@ def _leave(seconds: float) -> None:
     dist, cuda = _distributed(), cast(Any, torch.cuda)
     _membership.port.close()
     if _membership.joined and dist.is_initialized():
-        problem = _within(seconds, dist.destroy_process_group)
+        problem = within(seconds, dist.destroy_process_group)
         if problem:
             logger.warning("The process group could not be taken down, and is left: %s", problem)
     if _membership.joined:
@@ -382,23 +353,3 @@ def _leave(seconds: float) -> None:
     _membership.restore_variables()
     if cuda.is_initialized():
         cuda.empty_cache()
-
-
-def _within(seconds: float, action: Callable[[], Any]) -> str:
-    """Call ``action``, giving up waiting after ``seconds``; what went wrong, or "".
-
-    A group with a broken member may never come back from being destroyed.
-    """
-    problems = [f"destroying the process group took longer than {seconds:g} s"]
-
-    def act() -> None:
-        try:
-            action()
-            problems[0] = ""
-        except Exception as error:
-            problems[0] = f"{type(error).__name__}: {error}"
-
-    thread = threading.Thread(target=act, name="powertrain-leave-group", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return problems[0]

@@ -14,12 +14,21 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from powertrain.errors import EngineError
+from powertrain.frameworks.ports import ReservedPort, bind, joined
+
+__all__ = [
+    "Meeting",
+    "ReservedPort",
+    "bind",
+    "open_file_store",
+    "open_tcp_store",
+    "publish_reserved",
+    "read_reserved",
+]
 
 #: A worker that cannot reach rank 0's listening socket within this many seconds never will.
 _CONNECT_TIMEOUT_S = 120.0
@@ -55,59 +64,7 @@ class Meeting:
     def __str__(self) -> str:
         if self.file:
             return self.file
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class ReservedPort:
-    """The port of rank 0, from the time that it is chosen: this process's own until it is closed or handed over."""
-
-    def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-
-    def open(self, address: str, *, listens: bool) -> tuple[str, int]:
-        """Take a port of ``address`` (loopback when it is ""); see :func:`bind`."""
-        self.close()
-        self._socket = bind(address, listens=listens)
-        host, port = self._socket.getsockname()[:2]
-        return host, port
-
-    def take_descriptor(self) -> int:
-        """Hand the listening socket to the store that serves it."""
-        if self._socket is None:
-            raise EngineError("rank 0 received the request to join before the request to listen")
-        listener, self._socket = self._socket, None
-        return listener.detach()
-
-    def close(self) -> None:
-        """Let go of the port."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-
-def bind(address: str, *, listens: bool = True) -> socket.socket:
-    """Return a socket on ``address`` alone (loopback when it is ""), on a port the system chose.
-
-    One that does not listen only keeps the system from giving the port to another process: a connection to it is
-    refused, and code of the user's can still listen there itself, because torch's own stores share addresses.
-    """
-    problem: OSError | None = None
-    for host in [address] if address else ["127.0.0.1", "::1"]:
-        bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        try:
-            if not listens:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind((host, 0))
-            if listens:
-                bound.listen(socket.SOMAXCONN)
-            return bound
-        except OSError as error:
-            bound.close()
-            problem = error
-    raise EngineError(
-        f"Rank 0 could not listen on {address or 'the loopback interface'} for the other workers: {problem}. "
-        "Check that the address belongs to the node."
-    )
+        return joined(self.host, self.port)
 
 
 def open_file_store(dist: Any, meeting: Meeting, directory: str) -> Any:

@@ -301,8 +301,11 @@ class Rank:
 
 
 def _choose_gpu(device: int) -> None:
-    """Make a GPU the current one; raises :class:`EngineError` where torch cannot use it."""
-    import torch
+    """Make a GPU torch's current one, where there is torch; raises :class:`EngineError` where torch cannot use it."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return  # the ranks of other frameworks choose theirs by the local rank
 
     try:
         torch.cuda.set_device(device)

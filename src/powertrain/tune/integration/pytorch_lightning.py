@@ -13,7 +13,7 @@ from typing import Any
 
 from powertrain.arguments import as_flag, plain_scalar, shorten
 from powertrain.errors import ConfigError
-from powertrain.tune.integration.reporting import as_names, check_filename, file_checkpoint
+from powertrain.frameworks.reporting import as_names, check_filename, file_checkpoint
 from powertrain.worker import context
 
 __all__ = ["TuneCallback", "TuneReportCallback", "TuneReportCheckpointCallback"]

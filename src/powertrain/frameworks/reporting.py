@@ -96,7 +96,7 @@ class BoosterReporting:
     ) -> None:
         name = type(self).__name__
         self._names = as_names(metrics, name)
-        self._filename = check_filename(filename, name)
+        self.filename = check_filename(filename, name)
         self._frequency = as_whole(frequency, f"{name}(frequency=...)", 0, _MOST, ConfigError)
         self._saves_at_end = as_flag(checkpoint_at_end, f"{name}(checkpoint_at_end=...)", ConfigError)
         if results_postprocessing_fn is not None and not callable(results_postprocessing_fn):
@@ -137,7 +137,7 @@ class BoosterReporting:
             return
         is_first = context.get_context().get_world_rank() == 0
         write: Callable[[str], Any] = model.save_model if is_first else _write_nothing
-        with file_checkpoint(self._filename, write) as checkpoint:
+        with file_checkpoint(self.filename, write) as checkpoint:
             context.report(metrics, checkpoint=checkpoint)
 
 

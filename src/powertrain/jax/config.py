@@ -1,0 +1,37 @@
+"""JaxConfig: how the processes of a JaxTrainer are connected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from powertrain.config import BackendConfig, Config, flag, only, option
+from powertrain.frameworks.library import Library
+
+JAX = Library("jax", "jax")
+
+
+@dataclass(frozen=True, repr=False)
+class JaxConfig(Config, BackendConfig):
+    """How JAX's processes are connected.
+
+    Example:
+        >>> JaxTrainer(train, jax_config=JaxConfig(use_gpu=True), scaling_config=ScalingConfig(2, use_gpu=True))
+    """
+
+    uses_torch: ClassVar[bool] = False
+
+    use_tpu: bool = option(
+        False, only(False, why="TPUs are not supported", fix="Use CPUs, or use_gpu=True with GPUs.")
+    )
+    """Only False: TPUs are not supported."""
+
+    use_gpu: bool = option(False, flag)
+    """Compute on GPUs: sets JAX_PLATFORMS to "cuda" in the workers, unless it is set already."""
+
+    @property
+    def backend_cls(self) -> type[Any]:
+        """The backend that connects the processes."""
+        from powertrain.jax.backend import JaxBackend
+
+        return JaxBackend

@@ -1,0 +1,29 @@
+"""TensorflowConfig: how the workers of a TensorflowTrainer are connected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from powertrain.config import BackendConfig, Config
+from powertrain.frameworks.library import Library
+
+TENSORFLOW = Library("tensorflow", "tensorflow tf-keras")
+
+
+@dataclass(frozen=True, repr=False)
+class TensorflowConfig(Config, BackendConfig):
+    """How TensorFlow's workers are connected. There is nothing to choose.
+
+    Example:
+        >>> TensorflowTrainer(train, tensorflow_config=TensorflowConfig())
+    """
+
+    uses_torch: ClassVar[bool] = False
+
+    @property
+    def backend_cls(self) -> type[Any]:
+        """The backend that connects the workers."""
+        from powertrain.tensorflow.backend import TensorflowBackend
+
+        return TensorflowBackend

@@ -1,0 +1,32 @@
+"""XGBoostConfig: how the workers of an XGBoostTrainer are connected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from powertrain.config import BackendConfig, Config, one_of, option
+from powertrain.frameworks.library import Library
+
+XGBOOST = Library("xgboost", "xgboost")
+
+
+@dataclass(frozen=True, repr=False)
+class XGBoostConfig(Config, BackendConfig):
+    """How XGBoost's workers are connected.
+
+    Example:
+        >>> XGBoostTrainer(train, xgboost_config=XGBoostConfig(xgboost_communicator="rabit"))
+    """
+
+    uses_torch: ClassVar[bool] = False
+
+    xgboost_communicator: Literal["rabit"] = option("rabit", one_of("rabit"))
+    """XGBoost's collective library. ``"rabit"`` is the only one."""
+
+    @property
+    def backend_cls(self) -> type[Any]:
+        """The backend that connects the workers."""
+        from powertrain.xgboost.backend import XGBoostBackend
+
+        return XGBoostBackend

@@ -1,0 +1,127 @@
+"""XGBoostTrainer: the data-parallel trainer whose workers share XGBoost's collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from powertrain.config import BackendConfig, as_config
+from powertrain.frameworks.boosting import about_unused, recipe, without_checkpoint_rules
+from powertrain.trainer import DataParallelTrainer
+from powertrain.xgboost.config import XGBOOST, XGBoostConfig
+
+if TYPE_CHECKING:
+    from xgboost import Booster
+
+    from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from powertrain.data.dataset import Dataset
+
+
+class XGBoostTrainer(DataParallelTrainer):
+    """Run ``train_loop_per_worker`` on every worker, inside one communicator of XGBoost.
+
+    ``xgboost.train`` in the function then trains one model on the rows of all workers.
+
+    Args:
+        train_loop_per_worker: The training function. Without one, ``params``, ``label_column`` and ``datasets`` say
+            what to train, as in Ray Train's older API.
+        train_loop_config: What the function is called with.
+        xgboost_config: How the workers are connected.
+        scaling_config: How many workers there are, and what each of them gets.
+        run_config: The name, storage and rules of the run.
+        datasets: Datasets by name, for ``get_dataset_shard(name)``.
+        dataset_config: How they are divided.
+        validation_config: How checkpoints are validated beside the training.
+        metadata: Data that is kept with the run's checkpoints.
+        resume_from_checkpoint: A checkpoint that ``get_checkpoint()`` gives at the run's first start.
+        label_column: Without a function: the column to predict.
+        params: Without a function: XGBoost's parameters.
+        num_boost_round: Without a function: rounds of the whole model, 10 by default.
+        **train_kwargs: Without a function: further arguments of ``xgboost.train``.
+
+    Raises:
+        ConfigError: An argument has a wrong value, or arguments contradict each other.
+        ImportError: xgboost is not installed.
+
+    Example:
+        >>> def train(config):
+        ...     frame = powertrain.get_dataset_shard("train").materialize().to_pandas()
+        ...     matrix = xgboost.DMatrix(frame.drop(columns="y"), label=frame["y"])
+        ...     xgboost.train(config, matrix, evals=[(matrix, "train")], callbacks=[ReportCallback()])
+        >>> result = XGBoostTrainer(
+        ...     train,
+        ...     train_loop_config={"objective": "binary:logistic"},
+        ...     datasets={"train": dataset},
+        ...     scaling_config=ScalingConfig(num_workers=2),
+        ... ).fit()
+    """
+
+    _backend_argument = "xgboost_config"
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any] | None = None,
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        xgboost_config: BackendConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Dataset | Callable[[], Dataset]] | None = None,
+        dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        label_column: str | None = None,
+        params: dict[str, Any] | None = None,
+        num_boost_round: int | None = None,
+        **train_kwargs: Any,
+    ) -> None:
+        of_recipe = {"params": params, "label_column": label_column, "num_boost_round": num_boost_round}
+        unused: list[str] = []
+        if train_loop_per_worker is None:
+            from powertrain.xgboost.from_params import TrainFromParams
+
+            train_loop_per_worker = TrainFromParams(
+                recipe(
+                    "XGBoostTrainer",
+                    **of_recipe,
+                    datasets=datasets,
+                    run_config=run_config,
+                    options=train_kwargs,
+                )
+            )
+            run_config = without_checkpoint_rules(run_config)
+        else:
+            unused = about_unused("XGBoostTrainer", {**of_recipe, **train_kwargs})
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=XGBoostConfig()
+            if xgboost_config is None
+            else as_config(xgboost_config, BackendConfig, "xgboost_config"),
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            validation_config=validation_config,
+        )
+        self._standing_remarks += unused
+        if self._engine_name != "ray":  # on a cluster its nodes need it, and this process does not
+            XGBOOST.check_installed("XGBoostTrainer")
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint) -> Booster:
+        """Return the model of a checkpoint that :class:`powertrain.xgboost.ReportCallback` has reported.
+
+        Args:
+            checkpoint: The checkpoint.
+
+        Example:
+            >>> booster = XGBoostTrainer.get_model(result.checkpoint)
+        """
+        from powertrain.xgboost.callback import ReportCallback
+
+        return ReportCallback.get_model(checkpoint)
