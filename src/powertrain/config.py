@@ -79,6 +79,8 @@ SWEEP_HOOKS = (
     "on_trial_error",
     "on_experiment_end",
 )
+#: Trackers that are chosen by name (``powertrain.trackers``).
+TRACKER_NAMES = ("tensorboard", "mlflow", "wandb", "csv")
 #: The dataset that ``get_dataset_shard`` gives where none is named.
 TRAIN_DATASET_KEY = "train"
 TORCH_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
@@ -1021,6 +1023,25 @@ def _callbacks(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _trackers(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise Refusal(f"{_a_type(value)} is not a list", "Put the trackers into a list: trackers=[...].")
+    for tracker in value:
+        if isinstance(tracker, str):
+            if tracker not in TRACKER_NAMES:
+                fix = f"{did_you_mean(tracker, TRACKER_NAMES)}Known are {', '.join(TRACKER_NAMES)}."
+                raise Refusal(f"there is no tracker {_short(tracker)}", fix)
+        elif isinstance(tracker, type):
+            fix = f"Write {tracker.__name__}() in the list."
+            raise Refusal(f"{tracker.__name__} is a class, not an instance", fix)
+        elif not callable(getattr(tracker, "open", None)) or not callable(getattr(tracker, "settled", None)):
+            fix = f"Give {', '.join(map(repr, TRACKER_NAMES))}, or an instance of a powertrain.trackers.Tracker."
+            raise Refusal(f"{_short(tracker)} is not a tracker", fix)
+    return tuple(value)
+
+
 def _worker_environment(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
@@ -1272,6 +1293,14 @@ class RunConfig(Config):
     report_barrier: bool | None = option(None, optional(flag))
     """True makes every ``report`` a global barrier, as in Ray Train: it returns when all ranks have made that report.
     False does not. None stands for the environment variable POWERTRAIN_REPORT_BARRIER (1 or 0), or else False."""
+
+    trackers: Sequence[Any] = option(None, _trackers)
+    """Where rank 0's reports are sent as well: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, ``"csv"``, or objects
+    such as ``powertrain.trackers.MLflow(...)``. A process of its own sends them, and never holds up training."""
+
+    tracker_timeout_s: float = option(30.0, positive)
+    """Seconds that trackers have to catch up when the run is over. One that refuses has 5. The rest is sent by
+    ``powertrain track``."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "local_dir": "Use storage_path.",

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from powertrain.run.lease import Lease
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
+    from powertrain.trackers.base import Tracker
+    from powertrain.trackers.following import TrackerProcess
     from powertrain.worker.context import Place
     from powertrain.worker.tracing import TraceSettings
 
@@ -135,6 +137,7 @@ class DataParallelTrainer:
         _refuse_unknown_split(self._data, self._datasets)
         _refuse_what_is_not_here(self.run_config)
         _trace_settings(self.run_config)
+        self._choose_trackers(self.run_config.name or "run")
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
         _refuse_unreachable_data(self._datasets, self._data, self._engine_name)
@@ -279,6 +282,7 @@ class DataParallelTrainer:
             controller.say(message)
         stack.enter_context(lease_watch.watching(lease, controller.lost_the_lease, taken_by))
         _listen(name, lease.number, kept, runtime, controller, stack)
+        trackers = self._start_trackers(storage, record, earlier, controller, stack)
         with self._live_findings(kept, name, terminal):
             outcome, is_forced = self._run_controller(controller, engine, stack)
         if is_forced:
@@ -290,6 +294,7 @@ class DataParallelTrainer:
         else:
             _keep_return_value(outcome, storage.within(self._patience_at_end), kept, terminal)
             self._diagnose(kept, name, terminal)
+            self._finish_trackers(trackers, outcome, storage, terminal)
         return self._conclude(outcome, storage, engine)
 
     # -- pieces of fit
@@ -894,6 +899,63 @@ class DataParallelTrainer:
                 final.copy_to(os.fspath(trace.logs_dir), trace.session_id, report)
         except Exception as error:
             _tell(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")
+
+    # -- trackers
+
+    def _choose_trackers(self, name: str) -> list[Tracker]:
+        """The run's trackers; raises :class:`ConfigError` for one whose package or setting is missing."""
+        if not self.run_config.trackers:
+            return []
+        from powertrain.storage import open_storage
+        from powertrain.trackers.choosing import chosen
+
+        run = self.run_config
+        root = open_storage(run.storage_root, filesystem=run.storage_filesystem)
+        inside = root.child(name).local_path("x")
+        return chosen(run.trackers, str(inside.parent) if inside is not None else "")
+
+    def _start_trackers(
+        self,
+        storage: Storage,
+        record: Mapping[str, Any],
+        earlier: _Earlier,
+        controller: Controller,
+        stack: ExitStack,
+    ) -> TrackerProcess | None:
+        """Have the run's points sent to its trackers by a process of their own; None where there are none."""
+        chosen = self._choose_trackers(record["name"])
+        if not chosen:
+            return None
+        from powertrain.trackers import following
+        from powertrain.trackers.choosing import keep
+
+        run = following.describe_run(
+            storage, record, earlier.record.get("started", record["started"]), self._config
+        )
+        if unkept := keep(storage, chosen, run):
+            controller.say(
+                f"'powertrain track' will need --tracker: the trackers could not be kept ({unkept})."
+            )
+        try:
+            process = following.start(storage, chosen, run, controller.say)
+        except OSError as error:
+            controller.say(f"Points are not sent to trackers: their process cannot be started ({error}).")
+            return None
+        stack.callback(process.close)
+        return process
+
+    def _finish_trackers(
+        self, process: TrackerProcess | None, outcome: RunOutcome, storage: Storage, terminal: Any
+    ) -> None:
+        """Give trackers their time, and name those that have not got all points."""
+        if process is None:
+            return
+        from powertrain.trackers import following
+
+        is_to_leave = outcome.is_to_leave or outcome.state == "preempted"
+        ending = following.ending_of(storage, outcome.state, outcome.reason)
+        for sentence in process.finish(ending, following.patience(self.run_config, is_to_leave)):
+            _tell(terminal, sentence)
 
     def _follow(self) -> Result:
         """Any rank but 0 under torchrun."""

@@ -106,6 +106,7 @@ def test_ls_shows_hostile_names_literally(ended: Storage, going: Storage, tmp_pa
         ("stacks", "--json"),
         ("stop",),
         ("diagnose",),
+        ("track",),
         ("diagnose", "--json"),
     ],
     ids=" ".join,
@@ -160,7 +161,7 @@ def test_verbs_on_a_live_run_with_hostile_answers(
     check_no_line_is_forged(shown_by(tmp_path, verb, *name, *options))
 
 
-@pytest.mark.parametrize("verb", ["show", "stop", "stacks", "logs", "diagnose"])
+@pytest.mark.parametrize("verb", ["show", "stop", "stacks", "logs", "diagnose", "track"])
 def test_errors_about_hostile_names(ended: Storage, tmp_path: Path, verb: str) -> None:
     for run in ("evil-unknown", f"no{HOSTILE_NAME}", f"./{HOSTILE_NAME}"):
         text = shown_by(tmp_path, verb, run)
@@ -190,7 +191,7 @@ def test_every_verb_is_tried_here() -> None:
     verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
     verbs |= {group.name for group in app.registered_groups if group.name}
     assert verbs == {
-        "ls", "show", "logs", "stop", "stacks", "resize", "diagnose", "compare", "trace", "k8s"
+        "ls", "show", "logs", "stop", "stacks", "resize", "diagnose", "compare", "track", "trace", "k8s"
     }  # fmt: skip
 
 

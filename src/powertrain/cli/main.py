@@ -19,6 +19,7 @@ from powertrain.cli.show import show
 from powertrain.cli.stacks import stacks
 from powertrain.cli.stop import stop
 from powertrain.cli.trace import trace
+from powertrain.cli.track import track
 from powertrain.errors import PowertrainError
 from powertrain.version import __version__
 
@@ -37,6 +38,7 @@ app.command()(stacks)
 app.command()(resize)
 app.command()(diagnose)
 app.command()(compare)
+app.command()(track)
 app.add_typer(trace, name="trace")
 app.add_typer(k8s, name="k8s")
 

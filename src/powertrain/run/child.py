@@ -74,13 +74,13 @@ class Child:
 def live(entry: str, parent: int) -> NoReturn:
     """In the child: read the payload, call the entry, end with the code it returns."""
     payload = sys.stdin.buffer.read()
-    threading.Thread(target=_end_with, args=(parent,), name="powertrain-parent", daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent,), name="powertrain-parent", daemon=True).start()
     module, _, name = entry.partition(":")
     function = getattr(importlib.import_module(module), name)
     sys.exit(function(payload))
 
 
-def _end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Wait until ``parent`` is gone, then end this process and its group."""
     with contextlib.suppress(OSError, AttributeError):  # no such process any more, or no such call here
         poll = select.poll()

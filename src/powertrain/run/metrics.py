@@ -23,7 +23,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -412,7 +412,7 @@ def _segment_key(lease: int, first: int, last: int) -> str:
 
 def _last_covered(storage: Storage, lease: int) -> int:
     """The largest number that the segments of a lease cover."""
-    return max((segment.footer.last for segment in _segments(storage).get(lease, [])), default=0)
+    return max((segment.footer.last for segment in _segments(storage, {}).get(lease, [])), default=0)
 
 
 # --------------------------------------------------------------------------- reading
@@ -479,27 +479,38 @@ def stored_points(storage: Storage) -> list[Segment | pa.Table]:
 
     Call it in ``consistently``, together with what is then read of the segments.
     """
+    return [source for _, source in points_after(storage, {})]
+
+
+def points_after(storage: Storage, read: Mapping[int, int]) -> list[tuple[int, Segment | pa.Table]]:
+    """As :func:`stored_points`, each with its lease, but without segments that a reader is through with.
+
+    Args:
+        storage: That of the run.
+        read: By lease the last number of the segments that are left out. They are not even opened.
+    """
     # Spools first: points move from a spool to a segment, so in this order none is missed.
     spools = _read_spools(storage)
-    segments = _segments(storage)
-    found: list[Segment | pa.Table] = []
+    segments = _segments(storage, read)
+    found: list[tuple[int, Segment | pa.Table]] = []
     for lease in sorted(segments.keys() | spools.keys()):
         of_lease = segments.get(lease, [])
-        found += of_lease
-        covered = max((segment.footer.last for segment in of_lease), default=0)
+        found += [(lease, segment) for segment in of_lease]
+        covered = max((segment.footer.last for segment in of_lease), default=read.get(lease, 0))
         records = [r for number, part in spools.get(lease, []) if number > covered for r in part]
         if records:
-            found.append(table_of(records))
+            found.append((lease, table_of(records)))
     return found
 
 
-def _segments(storage: Storage) -> dict[int, list[Segment]]:
-    """The segments of each lease, without those that were merged into others but not deleted."""
+def _segments(storage: Storage, read: Mapping[int, int]) -> dict[int, list[Segment]]:
+    """The segments of each lease, without those that were merged into others but not deleted, and without those that
+    end at or before the number that ``read`` has of their lease."""
     found: dict[int, list[Segment]] = {}
-    covered: dict[int, int] = {}
+    covered = dict(read)
     for lease, first, minus_last, entry in _listed_segments(storage):
         last = -minus_last
-        if first > covered.get(lease, 0):
+        if first > covered.get(lease, 0) or (lease not in found and last > covered.get(lease, 0)):
             with passing_over_damage(entry.key):
                 segment = Segment(storage, entry.key, entry.size)
                 _check_numbers(segment.footer, first, last)

@@ -23,6 +23,7 @@ WITHOUT_TORCH = (
     "validate_asleep",
     "with_a_child_of_its_own",
     "trace_until_killed",
+    "track_until_killed",
     "share_the_machine",
     "talk",
     "freeze",
@@ -129,6 +130,12 @@ def talk() -> dict[str, Any]:
 
     once_more = FailureConfig(max_failures=1)
     return story.outcome_of(trainer(talking.talk, "talks", failure_config=once_more).fit)
+
+
+def track_until_killed() -> dict[str, Any]:
+    import tracked
+
+    return tracked.until_killed()
 
 
 def share_the_machine() -> Any:

@@ -170,22 +170,3 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def cut_to_whole_lines(path: Path, has_quotes: bool = False) -> str:
-    """Remove what a process that died while writing left of a last line, and return the rest; "" for no file.
-
-    Args:
-        path: The file.
-        has_quotes: Whether a line end between double quotes is part of a value, as in CSV.
-    """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return ""
-    end = content.rfind(b"\n") + 1
-    while has_quotes and end and content.count(b'"', 0, end) % 2:
-        end = content.rfind(b"\n", 0, end - 1) + 1
-    if end < len(content):
-        os.truncate(path, end)
-    return content[:end].decode("utf-8", "replace")

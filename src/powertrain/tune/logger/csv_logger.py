@@ -8,7 +8,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powertrain.tune.logger.base import FileLogger, cut_to_whole_lines, flatten
+from powertrain.trackers.text_files import cut_to_whole_lines, read_csv
+from powertrain.tune.logger.base import FileLogger, flatten
 
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial
@@ -22,7 +23,7 @@ class _Sheet:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        rows = _read_rows(cut_to_whole_lines(path, has_quotes=True))
+        rows = read_csv(cut_to_whole_lines(path, has_quotes=True))
         self.columns: list[str] = rows[0] if rows else []
         self.last = 0
         if _ITERATION in self.columns and len(rows) > 1:
@@ -42,15 +43,6 @@ class _Sheet:
         writer.writerow(values)
         with self._path.open("a", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
-
-
-def _read_rows(text: str) -> list[list[str]]:
-    # A list of numbers can be longer than what the module takes by default for a value.
-    limit = csv.field_size_limit(len(text) + 1)
-    try:
-        return list(csv.reader(io.StringIO(text, newline="")))
-    finally:
-        csv.field_size_limit(limit)
 
 
 class CSVLoggerCallback(FileLogger):

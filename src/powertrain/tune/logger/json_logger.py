@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from powertrain.error_text import describe_error
-from powertrain.tune.logger.base import FileLogger, as_json, cut_to_whole_lines
+from powertrain.trackers.text_files import cut_to_whole_lines
+from powertrain.tune.logger.base import FileLogger, as_json
 
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial

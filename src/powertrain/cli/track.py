@@ -1,0 +1,46 @@
+"""``powertrain track``: brings the trackers of a run up to date."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from powertrain.cli import arguments
+from powertrain.cli.finding import FoundRun, find_run
+from powertrain.cli.output import print_line
+from powertrain.errors import StorageError
+
+
+def track(
+    run: arguments.Run,
+    storage: arguments.Storage = "",
+    tracker: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tracker",
+            "-t",
+            help="tensorboard, mlflow, wandb or csv, with settings from the environment, in place of those that the "
+            "run was started with. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Send a run's points to its trackers, as far as they have not got them."""
+    from powertrain.trackers import upkeep
+
+    found = find_run(run, storage)
+    if found.live is not None:
+        raise StorageError(
+            f"{found.name!r} is under way and sends its points itself. Use this when it has ended."
+        )
+    is_complete = True
+    for line, is_done in upkeep.bring_up_to_date(found.place, tracker or [], _command(found)):
+        print_line(line, err=not is_done)
+        is_complete = is_complete and is_done
+    if not is_complete:
+        raise typer.Exit(1)
+
+
+def _command(found: FoundRun) -> str:
+    return f"powertrain track {found.name}"
