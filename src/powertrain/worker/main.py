@@ -45,6 +45,9 @@ ENTRY = "powertrain.worker.main:run"
 UNREACHABLE = 113
 #: The longest path of a Unix socket, and the length of the name that multiprocessing gives to one.
 _SOCKET_PATH_BYTES, _SOCKET_NAME_BYTES = 107, len("/listener-12345678")
+#: After how many seconds a thread lets another run while a rank starts: the usual 5 ms are spent several times then,
+#: because the main thread and the service thread take turns.
+_START_SWITCH_INTERVAL_S = 0.0005
 #: Put among the commands when the side thread is gone and no command will ever come.
 _BROKEN = wire.Dismissed(summary={"broken": True})
 
@@ -97,6 +100,9 @@ class Rank:
         self._spec = spec
         self._place = spec.place
         self._local_function = local_function
+        self._switch_interval = sys.getswitchinterval()
+        if local_function is None:
+            sys.setswitchinterval(_START_SWITCH_INTERVAL_S)
         self._gate = Gate()
         progress.reset()
         is_users_own = local_function is not None and watch < 0
@@ -220,6 +226,7 @@ class Rank:
             with self._debugger.installed():
                 function = self._local_function or _load_function(self._spec.function)
                 self._begin_tracing()
+                sys.setswitchinterval(self._switch_interval)
                 progress.startup.loaded()
                 value = function()
         except StopRun:
