@@ -32,7 +32,8 @@ class TrialNames:
     """
 
     def __init__(self, tune: TuneConfig, trainable: str, trials: Mapping[str, Trial]) -> None:
-        self._tune, self._trainable, self._trials = tune, trainable, trials
+        self._tune, self._trials = tune, trials
+        self._trainable = _cleaned(trainable).strip("-") or "trial"  # of a lambda: lambda
         self._has_told = False
 
     def __call__(self, trial: Trial) -> str:

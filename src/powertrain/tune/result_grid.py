@@ -124,9 +124,14 @@ class ResultGrid:
                 average of the last reports ("last-5-avg", "last-10-avg").
             filter_nan_and_inf: Whether trials whose value is not finite are passed over.
 
+        Returns:
+            The result. That of a single trial needs neither metric nor mode.
+
         Raises:
             ConfigError: There is no metric or mode, or no trial has reported the metric.
         """
+        if len(self) == 1 and not (metric or self._state.metric):
+            return self[0]
         return self._result(self._best_trial(metric, mode, scope, filter_nan_and_inf))
 
     def _best_trial(

@@ -91,11 +91,11 @@ class TrialScheduler:
             )
 
     def score(self, result: Mapping[str, Any]) -> float | None:
-        """Return the compared number of a report, greater for better; None where it has none or is not a number."""
+        """Return the compared number of a report, greater for better; None where it has none. NaN is the worst."""
         value = number_of(result, self.metric or "")
-        if value is None or math.isnan(value):
+        if value is None:
             return None
-        return value if self.mode == "max" else -value
+        return -math.inf if math.isnan(value) else value if self.mode == "max" else -value
 
     def time_of(self, result: Mapping[str, Any]) -> float | None:
         """Return the time of a report; None where it has none."""

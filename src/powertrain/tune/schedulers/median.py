@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -64,7 +65,7 @@ class MedianStoppingRule(TrialScheduler):
             return []
         self._judged_at[trial] = time
         averages = [
-            statistics.fmean(value for at, value in results if at <= time)
+            _average([value for at, value in results if at <= time])
             for other, results in self._results.items()
             if other != trial and results and results[0][0] <= time <= results[-1][0]
         ]
@@ -86,3 +87,7 @@ class MedianStoppingRule(TrialScheduler):
         resumed = self._paused.pop(0)
         self._running.add(resumed)
         return [Decision(resumed, Action.CONTINUE)]
+
+
+def _average(scores: list[float]) -> float:
+    return -math.inf if -math.inf in scores else statistics.fmean(scores)

@@ -39,9 +39,36 @@ def choose_kept(kept: Mapping[str, Any], given: Searcher) -> Searcher:
 
 
 def describe_changes(
-    kept: Mapping[str, Any], space: Mapping[str, Any], tune: TuneConfig, searcher: Searcher
+    kept: Mapping[str, Any], space: Mapping[str, Any], tune: TuneConfig, judge: Judge
 ) -> str:
-    """Return one sentence on what a script does otherwise than the one that began the sweep; "" for nothing."""
+    """Return what a script does otherwise than the one that began the sweep, in words; "" for nothing.
+
+    Args:
+        kept: The arguments that the sweep keeps; {} where they cannot be opened.
+        space: The ``param_space`` of the script.
+        tune: Its ``TuneConfig``.
+        judge: Has replayed what the earlier drivers have left.
+    """
+    return " ".join(
+        filter(None, (_describe_differing(kept, space, tune, judge), _describe_fewer(tune, judge)))
+    )
+
+
+def _describe_fewer(tune: TuneConfig, judge: Judge) -> str:
+    total, trials = judge.searcher.total_trials(), judge.state.trials
+    limit = tune.num_samples if total is None else total
+    if limit < 0 or len(trials) <= limit:
+        return ""
+    count = "1 trial" if limit == 1 else f"{limit} trials"
+    return (
+        f"num_samples={tune.num_samples} asks for {count}, and the sweep has {len(trials)} already: all of them stay, "
+        "and none is added."
+    )
+
+
+def _describe_differing(
+    kept: Mapping[str, Any], space: Mapping[str, Any], tune: TuneConfig, judge: Judge
+) -> str:
     if not kept:
         return ""
     before: TuneConfig = kept["tune_config"]
@@ -50,7 +77,7 @@ def describe_changes(
         "metric": (before.metric, tune.metric),
         "mode": (before.mode, tune.mode),
         "scheduler": (before.scheduler, tune.scheduler),
-        "search_alg": (type(kept["searcher"]), type(searcher)),
+        "search_alg": (type(kept["searcher"]), type(judge.searcher)),
     }
     changed = [name for name, (old, new) in pairs.items() if not are_alike(old, new)]
     if not changed:

@@ -8,6 +8,7 @@ main thread waits, draws the table, and hears signals.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -295,6 +296,7 @@ class SweepLoop:
         except Exception as error:  # a configuration that no trainer can be made with
             self._on_end(trial, TrialEnd("failed", str(error), error))
             return
+        run.on_recover(functools.partial(self._on_recover, trial))
         with self._changed:
             self._running[trial.trial_id] = run
             self._call("on_trial_start", trial=trial)
@@ -306,6 +308,14 @@ class SweepLoop:
                 else:
                     run.end_early(self._ending)
         self._on_end(trial, run.fit())
+
+    def _on_recover(self, trial: Trial) -> None:
+        with self._changed:
+            try:
+                self._keep([ev.TrialFailed(time=time.time(), trial=trial.trial_id)])
+            except Exception as error:
+                self._fail(error)
+            self._call("on_trial_recover", trial=trial)
 
     def _on_report(
         self, trial: Trial, row: int, metrics: Mapping[str, Any], seconds: float, is_saved: bool
@@ -431,7 +441,7 @@ class SweepLoop:
     def _call(self, hook: str, **info: Any) -> None:
         if self._callbacks:
             trials = list(self.state.trials.values())
-            self._callbacks.call(hook, iteration=len(trials), trials=trials, **info)
+            self._callbacks.call(hook, trials=trials, **info)
 
 
 def _continued(trial: Trial, reason: str) -> ev.TrialDecided:
