@@ -103,7 +103,7 @@ def test_a_stopper_counts_the_reports_of_a_continued_sweep_once(tmp_path: Path) 
     make(tmp_path, train, run={"stop": stopper}).fit()
     tuner = make(tmp_path, train, run={"stop": stopper})
     tuner._resume = tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESUME)
-    assert [result.metrics["training_iteration"] for result in tuner.fit()] == [4]
+    assert [trial.iteration for trial in tuner.fit().trials] == [4]
 
 
 def test_a_stopper_that_cannot_be_copied_is_used_itself() -> None:
@@ -128,10 +128,10 @@ def test_failures_of_a_trial_are_counted_also_for_a_later_process(tmp_path: Path
     told: list[tuple[str, int]] = []
 
     class Counts(tune.Callback):
-        def on_trial_recover(self, trial: Any, **info: Any) -> None:
+        def on_trial_recover(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             told.append(("recover", trial.num_failures))
 
-        def on_trial_error(self, trial: Any, **info: Any) -> None:
+        def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             told.append(("error", trial.num_failures))
 
     def train(config: dict[str, Any]) -> None:
@@ -211,7 +211,8 @@ def test_the_best_of_a_single_trial_needs_no_metric(tmp_path: Path) -> None:
 def test_metric_and_mode_of_the_searcher_are_those_of_the_results(tmp_path: Path) -> None:
     search = OptunaSearch(metric="loss", mode="max", seed=1)
     grid = make(tmp_path, metric=None, mode=None, search_alg=search, num_samples=2).fit()
-    assert grid.get_best_result().metrics["loss"] == max(result.metrics["loss"] for result in grid)
+    best: Any = grid.get_best_result()
+    assert best.metrics["loss"] == max(trial.last_result["loss"] for trial in grid.trials)
     assert record.read(record_storage(tmp_path / "sweep"))["metric"] == ["loss"]
 
 
