@@ -78,6 +78,12 @@ class TrialNames:
         )
 
 
+def restart_name(name: str, start: int) -> str:
+    """Return the name of the run with which a trial begins anew in a start of its sweep."""
+    suffix = f"-restart{start}"
+    return f"{re.sub(r'-restart[0-9]+$', '', name)[: NAME_LIMIT_BYTES - len(suffix)]}{suffix}"
+
+
 def _cleaned(text: str) -> str:
     return (
         re.sub(r"[^A-Za-z0-9_=.,+-]+", "-", text).encode()[:_TAG_BYTES].decode(errors="ignore").rstrip(".,-")

@@ -278,6 +278,11 @@ class ResultGrid:
 
     def _mode(self, given: str | None) -> str:
         mode = given or self._state.mode
+        if not mode:
+            raise ConfigError(
+                "Whether the metric is to be small or large is not known. Give mode='min' or 'max', or set "
+                "TuneConfig(mode=...)."
+            )
         if mode not in ("min", "max"):
             raise ConfigError(
                 f"mode={mode!r} is neither 'min' nor 'max'. Give mode=..., or set TuneConfig(mode=...)."

@@ -352,6 +352,13 @@ def copy_stopper(stop: Any) -> Any:
         return stop
 
 
+def bounds_of(stopper: Stopper) -> list[str]:
+    """Return the metrics for which some stoppers have bounds."""
+    if isinstance(stopper, CombinedStopper):
+        return [name for one in stopper.stoppers for name in bounds_of(one)]
+    return list(stopper._bounds) if isinstance(stopper, BoundStopper) else []
+
+
 def add_spent(stopper: Stopper, seconds: float) -> None:
     """Let the timeouts among some stoppers count seconds that earlier drivers have spent."""
     if isinstance(stopper, TimeoutStopper):

@@ -36,7 +36,7 @@ from powertrain.tune.sweep.description import as_list, describe_sweep, first_of,
 from powertrain.tune.sweep.interrupts import interrupts_of
 from powertrain.tune.sweep.trial_run import make_trainer, split_sections
 from powertrain.tune.trainable import as_function, is_trainable_class
-from powertrain.tune.trainable.kept import KeptTrainable, name_of, scaling_of
+from powertrain.tune.trainable.kept import KeptTrainable, check_takes_config, name_of, scaling_of
 from powertrain.tune.trial import Trial
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Tuner:
         )
         tuner = cls(
             trainable if trainable is not None else arguments["trainable"],
-            param_space=param_space if param_space is not None else arguments["param_space"],
+            param_space=param_space if param_space is not None else arguments["param_space"] or None,
             tune_config=arguments["tune_config"],
             run_config=run,
         )
@@ -377,6 +377,7 @@ class Tuner:
                 "function of the configuration that calls tune.report."
             )
         function = trainable
+        check_takes_config(trainable)
         if is_trainable_class(trainable):
             checkpoints = self._run.checkpoint_config
             function = as_function(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from powertrain import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, tune
+from powertrain.config import NAME_LIMIT_BYTES
 from powertrain.errors import ConfigError
 from powertrain.tune.search.optuna import OptunaSearch
 from powertrain.tune.stopper import (
@@ -198,7 +199,53 @@ def test_states_of_callbacks_that_cannot_be_opened_do_not_end_the_sweep(
     assert "callbacks begin without their earlier states" in capsys.readouterr().out
 
 
+# --------------------------------------------------------------------------- what was given
+
+
+def test_a_sweep_without_a_space_is_restored(tmp_path: Path) -> None:
+    run = RunConfig(name="sweep", storage_path=str(tmp_path), verbose=0)
+    tune.Tuner(inline(lambda config: tune.report({"loss": 1.0})), run_config=run).fit()
+    assert len(tune.Tuner.restore(tmp_path / "sweep").fit()) == 1
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda config, data: None], ids=["none", "two"])
+def test_a_function_that_does_not_take_a_configuration_is_refused_before_any_trial(function: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a trial calls it with its configuration alone, and it takes \("):
+        tune.Tuner(function)
+
+
+def test_a_trial_that_begins_anew_several_times_keeps_a_short_name(tmp_path: Path) -> None:
+    def fails(config: dict[str, Any]) -> None:
+        raise RuntimeError("always")
+
+    make(tmp_path, fails, trial_name_creator=lambda _: "n" * NAME_LIMIT_BYTES).fit()
+    for start in (2, 3):
+        (trial,) = tune.Tuner.restore(tmp_path / "sweep", inline(fails), restart_errored=True).fit().trials
+        assert trial.name.endswith(f"n-restart{start}")
+        assert "RuntimeError: always" in trial.reason
+
+
+def test_a_limit_for_a_metric_that_is_never_reported_is_mentioned_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path, num_samples=2, run={"stop": {"los": 1, "training_iteration": 2}}).fit()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "RunConfig(stop=...)" in line]
+    assert len(lines) == 1
+    assert "has a limit for 'los', which no trial has reported so far" in lines[0]
+    assert "'loss'" in lines[0]
+
+
+def test_a_metric_that_is_no_number_is_named_with_its_type(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="It reported 'loss' as str, not as a number"):
+        make(tmp_path, lambda config: tune.report({"loss": "small"})).fit()
+
+
 # --------------------------------------------------------------------------- results
+
+
+def test_a_missing_mode_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="small or large is not known"):
+        make(tmp_path, mode=None, num_samples=2).fit().get_best_result()
 
 
 def test_the_best_of_a_single_trial_needs_no_metric(tmp_path: Path) -> None:

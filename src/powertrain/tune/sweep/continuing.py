@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.tune import trial as tr
 from powertrain.tune.config import ResumeConfig, ResumeType
+from powertrain.tune.naming import restart_name
 from powertrain.tune.search.base import Searcher
 from powertrain.tune.sweep import events as ev
 from powertrain.tune.sweep import record
@@ -102,7 +103,7 @@ def resume_facts(judge: Judge, resume: ResumeConfig, num_samples: int, at: float
     facts = judge.complete_decisions(at)
     for trial in list(state.trials.values()):
         if trial.status == tr.ERROR and resume.errored is not ResumeType.SKIP:
-            fresh = f"{trial.name}-restart{state.starts}" if resume.errored is ResumeType.RESTART else ""
+            fresh = restart_name(trial.name, state.starts) if resume.errored is ResumeType.RESTART else ""
             facts += judge.revive(trial, fresh, at)
         elif not trial.is_ended and resume.unfinished is ResumeType.SKIP:
             facts += judge.end(trial, tr.TERMINATED, "", "it was not resumed", trial.seconds, at)

@@ -297,6 +297,11 @@ class Judge:
         if trial.trial_id not in self._unknown_to_searcher:
             self.searcher.on_trial_result(trial.trial_id, result)
         decisions = self.scheduler.on_trial_result(trial.trial_id, result)
+        if not isinstance(decisions, list) or not all(isinstance(each, Decision) for each in decisions):
+            raise ConfigError(
+                f"{type(self.scheduler).__name__}.on_trial_result() returned {shorten(decisions)}. It must return a "
+                "list of Decision, [] to let the trial continue."
+            )
         reason = ""
         if self.stopper(trial.trial_id, result):
             why = getattr(self.stopper, "reason", None)

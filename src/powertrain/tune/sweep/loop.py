@@ -19,6 +19,7 @@ from powertrain.errors import ConfigError, StorageError
 from powertrain.run.stopping import PauseHere, StopHere
 from powertrain.tune import trial as tr
 from powertrain.tune.callback import CallbackList
+from powertrain.tune.stopper import bounds_of
 from powertrain.tune.sweep import events as ev
 from powertrain.tune.sweep.judge import Judge
 from powertrain.tune.sweep.state import Exploit, SweepState
@@ -32,6 +33,8 @@ _logger = logging.getLogger("powertrain")
 _LOOK_INTERVAL_S = 0.5
 #: Seconds that trials have to come to a boundary once the sweep ends; as after Ctrl-C.
 _END_GRACE_S = 15.0
+#: Reports of a trial after which a limit for a metric that was never reported is probably a mistake.
+_REPORTS_BEFORE_HINT = 10
 
 #: Starts the run of a trial: f(trial, its pending change, a function for its reports).
 Starter = Callable[[Trial, "Exploit | None", Callable[[int, Mapping[str, Any], float, bool], str]], TrialRun]
@@ -92,6 +95,8 @@ class SweepLoop:
         self._end_by: float | None = None
         #: By trial that ended without any report what was missing.
         self._silent: dict[str, str] = {}
+        #: Whether limits for metrics that are not reported were looked for.
+        self._has_checked_bounds = False
         #: A fault that ends the sweep: bad input, or one of ours.
         self.fault: BaseException | None = None
         #: What ``fit`` of failed trials raised in this process.
@@ -330,6 +335,7 @@ class SweepLoop:
                     self._call("on_trial_result", trial=trial, result=trial.last_result)
                     self._call("on_step_end")
                 self._carry_out(facts, trial)
+                self._check_bounds(trial)
                 if not self._ending and self._judge.stopper.stop_all():
                     self.end("RunConfig(stop=...) has ended the sweep")
             except Exception as error:
@@ -396,9 +402,23 @@ class SweepLoop:
         self._keep(facts, apply=False)
         self._call("on_trial_error" if is_error else "on_trial_complete", trial=trial)
         self._on_trial_end(trial)
+        self._check_bounds(trial)
         self._carry_out(facts, None)
         if is_error and self._fail_fast:
             self._leave(f"{trial} has failed, and FailureConfig(fail_fast=True) ends the sweep then")
+
+    def _check_bounds(self, trial: Trial) -> None:
+        """Mention once, after a while, the metrics of ``RunConfig(stop={...})`` that no trial has reported."""
+        if self._has_checked_bounds or not (trial.is_ended or trial.iteration >= _REPORTS_BEFORE_HINT):
+            return
+        self._has_checked_bounds = True
+        reported = sorted({name for other in self.state.trials.values() for name in other.metrics})
+        missing = [name for name in bounds_of(self._judge.stopper) if name not in reported]
+        if missing and reported:
+            self._tell(
+                f"RunConfig(stop=...) has a limit for {', '.join(map(repr, missing))}, which no trial has reported so "
+                f"far: it ends none. Reported were {', '.join(map(repr, reported))}."
+            )
 
     def _missing_metric(self, trial: Trial) -> str:
         """Return an error where a trial ended well without ever reporting what it is compared by.
@@ -411,6 +431,11 @@ class SweepLoop:
             return ""
         reported = sorted(set(trial.metrics) - _OWN_METRICS)
         said = f"It reported {', '.join(map(repr, reported))}." if reported else "It reported nothing."
+        others = {
+            name: type(trial.last_result[name]).__name__ for name in missing if name in trial.last_result
+        }
+        if others:
+            said = f"It reported {', '.join(f'{name!r} as {kind}' for name, kind in others.items())}, not as a number."
         problem = (
             f"Trial {trial} never reported {', '.join(map(repr, missing))}, by which trials are compared. {said} "
             "Report it with powertrain.report({...}), or set TuneConfig(metric=...) to a metric that is reported."
