@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -177,6 +178,36 @@ def test_median_stopping_takes_reports_of_both_infinities() -> None:
     rule.on_trial_result("a", report(1, float("inf")))
     rule.on_trial_result("a", report(2, float("-inf")))
     assert rule.on_trial_result("b", report(2, 1.0)) == []
+
+
+def test_a_soft_median_rule_pauses_a_trial_until_all_have_begun() -> None:
+    """Also where nothing else runs: the next trial takes the place."""
+    rule = s.MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=1, hard_stop=False)
+    rule = ready(rule)
+    rule.on_trial_add("a", {})
+    assert rule.on_trial_result("a", report(1, 1.0)) == []
+    assert rule.on_trial_end("a") == []
+    for trial in "bc":
+        rule.on_trial_add(trial, {})
+        assert rule.on_trial_result(trial, report(1, 5.0 if trial == "b" else 6.0)) == [
+            s.Decision(trial, s.Action.PAUSE)
+        ]
+    assert rule.on_trials_complete() == [s.Decision(trial, s.Action.CONTINUE) for trial in "bc"]
+    assert rule.on_trial_result("b", report(1, 5.0)) == []
+
+
+def test_a_soft_median_rule_resumes_a_trial_that_the_searcher_waits_for() -> None:
+    rule = s.MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=1, hard_stop=False)
+    rule = ready(rule)
+    for trial in "ab":
+        rule.on_trial_add(trial, {})
+    rule.on_trial_result("a", report(1, 1.0))
+    assert rule.on_trial_result("b", report(1, 5.0)) == [s.Decision("b", s.Action.PAUSE)]
+    replayed = copy.deepcopy(rule)
+    replayed.adopt(s.Decision("b", s.Action.CONTINUE))
+    assert replayed.on_stalled() == []
+    assert rule.on_stalled() == [s.Decision("b", s.Action.CONTINUE)]
+    assert rule.on_stalled() == []
 
 
 def test_a_nested_metric_is_compared_as_get_best_result_does_it() -> None:
