@@ -180,10 +180,13 @@ def test_median_stopping_takes_reports_of_both_infinities() -> None:
     assert rule.on_trial_result("b", report(2, 1.0)) == []
 
 
+def soft_median() -> s.MedianStoppingRule:
+    return s.MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=1, hard_stop=False)
+
+
 def test_a_soft_median_rule_pauses_a_trial_until_all_have_begun() -> None:
     """Also where nothing else runs: the next trial takes the place."""
-    rule = s.MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=1, hard_stop=False)
-    rule = ready(rule)
+    rule = ready(soft_median())
     rule.on_trial_add("a", {})
     assert rule.on_trial_result("a", report(1, 1.0)) == []
     assert rule.on_trial_end("a") == []
@@ -197,8 +200,7 @@ def test_a_soft_median_rule_pauses_a_trial_until_all_have_begun() -> None:
 
 
 def test_a_soft_median_rule_resumes_a_trial_that_the_searcher_waits_for() -> None:
-    rule = s.MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=1, hard_stop=False)
-    rule = ready(rule)
+    rule = ready(soft_median())
     for trial in "ab":
         rule.on_trial_add(trial, {})
     rule.on_trial_result("a", report(1, 1.0))
