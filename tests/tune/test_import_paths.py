@@ -73,9 +73,7 @@ def test_a_name_that_is_not_here_says_what_to_use(name: str) -> None:
         getattr(tune, name)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [("pb2", "PB2"), ("hb_bohb", "HyperBandForBOHB"), ("pb2", "PB2Config")]
-)
+@pytest.mark.parametrize(("module", "name"), [("hb_bohb", "HyperBandForBOHB"), ("pb2", "PB2Config")])
 def test_a_scheduler_that_is_not_here_is_refused_at_its_import(module: str, name: str) -> None:
     found = importlib.import_module(f"powertrain.tune.schedulers.{module}")
     with pytest.raises((ConfigError, AttributeError), match=name):

@@ -170,36 +170,3 @@ def test_a_trial_has_what_ray_calls_its_checkpoint_directory_and_error(tmp_path:
             "last-10-avg": 4,
         }
     assert Trial("a_00000", 0, "never-started", {}).checkpoint is None
-
-
-def test_a_sweep_may_be_moved_and_one_that_was_renamed_is_named_as_such(tmp_path: Path) -> None:
-    tuner(tmp_path / "a", space={"x": tune.grid_search([1, 2]), "pair": (1, 2)}).fit()
-    (tmp_path / "b").mkdir()
-    moved = (tmp_path / "a" / "sweep").rename(tmp_path / "b" / "sweep")
-    assert len(tune.Tuner.restore(moved).fit()) == 2
-    other = moved.rename(tmp_path / "b" / "other")
-    for restore in (
-        lambda: tune.Tuner.restore(other),
-        lambda: tune.Tuner(
-            DataParallelTrainer(report_x, scaling_config=ScalingConfig(num_workers=0)),
-            param_space={"x": 1},
-            run_config=RunConfig(name="other", storage_path=str(tmp_path / "b"), verbose=0),
-        ).fit(),
-    ):
-        with pytest.raises(ConfigError, match=r"was named 'sweep' and is 'other' now.*rename it back"):
-            restore()
-    assert len(tune.Tuner.restore(other.rename(moved)).fit()) == 2
-
-
-def test_a_renamed_sweep_continues_with_the_script(tmp_path: Path) -> None:
-    tuner(tmp_path).fit()
-    renamed = (tmp_path / "sweep").rename(tmp_path / "other")
-    with pytest.raises(ConfigError, match="was named 'sweep' and is 'other' now"):
-        tune.Tuner.restore(renamed)
-    again = tune.Tuner(
-        DataParallelTrainer(report_x, scaling_config=ScalingConfig(num_workers=0)),
-        param_space={"x": tune.grid_search([3, 1, 2])},
-        run_config=RunConfig(name="other", storage_path=str(tmp_path), verbose=0),
-    )
-    assert [result.config for result in again.fit()] == [{"x": 3}, {"x": 1}, {"x": 2}]
-    assert len(tune.Tuner.restore(renamed).fit()) == 3

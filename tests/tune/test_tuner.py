@@ -49,6 +49,21 @@ def fit(tmp_path: Path, function: Callable[..., Any] = report_x, **arguments: An
 # --------------------------------------------------------------------------- bad input
 
 
+class ForRay(schedulers.FIFOScheduler):
+    def on_trial_result(self, controller: Any, trial: Any, result: Any) -> Any:  # type: ignore[override]
+        return "STOP"
+
+
+class Wordy(schedulers.FIFOScheduler):
+    def on_trial_result(self, trial: str, result: Any) -> Any:
+        return "STOP"
+
+
+def test_a_scheduler_that_returns_something_else_than_decisions_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Wordy\.on_trial_result\(\) returned 'STOP'.* list of Decision"):
+        fit(tmp_path, scheduler=Wordy())
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -57,6 +72,7 @@ def fit(tmp_path: Path, function: Callable[..., Any] = report_x, **arguments: An
         (lambda: tune.TuneConfig(mode="least"), "neither 'min' nor 'max'"),
         (lambda: tune.TuneConfig(metric=["a", "b"], mode="min"), "a mode for each metric"),
         (lambda: TUNE_CONFIG(metrik="a"), "Did you mean 'metric'"),
+        (lambda: TUNE_CONFIG(scheduler=ForRay()), "is written for Ray Tune"),
         (
             lambda: TUNE_CONFIG(scheduler=schedulers.HyperBandScheduler),
             "HyperBandScheduler is a class",
@@ -77,7 +93,6 @@ def fit(tmp_path: Path, function: Callable[..., Any] = report_x, **arguments: An
             "There is no scheduler 'ashaa'. Did you mean 'asha'",
         ),
         (lambda: tune.create_scheduler("asha", max_time=3), "unexpected keyword argument 'max_time'"),
-        (lambda: schedulers.PB2, "Use PopulationBasedTraining"),
         (lambda: schedulers.HyperBandForBOHB, "OptunaSearch"),
         (
             lambda: tune.Tuner(

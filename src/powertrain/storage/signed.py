@@ -2,7 +2,8 @@
 
 To open a pickle is to run code. So what a run keeps as one is signed when it is written, and returned only where the
 signature is right: a run directory that another user wrote cannot run code here. The signature covers the name of the
-run and of the file, so that a signed value of one run does not pass for that of another, or for another file.
+run and of the file, so that a signed value of one run does not pass for that of another, or for another file. A reader
+that knows which names a directory has had may name them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hmac
 import os
 import secrets
 import stat
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,16 +59,28 @@ def put(storage: Storage, value: Signed) -> None:
     storage.put(_signature_key(value.key), value.signature)
 
 
-def get(storage: Storage, key: str, *, limit: int = LARGE_RECORD_BYTES_LIMIT) -> bytes:
-    """The value under ``key``. Raises ``FileNotFoundError`` where there is none, :class:`NotOurs` where its signature
-    is not this user's, or missing, :class:`ConfigError` where this user's key cannot be relied on, and ``OSError`` with
-    ``EFBIG`` for one of more than ``limit`` bytes."""
+def get(
+    storage: Storage,
+    key: str,
+    *,
+    limit: int = LARGE_RECORD_BYTES_LIMIT,
+    earlier_names: Callable[[], Iterable[str]] = tuple,
+) -> bytes:
+    """The value under ``key``.
+
+    ``earlier_names`` is called where the signature is not for the name that the directory has now, and returns those
+    that it has had. Raises ``FileNotFoundError`` where there is no value, :class:`NotOurs` where its signature is not
+    this user's, or missing, :class:`ConfigError` where this user's key cannot be relied on, and ``OSError`` with
+    ``EFBIG`` for one of more than ``limit`` bytes.
+    """
     data = storage.get(key, limit=limit)
     try:
         signature, own = storage.get(_signature_key(key), limit=RECORD_BYTES_LIMIT), _whole(_key_path())
     except (FileNotFoundError, NotADirectoryError):  # a user without a key has signed nothing
         raise NotOurs(key) from None
-    if not hmac.compare_digest(signature, _signature(own, storage, key, data)):
+    if not hmac.compare_digest(signature, _signature(own, storage, key, data)) and not any(
+        hmac.compare_digest(signature, _signature(own, storage, key, data, name)) for name in earlier_names()
+    ):
         raise NotOurs(key)
     return data
 
@@ -81,12 +95,10 @@ def _signature_key(key: str) -> str:
     return key.rpartition(".")[0] + ".signature"
 
 
-def _signature(own: bytes, storage: Storage, key: str, data: bytes) -> bytes:
+def _signature(own: bytes, storage: Storage, key: str, data: bytes, name: str | None = None) -> bytes:
     """Covers the names too, each with its length, so that no other names and data give the same bytes."""
-    content = b"".join(
-        len(part).to_bytes(8, "big") + part
-        for part in (_PURPOSE, _run_name(storage).encode(errors="surrogateescape"), key.encode(), data)
-    )
+    run = (_run_name(storage) if name is None else name).encode(errors="surrogateescape")
+    content = b"".join(len(part).to_bytes(8, "big") + part for part in (_PURPOSE, run, key.encode(), data))
     return hmac.new(own, content, hashlib.sha256).hexdigest().encode()
 
 

@@ -153,6 +153,8 @@ class CallbackList:
         self._callbacks, self._tell = tuple(callbacks), tell
         self._told: set[tuple[int, str]] = set()
         self._is_closed = False
+        #: How many rounds of work the sweep has done: a round is a report and what follows from it.
+        self._rounds = 0
         self._guard = threading.RLock()
 
     def __bool__(self) -> bool:
@@ -163,11 +165,14 @@ class CallbackList:
 
         Args:
             hook: One of :data:`HOOKS`.
-            **info: Its arguments.
+            **info: Its arguments, without ``iteration``, which is counted here.
         """
         if hook not in HOOKS:
             raise ConfigError(f"{hook!r} is no hook of a callback. There are {', '.join(sorted(HOOKS))}.")
         with self._guard:  # checkpoints are committed on the threads of their runs
+            self._rounds += hook == "on_step_begin"
+            if hook not in ("setup", "on_experiment_end"):
+                info = {"iteration": self._rounds, **info}
             for place in range(len(self._callbacks)):
                 self._survive(place, hook, lambda function: function(**_accepted(function, info)))
 

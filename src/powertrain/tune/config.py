@@ -12,7 +12,7 @@ from typing import Any
 
 from powertrain.arguments import shorten
 from powertrain.config import Config, Refusal, flag, ignored, option, optional, positive, whole
-from powertrain.tune.schedulers.base import TrialScheduler
+from powertrain.tune.schedulers.base import TrialScheduler, find_other_signature
 from powertrain.tune.search.base import Searcher
 
 _SCHEDULERS_HINT = "Give an object such as tune.schedulers.ASHAScheduler(max_t=100), or its name 'asha'."
@@ -56,7 +56,15 @@ def _search_alg(value: Any) -> Any:
 
 
 def _scheduler(value: Any) -> Any:
-    if isinstance(value, (str, TrialScheduler)):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, TrialScheduler):
+        if shown := find_other_signature(value):
+            raise Refusal(
+                f"{shown} is written for Ray Tune",
+                "Here a scheduler gets the id of a trial and its report, and returns a list of Decision: see "
+                "powertrain.tune.schedulers.TrialScheduler.",
+            )
         return value
     if isinstance(value, type) and issubclass(value, TrialScheduler):
         raise Refusal(f"{value.__name__} is a class", f"Write {value.__name__}(...).")

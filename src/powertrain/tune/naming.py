@@ -32,7 +32,8 @@ class TrialNames:
     """
 
     def __init__(self, tune: TuneConfig, trainable: str, trials: Mapping[str, Trial]) -> None:
-        self._tune, self._trainable, self._trials = tune, trainable, trials
+        self._tune, self._trials = tune, trials
+        self._trainable = _cleaned(trainable).strip("-") or "trial"  # of a lambda: lambda
         self._has_told = False
 
     def __call__(self, trial: Trial) -> str:
@@ -75,6 +76,12 @@ class TrialNames:
         return any(
             other.name == name or other.name.startswith(f"{name}-restart") for other in self._trials.values()
         )
+
+
+def restart_name(name: str, start: int) -> str:
+    """Return the name of the run with which a trial begins anew in a start of its sweep."""
+    suffix = f"-restart{start}"
+    return f"{re.sub(r'-restart[0-9]+$', '', name)[: NAME_LIMIT_BYTES - len(suffix)]}{suffix}"
 
 
 def _cleaned(text: str) -> str:

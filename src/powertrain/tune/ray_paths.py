@@ -29,7 +29,6 @@ _PATHS = {
     "schedulers.async_hyperband": "powertrain.tune.schedulers",
     "schedulers.hb_bohb": "powertrain.tune.schedulers",
     "schedulers.median_stopping_rule": "powertrain.tune.schedulers",
-    "schedulers.pb2": "powertrain.tune.schedulers",
     "schedulers.resource_changing_scheduler": "powertrain.tune.schedulers",
     "schedulers.trial_scheduler": "powertrain.tune.schedulers",
     "search.sample": "powertrain.tune.space",

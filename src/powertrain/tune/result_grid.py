@@ -124,9 +124,14 @@ class ResultGrid:
                 average of the last reports ("last-5-avg", "last-10-avg").
             filter_nan_and_inf: Whether trials whose value is not finite are passed over.
 
+        Returns:
+            The result. That of a single trial needs neither metric nor mode.
+
         Raises:
             ConfigError: There is no metric or mode, or no trial has reported the metric.
         """
+        if len(self) == 1 and not (metric or self._state.metric):
+            return self[0]
         return self._result(self._best_trial(metric, mode, scope, filter_nan_and_inf))
 
     def _best_trial(
@@ -273,6 +278,11 @@ class ResultGrid:
 
     def _mode(self, given: str | None) -> str:
         mode = given or self._state.mode
+        if not mode:
+            raise ConfigError(
+                "Whether the metric is to be small or large is not known. Give mode='min' or 'max', or set "
+                "TuneConfig(mode=...)."
+            )
         if mode not in ("min", "max"):
             raise ConfigError(
                 f"mode={mode!r} is neither 'min' nor 'max'. Give mode=..., or set TuneConfig(mode=...)."

@@ -244,9 +244,9 @@ def choice(categories: Sequence[Any]) -> Categorical:
     return Categorical(list(categories) if isinstance(categories, (set, frozenset, range)) else categories)
 
 
-def sample_from(function: Callable[..., Any]) -> Function:
+def sample_from(func: Callable[..., Any]) -> Function:
     """Return what a function returns, which is called with the entries drawn so far: ``lambda spec: spec.config.x``."""
-    return Function(function)
+    return Function(func)
 
 
 def grid_search(values: Sequence[Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ is asked after each report, before the first trial and twice a second.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import statistics
@@ -340,11 +341,31 @@ def as_stopper(stop: Any) -> Stopper:
     )
 
 
+def copy_stopper(stop: Any) -> Any:
+    """Return a copy of what ``RunConfig(stop=...)`` was given, so that the next sweep finds it as it is now.
+
+    An object that cannot be copied, such as one with a lock, is returned as it is.
+    """
+    try:
+        return copy.deepcopy(stop)
+    except Exception:
+        return stop
+
+
+def bounds_of(stopper: Stopper) -> list[str]:
+    """Return the metrics for which some stoppers have bounds."""
+    if isinstance(stopper, CombinedStopper):
+        return [name for one in stopper.stoppers for name in bounds_of(one)]
+    return list(stopper._bounds) if isinstance(stopper, BoundStopper) else []
+
+
 def add_spent(stopper: Stopper, seconds: float) -> None:
     """Let the timeouts among some stoppers count seconds that earlier drivers have spent."""
-    for one in stopper.stoppers if isinstance(stopper, CombinedStopper) else (stopper,):
-        if isinstance(one, TimeoutStopper):
-            one.add_spent(seconds)
+    if isinstance(stopper, TimeoutStopper):
+        stopper.add_spent(seconds)
+    elif isinstance(stopper, CombinedStopper):
+        for one in stopper.stoppers:
+            add_spent(one, seconds)
 
 
 def _number(result: Mapping[str, Any], metric: str) -> float:

@@ -84,6 +84,7 @@ class Trial:
         was_stopped_early: Whether a scheduler or a stopper ended it.
         starts: How many times its run has been started.
         seconds: How long it has run, over all starts.
+        num_failures: How many times its run has failed, those after which it was started again included.
     """
 
     trial_id: str
@@ -101,6 +102,7 @@ class Trial:
     was_stopped_early: bool = False
     starts: int = 0
     seconds: float = 0.0
+    num_failures: int = 0
 
     @property
     def local_path(self) -> str:

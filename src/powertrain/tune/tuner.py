@@ -28,15 +28,15 @@ from powertrain.tune.schedulers.base import FIFOScheduler, TrialScheduler
 from powertrain.tune.search.base import Searcher
 from powertrain.tune.search.choosing import choose_searcher
 from powertrain.tune.space import check_space
-from powertrain.tune.stopper import add_spent, as_stopper
+from powertrain.tune.stopper import add_spent, as_stopper, copy_stopper
 from powertrain.tune.sweep import continuing
 from powertrain.tune.sweep import events as ev
 from powertrain.tune.sweep import record as sweep_record
-from powertrain.tune.sweep.description import as_list, describe_sweep, first_of
+from powertrain.tune.sweep.description import as_list, describe_sweep, first_of, objective_of
 from powertrain.tune.sweep.interrupts import interrupts_of
 from powertrain.tune.sweep.trial_run import make_trainer, split_sections
 from powertrain.tune.trainable import as_function, is_trainable_class
-from powertrain.tune.trainable.kept import KeptTrainable, name_of, scaling_of
+from powertrain.tune.trainable.kept import KeptTrainable, check_takes_config, name_of, scaling_of
 from powertrain.tune.trial import Trial
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Tuner:
         )
         tuner = cls(
             trainable if trainable is not None else arguments["trainable"],
-            param_space=param_space if param_space is not None else arguments["param_space"],
+            param_space=param_space if param_space is not None else arguments["param_space"] or None,
             tune_config=arguments["tune_config"],
             run_config=run,
         )
@@ -305,7 +305,7 @@ class Tuner:
         )
         resume, samples = self._resume or ResumeConfig(), self._tune.num_samples
         loop.begin(self._started(judge), lambda: continuing.resume_facts(judge, resume, samples, time.time()))
-        if changes := continuing.describe_changes(before, self._space, self._tune, judge.searcher):
+        if changes := continuing.describe_changes(before, self._space, self._tune, judge):
             screen.tell(changes)
         self._remark(screen, unkept, judge)
         sweep_control.listen(loop, name, self._lease.number, kept, stack, screen.tell)
@@ -320,8 +320,8 @@ class Tuner:
         return SweepScreen(
             name,
             without_secrets(storage.uri),
-            metric=judge.scheduler.metric or first_of(self._tune.metric),
-            mode=judge.scheduler.mode or first_of(self._tune.mode),
+            metric=objective_of(judge, self._tune)[0],
+            mode=objective_of(judge, self._tune)[1],
             total=total if total is not None else samples if samples > 0 else None,
             verbose=self._run.verbose,
             reporter=self._run.progress_reporter,
@@ -340,7 +340,8 @@ class Tuner:
         state = SweepState(load_config=functools.partial(sweep_record.load_config, storage))
         name = TrialNames(self._tune, self._trainable_name, state.trials)
         keep = functools.partial(sweep_record.store_config, storage)
-        return Judge(searcher, scheduler, as_stopper(self._run.stop), state, name, keep, prefix)
+        stopper = as_stopper(copy_stopper(self._run.stop))
+        return Judge(searcher, scheduler, stopper, state, name, keep, prefix)
 
     def _new_searcher(self) -> Searcher:
         """A searcher without any trials: that of the user stays as it is, for another fit()."""
@@ -376,6 +377,7 @@ class Tuner:
                 "function of the configuration that calls tune.report."
             )
         function = trainable
+        check_takes_config(trainable)
         if is_trainable_class(trainable):
             checkpoints = self._run.checkpoint_config
             function = as_function(
@@ -406,12 +408,13 @@ class Tuner:
             return given
         return replace(given, checkpoint_frequency=None, checkpoint_at_end=None)
 
-    def _on_commit(self, trial: Trial, callbacks: CallbackList, name: str) -> None:
+    def _on_commit(self, trial: Trial, sweep: str, judge: Judge, callbacks: CallbackList, name: str) -> None:
         if callbacks:
             from powertrain.checkpoint.checkpoint import Checkpoint
 
-            checkpoint = Checkpoint(f"{trial.path}/checkpoints/{name}", self._run.storage_filesystem)
-            info = {"iteration": trial.iteration, "trials": [trial], "trial": trial}
+            path = _child_path(sweep, f"{trial.name}/checkpoints/{name}")
+            checkpoint = Checkpoint(path, self._run.storage_filesystem)
+            info = {"trials": list(judge.state.trials.values()), "trial": trial}
             callbacks.call("on_trial_save", **info)
             callbacks.call("on_checkpoint", checkpoint=checkpoint, **info)
 
@@ -454,14 +457,8 @@ class Tuner:
             if exploit is not None and exploit.source:
                 source = storage.child(judge.state.trials[exploit.source].name)
                 graft = Graft(source, trial.iteration, exploit.source_iteration)
-            observer = TrialObserver(
-                screen,
-                trial.name,
-                functools.partial(self._on_commit, trial, callbacks),
-                functools.partial(
-                    callbacks.call, "on_trial_recover", iteration=trial.iteration, trials=[trial], trial=trial
-                ),
-            )
+            on_commit = functools.partial(self._on_commit, trial, address, judge, callbacks)
+            observer = TrialObserver(screen, trial.name, on_commit)
             return TrialRun(trainer, observer, on_report, server, graft, _base_name(storage), trial.trial_id)
 
         return start
@@ -490,13 +487,14 @@ class Tuner:
         }
 
     def _started(self, judge: Judge) -> ev.SweepStarted:
+        metric, mode = objective_of(judge, self._tune)
         return ev.SweepStarted(
             time=time.time(),
             start=judge.state.starts + 1,
             host=platform.node(),
             pid=os.getpid(),
-            metric=str(judge.scheduler.metric or first_of(self._tune.metric) or ""),
-            mode=str(judge.scheduler.mode or first_of(self._tune.mode) or ""),
+            metric=metric or "",
+            mode=mode or "",
         )
 
     def _remaining_budget(self, spent: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -152,6 +153,63 @@ def test_a_trial_without_the_metric_continues_until_max_t() -> None:
     scheduler.on_trial_add("a", {})
     assert scheduler.on_trial_result("a", {"training_iteration": 1, "loss": float("nan")}) == []
     assert scheduler.on_trial_result("a", {"training_iteration": 3}) == [s.Decision("a", s.Action.STOP)]
+
+
+def test_a_trial_whose_metric_is_not_a_number_is_the_worst() -> None:
+    nan = float("nan")
+    asha = ready(s.ASHAScheduler(max_t=9, reduction_factor=2))
+    median = ready(s.MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=1))
+    band = ready(s.HyperBandScheduler(max_t=9, reduction_factor=3))
+    for scheduler in (asha, median, band):
+        for number in range(9):
+            scheduler.on_trial_add(str(number), {})
+    for scheduler in (asha, median):
+        assert scheduler.on_trial_result("0", report(1, 5.0)) == []
+        assert scheduler.on_trial_result("1", report(1, nan)) == [s.Decision("1", s.Action.STOP)]
+    for number in range(9):
+        decisions = band.on_trial_result(str(number), report(1, number if number else nan))
+    assert s.Decision("0", s.Action.STOP) in decisions
+
+
+def test_median_stopping_takes_reports_of_both_infinities() -> None:
+    rule = ready(s.MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=1))
+    for trial in "ab":
+        rule.on_trial_add(trial, {})
+    rule.on_trial_result("a", report(1, float("inf")))
+    rule.on_trial_result("a", report(2, float("-inf")))
+    assert rule.on_trial_result("b", report(2, 1.0)) == []
+
+
+def soft_median() -> s.MedianStoppingRule:
+    return s.MedianStoppingRule("training_iteration", grace_period=1, min_samples_required=1, hard_stop=False)
+
+
+def test_a_soft_median_rule_pauses_a_trial_until_all_have_begun() -> None:
+    """Also where nothing else runs: the next trial takes the place."""
+    rule = ready(soft_median())
+    rule.on_trial_add("a", {})
+    assert rule.on_trial_result("a", report(1, 1.0)) == []
+    assert rule.on_trial_end("a") == []
+    for trial in "bc":
+        rule.on_trial_add(trial, {})
+        assert rule.on_trial_result(trial, report(1, 5.0 if trial == "b" else 6.0)) == [
+            s.Decision(trial, s.Action.PAUSE)
+        ]
+    assert rule.on_trials_complete() == [s.Decision(trial, s.Action.CONTINUE) for trial in "bc"]
+    assert rule.on_trial_result("b", report(1, 5.0)) == []
+
+
+def test_a_soft_median_rule_resumes_a_trial_that_the_searcher_waits_for() -> None:
+    rule = ready(soft_median())
+    for trial in "ab":
+        rule.on_trial_add(trial, {})
+    rule.on_trial_result("a", report(1, 1.0))
+    assert rule.on_trial_result("b", report(1, 5.0)) == [s.Decision("b", s.Action.PAUSE)]
+    replayed = copy.deepcopy(rule)
+    replayed.adopt(s.Decision("b", s.Action.CONTINUE))
+    assert replayed.on_stalled() == []
+    assert rule.on_stalled() == [s.Decision("b", s.Action.CONTINUE)]
+    assert rule.on_stalled() == []
 
 
 def test_a_nested_metric_is_compared_as_get_best_result_does_it() -> None:

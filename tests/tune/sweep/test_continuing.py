@@ -223,6 +223,9 @@ class Waits:
         self.asked = threading.Event()
         self.ended_early = ""
 
+    def on_recover(self, call: Callable[[], None]) -> None:
+        """Never: this run is not started again."""
+
     def fit(self) -> TrialEnd:
         self._others.wait(30)
         if self._fails:

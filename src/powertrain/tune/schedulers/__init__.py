@@ -10,6 +10,7 @@ from powertrain.tune.schedulers.asha import ASHAScheduler, AsyncHyperBandSchedul
 from powertrain.tune.schedulers.base import Action, Decision, FIFOScheduler, TrialScheduler
 from powertrain.tune.schedulers.hyperband import HyperBandScheduler
 from powertrain.tune.schedulers.median import MedianStoppingRule
+from powertrain.tune.schedulers.pb2 import PB2
 from powertrain.tune.schedulers.pbt import PopulationBasedTraining, PopulationBasedTrainingReplay
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "FIFOScheduler",
     "HyperBandScheduler",
     "MedianStoppingRule",
+    "PB2",
     "PopulationBasedTraining",
     "PopulationBasedTrainingReplay",
     "TrialScheduler",
@@ -34,19 +36,18 @@ _BY_NAME: dict[str, type[TrialScheduler]] = {
     "hyperband": HyperBandScheduler,
     "median_stopping_rule": MedianStoppingRule,
     "medianstopping": MedianStoppingRule,
+    "pb2": PB2,
     "pbt": PopulationBasedTraining,
     "pbt_replay": PopulationBasedTrainingReplay,
 }
 #: Schedulers of Ray Tune that are not here, and what to use in their place.
 _MISSING = {
     "HyperBandForBOHB": "ASHAScheduler with search_alg=OptunaSearch()",
-    "PB2": "PopulationBasedTraining",
     "ResourceChangingScheduler": "ScalingConfig(num_workers=(least, most)), which lets each trial grow and shrink",
     "DistributeResources": "ScalingConfig(num_workers=(least, most)), which lets each trial grow and shrink",
 }
 _MISSING_NAMES = {
     "hb_bohb": "HyperBandForBOHB",
-    "pb2": "PB2",
     "resource_changing": "ResourceChangingScheduler",
 }
 
@@ -55,7 +56,8 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
     """Return a scheduler by its name.
 
     Args:
-        scheduler: "fifo", "asha" or "async_hyperband", "hyperband", "median_stopping_rule", "pbt" or "pbt_replay".
+        scheduler: "fifo", "asha" or "async_hyperband", "hyperband", "median_stopping_rule", "pb2", "pbt" or
+            "pbt_replay".
         **kwargs: Its arguments.
 
     Raises:

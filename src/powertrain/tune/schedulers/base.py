@@ -7,6 +7,7 @@ else: after a restart the sweep repeats the calls of its journal and continues w
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,11 +92,11 @@ class TrialScheduler:
             )
 
     def score(self, result: Mapping[str, Any]) -> float | None:
-        """Return the compared number of a report, greater for better; None where it has none or is not a number."""
+        """Return the compared number of a report, greater for better; None where it has none. NaN is the worst."""
         value = number_of(result, self.metric or "")
-        if value is None or math.isnan(value):
+        if value is None:
             return None
-        return value if self.mode == "max" else -value
+        return -math.inf if math.isnan(value) else value if self.mode == "max" else -value
 
     def time_of(self, result: Mapping[str, Any]) -> float | None:
         """Return the time of a report; None where it has none."""
@@ -157,6 +158,20 @@ class FIFOScheduler(TrialScheduler):
 
     def __init__(self) -> None:
         super().__init__()
+
+
+def find_other_signature(scheduler: TrialScheduler) -> str:
+    """Return a method of a scheduler, with its arguments, that does not take those of this package; "" for none."""
+    for name, arguments in (("on_trial_add", 2), ("on_trial_result", 2), ("on_trial_end", 1)):
+        method = getattr(scheduler, name)
+        try:
+            signature = inspect.signature(method)
+            signature.bind(*range(arguments))
+        except TypeError:
+            return f"{type(scheduler).__name__}.{name}{signature}"
+        except ValueError:  # some builtins have no signature; the call will tell
+            continue
+    return ""
 
 
 def number_of(result: Mapping[str, Any], name: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ class MedianStoppingRule(TrialScheduler):
         grace_period: No trial is stopped before this time.
         min_samples_required: How many other trials must have reached a time before a trial is judged at it.
         min_time_slice: A trial is judged at most once in this much of its time.
-        hard_stop: True stops a trial for good; False pauses it, and it resumes when no other trial is left.
+        hard_stop: True stops a trial for good; False pauses it, and it resumes when all trials have begun.
     """
 
     def __init__(
@@ -44,14 +45,14 @@ class MedianStoppingRule(TrialScheduler):
         #: By trial its (time, score) pairs, in order.
         self._results: dict[str, list[tuple[float, float]]] = {}
         self._judged_at: dict[str, float] = {}
-        self._running: set[str] = set()
         self._paused: list[str] = []
+        #: Whether no more trials will be added, which could use the place of one that pauses.
+        self._is_complete = False
 
     def on_trial_add(self, trial: str, config: Mapping[str, Any]) -> None:
         """See :meth:`TrialScheduler.on_trial_add`."""
         self._results[trial] = []
         self._judged_at.pop(trial, None)
-        self._running.add(trial)
 
     def on_trial_result(self, trial: str, result: Mapping[str, Any]) -> list[Decision]:
         """See :meth:`TrialScheduler.on_trial_result`."""
@@ -64,7 +65,7 @@ class MedianStoppingRule(TrialScheduler):
             return []
         self._judged_at[trial] = time
         averages = [
-            statistics.fmean(value for at, value in results if at <= time)
+            _average([value for at, value in results if at <= time])
             for other, results in self._results.items()
             if other != trial and results and results[0][0] <= time <= results[-1][0]
         ]
@@ -72,17 +73,32 @@ class MedianStoppingRule(TrialScheduler):
             return []
         if self._is_hard:
             return [Decision(trial, Action.STOP)]
-        if self._running == {trial}:  # nothing else could use its place
+        if self._is_complete:
             return []
-        self._running.discard(trial)
         self._paused.append(trial)
         return [Decision(trial, Action.PAUSE)]
 
+    def adopt(self, decision: Decision) -> None:
+        """See :meth:`TrialScheduler.adopt`."""
+        if decision.action is not Action.PAUSE and decision.trial in self._paused:
+            self._paused.remove(decision.trial)
+
+    def on_trials_complete(self) -> list[Decision]:
+        """See :meth:`TrialScheduler.on_trials_complete`."""
+        self._is_complete = True
+        paused, self._paused = self._paused, []
+        return [Decision(trial, Action.CONTINUE) for trial in paused]
+
+    def on_stalled(self) -> list[Decision]:
+        """See :meth:`TrialScheduler.on_stalled`: the searcher waits for a trial that is paused."""
+        return [Decision(self._paused.pop(0), Action.CONTINUE)] if self._paused else []
+
     def on_trial_end(self, trial: str) -> list[Decision]:
         """See :meth:`TrialScheduler.on_trial_end`."""
-        self._running.discard(trial)
-        if self._running or not self._paused:
-            return []
-        resumed = self._paused.pop(0)
-        self._running.add(resumed)
-        return [Decision(resumed, Action.CONTINUE)]
+        if trial in self._paused:
+            self._paused.remove(trial)
+        return []
+
+
+def _average(scores: list[float]) -> float:
+    return -math.inf if -math.inf in scores else statistics.fmean(scores)

@@ -231,7 +231,7 @@ class PopulationBasedTraining(TrialScheduler):
         return [Decision(trial, Action.CONTINUE, source=source, config=config)]
 
     def _explore(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        changed = explore(config, self._mutations, self._resample, self._factors, self._rng)
+        changed = self._change(config)
         if self._explore_fn is None:
             return changed
         returned = self._explore_fn(changed)
@@ -240,6 +240,9 @@ class PopulationBasedTraining(TrialScheduler):
                 f"custom_explore_fn returned {shorten(returned)}, not a configuration (a dict)."
             )
         return returned
+
+    def _change(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return explore(config, self._mutations, self._resample, self._factors, self._rng)
 
     def _quantiles(self) -> tuple[list[str], list[str]]:
         """Return the worst and the best trials, of those that have a score.

@@ -154,6 +154,20 @@ class Searcher:
     def restart(self) -> None:
         """Forget every trial: return to the state before the first suggestion."""
 
+    def save(self, checkpoint_path: str) -> None:
+        """Raise :class:`ConfigError`: what a searcher has learned is in the journal of its sweep."""
+        raise ConfigError(
+            f"{type(self).__name__}.save({checkpoint_path!r}) is not needed: the sweep's journal has what was learned, "
+            "and Tuner.restore(path) continues with it. For another sweep, use OptunaSearch(storage=...) in both."
+        )
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Raise :class:`ConfigError`: see :meth:`save`."""
+        raise ConfigError(
+            f"{type(self).__name__}.restore({checkpoint_path!r}) has nothing to read: use Tuner.restore(path) to "
+            "continue a sweep, and OptunaSearch(storage=...) to learn from an earlier one."
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in self._transient}
 

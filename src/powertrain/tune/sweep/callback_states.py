@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from powertrain.error_text import describe_error
 from powertrain.storage import signed
+from powertrain.tune.sweep import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +34,10 @@ class CallbackStates:
     def restore(self) -> None:
         """Hand the callbacks the states that an earlier driver has stored."""
         try:
-            self._callbacks.set_state(pickle.loads(signed.get(self._storage, _KEY)))
+            self._callbacks.set_state(pickle.loads(record.open_signed(self._storage, _KEY)))
         except FileNotFoundError:
             return
-        except (OSError, signed.NotOurs) as error:
+        except Exception as error:  # not of this user, damaged, or of a class that is not there any more
             self._tell(
                 f"The callbacks begin without their earlier states, which cannot be opened ({describe_error(error)})."
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.tune import trial as tr
 from powertrain.tune.config import ResumeConfig, ResumeType
+from powertrain.tune.naming import restart_name
 from powertrain.tune.search.base import Searcher
 from powertrain.tune.sweep import events as ev
 from powertrain.tune.sweep import record
@@ -39,9 +40,36 @@ def choose_kept(kept: Mapping[str, Any], given: Searcher) -> Searcher:
 
 
 def describe_changes(
-    kept: Mapping[str, Any], space: Mapping[str, Any], tune: TuneConfig, searcher: Searcher
+    kept: Mapping[str, Any], space: Mapping[str, Any], tune: TuneConfig, judge: Judge
 ) -> str:
-    """Return one sentence on what a script does otherwise than the one that began the sweep; "" for nothing."""
+    """Return what a script does otherwise than the one that began the sweep, in words; "" for nothing.
+
+    Args:
+        kept: The arguments that the sweep keeps; {} where they cannot be opened.
+        space: The ``param_space`` of the script.
+        tune: Its ``TuneConfig``.
+        judge: Has replayed what the earlier drivers have left.
+    """
+    return " ".join(
+        filter(None, (_describe_differing(kept, space, tune, judge), _describe_fewer(tune, judge)))
+    )
+
+
+def _describe_fewer(tune: TuneConfig, judge: Judge) -> str:
+    total, trials = judge.searcher.total_trials(), judge.state.trials
+    limit = tune.num_samples if total is None else total
+    if limit < 0 or len(trials) <= limit:
+        return ""
+    count = "1 trial" if limit == 1 else f"{limit} trials"
+    return (
+        f"num_samples={tune.num_samples} asks for {count}, and the sweep has {len(trials)} already: all of them stay, "
+        "and none is added."
+    )
+
+
+def _describe_differing(
+    kept: Mapping[str, Any], space: Mapping[str, Any], tune: TuneConfig, judge: Judge
+) -> str:
     if not kept:
         return ""
     before: TuneConfig = kept["tune_config"]
@@ -50,7 +78,7 @@ def describe_changes(
         "metric": (before.metric, tune.metric),
         "mode": (before.mode, tune.mode),
         "scheduler": (before.scheduler, tune.scheduler),
-        "search_alg": (type(kept["searcher"]), type(searcher)),
+        "search_alg": (type(kept["searcher"]), type(judge.searcher)),
     }
     changed = [name for name, (old, new) in pairs.items() if not are_alike(old, new)]
     if not changed:
@@ -75,7 +103,7 @@ def resume_facts(judge: Judge, resume: ResumeConfig, num_samples: int, at: float
     facts = judge.complete_decisions(at)
     for trial in list(state.trials.values()):
         if trial.status == tr.ERROR and resume.errored is not ResumeType.SKIP:
-            fresh = f"{trial.name}-restart{state.starts}" if resume.errored is ResumeType.RESTART else ""
+            fresh = restart_name(trial.name, state.starts) if resume.errored is ResumeType.RESTART else ""
             facts += judge.revive(trial, fresh, at)
         elif not trial.is_ended and resume.unfinished is ResumeType.SKIP:
             facts += judge.end(trial, tr.TERMINATED, "", "it was not resumed", trial.seconds, at)

@@ -36,8 +36,8 @@ def describe_sweep(
         "trainable": trainable,
         "engine": engine,
         "param_space": json_form(dict(space))[0],
-        "metric": as_list(tune.metric or judge.scheduler.metric),
-        "mode": as_list(tune.mode or judge.scheduler.mode),
+        "metric": as_list(tune.metric or judge.scheduler.metric or judge.searcher.metric),
+        "mode": as_list(tune.mode or judge.scheduler.mode or judge.searcher.mode),
         "num_samples": tune.num_samples,
         "scheduler": type(judge.scheduler).__name__,
         "searcher": type(judge.searcher).__name__,
@@ -47,6 +47,14 @@ def describe_sweep(
         "started": time.time(),
     }
     return cast("dict[str, Any]", redact_values(record))
+
+
+def objective_of(judge: Judge, tune: TuneConfig) -> tuple[str | None, str | None]:
+    """Return metric and mode by which trials are compared: the scheduler's, those of ``tune``, or the searcher's."""
+    return (
+        judge.scheduler.metric or first_of(tune.metric or judge.searcher.metric),
+        judge.scheduler.mode or first_of(tune.mode or judge.searcher.mode),
+    )
 
 
 def first_of(value: Any) -> str | None:

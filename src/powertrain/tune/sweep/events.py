@@ -91,6 +91,12 @@ class TrialDecided(SweepFact, frozen=True, kw_only=True, tag="trial_decided"):
     reason: str = ""
 
 
+class TrialFailed(SweepFact, frozen=True, kw_only=True, tag="trial_failed"):
+    """The run of a trial has failed and is started again."""
+
+    trial: str
+
+
 class TrialEnded(SweepFact, frozen=True, kw_only=True, tag="trial_ended"):
     """A trial has nothing left to do. ``state`` is that of its run."""
 
@@ -124,6 +130,7 @@ SweepEvent = Union[
     TrialStarted,
     TrialReported,
     TrialDecided,
+    TrialFailed,
     TrialEnded,
     TrialRevived,
     SweepEnded,

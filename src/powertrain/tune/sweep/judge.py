@@ -68,7 +68,7 @@ class Judge:
         for event in events:
             if isinstance(event, ev.TrialDecided):
                 self._expect(event)
-            elif not isinstance(event, (ev.SweepStarted, ev.SweepEnded)):
+            elif not isinstance(event, (ev.SweepStarted, ev.SweepEnded, ev.TrialFailed)):
                 self._missing = []
             found = self.searcher.suggest(event.trial) if isinstance(event, ev.TrialAdded) else None
             decided = self._repeat(event)
@@ -126,7 +126,7 @@ class Judge:
             }  # a scheduler may fill in others
             if _without_addresses(json_form(own)[0]) == _without_addresses(kept):
                 return
-        self.changed_suggestions += 1
+        self.changed_suggestions += found != FINISHED  # which says that the script asks for fewer trials
         self._tell_config(self.state.trials[event.trial])
 
     def _tell_config(self, trial: Trial) -> None:
@@ -297,6 +297,11 @@ class Judge:
         if trial.trial_id not in self._unknown_to_searcher:
             self.searcher.on_trial_result(trial.trial_id, result)
         decisions = self.scheduler.on_trial_result(trial.trial_id, result)
+        if not isinstance(decisions, list) or not all(isinstance(each, Decision) for each in decisions):
+            raise ConfigError(
+                f"{type(self.scheduler).__name__}.on_trial_result() returned {shorten(decisions)}. It must return a "
+                "list of Decision, [] to let the trial continue."
+            )
         reason = ""
         if self.stopper(trial.trial_id, result):
             why = getattr(self.stopper, "reason", None)

@@ -8,6 +8,7 @@ main thread waits, draws the table, and hears signals.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from powertrain.errors import ConfigError, StorageError
 from powertrain.run.stopping import PauseHere, StopHere
 from powertrain.tune import trial as tr
 from powertrain.tune.callback import CallbackList
+from powertrain.tune.stopper import bounds_of
 from powertrain.tune.sweep import events as ev
 from powertrain.tune.sweep.judge import Judge
 from powertrain.tune.sweep.state import Exploit, SweepState
@@ -31,6 +33,8 @@ _logger = logging.getLogger("powertrain")
 _LOOK_INTERVAL_S = 0.5
 #: Seconds that trials have to come to a boundary once the sweep ends; as after Ctrl-C.
 _END_GRACE_S = 15.0
+#: Reports of a trial after which a limit for a metric that was never reported is probably a mistake.
+_REPORTS_BEFORE_HINT = 10
 
 #: Starts the run of a trial: f(trial, its pending change, a function for its reports).
 Starter = Callable[[Trial, "Exploit | None", Callable[[int, Mapping[str, Any], float, bool], str]], TrialRun]
@@ -91,6 +95,8 @@ class SweepLoop:
         self._end_by: float | None = None
         #: By trial that ended without any report what was missing.
         self._silent: dict[str, str] = {}
+        #: Whether limits for metrics that are not reported were looked for.
+        self._has_checked_bounds = False
         #: A fault that ends the sweep: bad input, or one of ours.
         self.fault: BaseException | None = None
         #: What ``fit`` of failed trials raised in this process.
@@ -295,6 +301,7 @@ class SweepLoop:
         except Exception as error:  # a configuration that no trainer can be made with
             self._on_end(trial, TrialEnd("failed", str(error), error))
             return
+        run.on_recover(functools.partial(self._on_recover, trial))
         with self._changed:
             self._running[trial.trial_id] = run
             self._call("on_trial_start", trial=trial)
@@ -306,6 +313,14 @@ class SweepLoop:
                 else:
                     run.end_early(self._ending)
         self._on_end(trial, run.fit())
+
+    def _on_recover(self, trial: Trial) -> None:
+        with self._changed:
+            try:
+                self._keep([ev.TrialFailed(time=time.time(), trial=trial.trial_id)])
+            except Exception as error:
+                self._fail(error)
+            self._call("on_trial_recover", trial=trial)
 
     def _on_report(
         self, trial: Trial, row: int, metrics: Mapping[str, Any], seconds: float, is_saved: bool
@@ -320,6 +335,7 @@ class SweepLoop:
                     self._call("on_trial_result", trial=trial, result=trial.last_result)
                     self._call("on_step_end")
                 self._carry_out(facts, trial)
+                self._check_bounds(trial)
                 if not self._ending and self._judge.stopper.stop_all():
                     self.end("RunConfig(stop=...) has ended the sweep")
             except Exception as error:
@@ -386,9 +402,23 @@ class SweepLoop:
         self._keep(facts, apply=False)
         self._call("on_trial_error" if is_error else "on_trial_complete", trial=trial)
         self._on_trial_end(trial)
+        self._check_bounds(trial)
         self._carry_out(facts, None)
         if is_error and self._fail_fast:
             self._leave(f"{trial} has failed, and FailureConfig(fail_fast=True) ends the sweep then")
+
+    def _check_bounds(self, trial: Trial) -> None:
+        """Mention once, after a while, the metrics of ``RunConfig(stop={...})`` that no trial has reported."""
+        if self._has_checked_bounds or not (trial.is_ended or trial.iteration >= _REPORTS_BEFORE_HINT):
+            return
+        self._has_checked_bounds = True
+        reported = sorted({name for other in self.state.trials.values() for name in other.metrics})
+        missing = [name for name in bounds_of(self._judge.stopper) if name not in reported]
+        if missing and reported:
+            self._tell(
+                f"RunConfig(stop=...) has a limit for {', '.join(map(repr, missing))}, which no trial has reported so "
+                f"far: it ends none. Reported were {', '.join(map(repr, reported))}."
+            )
 
     def _missing_metric(self, trial: Trial) -> str:
         """Return an error where a trial ended well without ever reporting what it is compared by.
@@ -401,6 +431,11 @@ class SweepLoop:
             return ""
         reported = sorted(set(trial.metrics) - _OWN_METRICS)
         said = f"It reported {', '.join(map(repr, reported))}." if reported else "It reported nothing."
+        others = {
+            name: type(trial.last_result[name]).__name__ for name in missing if name in trial.last_result
+        }
+        if others:
+            said = f"It reported {', '.join(f'{name!r} as {kind}' for name, kind in others.items())}, not as a number."
         problem = (
             f"Trial {trial} never reported {', '.join(map(repr, missing))}, by which trials are compared. {said} "
             "Report it with powertrain.report({...}), or set TuneConfig(metric=...) to a metric that is reported."
@@ -431,7 +466,7 @@ class SweepLoop:
     def _call(self, hook: str, **info: Any) -> None:
         if self._callbacks:
             trials = list(self.state.trials.values())
-            self._callbacks.call(hook, iteration=len(trials), trials=trials, **info)
+            self._callbacks.call(hook, trials=trials, **info)
 
 
 def _continued(trial: Trial, reason: str) -> ev.TrialDecided:

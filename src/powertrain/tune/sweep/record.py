@@ -32,7 +32,7 @@ _logger = logging.getLogger("powertrain")
 KEY = "sweep.json"
 _ARGUMENTS_KEY = "sweep.pickle"
 #: Names in a sweep's directory that no trial may have.
-RESERVED_NAMES = frozenset({KEY, _ARGUMENTS_KEY, "configs", "journal", "lease", "chain"})
+RESERVED_NAMES = frozenset({KEY, _ARGUMENTS_KEY, "callbacks.pickle", "configs", "journal", "lease", "chain"})
 
 
 def is_sweep(storage: Storage) -> bool:
@@ -48,6 +48,7 @@ def store(storage: Storage, record: Mapping[str, Any], arguments: Mapping[str, A
     """Keep what a sweep is made of; return "" or why ``restore`` will need it again."""
     import cloudpickle
 
+    record = {**record, "names": _names_of(storage, str(record["name"]))}
     storage.put(KEY, seal_json(json.dumps(record, indent=2).encode()))
     try:
         value = signed.sign(storage, _ARGUMENTS_KEY, cloudpickle.dumps(dict(arguments)))
@@ -95,14 +96,11 @@ def load_arguments(storage: Storage) -> dict[str, Any]:
     """
     where = without_secrets(storage.uri)
     try:
-        data = signed.get(storage, _ARGUMENTS_KEY)
+        data = open_signed(storage, _ARGUMENTS_KEY)
     except FileNotFoundError:
         why = "it does not hold what its Tuner was made of"
     except signed.NotOurs:
-        why = (
-            _renamed(storage)
-            or "what it holds was not written by you on this machine, and opening it could run any code"
-        )
+        why = "what it holds was not written by you on this machine, and opening it could run any code"
     except OSError as error:
         why = f"what its Tuner was made of cannot be read ({error.strerror or error})"
     else:
@@ -130,34 +128,31 @@ def load_config(storage: Storage, key: str) -> dict[str, Any]:
         ConfigError: It is missing, or was not written by this user on this machine.
     """
     try:
-        config: dict[str, Any] = pickle.loads(signed.get(storage, key))
+        config: dict[str, Any] = pickle.loads(open_signed(storage, key))
         return config
     except (OSError, signed.NotOurs) as error:
         where = f"The configuration {key!r} of the sweep at {without_secrets(storage.uri)!r} cannot be opened"
         if isinstance(error, OSError):
             raise ConfigError(f"{where}: {error.strerror or error}.") from error
-        why = (
-            _renamed(storage)
-            or "it was not written by you on this machine, and opening it could run any code"
-        )
         raise ConfigError(
-            f"{where}: {why}. The sweep can be continued by the user and on the machine that began it, in a directory "
-            "of the same name."
+            f"{where}: it was not written by you on this machine, and opening it could run any code. The sweep can be "
+            "continued by the user and on the machine that began it."
         ) from error
 
 
-def _renamed(storage: Storage) -> str:
-    """Why a signature is wrong that covers the name of a directory which has another name now; "" where it has not."""
+def open_signed(storage: Storage, key: str) -> bytes:
+    """Return what this user has signed for a sweep, also under a name that its directory has had before."""
+    return signed.get(storage, key, earlier_names=lambda: _names_of(storage))
+
+
+def _names_of(storage: Storage, now: str = "") -> list[str]:
+    """Return the names that the directory of a sweep has had, as its record tells, and the one that it has ``now``."""
     try:
-        name = str(read(storage).get("name") or "")
+        record = read(storage)
     except (ConfigError, StorageError):
-        return ""
-    now = without_secrets(storage.uri).partition("?")[0].rstrip("/").rpartition("/")[2]
-    if not name or name == now:
-        return ""
-    return (
-        f"its directory was named {name!r} and is {now!r} now, and signatures cover the name (rename it back)"
-    )
+        record = {}
+    names = record.get("names") or [record.get("name")]
+    return [name for name in dict.fromkeys([*names, now]) if isinstance(name, str) and name]
 
 
 class ConfigReader:

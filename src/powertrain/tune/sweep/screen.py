@@ -154,18 +154,12 @@ class TrialObserver:
         screen: The sweep's screen.
         name: The trial's name.
         on_commit: Called with the name of each committed checkpoint.
-        on_recover: Called when the run has failed and is started again.
     """
 
-    def __init__(
-        self,
-        screen: SweepScreen,
-        name: str,
-        on_commit: Callable[[str], None],
-        on_recover: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._screen, self._name = screen, name
-        self._on_commit, self._on_recover = on_commit, on_recover
+    def __init__(self, screen: SweepScreen, name: str, on_commit: Callable[[str], None]) -> None:
+        self._screen, self._name, self._on_commit = screen, name, on_commit
+        #: Called when the run has failed and is started again.
+        self.on_recover: Callable[[], None] = lambda: None
         self._assemblers: dict[int, LineAssembler] = {}
         #: Seconds of this start that went into waiting for slots, which no report counts.
         self.waited_s = 0.0
@@ -180,7 +174,7 @@ class TrialObserver:
         elif isinstance(event, ev.Committed):
             self._on_commit(event.checkpoint)
         elif isinstance(event, ev.Failed) and event.decision == "retry":
-            self._on_recover()
+            self.on_recover()
         elif isinstance(event, ev.SlotsWaited) and not self._has_told_wait:
             self._has_told_wait = True  # once: what is missing changes whenever another trial ends
             self._screen.waits(self._name, event.reason)

@@ -102,8 +102,11 @@ class SweepState:
             trial.seconds = max(trial.seconds, event.seconds)
         elif isinstance(event, ev.TrialDecided):
             self._decide(trial, event)
+        elif isinstance(event, ev.TrialFailed):
+            trial.num_failures += 1
         elif isinstance(event, ev.TrialEnded):
             trial.status, trial.reason = event.status, event.reason
+            trial.num_failures += event.status == tr.ERROR
             self.unended.pop(trial.trial_id, None)
             trial.seconds = max(trial.seconds, event.seconds)
             self.stops.pop(trial.trial_id, None)
@@ -115,7 +118,7 @@ class SweepState:
             self.unended[trial.trial_id] = trial
             if event.fresh_name:
                 trial.name, trial.iteration, trial.seconds = event.fresh_name, 0, 0.0
-                trial.last_result, trial.metrics = {}, {}
+                trial.last_result, trial.metrics, trial.num_failures = {}, {}, 0
 
     def _decide(self, trial: Trial, event: ev.TrialDecided) -> None:
         if event.action == "stop":

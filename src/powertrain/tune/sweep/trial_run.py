@@ -76,6 +76,10 @@ class TrialRun:
             observer, self._stop, self._take_controller, self._prepare, server, sweep, trial_id
         )
 
+    def on_recover(self, call: Callable[[], None]) -> None:
+        """Have a function called whenever the run has failed and is started again."""
+        self._observer.on_recover = call
+
     def fit(self) -> TrialEnd:
         """Run to the end. Never raises for the fault of a trial."""
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from powertrain.config import ScalingConfig
+from powertrain.errors import ConfigError
 from powertrain.trainer import DataParallelTrainer
 from powertrain.tune.trainable.wrappers import request_of, resources_of
 
@@ -14,6 +16,21 @@ def name_of(trainable: Any) -> str:
     """Return the name of a trainable, which trials are named after."""
     owner = getattr(trainable, "func", trainable)
     return str(getattr(owner, "__name__", type(owner).__name__))
+
+
+def check_takes_config(trainable: Any) -> None:
+    """Raise :class:`ConfigError` for a function that cannot be called with a configuration."""
+    try:
+        signature = inspect.signature(trainable)
+    except (TypeError, ValueError):
+        return  # some builtins have no signature; the call will tell
+    try:
+        signature.bind({})
+    except TypeError as error:
+        raise ConfigError(
+            f"Tuner(trainable={name_of(trainable)}): a trial calls it with its configuration alone, and it takes "
+            f"{signature} ({error}). Define it as a function of the configuration; tune.with_parameters gives it more."
+        ) from error
 
 
 def scaling_of(trainable: Any, config: Mapping[str, Any] | None = None) -> ScalingConfig:
