@@ -76,11 +76,11 @@ def test_the_names_of_ray_are_ours_with_the_arguments_of_lightning() -> None:
 
 
 def test_objects_and_subclasses_are_of_the_classes_that_they_are_made_of() -> None:
-    class Mine(ReportCallback):  # type: ignore[misc]
+    class Mine(ReportCallback):
         CHECKPOINT_NAME = "mine.ckpt"
 
         def __init__(self) -> None:
-            super().__init__(every_n_steps=7)
+            super().__init__(every_n_steps=7)  # type: ignore[call-arg]
 
     strategy, callback = DDPStrategy(find_unused_parameters=True), Mine()
     assert isinstance(strategy, DDPStrategy)

@@ -39,7 +39,7 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own(tmp_path: Path) ->
     assert len(result.best_checkpoints) == 3
 
 
-def test_the_ranks_are_those_of_the_run_whatever_lightning_finds_around_it(
+def test_the_ranks_are_those_of_the_run_also_within_a_job_of_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The variables of a Slurm job that this process was not started by."""
@@ -53,7 +53,7 @@ def test_the_ranks_are_those_of_the_run_whatever_lightning_finds_around_it(
     found: list[Any] = []
 
     def train() -> None:
-        trainer = make(max_epochs=1)
+        trainer = make(max_epochs=1, plugins=[LightningEnvironment()])
         found.extend([trainer.world_size, trainer.global_rank, trainer.strategy.cluster_environment])
         trainer.fit(Model(), loader())
         found.append(signal.getsignal(signal.SIGTERM))

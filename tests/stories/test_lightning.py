@@ -57,7 +57,7 @@ def uninterrupted(fits: Any, **config: Any) -> dict[str, Any]:
         ("local", "shard"),
         ("local", "without_length"),
         ("ray", "loader"),
-    ],  # type: ignore[list-item]
+    ],
 )
 def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run(
     fits: Any, data: str
@@ -73,7 +73,7 @@ def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run
 
 def test_with_accumulated_gradients_and_a_validation_loop_it_goes_on_where_it_was(fits: Any) -> None:
     """Checkpoints are made between optimizer steps, and the last step of an epoch may have fewer batches."""
-    options = {
+    options: dict[str, Any] = {
         "trainer": {"accumulate_grad_batches": 3, "val_check_interval": 4},
         "validates": True,
         "every": 1,
@@ -113,7 +113,7 @@ def test_another_number_of_workers_goes_on_in_the_same_epoch(fits: Any) -> None:
 @pytest.mark.parametrize("ckpt_path", ["last", "path"])
 @on("inline")
 def test_without_workers_an_attempt_that_raised_is_gone_on_with(fits: Any, ckpt_path: str) -> None:
-    options = {"raises": True, "ckpt_path": ckpt_path, "batch": 18}
+    options: dict[str, Any] = {"raises": True, "ckpt_path": ckpt_path, "batch": 18}
     whole = uninterrupted(fits, **options)
     for raised in ("TrainingFailedError", "TrainingFailedError", ""):
         outcome = fit(fits, failures=0, **options)
@@ -125,7 +125,13 @@ def test_without_workers_an_attempt_that_raised_is_gone_on_with(fits: Any, ckpt_
 @on("inline")
 def test_a_run_that_is_limited_by_steps_goes_on_after_the_end_of_an_epoch(fits: Any) -> None:
     """Every third step coincides with no end of an epoch, and the attempt ends just after one."""
-    options = {"raises": True, "batch": 18, "epochs": -1, "trainer": {"max_steps": 17}, "every": 3}
+    options: dict[str, Any] = {
+        "raises": True,
+        "batch": 18,
+        "epochs": -1,
+        "trainer": {"max_steps": 17},
+        "every": 3,
+    }
     for raised, kills in (("TrainingFailedError", [[0, 8]]), ("", [])):
         outcome = fit(fits, failures=0, **options, kills=kills)
         assert outcome["raised"] == raised, outcome

@@ -6,7 +6,7 @@ that begin with ``Ray`` are those of ``ray.train.lightning``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from powertrain.lightning.packages import PackageClass, check_installed
 
@@ -51,6 +51,10 @@ class TraceCallback(metaclass=PackageClass, build=_traced):
 
         trainer = lightning.Trainer(strategy=DDPStrategy(), callbacks=[TraceCallback()])
     """
+
+    if TYPE_CHECKING:  # what it stands for is a class of Lightning's
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
 
 
 RayDDPStrategy = DDPStrategy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from powertrain.lightning.packages import PackageClass, derived
 from powertrain.worker import context
 
@@ -39,10 +41,14 @@ class LightningEnvironment(
     metaclass=PackageClass,
     build=derived(_WorkerEnvironment, "plugins", "environments", "LightningEnvironment"),
 ):
-    """Tells Lightning's Trainer the ranks of a worker. The strategies of this package bring it along; naming it is
-    optional.
+    """Tells Lightning's Trainer the ranks of a worker. The strategies of this package bring it along. In a Slurm job
+    name it all the same: Lightning looks at Slurm's variables first.
 
     Example::
 
         trainer = lightning.Trainer(strategy=DDPStrategy(), plugins=[LightningEnvironment()])
     """
+
+    if TYPE_CHECKING:  # what it stands for is a class of Lightning's
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...

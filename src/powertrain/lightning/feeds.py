@@ -155,6 +155,9 @@ class _Lap:
 
     def close(self) -> None:
         batches, self._batches = self._batches, None
+        if self.drawn == 1 and batches is not None:
+            # An iteration with a single request counts as a look at the data, which the next one would repeat.
+            next(batches, None)
         if callable(close := getattr(batches, "close", None)):
             close()
 
@@ -218,12 +221,18 @@ class Feeds:
         It counts as many as there were with the number of workers that it was saved with. With another one they have
         other sizes, and Lightning would end the epoch too early, or wait for batches that do not come.
         """
-        progress = trainer.fit_loop.epoch_loop.batch_progress
-        counts = progress.current
-        if not trainer.fit_loop.restarting or progress.is_last_batch or not self._training:
+        loop = trainer.fit_loop
+        if not loop.restarting or not self._training:
             return
-        behind = max((feed.batches_behind or 0 for feed in self._training), default=0)
-        if behind and behind != counts.ready:
+        progress = loop.epoch_loop.batch_progress
+        behind = max(feed.batches_behind or 0 for feed in self._training)
+        if loop.restarted_on_epoch_end and not behind:
+            # Limited by steps, Lightning would take the first batch of the new epoch for the last of the old one.
+            loop.epoch_progress.increment_completed()
+            loop.reset_restart_stage()
+            loop.epoch_loop.restarting = False
+        elif behind and behind != progress.current.ready and not progress.is_last_batch:
+            counts = progress.current
             completed = behind - (counts.processed - counts.completed)
             counts.ready = counts.started = counts.processed = behind
             counts.completed = completed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from powertrain.arguments import as_flag, as_whole, plain_scalar
 from powertrain.config import CheckpointUploadMode, ValidationTaskConfig
@@ -135,3 +135,15 @@ class ReportCallback(metaclass=PackageClass, build=callback(_Reporting)):
 
         trainer = lightning.Trainer(strategy=DDPStrategy(), callbacks=[ReportCallback(every_n_steps=500)])
     """
+
+    if TYPE_CHECKING:  # what it stands for is a class of Lightning's
+        CHECKPOINT_NAME: str
+
+        def __new__(
+            cls,
+            checkpoint_upload_mode: CheckpointUploadMode | str | None = None,
+            validation: bool | ValidationTaskConfig = False,
+            *,
+            every_n_steps: int | None = None,
+            on_epoch_end: bool = True,
+        ) -> Any: ...

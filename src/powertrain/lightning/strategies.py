@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from powertrain.lightning.environment import LightningEnvironment
 from powertrain.lightning.feeds import Feeds
@@ -93,6 +93,51 @@ class WorkerStrategy:
         return super().broadcast(obj, src)  # type: ignore[misc]
 
 
+class _Sharding(WorkerStrategy):
+    """FSDP. Torch's own takes a CPU only where it is named, and Lightning names the index of a GPU."""
+
+    kwargs: dict[str, Any]
+
+    def _setup_model(self, model: Any) -> Any:
+        strategy: Any = super()
+        if self.root_device.type != "cpu" or _is_sharded(model):
+            return strategy._setup_model(model)
+        arguments = self._arguments()
+        model = arguments.pop("wrapper_cls")(model, **arguments)
+        policy = self.kwargs.pop("auto_wrap_policy", None)  # it was applied
+        try:
+            return strategy._setup_model(model)
+        finally:
+            if policy is not None:
+                self.kwargs["auto_wrap_policy"] = policy
+
+    @contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        from torch.distributed.fsdp.wrap import enable_wrap
+
+        with enable_wrap(**self._arguments()):
+            yield
+
+    def _arguments(self) -> dict[str, Any]:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        strategy: Any = self
+        return {
+            "wrapper_cls": FullyShardedDataParallel,
+            "cpu_offload": strategy.cpu_offload,
+            "mixed_precision": strategy.mixed_precision_config,
+            "sharding_strategy": strategy.sharding_strategy,
+            "device_id": self.root_device,
+            **self.kwargs,
+        }
+
+
+def _is_sharded(model: Any) -> bool:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+
+
 class _WithDeepSpeed(WorkerStrategy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if find_spec("deepspeed") is None:
@@ -120,8 +165,12 @@ class DDPStrategy(metaclass=PackageClass, build=derived(WorkerStrategy, "strateg
         trainer.fit(model, loader, ckpt_path="last")
     """
 
+    if TYPE_CHECKING:  # what it stands for is a class of Lightning's
 
-class FSDPStrategy(metaclass=PackageClass, build=derived(WorkerStrategy, "strategies", "FSDPStrategy")):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class FSDPStrategy(metaclass=PackageClass, build=derived(_Sharding, "strategies", "FSDPStrategy")):
     """Lightning's ``FSDPStrategy`` in the workers of a run, with its arguments; also on CPUs.
 
     Args:
@@ -133,6 +182,10 @@ class FSDPStrategy(metaclass=PackageClass, build=derived(WorkerStrategy, "strate
 
         trainer = lightning.Trainer(strategy=FSDPStrategy(state_dict_type="sharded"), callbacks=[ReportCallback()])
     """
+
+    if TYPE_CHECKING:  # what it stands for is a class of Lightning's
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class DeepSpeedStrategy(
@@ -151,3 +204,7 @@ class DeepSpeedStrategy(
 
         trainer = lightning.Trainer(strategy=DeepSpeedStrategy(stage=3), callbacks=[ReportCallback()])
     """
+
+    if TYPE_CHECKING:  # what it stands for is a class of Lightning's
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...

@@ -77,7 +77,8 @@ class Learner(lightning.LightningModule):
         if self.is_last_rank and [self.attempt, self.made] in self.config.get("terminates", ()):
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(self.config.get("pace", 0.0))
-        counts = self.trainer.strategy.feeds.weight(self.trainer) > 0
+        strategy: Any = self.trainer.strategy
+        counts = strategy.feeds.weight(self.trainer) > 0
         line = {
             "row": current("feeding").row + 1,
             "ids": batch["id"].tolist() if counts else [],
