@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,71 +43,53 @@ def rows_by_epoch(root: Path, name: str, epochs: int = 2) -> list[Counter[int]]:
     ]
 
 
-def play(stories: Any, scenario: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Play a pair of runs to its end; return what came of the undisturbed one and of the other."""
+def play(stories: Any, scenario: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Play pairs of runs to their end; give the name of each, and what the undisturbed and the other one reported."""
     driver = stories.start(scenario)
-    outcome = driver.outcome(within=PATIENCE)
-    undisturbed, disturbed = outcome["undisturbed"], outcome["disturbed"]
-    assert (undisturbed["raised"], disturbed["raised"]) == ("", ""), (outcome, driver.output)
     once = Counter(range(ROWS))
-    assert rows_by_epoch(stories.root, name) == [once, once]
-    assert rows_by_epoch(stories.root, f"{name}-disturbed") == [once, once]
-    assert list(stories.root.glob(f"rows-{name}-disturbed-1-*")), "it was never disturbed"
-    assert not list(stories.root.glob(f"rows-{name}-1-*"))
-    assert disturbed["metrics"]["step"] == undisturbed["metrics"]["step"]
-    return undisturbed["metrics"], disturbed["metrics"]
+    for name, outcome in driver.outcome(within=PATIENCE).items():
+        undisturbed, disturbed = outcome["undisturbed"], outcome["disturbed"]
+        assert (undisturbed["raised"], disturbed["raised"]) == ("", ""), (outcome, driver.output)
+        assert rows_by_epoch(stories.root, name) == [once, once], name
+        assert rows_by_epoch(stories.root, f"{name}-disturbed") == [once, once], name
+        assert list(stories.root.glob(f"rows-{name}-disturbed-1-*")), f"{name} was never disturbed"
+        assert not list(stories.root.glob(f"rows-{name}-1-*"))
+        assert disturbed["metrics"]["step"] == undisturbed["metrics"]["step"], name
+        yield name, undisturbed["metrics"], disturbed["metrics"]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "name"),
-    [("fine_tune_rows", "map"), ("fine_tune_shards", "shard"), ("fine_tune_batches", "batches")],
-)
 @on("local", "inline")
-def test_a_trainer_that_loses_a_rank_ends_with_the_loss_of_an_undisturbed_one(
-    stories: Any, scenario: str, name: str
-) -> None:
-    undisturbed, disturbed = play(stories, scenario, name)
-    for metric in ("loss", "best"):
-        assert disturbed[metric] == pytest.approx(undisturbed[metric], abs=1e-5)
-    for found in (undisturbed, disturbed):
-        assert found["found"] == pytest.approx(found["best"], abs=1e-5), (
-            "another model than the best was loaded"
-        )
-        if name != "map":  # where Accelerate repeats rows to fill the last batch
-            assert found["exact"] == pytest.approx(found["found"], abs=1e-5)
+def test_a_trainer_that_loses_a_rank_ends_with_the_loss_of_an_undisturbed_one(stories: Any) -> None:
+    """With accumulated gradients, the best model at the end, and each form of data."""
+    played = []
+    for name, undisturbed, disturbed in play(stories, "fine_tune"):
+        played.append(name)
+        for metric in ("loss", "best"):
+            assert disturbed[metric] == pytest.approx(undisturbed[metric], abs=1e-5), name
+        for found in (undisturbed, disturbed):
+            assert found["found"] == pytest.approx(found["best"], abs=1e-5), "another model than the best"
+            if name != "map":  # where Accelerate repeats rows to fill the last batch
+                assert found["exact"] == pytest.approx(found["found"], abs=1e-5), name
+    assert played == ["map", "shard", "batches"]
+
+
+@on("local", "inline")
+def test_a_transformers_trainer_resumes_functions_that_know_nothing_of_their_run(stories: Any) -> None:
+    """One trains by itself; the other returns a Trainer of datasets, which are Hugging Face's."""
+    for name, undisturbed, disturbed in play(stories, "train_by_transformers_trainer"):
+        assert disturbed["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5), name
+        if name == "made":
+            assert disturbed["eval_loss"] == pytest.approx(undisturbed["eval_loss"], abs=1e-5)
+
+
+@on("local", "inline")
+def test_a_loop_of_accelerate_that_loses_a_rank_trains_on_each_row_once(stories: Any) -> None:
+    """With its own skipping, and with a loader that is prepared here, of which it reads no batch ahead."""
+    for name, undisturbed, disturbed in play(stories, "accelerate"):
+        assert disturbed["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5), name
 
 
 @on("ray")
-def test_a_trainer_that_loses_a_rank_on_ray_ends_with_the_loss_of_an_undisturbed_one(stories: Any) -> None:
-    undisturbed, disturbed = play(stories, "fine_tune_shards", "shard")
-    assert disturbed["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5)
-
-
-@on("local", "inline")
-def test_a_trainer_that_knows_nothing_of_its_run_resumes(stories: Any) -> None:
-    undisturbed, disturbed = play(stories, "train_unprepared", "unprepared")
-    assert disturbed["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5)
-
-
-@on("local")
-def test_a_function_that_returns_a_trainer_gets_hugging_face_datasets_row_by_row(stories: Any) -> None:
-    undisturbed, disturbed = play(stories, "train_what_a_function_makes", "made")
-    for metric in ("loss", "eval_loss"):
-        assert disturbed[metric] == pytest.approx(undisturbed[metric], abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "name"),
-    [("accelerate_with_own_skipping", "own"), ("accelerate_a_prepared_loader", "prepared")],
-)
-@on("local", "inline")
-def test_a_loop_of_accelerate_that_loses_a_rank_trains_on_each_row_once(
-    stories: Any, scenario: str, name: str
-) -> None:
-    undisturbed, disturbed = play(stories, scenario, name)
-    assert disturbed["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5)
-
-
-@on("ray")
-def test_a_loop_of_accelerate_that_loses_a_rank_on_ray_trains_on_each_row_once(stories: Any) -> None:
-    play(stories, "accelerate_a_prepared_loader", "prepared")
+def test_loops_of_both_on_ray_end_with_the_loss_of_undisturbed_ones(stories: Any) -> None:
+    for name, undisturbed, disturbed in play(stories, "hugging_face_on_a_cluster"):
+        assert disturbed["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5), name

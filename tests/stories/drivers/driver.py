@@ -248,46 +248,36 @@ def without_steering() -> dict[str, Any]:
     return stuck.outcome_without("Steering", trainer(loops.never_at_a_boundary, "broken").fit)
 
 
-def fine_tune_rows() -> dict[str, Any]:
+def fine_tune() -> dict[str, Any]:
+    """Hugging Face's Trainer on each form of data that it can be given."""
     import transforming
 
-    return transforming.trainer_pair(ENGINE, "map", accumulated=2, resume=True)
+    return {
+        "map": transforming.trainer_pair(ENGINE, "map", accumulated=2, resume=True),
+        "shard": transforming.trainer_pair(ENGINE, "shard", accumulated=2),
+        "batches": transforming.trainer_pair(ENGINE, "batches"),
+    }
 
 
-def fine_tune_shards() -> dict[str, Any]:
+def train_by_transformers_trainer() -> dict[str, Any]:
     import transforming
 
-    return transforming.trainer_pair(ENGINE, "shard", accumulated=2)
+    return {"unprepared": transforming.unprepared_pair(ENGINE), "made": transforming.made_pair(ENGINE)}
 
 
-def fine_tune_batches() -> dict[str, Any]:
+def accelerate() -> dict[str, Any]:
     import transforming
 
-    return transforming.trainer_pair(ENGINE, "batches")
+    return {form: transforming.accelerated_pair(ENGINE, form) for form in ("own", "prepared")}
 
 
-def train_unprepared() -> dict[str, Any]:
+def hugging_face_on_a_cluster() -> dict[str, Any]:
     import transforming
 
-    return transforming.unprepared_pair(ENGINE)
-
-
-def train_what_a_function_makes() -> dict[str, Any]:
-    import transforming
-
-    return transforming.made_pair(ENGINE)
-
-
-def accelerate_with_own_skipping() -> dict[str, Any]:
-    import transforming
-
-    return transforming.accelerated_pair(ENGINE, "own")
-
-
-def accelerate_a_prepared_loader() -> dict[str, Any]:
-    import transforming
-
-    return transforming.accelerated_pair(ENGINE, "prepared")
+    return {
+        "shard": transforming.trainer_pair(ENGINE, "shard", accumulated=2),
+        "prepared": transforming.accelerated_pair(ENGINE, "prepared"),
+    }
 
 
 if __name__ == "__main__":

@@ -41,8 +41,9 @@ def prepare_trainer(trainer: Any) -> Any:
         )
         prepare_trainer(trainer).train()
     """
+    kind = load("transformers").Trainer
     current("prepare_trainer")
-    if not isinstance(trainer, load("transformers").Trainer):
+    if not isinstance(trainer, kind):
         raise ConfigError(
             f"prepare_trainer was given {shorten(trainer)}. Give the transformers.Trainer that is to be trained."
         )
@@ -61,8 +62,12 @@ class PreparedTrainer:
     train_dataset: Any
     eval_dataset: Any
     gather_function: Any
+    model_accepts_loss_kwargs: Any
+    compute_loss_func: Any
     #: True while it trains on from a checkpoint.
     has_resumed = False
+    #: True while it evaluates on a shard.
+    _evaluates_shard = False
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train, from the run's checkpoint after a restart."""
@@ -100,8 +105,26 @@ class PreparedTrainer:
         if not isinstance(source, ShardSource):
             return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
         self.gather_function = _gathering(self.accelerator, source)  # which the loop sets back at its end
-        output = super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+        self._evaluates_shard = True
+        try:
+            output = super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._evaluates_shard = False
         return output._replace(num_samples=source.shard.count())
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute a batch's loss. Where it counts in the average over ranks by its tokens, that average is returned:
+        ranks' losses are weighted by their rows later."""
+        is_by_tokens = (
+            self._evaluates_shard
+            and self.args.average_tokens_across_devices
+            and (self.model_accepts_loss_kwargs or self.compute_loss_func)
+            and "labels" in inputs
+        )
+        loss, *others = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        if loss is not None and is_by_tokens:
+            loss = self.accelerator.gather(loss.reshape(1)).mean()
+        return loss, *others
 
 
 def _gathering(accelerator: Any, source: ShardSource) -> Callable[..., Any]:
