@@ -7,6 +7,7 @@ import signal
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.stories.engines import on
 from tests.stories.tabular import digits, digits_frame
@@ -19,12 +20,13 @@ lightgbm = pytest.importorskip("lightgbm", reason="lightgbm is not installed: pi
 
 ROUNDS = 12
 PARAMS = {
-    "objective": "multiclass", "num_class": 10, "num_leaves": 15, "learning_rate": 0.3, "min_data_in_leaf": 20,
-    "metric": "multi_logloss", "verbosity": -1, "num_threads": 1, "min_data_in_bin": 1, "feature_pre_filter": False,
-    "enable_bundle": False,
+    "objective": "multiclass", "num_class": 10, "num_leaves": 15, "learning_rate": 0.3, "verbosity": -1,
+    "num_threads": 1, "metric": "multi_logloss",
 }  # fmt: skip
-#: How far a probability may be from that of one process: sums of gradients are made in another order.
-TOLERANCE = 1e-4
+#: How far a probability may be from that of an undisturbed run of as many workers.
+TOLERANCE = 1e-6
+#: How far the loss may be from that of one process: LightGBM finds the bins of a feature from the rows of one worker.
+LOSS_TOLERANCE = 0.005
 #: What the function returns on rank 0 after it was resumed.
 EXPECTED = {"begun": 6, "rows": 898, "workers": 2, "has_torch": False}
 
@@ -95,10 +97,18 @@ def fit(fits: Any, **options: Any) -> Any:
     return trainer.fit()
 
 
+def loss(guessed: Any) -> float:
+    _, labels = digits()
+    return float(-np.log(guessed[np.arange(len(labels)), labels]).mean())
+
+
 @on("local", "ray")
-def test_two_workers_make_the_model_of_one_process_also_after_a_rank_was_killed(fits: Any) -> None:
+def test_two_workers_make_nearly_the_model_of_one_process_and_the_same_after_a_rank_was_killed(
+    fits: Any,
+) -> None:
     from powertrain.lightgbm import RayTrainReportCallback
 
+    undisturbed = fit(fits, name="undisturbed")
     result = fit(fits, name="killed", config={"killed_in": 7}, failure_config=FailureConfig(max_failures=1))
 
     assert result.state == "finished"
@@ -106,5 +116,9 @@ def test_two_workers_make_the_model_of_one_process_also_after_a_rank_was_killed(
     assert result.return_value == EXPECTED, "continues after the commit"
     model = RayTrainReportCallback.get_model(result.checkpoint)
     assert model.current_iteration() == ROUNDS
-    assert abs(probabilities(model) - of_one_process()).max() < TOLERANCE
-    assert set(result.metrics) >= {"train-multi_logloss"}
+    found, expected = (
+        probabilities(RayTrainReportCallback.get_model(one.checkpoint)) for one in (result, undisturbed)
+    )
+    assert abs(found - expected).max() < TOLERANCE
+    assert loss(found) == pytest.approx(loss(of_one_process()), abs=LOSS_TOLERANCE)
+    assert set(result.metrics) == {"train-multi_logloss"}

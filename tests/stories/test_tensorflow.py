@@ -60,7 +60,7 @@ def test_two_workers_find_the_weights_of_one_process_also_after_a_rank_was_kille
 
     assert result.state == "finished"
     assert [fact.attempt for fact in fits.facts("killed") if isinstance(fact, ev.TrainingStarted)] == [0, 1]
-    expected = {"begun": 2, "workers": 2, "keras": "2", "has_torch": False}
+    expected = {"begun": 2, "workers": 2, "keras": "tf_keras", "has_torch": False}
     assert result.return_value == expected, "continues after the commit"
     assert set(result.metrics) == {"loss", "accuracy"}
     np.savez(tmp_path / "given.npz", features=features, labels=labels)

@@ -33,5 +33,5 @@ def normalize_pandas_for_lightgbm(df: pd.DataFrame) -> pd.DataFrame:
         if dtype.kind == "b":
             types[column] = "boolean"
         elif dtype.kind in kinds:
-            types[column] = f"{kinds[dtype.kind]}{8 * dtype.numpy_dtype.itemsize}"
+            types[column] = f"{kinds[dtype.kind]}{dtype.pyarrow_dtype.bit_width}"
     return df.astype(types) if types else df

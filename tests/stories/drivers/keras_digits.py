@@ -51,20 +51,25 @@ def train_digits(config: dict[str, Any]) -> dict[str, Any]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     shard = powertrain.get_dataset_shard("train")
-    batches = shard.to_tf(
-        "features", "label", batch_size=BATCH // strategy.num_replicas_in_sync, drop_last=True
-    )
-    model.fit(
-        prepare_dataset_shard(batches),
-        initial_epoch=begun,
-        epochs=EPOCHS,
-        verbose=0,
-        callbacks=[ReportCheckpointCallback(), Killer()],
-    )
+
+    def own_batches(_: Any) -> Any:
+        rows = BATCH // strategy.num_replicas_in_sync
+        return prepare_dataset_shard(shard.to_tf("features", "label", batch_size=rows, drop_last=True))
+
+    for epoch in range(begun, EPOCHS):
+        model.fit(
+            # A plain dataset would be cut once more: model.fit() takes its batches for those of all workers together.
+            strategy.distribute_datasets_from_function(own_batches),
+            steps_per_epoch=config["steps"],
+            initial_epoch=epoch,
+            epochs=epoch + 1,
+            verbose=0,
+            callbacks=[ReportCheckpointCallback(), Killer()],
+        )
     return {
         "begun": begun,
         "workers": strategy.num_replicas_in_sync,
-        "keras": tf.keras.__version__.partition(".")[0],
+        "keras": tf.keras.__name__.partition(".")[0],
         "has_torch": "torch" in sys.modules,
     }
 
