@@ -69,7 +69,7 @@ class RecordedRun:
 
 def loss(attempt: int, row: int) -> float:
     """What :meth:`RecordedRun.report` reports."""
-    return attempt + 1 / row
+    return attempt + 1 / max(1, row)
 
 
 def facts_of(run: RecordedRun, **fields: Any) -> TrackedRun:

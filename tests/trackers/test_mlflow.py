@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +20,30 @@ from powertrain.trackers import MLflow, cursor, sending
 pytest.importorskip("mlflow")
 
 
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without runs: to make its tables takes seconds."""
+    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    code = "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1]).search_experiments()"
+    subprocess.run([sys.executable, "-c", code, f"sqlite:///{path}"], check=True, timeout=600)
+    return path
+
+
 @pytest.fixture
-def uri(tmp_path: Path) -> str:
+def uri(tmp_path: Path, empty_store: Path) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
 @pytest.fixture(autouse=True)
-def _variables_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def _variables_of_mlflow() -> Iterator[None]:
     """The tracker sets variables in its own process, which here is that of all tests."""
-    for name, value in {"MAX_RETRIES": "1", "TIMEOUT": "30"}.items():
-        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)
+    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
+        for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+            patch.setenv(name, "1" if name.endswith("RETRIES") else "30")
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        patch.setenv("_MLFLOW_TELEMETRY_SESSION_ID", "")  # which importing MLflow sets
+        yield
 
 
 def client(uri: str) -> Any:
@@ -112,10 +129,11 @@ def test_a_secret_in_the_address_is_refused_with_the_variables_to_set() -> None:
     assert "hunter2" not in str(refused.value)
 
 
-def test_the_environment_is_filled_in_for_a_later_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.local:5000")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "vision")
-    settled = MLflow().settled("")
+def test_the_environment_is_filled_in_for_a_later_process() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.local:5000")
+        patch.setenv("MLFLOW_EXPERIMENT_NAME", "vision")
+        settled = MLflow().settled("")
     assert (settled.tracking_uri, settled.experiment) == ("http://mlflow.local:5000", "vision")
 
 

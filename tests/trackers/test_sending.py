@@ -220,7 +220,10 @@ def test_each_tracker_of_a_run_has_a_cursor_and_a_key_of_its_own(run: RecordedRu
     assert (left.row, right.row) == (3, 3)
 
 
-def test_a_damaged_cursor_is_named_with_what_to_do(run: RecordedRun, board: Board) -> None:
+def test_a_damaged_cursor_is_named_with_what_to_do(
+    run: RecordedRun, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "REFUSED_TIMEOUT_S", 0.0)
     run.storage.put("trackers/board.json", b'{"key": "no key"}')
     run.report([1])
     unsent = send_all(run, BoardTracker(board))

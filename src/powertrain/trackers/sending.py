@@ -31,6 +31,8 @@ LOOK_INTERVAL_S, REMOTE_LOOK_INTERVAL_S = 1.0, 5.0
 RETRY_DELAY_S, LONGEST_RETRY_DELAY_S = 1.0, 15.0
 #: Seconds for which a tracker that refuses is tried again once the run is over. One that takes points has longer.
 REFUSED_TIMEOUT_S = 5.0
+#: Characters of a reason that are shown.
+_REASON_LIMIT = 500
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class Sender:
         return page.is_full
 
     def _has_end_to_record(self) -> bool:
-        return self._ending is not None and self._ending.state != self._read_cursor().finished
+        ending = self._ending
+        return ending is not None and ending.state not in ("", self._read_cursor().finished)
 
     def _send(self, attempt: int, points: list[StoredPoint]) -> None:
         assert self._session is not None
@@ -229,6 +232,7 @@ class Sender:
     # -- what is said
 
     def _mark_well(self) -> None:
+        self._refused_since = 0.0
         if self.problem and self._session is not None:
             self.problem = ""
             self._tell(f"The tracker {self.name!r} takes points again; what it missed is being sent.")
@@ -270,4 +274,4 @@ def _state_of(storage: Storage) -> RunState:
 def _in_words(error: Exception) -> str:
     """One line that is fit to be shown: requests' errors are long, and quote addresses."""
     line = " ".join(redact(describe_error(error)).split()).rstrip(".")
-    return line if len(line) <= 300 else f"{line[:299]}…"
+    return line if len(line) <= _REASON_LIMIT else f"{line[:_REASON_LIMIT]}…"
