@@ -23,9 +23,6 @@ from powertrain.worker import context, script, signals
 from powertrain.worker.progress import StopProcess
 from powertrain.worker.working_directory import LAUNCH_DIR_VARIABLE
 
-#: The seed that torch begins with in a new process.
-_TORCH_SEED = 67280421310721
-
 
 def run(program: Mapping[str, Any]) -> None:
     """Run a script or a module as the main program of this process.
@@ -42,7 +39,7 @@ def run(program: Mapping[str, Any]) -> None:
     _become_new_process()
     try:
         code, main = _load(program)
-        sys.modules["__main__"] = main
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # the second is what spawned processes call it
         exec(code, main.__dict__)
         _join_threads()
     except SystemExit as error:
@@ -81,7 +78,7 @@ def _become_new_process() -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(_TORCH_SEED)
+        torch.seed()
 
 
 def _load(program: Mapping[str, Any]) -> tuple[types.CodeType, types.ModuleType]:
