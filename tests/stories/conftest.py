@@ -286,6 +286,11 @@ class Stories:
         environment = {**self._environment(self.engine), **(variables or {})}
         return self._launch([sys.executable, str(path), *arguments], environment)
 
+    def start_powertrain(self, *arguments: str, variables: dict[str, str] | None = None) -> Driver:
+        """Start the command line as a driver."""
+        command = [sys.executable, "-c", "from powertrain.cli.main import main; main()", *arguments]
+        return self._launch(command, {**self._environment(self.engine), **(variables or {})})
+
     def _launch(
         self,
         command: list[str],

@@ -15,6 +15,7 @@ from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
 from powertrain.cli.output import print_line, print_message
 from powertrain.cli.resize import resize
+from powertrain.cli.run import run
 from powertrain.cli.show import show
 from powertrain.cli.stacks import stacks
 from powertrain.cli.stop import stop
@@ -25,11 +26,12 @@ from powertrain.version import __version__
 
 app = typer.Typer(
     name="powertrain",
-    help="Look at Powertrain runs, and change those under way.",
+    help="Run scripts, look at Powertrain runs, and change those under way.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(ls)
 app.command()(show)
 app.command()(logs)
@@ -56,7 +58,7 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Look at Powertrain runs, and change those under way."""
+    """Run scripts, look at Powertrain runs, and change those under way."""
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ class Attempt:
         #: The backend's one instance for this attempt, made by its first hook.
         self.backend: Any = None
         self.first_row_seen = False
-        #: True once some rank has come to a boundary.
+        #: True once some rank has come to a boundary, or has made an optimizer step.
         self.has_trained = False
         #: How often ranks did not come to the reports at which others waited for them.
         self.misses = 0

@@ -863,6 +863,8 @@ class Controller:
 
     def _beat(self, member: Member, message: wire.Beat) -> None:
         member.beat = message
+        if message.steps:
+            member.attempt.has_trained = True
         hold = member.attempt.hold
         if hold is not None and member.rank in hold.reached:
             self._hangs.moved(member.rank)  # it stands still because it was told to
@@ -929,7 +931,8 @@ class Controller:
         elif (self._stopping is not None or regroups) and all(
             attempt.rows.last_row(m.rank) == 0 for m in attempt.running()
         ):
-            self._deadlines.setdefault("laggards", time.monotonic() + _LAGGARD_GRACE)
+            grace = self._spec.signal_grace if self._spec.runs_scripts else _LAGGARD_GRACE
+            self._deadlines.setdefault("laggards", time.monotonic() + grace)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -1801,6 +1804,8 @@ class Controller:
         expected = attempt.phase in (phases.DISMISSED, phases.CLEARING)
         if expected or member.outcome is not None:
             self._exits_changed(attempt)
+        elif event.code == 0 and self._spec.runs_scripts and attempt.phase == phases.TRAINING:
+            self._ended(member, wire.Outcome(status="returned"))  # by os._exit(0)
         elif event.code < 0 and member.placement.slot.id in self._noticed_slots:
             self._lost(member, f"rank {member.rank} was ended after it had been asked to end")
         else:

@@ -51,6 +51,8 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     #: The exceptions that it was raised from, a line each, and what it can be rebuilt of.
     causes: list[str] = []
     exception: ExceptionData | None = None
+    #: How the process ended as a shell says it: 128 and its number for a signal. 1 where it was ended for the failure.
+    exit_code: Whole = 1
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact"):

@@ -28,7 +28,8 @@ def died(member: Member, event: base.Exited, endpoint: str = "") -> WorkerFailur
     if event.code == UNREACHABLE and not member.greeted:
         host = member.placement.slot.host
         kind, words = "start", f"on {host} cannot reach the run at {endpoint}; its log says why"
-    return _failure(member, kind, f"rank {member.rank} {words}", message=event.error)
+    code = 128 - event.code if event.code < 0 else event.code or 1
+    return _failure(member, kind, f"rank {member.rank} {words}", message=event.error, exit_code=code)
 
 
 def silent(member: Member, why: str) -> WorkerFailure:
@@ -59,8 +60,17 @@ def reported(rank: int, report: wire.ErrorReport, kind: str, **circumstances: An
         secondary=report.secondary,
         causes=report.causes,
         exception=report.exception,
+        exit_code=_exit_code(report) if kind == "exit" else 1,
         **circumstances,
     )
+
+
+def _exit_code(report: wire.ErrorReport) -> int:
+    """The code of a ``sys.exit``, as the system keeps it; 1 for one with a message."""
+    try:
+        return int(report.message) & 0xFF or 1
+    except ValueError:
+        return 1
 
 
 def may_follow_a_notice(failure: WorkerFailure) -> bool:

@@ -90,6 +90,9 @@ class RunSpec:
     trace: TraceSettings | None = None
     #: True when an error is to be looked at in a debugger before the rank ends.
     post_mortem: bool = False
+    #: True where ranks run whole scripts: the exit code 0 is a good end without a word too, and once one has ended
+    #: after a request to end, the others have ``signal_grace`` seconds.
+    runs_scripts: bool = False
     #: True when every report waits for all ranks.
     report_barrier: bool = False
     #: A checkpoint of another run to begin from, as a path; "" for none.

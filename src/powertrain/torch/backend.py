@@ -193,7 +193,8 @@ def _join(place: Place) -> None:
     backend = place.backend or ("nccl" if _has_gpu() else "gloo")
     if uses_nccl(backend):
         _check_nccl_can_work()
-    _membership.set_variables(_group_variables(place, backend), overwrite=False)
+    if uses_gloo(backend):
+        _membership.set_variables(gloo_variables(place.one_host, place.address), overwrite=False)
     began = time.monotonic()
     try:
         _init_group(place, backend)
@@ -264,11 +265,14 @@ def _check_nccl_can_work() -> None:
         )
 
 
-def _group_variables(place: Place, backend: str) -> dict[str, str]:
-    """Variables that keep gloo on the interface the run uses; without them it looks up the host's name."""
-    if not uses_gloo(backend):
-        return {}
-    interface = _loopback_interface() if place.one_host else _interface_of(place.address)
+def gloo_variables(one_host: bool, address: str) -> dict[str, str]:
+    """Variables that keep gloo on the interface the run uses; without them it looks up the host's name.
+
+    Args:
+        one_host: Whether all workers are on this host.
+        address: The address of this node, as other nodes reach it.
+    """
+    interface = _loopback_interface() if one_host else _interface_of(address)
     return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 

@@ -151,6 +151,8 @@ class Session:
         self.data = Shards(self, datasets)
         self.dropped = DroppedValues(lambda message: service.post(wire.Noted(message=message, once=True)))
         service.describe_data = self.data.described
+        #: Tells a program without boundaries that the run ends: see :meth:`Gate.deliver_stop`.
+        self.deliver_stop = gate.deliver_stop
 
     def _stands_at(self, hold: int, boundary: int) -> None:
         self.service.say(wire.Reached(hold=hold, boundary=boundary, row=self.row))

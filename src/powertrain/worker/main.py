@@ -27,7 +27,7 @@ from powertrain.worker import context, failure, script
 from powertrain.worker.context import Place, Session
 from powertrain.worker.debugger import Debugger, Dialogue, where_quit
 from powertrain.worker.hints import hint_for
-from powertrain.worker.progress import Gate, StopRun, progress
+from powertrain.worker.progress import Gate, StopProcess, StopRun, progress
 from powertrain.worker.service import Service
 from powertrain.worker.signals import NoticedSignals
 from powertrain.worker.tracing import TraceSettings, Tracing, Untraced
@@ -229,8 +229,10 @@ class Rank:
                 sys.setswitchinterval(self._switch_interval)
                 progress.startup.loaded()
                 value = function()
-        except StopRun:
+        except StopRun as stop:
             self._tell(wire.Outcome(status="stopped"))
+            if isinstance(stop, StopProcess):
+                self._service.commands.put(wire.Dismissed(summary={}))
             return 0
         except SystemExit as error:
             return self._exited(error)

@@ -113,6 +113,7 @@ class Gate:
         self._target: Goto | None = None
         #: Whether the loop can save when it is told to; asked when a hold is armed. Any thread.
         self.can_save: Callable[[], bool] = lambda: False
+        self._deliver_stop: Callable[[Goto], None] | None = None
 
     @property
     def passed(self) -> int:
@@ -130,6 +131,22 @@ class Gate:
             if goto.hold == self._hold:
                 self._target = goto
                 self._changed.notify_all()
+        self._deliver()
+
+    def deliver_stop(self, deliver: Callable[[Goto], None]) -> None:
+        """Call ``deliver`` when the rank is to end, in a program that has come to no boundary by then: it may have
+        none. On the service thread, or here where it was asked to already."""
+        with self._changed:
+            self._deliver_stop = deliver
+        self._deliver()
+
+    def _deliver(self) -> None:
+        with self._changed:
+            deliver, target = self._deliver_stop, self._target
+            if deliver is None or target is None or target.action != "stop" or self._passed:
+                return
+            self._deliver_stop = None
+        deliver(target)
 
     def open(self) -> None:
         """Let go of any hold: the run is ending. Service thread."""
@@ -171,6 +188,11 @@ class Gate:
 class StopRun(BaseException):
     """Raised at the agreed boundary to end the user's function early. Not an ``Exception``: a loop's own
     ``except Exception`` must not keep the run going."""
+
+
+class StopProcess(StopRun):
+    """The same for a rank that has come to no boundary: its process exits at once, so that other ranks which wait for
+    it in a collective notice it."""
 
 
 class Boundaries:

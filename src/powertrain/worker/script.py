@@ -94,7 +94,17 @@ def _with_stub(prepare: Any) -> Any:
         return data
 
     get_preparation_data.__module__ = __name__
+    get_preparation_data.__wrapped__ = prepare  # type: ignore[attr-defined]
     return get_preparation_data
+
+
+def let_children_run_script() -> None:
+    """From now on processes spawned by this one import its ``__main__`` from its file, as multiprocessing does."""
+    from multiprocessing import spawn
+
+    prepare: Any = spawn.get_preparation_data
+    if getattr(prepare, "__module__", "") == __name__:
+        spawn.get_preparation_data = prepare.__wrapped__
 
 
 @functools.lru_cache(maxsize=1)

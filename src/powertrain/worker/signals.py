@@ -86,6 +86,12 @@ class NoticedSignals:
         signal.set_wakeup_fd(self._wakeup_before)
 
 
+def leave_to_users_code() -> None:
+    """From now on notice signals mean to this process what they would mean without us. Main thread only."""
+    for undo in _in_force:
+        undo()
+
+
 @contextlib.contextmanager
 def heard(tell: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Call ``tell`` from the handler of each notice signal, for as long as the block lasts. Main thread only, others

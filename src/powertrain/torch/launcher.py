@@ -1,0 +1,206 @@
+"""Whole scripts on every rank, started as torchrun starts them: the script sets up its process group itself.
+
+torchrun hosts the store at ``MASTER_ADDR:MASTER_PORT`` and tells its processes so with
+``TORCHELASTIC_USE_AGENT_STORE``. Here the process of rank 0 hosts it, apart from the script that runs in it, on a socket
+that is open before any rank is told of it: on the loopback interface where all ranks are on one host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from powertrain.backend import Backend, BackendConfig, WorkerGroup
+from powertrain.errors import ConfigError
+from powertrain.torch.backend import gloo_variables, on_one_host
+from powertrain.torch.rendezvous import Meeting, ReservedPort, open_tcp_store
+from powertrain.trainer import DataParallelTrainer, _new_name
+from powertrain.worker import main_script
+
+if TYPE_CHECKING:
+    from powertrain.config import RunConfig, ScalingConfig
+    from powertrain.run.spec import RunSpec
+
+#: What torchrun calls a group of workers that was given no other role.
+_ROLE = "default"
+_STORE_TIMEOUT_S = 300.0
+
+
+class ScriptBackend(Backend):
+    """Sets the variables that torchrun sets, and serves the store that the script's process group meets in."""
+
+    def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
+        """After this every worker has its variables, and rank 0 listens."""
+        workers = worker_group.workers
+        one_host = on_one_host(workers)
+        address = "" if one_host else workers[0].metadata.node_ip
+        nodes = len({worker.metadata.node_id for worker in workers})
+        host, port = worker_group.execute_single(0, _serve_store, address, len(workers))
+        waiting = [
+            worker_group.execute_single_async(
+                worker.rank,
+                _set_variables,
+                {"MASTER_ADDR": host, "MASTER_PORT": str(port), "GROUP_WORLD_SIZE": str(nodes)},
+                one_host,
+                worker.metadata.node_ip,
+            )
+            for worker in workers
+        ]
+        for future in waiting:
+            future.result()
+
+
+class ScriptConfig(BackendConfig):
+    """Ranks are told what torchrun would tell them, and set up torch themselves."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """The :class:`ScriptBackend`."""
+        return ScriptBackend
+
+
+# --------------------------------------------------------------------------- in each worker
+
+_port = ReservedPort()
+#: The store that rank 0 serves: as long as its process lives.
+_store: Any = None
+
+
+def _serve_store(address: str, world_size: int) -> tuple[str, int]:
+    """Rank 0: serve a store on ``address`` (loopback when it is ""); returns where it is."""
+    global _store
+    import torch.distributed as dist
+
+    host, port = _port.open(address, listens=True)
+    timeout = timedelta(seconds=_STORE_TIMEOUT_S)
+    _store = open_tcp_store(dist, Meeting("tcp", host, port), world_size, _port, timeout)
+    return host, port
+
+
+def _set_variables(of_group: Mapping[str, str], one_host: bool, address: str) -> None:
+    """Set what torchrun sets beyond the variables that each rank of a run has; count optimizer steps."""
+    from powertrain.torch import prepare
+    from powertrain.worker import context
+
+    place = context.current("powertrain run").place
+    variables = {
+        **of_group,
+        "ROLE_NAME": _ROLE,
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "TORCHELASTIC_RUN_ID": place.run_name,
+        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    os.environ.update(variables)
+    for name, value in {**gloo_variables(one_host, address), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}.items():
+        os.environ.setdefault(name, value)
+    prepare.watch_optimizer_steps()
+
+
+# --------------------------------------------------------------------------- the driver's part
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run: a script or a module, and its arguments."""
+
+    #: As it was named: the path of a script, or with ``is_module`` the name of a module.
+    target: str
+    arguments: Sequence[str] = ()
+    is_module: bool = False
+
+    def __post_init__(self) -> None:
+        if self.is_module or os.path.isfile(self.target):
+            return
+        if os.path.isdir(self.target):
+            raise ConfigError(f"{self.target!r} is a directory, not a script. Name the file to run.")
+        remedy = "Check the path."
+        if not self.target.endswith(".py"):
+            remedy += " A module is run with -m."
+        raise ConfigError(f"The script {self.target!r} does not exist in {os.getcwd()!r}. {remedy}")
+
+    @property
+    def path(self) -> str:
+        """The absolute path of the script; "" for a module."""
+        return "" if self.is_module else os.path.abspath(self.target)
+
+    @property
+    def name(self) -> str:
+        """A name for runs of it."""
+        plain = self.target if self.is_module else Path(self.target).stem
+        return re.sub(r"[^A-Za-z0-9_.-]+", "-", plain).strip(".-") or "script"
+
+    @contextmanager
+    def as_main(self) -> Iterator[None]:
+        """Inside, this process looks as if it ran the program: its import path begins with the program's, and it is
+        the file of ``__main__``, so that a cluster is sent the program's own directory."""
+        main = sys.modules["__main__"]
+        path, file = list(sys.path), main.__dict__.get("__file__")
+        directory = os.path.dirname(os.path.realpath(self.path)) if self.path else os.getcwd()
+        rest = path if sys.flags.safe_path else path[1:]
+        sys.path[:] = [directory, *rest]
+        if self.path:
+            main.__file__ = self.path
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            if file is not None:
+                main.__file__ = file
+            else:
+                main.__dict__.pop("__file__", None)
+
+    def for_ranks(self) -> dict[str, Any]:
+        """What :func:`powertrain.worker.main_script.run` takes. To be called inside :meth:`as_main`."""
+        return {
+            "path": self.path,
+            "module": self.target if self.is_module else "",
+            "name": self.target,
+            "argv": list(self.arguments),
+            "import_path": list(sys.path),
+        }
+
+
+class ScriptTrainer(DataParallelTrainer):
+    """Runs one script on every worker, unchanged, as torchrun would. Made inside :meth:`Program.as_main`.
+
+    Args:
+        program: The script, or module, and its arguments.
+        scaling_config: How many workers, and where.
+        run_config: Name, storage, restarts, tracing.
+
+    Example::
+
+        program = Program("train.py", ["--epochs", "3"])
+        with program.as_main():
+            ScriptTrainer(program, ScalingConfig(num_workers=2), RunConfig(name="digits")).fit()
+    """
+
+    def __init__(self, program: Program, scaling_config: ScalingConfig, run_config: RunConfig) -> None:
+        self._program = program
+        super().__init__(
+            main_script.run,
+            train_loop_config=program.for_ranks(),
+            backend_config=ScriptConfig(),
+            scaling_config=scaling_config,
+            run_config=run_config,
+        )
+
+    def _make_name(self) -> str:
+        return _new_name(self._program.name)
+
+    def _spec(self, *args: Any, **kwargs: Any) -> RunSpec:
+        spec = super()._spec(*args, **kwargs)
+        env = {"TORCHELASTIC_MAX_RESTARTS": str(self.run_config.failure_config.max_failures)}
+        if spec.max_workers == 1 and "OMP_NUM_THREADS" not in os.environ and self._engine_name == "local":
+            # torchrun leaves the threads of a single process alone.
+            env["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+        return replace(spec, runs_scripts=True, env={**env, **spec.env})

@@ -1,0 +1,1 @@
+"""A module beside the script that imports it."""

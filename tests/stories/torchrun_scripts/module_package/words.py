@@ -1,0 +1,1 @@
+TEXT = "the module runs as rank"
