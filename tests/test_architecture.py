@@ -237,7 +237,17 @@ def test_nothing_imports_testing() -> None:
 
 
 def test_importing_powertrain_imports_nothing_heavy() -> None:
-    heavy = {"torch", "pyarrow", "pandas", "rich", "ray", "numpy", "lightning", "pytorch_lightning", "transformers"}
+    heavy = {
+        "torch",
+        "pyarrow",
+        "pandas",
+        "rich",
+        "ray",
+        "numpy",
+        "lightning",
+        "pytorch_lightning",
+        "transformers",
+    }
     heavy |= {"accelerate", "xgboost", "lightgbm", "jax", "tensorflow", "tensorboard", "mlflow", "wandb"}
     script = f"import powertrain, sys; print(*({heavy!r} & sys.modules.keys()))"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -16,11 +16,11 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import numpy as np  # noqa: E402 (after the number of its threads)
+import numpy as np
 
-import powertrain as train  # noqa: E402
-from powertrain import DataParallelTrainer, RunConfig, ScalingConfig  # noqa: E402
-from powertrain.trackers import MLflow  # noqa: E402
+import powertrain as train
+from powertrain import DataParallelTrainer, RunConfig, ScalingConfig
+from powertrain.trackers import MLflow
 
 
 def train_function(config: dict[str, Any]) -> None:

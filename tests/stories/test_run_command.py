@@ -86,7 +86,8 @@ def test_a_script_finds_what_torchrun_would_give_it(start: Any, stories: Any) ->
     drawn: list[float] = []
     for rank in (0, 1):
         here, there = (
-            json.loads((stories.root / f"{name}-{rank}.json").read_text("utf-8")) for name in ("here", "there")
+            json.loads((stories.root / f"{name}-{rank}.json").read_text("utf-8"))
+            for name in ("here", "there")
         )
         told, told_there = here.pop("environment"), there.pop("environment")
         assert told_there.keys() - told.keys() <= _OF_TORCHRUNS_AGENT

@@ -1,6 +1,6 @@
 """Train a classifier of handwritten digits with DDP, as in PyTorch's tutorials of torchrun.
 
-    torchrun --nproc-per-node=2 ddp_digits.py --epochs 3 --snapshot snapshot.pt
+torchrun --nproc-per-node=2 ddp_digits.py --epochs 3 --snapshot snapshot.pt
 """
 
 import argparse
