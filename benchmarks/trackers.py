@@ -80,7 +80,16 @@ class Server:
         self.store = f"sqlite:///{directory}/mlflow.db"
         self._port, self._front = _free_port(), _free_port()
         self.uri = f"http://127.0.0.1:{self._front}"
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self.store, "--workers", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--backend-store-uri",
+            self.store,
+            "--workers",
+            "1",
+        ]
         command += ["--artifacts-destination", f"{directory}/artifacts", "--port", str(self._port)]
         command += ["--allowed-hosts", "*"]
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -206,7 +215,10 @@ def read_back(store: str, experiment: str, steps: int) -> tuple[int, int, int]:
         "print(json.dumps([[m.step for m in client.get_metric_history(r.info.run_id, 'loss')] for r in runs]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, store, experiment], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        [sys.executable, "-c", code, store, experiment],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
     )
     if done.returncode:
         raise MeasurementFailed(f"MLflow's store could not be read: {done.stderr[-500:]}")
@@ -261,7 +273,9 @@ def main() -> int:
         try:
             with outlasting_programs(lambda: _family(server.process.pid)):
                 contenders = [
-                    Contender(kind, ("mlflow",) if kind != NONE else (), partial(measure, server, kind, steps))
+                    Contender(
+                        kind, ("mlflow",) if kind != NONE else (), partial(measure, server, kind, steps)
+                    )
                     for kind in (NONE, UP, DOWN)
                 ]
                 rounds = interleave(contenders, repetitions, warm_up=False)

@@ -1,7 +1,7 @@
 """A run whose steps are timed on the training thread: python train_tracked.py DIRECTORY SETTINGS
 
-SETTINGS is a JSON object with "steps", "size" of the work of a step, "uri" of an MLflow server or "" for no tracker, and
-"experiment". The rank leaves a file at a quarter and at three quarters of its steps, for who takes the server down.
+SETTINGS is a JSON object with "steps", "size" of the work of a step, "uri" of an MLflow server or "" for no tracker,
+and "experiment". The rank leaves a file at a quarter and at three quarters of its steps, for who takes the server down.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import numpy as np  # noqa: E402 (after the number of its threads)
+import numpy as np
 
-import powertrain as train  # noqa: E402
-from powertrain import DataParallelTrainer, RunConfig, ScalingConfig  # noqa: E402
-from powertrain.trackers import MLflow  # noqa: E402
+import powertrain as train
+from powertrain import DataParallelTrainer, RunConfig, ScalingConfig
+from powertrain.trackers import MLflow
 
 
 def train_function(config: dict[str, Any]) -> None:

@@ -945,7 +945,9 @@ class DataParallelTrainer:
             return
         from powertrain.trackers import following
 
-        is_restarted = outcome.state == "failed" and self._engine_name == "torchrun"  # which waits for us to end
+        is_restarted = (
+            outcome.state == "failed" and self._engine_name == "torchrun"
+        )  # which waits for us to end
         is_to_leave = outcome.is_to_leave or outcome.state == "preempted" or is_restarted
         ending = following.ending_of(storage, outcome.state, outcome.reason)
         for sentence in process.finish(ending, following.patience(self.run_config, is_to_leave)):

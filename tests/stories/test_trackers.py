@@ -30,7 +30,9 @@ def diary(directory: Path) -> list[list[str]]:
 
 
 def points_of(lines: list[list[str]]) -> list[tuple[int, float]]:
-    return [(int(step), float(value)) for kind, step, *value_of in lines if kind == "point" for value in value_of]
+    return [
+        (int(step), float(value)) for kind, step, *value_of in lines if kind == "point" for value in value_of
+    ]
 
 
 def expected(steps: int = STEPS) -> list[tuple[int, float]]:
@@ -85,7 +87,7 @@ def test_a_tracker_that_is_down_at_the_end_is_named_and_track_sends_the_rest(
     assert outcome["raised"] == ""
     assert outcome["state"] == "finished"
     run = directory / "storage" / "tracked"
-    said = " ".join(capfd.readouterr().err.split())
+    said = " ".join("".join(capfd.readouterr()).split())
     assert f"The tracker 'diary' has not got {STEPS} points" in said
     assert f"powertrain track {run}" in said
     assert not (directory / "diary").exists()
@@ -150,13 +152,22 @@ print(json.dumps([
 
 def _mlflow_history(store: str) -> list[list[tuple[int, float]]]:
     """The points of each run of a store, which no server is needed for."""
-    done = subprocess.run([sys.executable, "-c", _HISTORY, store], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", _HISTORY, store], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     return [[(step, value) for step, value in run] for run in json.loads(done.stdout.splitlines()[-1])]
 
 
 def _track(run: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from powertrain.cli.main import main; main()", "track", str(run), *options]
+    command = [
+        sys.executable,
+        "-c",
+        "from powertrain.cli.main import main; main()",
+        "track",
+        str(run),
+        *options,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(tracked.__file__).parent)}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 

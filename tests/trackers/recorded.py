@@ -114,7 +114,9 @@ class Board:
 class BoardTracker(Tracker):
     """A tracker as a user writes one."""
 
-    def __init__(self, board: Board, *, rewinds: bool = False, looks: bool = True, name: str = "board") -> None:
+    def __init__(
+        self, board: Board, *, rewinds: bool = False, looks: bool = True, name: str = "board"
+    ) -> None:
         self.name = name
         self.board, self.rewinds, self.looks = board, rewinds, looks
 

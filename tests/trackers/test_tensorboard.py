@@ -71,9 +71,7 @@ def test_rows_that_are_trained_again_are_found_once_with_their_new_values(
         run.begin(attempt, first_row=6)
         run.report(range(6, 9 + attempt), attempt=attempt)
         assert send_all(run, TensorBoard(board)) is None
-    assert approx(
-        scalars(board), [(row, loss(0 if row < 6 else 2, row)) for row in range(1, 11)]
-    )
+    assert approx(scalars(board), [(row, loss(0 if row < 6 else 2, row)) for row in range(1, 11)])
 
 
 def test_files_that_were_removed_are_written_anew(run: RecordedRun, board: Path) -> None:

@@ -34,7 +34,10 @@ print("unsent:", sender.follow())
 def send(run: RecordedRun, board: Path, state: str = "") -> None:
     place = run.storage.uri
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, place, str(board), state], capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", _PROGRAM, place, str(board), state],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert "unsent: None" in done.stdout, done.stdout + done.stderr
 

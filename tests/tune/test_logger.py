@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.tune import logger as lg
 from powertrain.trackers.text_files import cut_to_whole_lines
+from powertrain.tune import logger as lg
 from powertrain.tune.logger.base import as_json, flatten
 from powertrain.tune.trial import Trial
 

@@ -1,6 +1,5 @@
 """Points as metrics of an MLflow run: on a tracking server, or in a local store."""
 
-# ruff: noqa: RUF009 (``option`` makes a dataclass field, once per class, which is what RUF009 cannot see)
 from __future__ import annotations
 
 import os

@@ -30,7 +30,9 @@ class DiarySession(TrackerSession):
         self._path = story.directory() / "diary"
         self.id, self.last_step = f"diary-{run.key}", 0
         if self._path.exists():
-            steps = [line.split()[1] for line in self._path.read_text().splitlines() if line.startswith("point")]
+            steps = [
+                line.split()[1] for line in self._path.read_text().splitlines() if line.startswith("point")
+            ]
             self.last_step = max(map(int, steps), default=0)
         self._write(f"opened {self.id} {run.params.get('steps')}")
 
