@@ -87,7 +87,7 @@ def test_a_tracker_that_is_down_at_the_end_is_named_and_track_sends_the_rest(
     assert outcome["raised"] == ""
     assert outcome["state"] == "finished"
     run = directory / "storage" / "tracked"
-    said = " ".join(capfd.readouterr().err.split())
+    said = " ".join("".join(capfd.readouterr()).split())
     assert f"The tracker 'diary' has not got {STEPS} points" in said
     assert f"powertrain track {run}" in said
     assert not (directory / "diary").exists()

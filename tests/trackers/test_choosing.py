@@ -45,7 +45,7 @@ def test_a_missing_package_is_one_sentence_with_the_line_for_pip(
 
 
 def test_what_a_run_keeps_is_opened_by_who_wrote_it_and_by_nobody_else(run: RecordedRun) -> None:
-    with pytest.raises(StorageError, match="started without trackers.*--tracker"):
+    with pytest.raises(StorageError, match=r"started without trackers.*--tracker"):
         kept(run.storage)
     assert keep(run.storage, [CSV("/other.csv")], facts_of(run)) == ""
     trackers, facts = kept(run.storage)

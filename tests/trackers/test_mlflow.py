@@ -117,10 +117,11 @@ def test_rows_that_are_trained_again_keep_their_first_values(run: RecordedRun, u
 
 
 def test_more_metrics_than_a_request_takes_are_sent_in_several(run: RecordedRun, uri: str) -> None:
-    run.report([1, 2], **{f"metric {number}": float(number) for number in range(1200)})
+    many: dict[str, Any] = {f"metric {number}": float(number) for number in range(1200)}
+    run.report([1, 2], **many)
     assert send_all(run, MLflow(uri)) is None
     metrics = only_run(uri).data.metrics
-    assert metrics == {f"metric {number}": float(number) for number in range(1200)}
+    assert metrics == many
 
 
 def test_a_secret_in_the_address_is_refused_with_the_variables_to_set() -> None:

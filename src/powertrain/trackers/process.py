@@ -1,8 +1,8 @@
 """The process that sends a run's points to its trackers: a fresh interpreter beside the driver.
 
 A process and not a thread: the packages of trackers take seconds to import, and hold Python's lock while they encode
-and send, which the controller would wait for. It runs at a low priority, reads the run's directory like any other reader,
-and ends with the driver. It is told one thing, that the run is over, and tells sentences to show.
+and send, which the controller would wait for. It runs at a low priority, reads the run's directory like any other
+reader, and ends with the driver. It is told one thing, that the run is over, and tells sentences to show.
 """
 
 from __future__ import annotations
