@@ -46,10 +46,10 @@ def test_a_killed_rank_of_a_torchrun_script_restarts_it_and_the_run_is_diagnosed
     start: Any, stories: Any
 ) -> None:
     driver = start(
-        script("ddp_digits"), "--epochs=4", "--snapshot=digits.pt", "--pause-file=go",
+        script("ddp_classifier"), "--epochs=4", "--snapshot=snapshot.pt", "--pause-file=go",
         options=("--max-restarts=1",),
     )  # fmt: skip
-    driver.await_told("digits.pt")
+    driver.await_told("snapshot.pt")
     os.kill(pids_of(driver, 0)[1], signal.SIGKILL)
     driver.await_facts("run", ev.TrainingStarted, attempt=1)
     (stories.root / "go").touch()
@@ -86,7 +86,8 @@ def test_a_script_finds_what_torchrun_would_give_it(start: Any, stories: Any) ->
     drawn: list[float] = []
     for rank in (0, 1):
         here, there = (
-            json.loads((stories.root / f"{name}-{rank}.json").read_text("utf-8")) for name in ("here", "there")
+            json.loads((stories.root / f"{name}-{rank}.json").read_text("utf-8"))
+            for name in ("here", "there")
         )
         told, told_there = here.pop("environment"), there.pop("environment")
         assert told_there.keys() - told.keys() <= _OF_TORCHRUNS_AGENT
@@ -185,7 +186,7 @@ def test_a_hanging_script_is_told_apart_and_started_again(start: Any, stories: A
 
 @on("ray")
 def test_a_script_runs_on_the_nodes_of_a_cluster(start: Any, stories: Any) -> None:
-    driver = start(script("ddp_digits"), "--epochs=1", f"--snapshot={stories.root}/digits.pt")
+    driver = start(script("ddp_classifier"), "--epochs=1", f"--snapshot={stories.root}/snapshot.pt")
     assert driver.ended() == 0, driver.output
     assert "rank 1 is done after 1 epochs" in driver.output
     assert stories.facts("run")[0].engine == "ray"

@@ -132,7 +132,9 @@ def _scaling(nproc: str, engine: str, address: str | None, use_gpu: bool | None)
     if engine not in _ENGINES:
         raise ConfigError(f"--engine={engine} is not one of {', '.join(_ENGINES)}.")
     if address is not None and engine == "local":
-        raise ConfigError("--address names a Ray cluster, and --engine=local runs on this machine. Leave one out.")
+        raise ConfigError(
+            "--address names a Ray cluster, and --engine=local runs on this machine. Leave one out."
+        )
     if engine == "auto":
         engine = "ray" if address is not None or is_on_ray() else "local"
     gpus = len(resources.detect({}).gpus) if engine == "local" else 0

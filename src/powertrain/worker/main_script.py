@@ -39,7 +39,9 @@ def run(program: Mapping[str, Any]) -> None:
     _become_new_process()
     try:
         code, main = _load(program)
-        sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # the second is what spawned processes call it
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = (
+            main  # the second is what spawned processes call it
+        )
         exec(code, main.__dict__)
         _join_threads()
     except SystemExit as error:
@@ -49,7 +51,9 @@ def run(program: Mapping[str, Any]) -> None:
             print(error.code, file=sys.stderr)  # as the interpreter does
         raise
     except BaseException as error:
-        if request.is_made:  # its own KeyboardInterrupt, or a collective that broke because another rank has ended
+        if (
+            request.is_made
+        ):  # its own KeyboardInterrupt, or a collective that broke because another rank has ended
             raise StopProcess(request.reason) from error
         raise
     if request.is_made:
@@ -113,7 +117,9 @@ def _load_module(name: str, main: types.ModuleType) -> types.CodeType:
     loader: Any = spec.loader if spec is not None else None
     code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
     if spec is None or code is None:
-        raise ImportError(f"There is no module {name!r} to run, or it has no code. Check its name and sys.path.")
+        raise ImportError(
+            f"There is no module {name!r} to run, or it has no code. Check its name and sys.path."
+        )
     main.__spec__, main.__loader__, main.__package__ = spec, loader, spec.parent
     main.__file__ = spec.origin
     main.__dict__["__cached__"] = spec.cached

@@ -7,10 +7,9 @@ import pickle
 import random
 import sys
 
+import beside
 import torch
 import torch.distributed as dist
-
-import beside
 
 
 class Item:

@@ -4,7 +4,6 @@ The first argument is a directory: ``trains-RANK`` appears there when a rank has
 has been asked to end. With ``sigterm`` as the second argument there is a handler for that signal.
 """
 
-import os
 import pathlib
 import signal
 import sys
