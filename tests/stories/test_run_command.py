@@ -46,10 +46,10 @@ def test_a_killed_rank_of_a_torchrun_script_restarts_it_and_the_run_is_diagnosed
     start: Any, stories: Any
 ) -> None:
     driver = start(
-        script("ddp_digits"), "--epochs=4", "--snapshot=digits.pt", "--pause-file=go",
+        script("ddp_classifier"), "--epochs=4", "--snapshot=snapshot.pt", "--pause-file=go",
         options=("--max-restarts=1",),
     )  # fmt: skip
-    driver.await_told("digits.pt")
+    driver.await_told("snapshot.pt")
     os.kill(pids_of(driver, 0)[1], signal.SIGKILL)
     driver.await_facts("run", ev.TrainingStarted, attempt=1)
     (stories.root / "go").touch()
@@ -186,7 +186,7 @@ def test_a_hanging_script_is_told_apart_and_started_again(start: Any, stories: A
 
 @on("ray")
 def test_a_script_runs_on_the_nodes_of_a_cluster(start: Any, stories: Any) -> None:
-    driver = start(script("ddp_digits"), "--epochs=1", f"--snapshot={stories.root}/digits.pt")
+    driver = start(script("ddp_classifier"), "--epochs=1", f"--snapshot={stories.root}/snapshot.pt")
     assert driver.ended() == 0, driver.output
     assert "rank 1 is done after 1 epochs" in driver.output
     assert stories.facts("run")[0].engine == "ray"

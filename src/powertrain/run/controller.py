@@ -253,6 +253,7 @@ class Controller:
         self._told: set[str] = set()
         self._deadlines: dict[str, float] = {}
         self._startup = Startup(self._record, engine.name)
+        self._startup.runs_script = spec.runs_scripts
         self._attempt: Attempt | None = None
         self._members: dict[bytes, Member] = {}
         self._ranks_by_slot: dict[str, int] = {}

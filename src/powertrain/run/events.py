@@ -141,6 +141,8 @@ class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
     loaded: str = ""
     #: Whether the script had imported torch when ``fit`` was called.
     torch_was_loaded: bool = False
+    #: Whether the ranks run a whole script, so that no code of the user's comes before ``fit()``.
+    runs_script: bool = False
     engine: str = ""
 
     def __post_init__(self) -> None:

@@ -37,6 +37,8 @@ class Startup:
         self._start: Start | None = None
         self._number = self._steps_left = 0
         self._waited_for = ""
+        #: Whether the ranks run a whole script.
+        self.runs_script = False
         self._had_torch = sys.modules.get("torch") is not None
 
     def launched(self, at: float, parts: Mapping[str, float]) -> None:
@@ -110,7 +112,11 @@ class Startup:
         fact = fact_of(start, self._number, self._clock())
         self._record(
             msgspec.structs.replace(
-                fact, waited_for=self._waited_for, engine=self._engine, torch_was_loaded=self._had_torch
+                fact,
+                waited_for=self._waited_for,
+                engine=self._engine,
+                torch_was_loaded=self._had_torch,
+                runs_script=self.runs_script,
             )
         )
 

@@ -1,8 +1,8 @@
 """Whole scripts on every rank, started as torchrun starts them: the script sets up its process group itself.
 
 torchrun hosts the store at ``MASTER_ADDR:MASTER_PORT`` and tells its processes so with
-``TORCHELASTIC_USE_AGENT_STORE``. Here the process of rank 0 hosts it, apart from the script that runs in it, on a socket
-that is open before any rank is told of it: on the loopback interface where all ranks are on one host.
+``TORCHELASTIC_USE_AGENT_STORE``. Here the process of rank 0 hosts it, apart from the script that runs in it, on a
+socket that is open before any rank knows of it: on the loopback interface where all ranks are on one host.
 """
 
 from __future__ import annotations

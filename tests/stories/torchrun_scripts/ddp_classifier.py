@@ -1,6 +1,6 @@
-"""Train a classifier of handwritten digits with DDP, as in PyTorch's tutorials of torchrun.
+"""Train a small classifier with DDP, as in PyTorch's tutorials of torchrun.
 
-torchrun --nproc-per-node=2 ddp_digits.py --epochs 3 --snapshot snapshot.pt
+torchrun --nproc-per-node=2 ddp_classifier.py --epochs 3 --snapshot snapshot.pt
 """
 
 import argparse
@@ -9,13 +9,12 @@ import time
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
-class Digits(torch.nn.Module):
+class Classifier(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
@@ -25,9 +24,8 @@ class Digits(torch.nn.Module):
 
 
 def load_data(rank, world_size, batch_size):
-    found = load_digits()
-    pixels = torch.tensor(found.data, dtype=torch.float32) / 16
-    dataset = TensorDataset(pixels, torch.tensor(found.target))
+    pixels = torch.randn(1024, 64, generator=torch.Generator().manual_seed(1))
+    dataset = TensorDataset(pixels, pixels[:, :10].argmax(1))
     sampler = DistributedSampler(dataset, world_size, rank)
     return DataLoader(dataset, batch_size, sampler=sampler), sampler
 
@@ -42,7 +40,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     loader, sampler = load_data(rank, world_size, batch_size=64)
-    model = DistributedDataParallel(Digits())
+    model = DistributedDataParallel(Classifier())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     first = 0
     if os.path.exists(args.snapshot):
