@@ -94,9 +94,14 @@ class WorkerStrategy:
 
 
 class _Sharding(WorkerStrategy):
-    """FSDP. Torch's own takes a CPU only where it is named, and Lightning names the index of a GPU."""
+    """FSDP. Torch's own takes a CPU only where it is named, and Lightning names the index of a GPU.
+
+    Also, state that torch offloads to the CPU is the memory that it frees, where it is on the CPU already.
+    """
 
     kwargs: dict[str, Any]
+    model: Any
+    _state_dict_type: str
 
     def _setup_model(self, model: Any) -> Any:
         strategy: Any = super()
@@ -118,6 +123,27 @@ class _Sharding(WorkerStrategy):
         with enable_wrap(**self._arguments()):
             yield
 
+    @property
+    def _gathers_on_cpus(self) -> bool:
+        return self._state_dict_type == "full" and bool(self.root_device.type == "cpu")
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if not self._gathers_on_cpus:
+            found: dict[str, Any] = super().lightning_module_state_dict()  # type: ignore[misc]
+            return found
+        with _full_state_of(self.model):
+            return dict(self.model.state_dict())
+
+    def optimizer_state(self, optimizer: Any) -> Any:
+        if not self._gathers_on_cpus:
+            return super().optimizer_state(optimizer)  # type: ignore[misc]
+        from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
+        from torch.distributed.fsdp import OptimStateKeyType
+
+        with _full_state_of(self.model):
+            state = Sharded.optim_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer))
+        return Sharded.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_ID, self.model)
+
     def _arguments(self) -> dict[str, Any]:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -136,6 +162,18 @@ def _is_sharded(model: Any) -> bool:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+
+
+def _full_state_of(model: Any) -> Any:
+    """Return a context in which states are those of the whole model, on every rank."""
+    from torch.distributed import fsdp
+
+    return fsdp.FullyShardedDataParallel.state_dict_type(
+        model,
+        fsdp.StateDictType.FULL_STATE_DICT,
+        fsdp.FullStateDictConfig(offload_to_cpu=False),
+        fsdp.FullOptimStateDictConfig(offload_to_cpu=False),
+    )
 
 
 class _WithDeepSpeed(WorkerStrategy):
