@@ -35,6 +35,6 @@ def saved_model(
         )
     if path is not None and not os.path.isdir(path):
         raise CheckpointError(f"path={path!r} is not a directory. Give an empty one, or leave it out.")
-    checkpoint = temporary_checkpoint(cls) if path is None else cls.from_directory(path)
+    checkpoint = temporary_checkpoint(cls) if path is None else cls(path)
     write(os.path.join(checkpoint.path, filename))
     return checkpoint

@@ -85,7 +85,7 @@ def save(weights: dict[str, Any], step: int, metrics: dict[str, Any], rank: int)
     with powertrain.checkpoint_dir() as directory:
         saved = None
         if rank == 0:
-            arrays = {name: np.asarray(value) for name, value in weights.items()}
+            arrays: dict[str, Any] = {name: np.asarray(value) for name, value in weights.items()}
             np.savez(os.path.join(directory, "weights.npz"), step=step, **arrays)
             saved = Checkpoint.from_directory(directory)
         powertrain.report(metrics, checkpoint=saved)

@@ -44,7 +44,7 @@ def train_digits(config: dict[str, Any]) -> dict[str, Any]:
             begun = int(model.optimizer.iterations.numpy()) // config["steps"]
     rank = powertrain.get_context().get_world_rank()
 
-    class Killer(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    class Killer(tf.keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if checkpoint is None and epoch == config.get("killed_in") and rank == 1:
                 assert powertrain.get_all_reported_checkpoints(), "nothing is committed to go on from"
