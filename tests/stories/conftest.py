@@ -400,9 +400,12 @@ def _command(pid: int) -> str:
 
 
 def _shared_memory() -> set[str]:
-    """All there is, but for the directories that only hold runs' own."""
+    """All there is, but for the directories that only hold runs' own, and those that ``tempfile`` has named.
+
+    Nothing of ours has such a name; servers that other tests start have (MLflow's).
+    """
     own = f"/dev/shm/powertrain-{os.getuid()}"
-    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} - {own}
+    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if not name.startswith("tmp")} - {own}
     with contextlib.suppress(FileNotFoundError):
         found |= {f"{own}/{name}" for name in os.listdir(own)}
     return found

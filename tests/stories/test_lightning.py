@@ -65,7 +65,7 @@ def attempts(fits: Any) -> list[Any]:
 @on_cases(
     ("engine", "data"),
     [
-        pytest.param("local", "loader", marks=pytest.mark.smoke),  # type: ignore[list-item]
+        pytest.param("local", "loader", marks=pytest.mark.smoke),
         ("local", "shard"),
         ("local", "without_length"),
         ("ray", "loader"),
@@ -86,7 +86,10 @@ def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run
 
 def test_with_accumulated_gradients_and_a_validation_loop_it_goes_on_where_it_was(fits: Any) -> None:
     """Checkpoints are made between optimizer steps, and the last step of an epoch may have fewer batches."""
-    options = {"trainer": {"accumulate_grad_batches": 3, "val_check_interval": 4}, "validates": True}
+    options: dict[str, Any] = {
+        "trainer": {"accumulate_grad_batches": 3, "val_check_interval": 4},
+        "validates": True,
+    }
     whole = uninterrupted(fits, **options, every=1)
     outcome = fit(fits, **options, every=1)
     assert outcome["raised"] == "", outcome
@@ -139,7 +142,7 @@ def test_another_number_of_workers_goes_on_in_the_same_epoch(fits: Any) -> None:
 @pytest.mark.parametrize("ckpt_path", ["last", "path"])
 @on("inline")
 def test_without_workers_an_attempt_that_raised_is_gone_on_with(fits: Any, ckpt_path: str) -> None:
-    options = {"ckpt_path": ckpt_path, "batch": 18, "kills": [[0, 4], [1, 6]]}
+    options: dict[str, Any] = {"ckpt_path": ckpt_path, "batch": 18, "kills": [[0, 4], [1, 6]]}
     whole = uninterrupted(fits)
     for raised in ("TrainingFailedError", "TrainingFailedError", ""):
         outcome = fit(fits, failures=0, **options)
@@ -151,7 +154,7 @@ def test_without_workers_an_attempt_that_raised_is_gone_on_with(fits: Any, ckpt_
 @on("inline")
 def test_a_run_that_is_limited_by_steps_goes_on_after_the_end_of_an_epoch(fits: Any) -> None:
     """Every third step coincides with no end of an epoch, and the attempt ends just after one."""
-    options = {"batch": 18, "epochs": -1, "trainer": {"max_steps": 17}, "every": 3}
+    options: dict[str, Any] = {"batch": 18, "epochs": -1, "trainer": {"max_steps": 17}, "every": 3}
     for raised, kills in (("TrainingFailedError", [[0, 8]]), ("", [])):
         outcome = fit(fits, failures=0, **options, kills=kills)
         assert outcome["raised"] == raised, outcome

@@ -109,7 +109,7 @@ def _fit(program: object, scaling: ScalingConfig, run_config: RunConfig) -> int:
         return _exit_code(error)
     except PreemptedError as error:
         print_line(str(error), err=True)
-        return int(error.code)
+        return error.code if isinstance(error.code, int) else 1
     except KeyboardInterrupt as error:
         print_line(str(error) or "interrupted", err=True)
         return _INTERRUPTED

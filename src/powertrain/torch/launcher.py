@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.backend import Backend, BackendConfig, WorkerGroup
 from powertrain.errors import ConfigError
-from powertrain.torch.backend import gloo_variables, on_one_host
+from powertrain.frameworks.ports import on_one_host
+from powertrain.torch.backend import gloo_variables
 from powertrain.torch.rendezvous import Meeting, ReservedPort, open_tcp_store
 from powertrain.trainer import DataParallelTrainer, _new_name
 from powertrain.worker import main_script

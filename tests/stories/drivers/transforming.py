@@ -90,7 +90,7 @@ class Diary:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Watched(transformers.TrainerCallback):  # type: ignore[misc]
+class Watched(transformers.TrainerCallback):
     def __init__(self, diary: Diary) -> None:
         self.diary = diary
 
