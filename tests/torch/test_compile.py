@@ -17,7 +17,7 @@ from powertrain.config import TorchConfig
 from powertrain.torch.backend import TorchBackend
 from powertrain.torch.prepare import prepare_model
 
-GLOO = TorchConfig(backend="gloo", timeout_s=30)
+GLOO = TorchConfig(backend="gloo", timeout_s=240)
 #: How a model is compiled and prepared, by name.
 ORDERS: dict[str, Callable[..., nn.Module]] = {
     "not compiled": lambda net, backend, **how: prepare_model(net, **how),
@@ -101,48 +101,48 @@ def merged(directory: Path, world_size: int) -> str:
     return str(directory / "merged")
 
 
+def on_all(group: Any, order: str, backend: str, **arguments: Any) -> Any:
+    """Rank 0's answer. The compiler takes its time on a machine that has other work."""
+    return [one.result(timeout=240) for one in group.execute_async(train, order, backend, **arguments)][0]
+
+
 @pytest.mark.parametrize(
-    ("how", "backend"),
+    ("world_size", "how", "orders"),
     [
-        ({}, "aot_eager"),
-        ({"mixed_precision": "bf16"}, "eager"),
-        ({"parallel_strategy": "fsdp"}, "eager"),
-        ({"parallel_strategy": None, "mixed_precision": "bf16"}, "aot_eager"),
+        (1, {}, {"before": "eager", "after": "eager"}),
+        (2, {}, {"before": "aot_eager", "after": "eager", "in place": "eager", "a part": "eager"}),
+        (2, {"mixed_precision": "bf16"}, {"before": "eager", "after": "eager"}),
+        (2, {"parallel_strategy": "fsdp"}, {"before": "eager", "after": "eager"}),
+        (1, {"parallel_strategy": None, "mixed_precision": "bf16"}, {"before": "eager"}),
     ],
-    ids=["ddp", "ddp in bf16", "fsdp", "one model for each rank in bf16"],
+    ids=["alone", "ddp", "ddp in bf16", "fsdp", "unwrapped in bf16"],
 )
-@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_compiled_model_trains_saves_and_resumes_like_another(
-    ranks: Callable[[int], Any], tmp_path: Path, how: dict[str, Any], backend: str, world_size: int
+    ranks: Callable[[int], Any], tmp_path: Path, world_size: int, how: dict[str, Any], orders: dict[str, str]
 ) -> None:
     group = ranks(world_size)
-    expected, names, compiled = group.execute(train, "not compiled", backend, str(tmp_path / "plain"), **how)[
-        0
-    ]
+    tolerance = 2e-2 if how.get("mixed_precision") else 1e-5
+    losses, names, compiled = on_all(group, "not compiled", "", save_to=str(tmp_path / "plain"), **how)
     assert not compiled
     start = merged(tmp_path / "plain", world_size)
-    resumed, _, _ = group.execute(train, "not compiled", backend, load_from=start, **how)[0]
-    for order in list(ORDERS)[1:]:
+    later, _, _ = on_all(group, "not compiled", "", load_from=start, **how)
+    for order, backend in orders.items():
         place = tmp_path / order.replace(" ", "-")
-        losses, own_names, compiled = group.execute(train, order, backend, str(place), **how)[0]
+        own, own_names, compiled = on_all(group, order, backend, save_to=str(place), **how)
         assert compiled, f"{order}: nothing was compiled"
-        assert losses == pytest.approx(expected, rel=2e-2 if how.get("mixed_precision") else 1e-5), order
+        assert own == pytest.approx(losses, rel=tolerance), order
         assert own_names == names, order
-        # What one has saved the other loads.
-        crossed, _, _ = group.execute(train, order, backend, load_from=start, **how)[0]
-        assert crossed == pytest.approx(resumed, rel=2e-2 if how.get("mixed_precision") else 1e-5), order
-        back, _, _ = group.execute(
-            train, "not compiled", backend, load_from=merged(place, world_size), **how
-        )[0]
-        assert back == pytest.approx(resumed, rel=2e-2 if how.get("mixed_precision") else 1e-5), order
+        # Each loads what the other has saved.
+        resumed, _, _ = on_all(group, order, backend, load_from=start, **how)
+        assert resumed == pytest.approx(later, rel=tolerance), order
+        back, _, _ = on_all(group, "not compiled", "", load_from=merged(place, world_size), **how)
+        assert back == pytest.approx(later, rel=tolerance), order
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="needs a C++ compiler")
-def test_code_of_inductor_trains_like_the_model_itself(
-    ranks: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_inductor_trains_like_the_model_itself(ranks: Callable[[int], Any]) -> None:
     group = ranks(1)
-    [(expected, _, _)] = group.execute(train, "not compiled", "inductor")
-    [(losses, _, compiled)] = group.execute(train, "before", "inductor")
+    losses, _, _ = on_all(group, "not compiled", "")
+    own, _, compiled = on_all(group, "before", "inductor")
     assert compiled
-    assert losses == pytest.approx(expected, rel=1e-4)
+    assert own == pytest.approx(losses, rel=1e-4)

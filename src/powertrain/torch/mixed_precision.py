@@ -39,7 +39,7 @@ def precision_of(value: str | torch.dtype | None) -> torch.dtype | None:
     if value is None or value is torch.float32:
         return None
     if value in (torch.bfloat16, torch.float16):
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, str) and value in _PRECISIONS:
         return _PRECISIONS[value]
     raise ConfigError(
