@@ -7,6 +7,7 @@ import random
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, cast
 
 import numpy as np
@@ -990,7 +991,7 @@ def test_what_was_called_outside_a_worker_is_named_before_cuda_is_touched(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("CUDA was looked for"))
     with pytest.raises(OutsideWorkerError, match=rf"^{name}\(\) was called outside a training worker"):
-        getattr(prepare, name)(*arguments)
+        getattr(import_module("powertrain.torch"), name)(*arguments)
 
 
 def test_a_worker_without_a_gpu_has_the_cpu(as_rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError
 from powertrain.torch import prepare
 from powertrain.torch.backend import TorchBackend
-from powertrain.torch.prepare import prepare_model, wrapped_key
+from powertrain.torch.prepare import prepare_model
+from powertrain.torch.state_keys import wrapped_key
 from powertrain.worker import batch_plan
 from powertrain.worker.batch_plan import plan
 
@@ -632,65 +633,6 @@ def test_a_key_and_its_prefixed_form_mean_the_same(inner_keys: set[str]) -> None
         assert wrapped_key(key, inner_keys) == f"module.{key}"
         if f"module.{key}" not in inner_keys:
             assert wrapped_key(f"module.{key}", inner_keys) == f"module.{key}"
-
-
-def test_every_optimizer_step_is_counted_once(alone: Callable[..., Any]) -> None:
-    def look() -> list[int]:
-        from powertrain.worker.progress import progress
-
-        parameter = nn.Parameter(torch.ones(1))
-        parameter.grad = torch.ones(1)
-        counts = []
-        plain = torch.optim.SGD([parameter], lr=0.1)
-        for optimizer in (plain, prepare.prepare_optimizer(torch.optim.Adam([parameter]))):
-            before = progress.steps
-            optimizer.step()
-            counts.append(progress.steps - before)
-        return counts
-
-    assert alone(look) == [1, 1]
-
-
-def test_mixed_precision_computes_low_and_answers_in_float32(alone: Callable[..., Any]) -> None:
-    def look() -> list[Any]:
-        inside: list[torch.dtype] = []
-        prepare.accelerate(amp=True)
-        net = nn.Linear(2, 2)
-        net.register_forward_pre_hook(lambda *_: inside.append(torch.get_autocast_dtype("cpu")))
-        model: Any = prepare_model(net)
-        optimizer = prepare.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        output = model(torch.ones(1, 2))
-        low = torch.allclose(output, output.bfloat16().float())
-        prepare.backward(output.sum())
-        optimizer.step()
-        twin = copy.deepcopy(model.module)
-        with torch.no_grad():
-            twin.weight.zero_(), twin.bias.zero_()
-        return [output.dtype, low, twin(torch.ones(1, 2)).abs().sum().item()]
-
-    assert alone(look) == [torch.float32, True, 0.0]
-
-
-def test_a_scaled_optimizer_steps_skips_and_schedules_like_its_own() -> None:
-    parameter = nn.Parameter(torch.ones(1))
-    inner = torch.optim.SGD([parameter], lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    optimizer = prepare.ScaledOptimizer(inner, scaler)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    scaler.scale((parameter * 2).sum()).backward()
-    optimizer.step()
-    scheduler.step()
-    assert parameter.item() == -1.0
-    assert inner.param_groups[0]["lr"] == 0.5
-    optimizer.zero_grad()
-    scaler.scale((parameter * float("inf")).sum()).backward()
-    optimizer.step()
-    assert parameter.item() == -1.0, "a step with infinite gradients is left out"
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert optimizer.param_groups is inner.param_groups
-    assert optimizer.state is inner.state
-    with pytest.raises(ConfigError, match="closure"):
-        optimizer.step(lambda: 0.0)
 
 
 def test_reproducibility_repeats_numbers_and_asks_for_determinism(alone: Callable[..., Any]) -> None:

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from powertrain.config import TorchConfig
     from powertrain.torch.checkpoint import TorchCheckpoint
+    from powertrain.torch.older_api import accelerate, backward, prepare_optimizer
     from powertrain.torch.prepare import (
-        accelerate,
-        backward,
         enable_reproducibility,
         get_device,
         get_devices,
         prepare_data_loader,
         prepare_model,
-        prepare_optimizer,
     )
     from powertrain.torch.trainer import TorchTrainer
 
@@ -41,6 +39,9 @@ _HOMES = {
     "TorchCheckpoint": "powertrain.torch.checkpoint",
     "TorchConfig": "powertrain.config",
     "TorchTrainer": "powertrain.torch.trainer",
+    "accelerate": "powertrain.torch.older_api",
+    "backward": "powertrain.torch.older_api",
+    "prepare_optimizer": "powertrain.torch.older_api",
 }
 #: Names of Ray Train that are refused, each with what to do instead.
 _REFUSED = {

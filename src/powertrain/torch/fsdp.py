@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -40,19 +40,31 @@ class _Sharding:
     buffer_dtype: torch.dtype | None = None
 
 
-def shard_model(model: nn.Module, device: torch.device, arguments: dict[str, Any]) -> nn.Module:
-    """``model``, which is on ``device``, with its parameters sharded over all ranks, in place.
+def shard_model(
+    model: nn.Module, device: torch.device, arguments: dict[str, Any], precision: torch.dtype | None = None
+) -> nn.Module:
+    """``model``, which is on ``device``, with its parameters sharded over all ranks of the mesh, in place.
 
-    Every rank must call this at the same point; afterwards rank 0's weights are everywhere. Optimizers are made
-    after it.
+    Every rank must call this at the same point; afterwards the weights of the mesh's first rank (rank 0) are
+    everywhere. Optimizers are made after it. With ``precision`` it computes in that type and returns float32.
     """
+    compiled = model
+    while isinstance(inner := model.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
+        model = inner  # compiled when it is first called, so what is inside may still be changed
     if isinstance(model, FSDPModule):
+        if precision is not None:
+            raise ConfigError(
+                f"prepare_model(mixed_precision={precision}) was given a model that is sharded already, whose "
+                "precision is fixed. Give mp_policy=MixedPrecisionPolicy(...) to your calls of fully_shard instead."
+            )
         _weigh_when_needed(model)
-        return model
+        return compiled
     sharding = _translated(dict(arguments), model)
+    if precision is not None:
+        _set(sharding, "mp_policy", policy_of(precision), "mixed_precision")
     sharding.shard.setdefault("mesh", init_device_mesh(device.type, (dist.get_world_size(),)))
     if sharding.from_rank_zero:
-        _take_weights_of_rank_zero(model)
+        _take_first_weights(model, sharding.shard["mesh"])
     if sharding.buffer_dtype is not None:
         for buffer in model.buffers():
             if buffer.is_floating_point():
@@ -61,18 +73,35 @@ def shard_model(model: nn.Module, device: torch.device, arguments: dict[str, Any
     for part in choose(model):
         if part is not model:
             fully_shard(part, **sharding.shard)
+    if precision is not None:
+        sharding.shard["mp_policy"] = dataclasses.replace(
+            sharding.shard["mp_policy"], output_dtype=torch.float32
+        )
     fully_shard(model, **sharding.shard)
     _weigh_when_needed(model)
-    return model
+    return compiled
 
 
-def _take_weights_of_rank_zero(model: nn.Module) -> None:
-    """Ranks are seeded apart: without this the model would be patched together from different ones."""
+def policy_of(precision: torch.dtype) -> MixedPrecisionPolicy:
+    """FSDP2's form of ``prepare_model(mixed_precision=...)``: gradients are added up in full precision.
+
+    Parts hand on what they computed: only the whole model returns float32.
+    """
+    return MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+
+
+def _take_first_weights(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Ranks are seeded apart: without this the model would be patched together from different ones.
+
+    Only along ``mesh``: ranks beside it have another stage of a pipeline, or another part of each tensor.
+    """
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             if tensor.is_meta:
                 continue  # has no values yet; the user gives it some after sharding
-            dist.broadcast(tensor, src=0)
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            for dimension in range(mesh.ndim):
+                dist.broadcast(local, group=mesh.get_group(dimension), group_src=0)
 
 
 # --------------------------------------------------------------------------- unequal ranks

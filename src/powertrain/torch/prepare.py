@@ -20,14 +20,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from powertrain.arguments import as_flag, as_text_keys, as_whole, has_attribute, shorten
+from powertrain.arguments import as_flag, as_text_keys, as_whole, shorten
 from powertrain.config import did_you_mean
-from powertrain.data.device import map_tensors
 from powertrain.errors import ArgumentError, ConfigError
 from powertrain.torch.data_loader import PreparedDataLoader as PreparedDataLoader
 from powertrain.torch.data_loader import prepare_data_loader as prepare_data_loader
+from powertrain.torch.mixed_precision import (
+    LossScaler,
+    as_float32,
+    autocast_forward,
+    device_type_of,
+    precision_of,
+)
+from powertrain.torch.state_keys import drop_wrapper_name, versions_under_wrapper, with_metadata, wrapped_key
 from powertrain.worker.batch_plan import gradient_weight
 
 if TYPE_CHECKING:
@@ -40,14 +46,23 @@ class _Settings:
 
     #: GPUs of this worker: one, unless the run gave it more.
     gpus: int = 1
-    amp: bool = False
-    scaler: torch.amp.GradScaler | None = None
+    #: What ``accelerate(amp=True)`` means on this device.
+    amp: torch.dtype | None = None
+    #: Scales the losses of ``backward``, where they are of float16.
+    scaler: LossScaler | None = None
+    #: ``prepare_optimizer`` has returned an optimizer that knows nothing of a scaler.
+    has_plain_optimizer: bool = False
     #: The seed of ``enable_reproducibility``.
     seed: int | None = None
 
 
 _settings = _Settings()
 _watching = False
+
+
+def settings() -> _Settings:
+    """What this process's training function has asked for so far."""
+    return _settings
 
 
 def begin(gpus: int = 1) -> None:
@@ -81,7 +96,7 @@ def get_device() -> torch.device:
     Raises:
         OutsideWorkerError: Called outside a training worker.
     """
-    return _own_device("get_device")
+    return own_device("get_device")
 
 
 def get_devices() -> list[torch.device]:
@@ -94,7 +109,8 @@ def get_devices() -> list[torch.device]:
     return own_devices()
 
 
-def _own_device(caller: str) -> torch.device:
+def own_device(caller: str) -> torch.device:
+    """The first device of this worker; raises ``OutsideWorkerError``, naming ``caller``, elsewhere."""
     _context(caller)
     return own_devices()[0]
 
@@ -121,6 +137,9 @@ class DistributedModel(DistributedDataParallel):
     communication hook or a gradient weight is still applied. Everything else is torch's.
     """
 
+    #: What the forward pass computes in, where that is not the parameters' own type.
+    precision: torch.dtype | None = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._needs_reducer = _is_reduced(self)
@@ -128,6 +147,13 @@ class DistributedModel(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Compute the output of the model inside, and prepare the exchange of gradients where there is one."""
+        if self.precision is None:
+            return self._forward_in_own_precision(*inputs, **kwargs)
+        with torch.autocast(device_type_of(self), dtype=self.precision):
+            output = self._forward_in_own_precision(*inputs, **kwargs)
+        return as_float32(output)
+
+    def _forward_in_own_precision(self, *inputs: Any, **kwargs: Any) -> Any:
         this = cast(Any, self)
         if self._needs_reducer or this._join_config.enable:
             return cast(Any, super()).forward(*inputs, **kwargs)
@@ -160,7 +186,7 @@ class DistributedModel(DistributedDataParallel):
         state = super().state_dict(*args, **kwargs)
         if not _asked_by_torch_checkpoint():
             prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-            _drop_wrapper_name(state, prefix)
+            drop_wrapper_name(state, prefix)
         return state
 
     def load_state_dict(
@@ -170,7 +196,7 @@ class DistributedModel(DistributedDataParallel):
         self._add_wrapper_name(named, "")
         metadata = getattr(state_dict, "_metadata", None)
         if metadata is not None:
-            named = _with_metadata(named, _versions_under_wrapper(metadata))
+            named = with_metadata(named, versions_under_wrapper(metadata))
         return super().load_state_dict(named, strict=strict, assign=assign)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -279,48 +305,6 @@ def scale_in_place(tensor: torch.Tensor, factor: float) -> None:
         tensor.mul_(factor)
 
 
-def wrapped_key(key: str, inner_keys: set[str]) -> str:
-    """``key`` of a state dict as DDP names it, whether or not it has the ``module.`` prefix already.
-
-    ``inner_keys`` are those of the model inside, which may have a part called ``module`` of its own.
-    """
-    if key in inner_keys:
-        return f"module.{key}"
-    return key if key.startswith("module.") else f"module.{key}"
-
-
-def _drop_wrapper_name(state: Any, prefix: str) -> None:
-    """Rename ``prefix + "module.…"`` to ``prefix + "…"`` in place, keeping the order."""
-    wrapper = f"{prefix}module."
-    for key in list(state):
-        value = state.pop(key)
-        state[prefix + key[len(wrapper) :] if key.startswith(wrapper) else key] = value
-    metadata = getattr(state, "_metadata", None)
-    if metadata is None:
-        return
-    # The versions of both spellings are kept: whoever loads this looks under one or the other.
-    for name in list(metadata):
-        if f"{name}.".startswith(wrapper):
-            metadata[(prefix + name[len(wrapper) :]).rstrip(".")] = metadata[name]
-
-
-def _versions_under_wrapper(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Module versions by the names under which DDP's loading looks for them."""
-    versions = dict(metadata)
-    for name, version in metadata.items():
-        versions.setdefault(f"module.{name}".rstrip("."), version)
-    return versions
-
-
-def _with_metadata(state: dict[str, Any], metadata: dict[str, Any]) -> Any:
-    class Annotated(dict[str, Any]):
-        """A plain dict takes no attribute, and torch reads the versions from one."""
-
-    annotated: Any = Annotated(state)
-    annotated._metadata = metadata
-    return annotated
-
-
 def _asked_by_torch_checkpoint() -> bool:
     """True inside ``torch.distributed.checkpoint.state_dict``, which drops DDP's prefix itself.
 
@@ -341,50 +325,95 @@ def prepare_model(
     move_to_device: bool | torch.device = True,
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: dict[str, Any] | None = None,
+    *,
+    mixed_precision: str | torch.dtype | None = None,
 ) -> nn.Module:
-    """The model, moved to this worker's device and wrapped so that gradients are averaged over all workers.
+    """Return the model, moved to this worker's device and wrapped so that gradients are averaged over all workers.
 
-    ``.module`` is the model itself, at any world size. The state dict has the model's own keys. Every rank
-    must call this at the same point. ``parallel_strategy_kwargs`` go to DistributedDataParallel
-    (``find_unused_parameters=True``, say). With ``parallel_strategy=None`` the model is only moved.
-
-    ``parallel_strategy="fsdp"`` shards parameters, gradients and optimizer state over all workers (FSDP2,
-    ``torch.distributed.fsdp.fully_shard``), the members of module lists each by themselves; make the
-    optimizer afterwards. ``parallel_strategy_kwargs`` then go to ``fully_shard``; those of FSDP1 are
-    translated.
+    ``.module`` is the model itself, at any world size. The state dict has the model's own keys. Every rank must call
+    this at the same point. A model compiled with ``torch.compile`` may be given, and the prepared one may be compiled.
+    A model without a trainable parameter has no gradient to average: it is returned as it is.
 
     Where ranks have unequal numbers of samples (``get_context().batch_plan``), each rank's gradient counts
     accordingly; not with ``parallel_strategy=None``.
 
-    A model without a trainable parameter has no gradient to average: it is returned as it is.
+    Args:
+        model: The model. One that is in DistributedDataParallel or sharded already is not wrapped again.
+        move_to_device: True for this worker's device, False for none, or a device.
+        parallel_strategy: "ddp" replicates the model. "fsdp" shards parameters, gradients and optimizer state over all
+            workers (FSDP2, ``torch.distributed.fsdp.fully_shard``), the members of module lists each by themselves;
+            make the optimizer afterwards. With None the model is only moved.
+        parallel_strategy_kwargs: Arguments of DistributedDataParallel (``find_unused_parameters=True``, say), or of
+            ``fully_shard``, where those of FSDP1 are translated.
+        mixed_precision: "bf16" or "fp16" (or ``torch.bfloat16``, ``torch.float16``) to compute forward passes in that
+            type and return float32; parameters, gradients and optimizer state keep their own. "ddp" and None use
+            ``torch.autocast``, "fsdp" a ``MixedPrecisionPolicy``. With "fp16" also call ``prepare_optimizer`` and
+            ``backward``, which scale the loss. None leaves the choice to ``accelerate(amp=...)``.
+
+    Returns:
+        The prepared model.
+
+    Raises:
+        ArgumentError: ``model`` is not a module, or an option is unknown.
+        ConfigError: A strategy or precision is unknown, or options exclude each other.
+        OutsideWorkerError: Called outside a training worker.
+
+    Example::
+
+        model = prepare_model(Net(), mixed_precision="bf16")
     """
     _check_strategy(parallel_strategy)
     kwargs = as_text_keys(parallel_strategy_kwargs, "prepare_model(parallel_strategy_kwargs=...)")
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"prepare_model() was given {shorten(model)}. Give a torch.nn.Module.")
+    precision = precision_of(mixed_precision) if mixed_precision is not None else _settings.amp
     if isinstance(model, DistributedDataParallel):
         _weigh_when_needed(model)
+        _compute_in(model, precision)
         return model
     device = _device_for(move_to_device)
     if device is not None:
         model = model.to(device)
-    if _settings.amp:
-        cast(Any, model).forward = _AutocastForward(model)
     if parallel_strategy is None:
+        _compute_in(model, precision)
         return model
     if not any(parameter.requires_grad for parameter in model.parameters()):
+        _compute_in(model, precision)
         # Past nn.Module's own __setattr__, which would make the model a part of itself.
         model.__dict__.setdefault("module", model)
         return model
     _check_group()
     if parallel_strategy == "fsdp":
-        from powertrain.torch.fsdp import shard_model
-
-        # Past nn.Module's own __setattr__, as above.
-        model.__dict__.setdefault("module", model)
-        return shard_model(model, device or _device_of(model), kwargs)
+        return _sharded(model, device, kwargs, precision)
     _refuse_unknown_options(kwargs)
-    return DistributedModel(model, **{**_device_arguments(model), **kwargs})
+    prepared = DistributedModel(model, **{**_device_arguments(model), **kwargs})
+    _compute_in(prepared, precision)
+    return prepared
+
+
+def _sharded(
+    model: nn.Module, device: torch.device | None, kwargs: dict[str, Any], precision: torch.dtype | None
+) -> nn.Module:
+    from powertrain.torch.fsdp import shard_model
+
+    device = device or _device_of(model)
+    if precision is torch.float16:
+        scale_losses(device.type, 'prepare_model(mixed_precision="fp16")')
+    # Past nn.Module's own __setattr__, as above.
+    model.__dict__.setdefault("module", model)
+    return shard_model(model, device, kwargs, precision)
+
+
+def _compute_in(model: nn.Module, precision: torch.dtype | None) -> None:
+    """Let ``model`` compute in ``precision``, and scale its losses where they need it. ``None`` changes nothing."""
+    if precision is None:
+        return
+    if precision is torch.float16:
+        scale_losses(device_type_of(model), 'prepare_model(mixed_precision="fp16")')
+    if isinstance(model, DistributedModel):
+        model.precision = precision
+    else:
+        autocast_forward(model, precision)
 
 
 def _refuse_unknown_options(kwargs: Mapping[str, Any]) -> None:
@@ -412,13 +441,13 @@ def _device_for(move_to_device: bool | torch.device) -> torch.device | None:
         if move_to_device.type == "cuda":
             torch.cuda.set_device(move_to_device)
         return move_to_device
-    return _own_device("prepare_model") if as_flag(move_to_device, "move_to_device") else None
+    return own_device("prepare_model") if as_flag(move_to_device, "move_to_device") else None
 
 
 def _device_of(model: nn.Module) -> torch.device:
     """Where the model is, or would be were it not on the meta device."""
     device = next(model.parameters()).device
-    return _own_device("prepare_model") if device.type == "meta" else device
+    return own_device("prepare_model") if device.type == "meta" else device
 
 
 def _check_group() -> None:
@@ -441,77 +470,23 @@ def _device_arguments(model: nn.Module) -> dict[str, Any]:
 # --------------------------------------------------------------------------- mixed precision
 
 
-def accelerate(amp: bool = False) -> None:
-    """Switch automatic mixed precision on or off for what is prepared from here on.
+def scale_losses(device_type: str, caller: str) -> None:
+    """Scale the losses of ``backward`` from here on. Twice is once.
 
-    With it, a prepared model computes in the device's lower precision and gives float32 results; on a GPU
-    ``prepare_optimizer`` and :func:`backward` scale the loss as well.
+    Raises:
+        ConfigError: An optimizer was prepared before, which would step with scaled gradients.
     """
-    _settings.amp = amp = as_flag(amp, "accelerate(amp=...)")
-    device = _own_device("accelerate").type
-    # The CPU's lower precision is bfloat16, whose range needs no scaling.
-    _settings.scaler = torch.amp.GradScaler(device) if amp and device == "cuda" else None
+    if _settings.scaler is not None:
+        return
+    if _settings.has_plain_optimizer:
+        raise ConfigError(
+            f"{caller} computes in float16, whose losses are scaled, and prepare_optimizer was called before it: that "
+            'optimizer would step with scaled gradients. Call prepare_optimizer afterwards, or use "bf16".'
+        )
+    _settings.scaler = LossScaler(device_type)
 
 
-class _AutocastForward:
-    """A model's ``forward`` in lower precision. An object and not a closure, so that copies of the model
-    and pickles of it call their own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        device = next(self.model.parameters(), torch.empty(0)).device.type
-        with torch.autocast(device):
-            output = type(self.model).forward(self.model, *args, **kwargs)
-        return map_tensors(output, lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
-
-
-class ScaledOptimizer(Optimizer):
-    """The user's optimizer, stepped through the gradient scaler of mixed precision."""
-
-    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
-        # Not Optimizer's own __init__: parameters, state and hooks are the inner optimizer's.
-        self.__dict__.update(optimizer.__dict__)
-        self.optimizer, self.scaler = optimizer, scaler
-
-    def step(self, closure: Any = None) -> Any:
-        if closure is not None:
-            raise ConfigError(
-                "step(closure) was called while mixed precision scales the gradients, and torch's scaler "
-                "takes no closure. Call step() without one, or leave accelerate(amp=True) out."
-            )
-        result = self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return result
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.optimizer.zero_grad(set_to_none)
-
-    def state_dict(self) -> Any:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.optimizer.load_state_dict(state_dict)
-        # Loading gives the inner optimizer new containers.
-        self.__dict__.update(state=self.optimizer.state, param_groups=self.optimizer.param_groups)
-
-    def add_param_group(self, param_group: Any) -> None:
-        self.optimizer.add_param_group(param_group)
-
-
-def prepare_optimizer(optimizer: Optimizer) -> Optimizer:
-    """The optimizer, with its steps counted, and scaled gradients when :func:`accelerate` asked for them."""
-    watch_optimizer_steps()
-    return ScaledOptimizer(optimizer, _settings.scaler) if _settings.scaler is not None else optimizer
-
-
-def backward(tensor: torch.Tensor) -> None:
-    """``tensor.backward()``, scaled when :func:`accelerate` asked for mixed precision on a GPU."""
-    if not has_attribute(tensor, "backward"):
-        raise ArgumentError(f"backward() was given {shorten(tensor)}. Give the loss, a tensor.")
-    scaled: Any = _settings.scaler.scale(tensor) if _settings.scaler is not None else tensor
-    scaled.backward()
+# --------------------------------------------------------------------------- steps
 
 
 def watch_optimizer_steps() -> None:
