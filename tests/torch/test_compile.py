@@ -103,7 +103,8 @@ def merged(directory: Path, world_size: int) -> str:
 
 def on_all(group: Any, order: str, backend: str, **arguments: Any) -> Any:
     """Rank 0's answer. The compiler takes its time on a machine that has other work."""
-    return [one.result(timeout=240) for one in group.execute_async(train, order, backend, **arguments)][0]
+    answers = [one.result(timeout=240) for one in group.execute_async(train, order, backend, **arguments)]
+    return answers[0]
 
 
 @pytest.mark.parametrize(
