@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,9 +19,11 @@ from powertrain.torch.prepare import prepare_model
 
 GLOO = TorchConfig(backend="gloo", timeout_s=240)
 #: How a model is compiled and prepared, by name.
-ORDERS: dict[str, Callable[..., nn.Module]] = {
+ORDERS: dict[str, Callable[..., Any]] = {
     "not compiled": lambda net, backend, **how: prepare_model(net, **how),
-    "before": lambda net, backend, **how: prepare_model(torch.compile(net, backend=backend), **how),
+    "before": lambda net, backend, **how: prepare_model(
+        cast(nn.Module, torch.compile(net, backend=backend)), **how
+    ),
     "after": lambda net, backend, **how: torch.compile(prepare_model(net, **how), backend=backend),
     "in place": lambda net, backend, **how: compiled_in_place(net, backend, **how),
     "a part": lambda net, backend, **how: with_compiled_part(net, backend, **how),
