@@ -39,17 +39,9 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own(tmp_path: Path) ->
     assert len(result.best_checkpoints) == 3
 
 
-def test_the_ranks_are_those_of_the_run_also_within_a_job_of_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ranks_are_those_of_the_run_also_within_a_job_of_slurm(tmp_path: Path) -> None:
     """The variables of a Slurm job that this process was not started by."""
-    for name, value in {
-        "SLURM_NTASKS": "8",
-        "SLURM_JOB_NAME": "job",
-        "SLURM_JOB_ID": "1",
-        "SLURM_PROCID": "5",
-    }.items():
-        monkeypatch.setenv(name, value)
+    job = {"SLURM_NTASKS": "8", "SLURM_JOB_NAME": "job", "SLURM_JOB_ID": "1", "SLURM_PROCID": "5"}
     found: list[Any] = []
 
     def train() -> None:
@@ -58,7 +50,10 @@ def test_the_ranks_are_those_of_the_run_also_within_a_job_of_slurm(
         trainer.fit(Model(), loader())
         found.append(signal.getsignal(signal.SIGTERM))
 
-    run(train, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
+        for name, value in job.items():
+            patch.setenv(name, value)
+        run(train, tmp_path)
     assert found[:2] == [1, 0]
     assert isinstance(found[2], LightningEnvironment)
 
