@@ -341,3 +341,27 @@ def fingerprints(directory: Path) -> dict[str, str]:
     trainer = make(datasets={"train": dataset})()
     prepared = trainer._prepare_data(9, str(directory), None, open_storage(directory))
     return {name: found.fingerprint for name, found in prepared.items()}
+
+
+def test_a_dataset_of_hugging_face_is_taken_as_it_is(tmp_path: Path) -> None:
+    hugging_face = pytest.importorskip("datasets")
+    dataset = hugging_face.Dataset.from_dict({"id": [1, 2, 3]})
+    found: list[int] = []
+
+    def read() -> None:
+        found.extend(row["id"] for row in powertrain.get_dataset_shard("train").iter_rows())
+
+    DataParallelTrainer(
+        read,
+        datasets={"train": dataset},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    ).fit()
+    assert sorted(found) == [1, 2, 3]
+
+
+def test_splits_of_hugging_face_are_refused_with_what_to_give() -> None:
+    hugging_face = pytest.importorskip("datasets")
+    splits = hugging_face.DatasetDict({"train": hugging_face.Dataset.from_dict({"id": [1]})})
+    with pytest.raises(DataError, match=r"DatasetDict of the splits 'train'. Pick one: dataset\['train'\]"):
+        DataParallelTrainer(lambda: None, datasets={"train": splits})

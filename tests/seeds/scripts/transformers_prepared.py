@@ -24,6 +24,7 @@ def train_func(config: dict[str, Any]) -> None:
         num_train_epochs=config["epochs"],
         learning_rate=config["lr"],
         bf16=True,
+        use_cpu=True,  # the block is for GPUs, and Transformers asks for this word where there is none
         gradient_accumulation_steps=config.get("grad_accum", 1),
         eval_strategy="epoch",
         save_strategy="epoch",
