@@ -15,6 +15,8 @@ from tests.data.small_source import numbered
 from tests.data.test_shard import shards
 from tests.support.examples import scaled
 
+from powertrain.errors import DataError
+
 
 def rows_of(shard: Any) -> list[int]:
     return shard.materialize().to_pandas()["id"].tolist()
@@ -70,7 +72,7 @@ def test_tensors_of_tensorflow_say_how_to_install_it_where_it_is_absent(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with shards(numbered([3], shuffled=False), 1, tmp_path) as [shard]:
-        with pytest.raises(ImportError, match=r"to_tf needs tensorflow.*: pip install tensorflow tf-keras"):
+        with pytest.raises(DataError, match=r"to_tf needs tensorflow.*: pip install tensorflow tf-keras"):
             shard.to_tf("id", "id")
-        with pytest.raises(ImportError, match="iter_tf_batches needs tensorflow"):
+        with pytest.raises(DataError, match="iter_tf_batches needs tensorflow"):
             shard.iter_tf_batches()

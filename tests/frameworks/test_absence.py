@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -58,13 +58,15 @@ def test_a_callback_without_its_framework_says_how_to_install_it(name: str) -> N
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_every_public_name_can_be_had(name: str) -> None:
-    pytest.importorskip(name, reason=f"pip install {FRAMEWORKS[name][0]}")
-    found: Any = package(name)
-    for public in found.__all__:
-        assert callable(getattr(found, public))
-        assert public in dir(found)
-    with pytest.raises(AttributeError, match="prepare_nothing"):
-        found.prepare_nothing  # noqa: B018
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: make test-frameworks, or pip install {FRAMEWORKS[name][0]}")
+    code = (
+        f"import powertrain.{name} as found\n"
+        "assert all(callable(getattr(found, name)) and name in dir(found) for name in found.__all__)\n"
+        "print(hasattr(found, 'prepare_nothing'))"
+    )  # in a process of its own: some frameworks set variables of their process
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "False\n"
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

@@ -49,8 +49,7 @@ class TensorflowBatches:
             additional_type_spec: The type of the additional columns; by default that of the first batch.
 
         Raises:
-            DataError: There is no such column.
-            ImportError: tensorflow is not installed.
+            DataError: There is no such column, or tensorflow is not installed.
 
         Example::
 
@@ -77,7 +76,7 @@ class TensorflowBatches:
             **options: Those of :meth:`DataShard.iter_batches`, without ``batch_format``.
 
         Raises:
-            ImportError: tensorflow is not installed.
+            DataError: tensorflow is not installed.
         """
         made = self.iter_batches(batch_format="numpy", **options)
         return _TensorBatches(made, dtypes, _tensorflow("iter_tf_batches"))
@@ -101,11 +100,11 @@ def _to_tf(
         type_specs: The types of the three; one that is None follows from the first batch.
         **options: Those of ``shard.iter_batches``.
     """
-    tf = _tensorflow("to_tf")
     chosen = [feature_columns, label_columns]
     if additional_columns is not None:
         chosen.append(additional_columns)
     checked = [_columns(columns) for columns in chosen]
+    tf = _tensorflow("to_tf")
     specs: list[Any] = list(type_specs[: len(checked)])
     if any(spec is None for spec in specs):
         first = shard.peek(batch_format="numpy", batch_size=1)
@@ -139,7 +138,7 @@ def _tensorflow(caller: str) -> Any:
     try:
         import tensorflow
     except ImportError as error:
-        raise ImportError(
+        raise DataError(
             f"{caller} needs tensorflow, which cannot be imported ({error}): pip install tensorflow tf-keras"
         ) from error
     return tensorflow
