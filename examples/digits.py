@@ -145,16 +145,24 @@ def train_digits(config: dict[str, float]) -> float:
 def main() -> None:
     arguments = argparse.ArgumentParser(description="Train a small ResNet on handwritten digits.")
     arguments.add_argument("--name", default="digits", help="the run; the same name again goes on with it")
+    arguments.add_argument("--storage-path", help="where runs are kept; the default when left out")
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--epochs", type=int, default=12)
     arguments.add_argument("--gpu", action="store_true", help="one GPU for each worker")
+    arguments.add_argument("--smoke", action="store_true", help="two epochs")
     options = arguments.parse_args()
+    if options.smoke:
+        options.epochs = 2
 
     trainer = TorchTrainer(
         train_digits,
         train_loop_config={"epochs": options.epochs, "batch_size": 64, "lr": 0.01},
         scaling_config=ScalingConfig(num_workers=options.workers, use_gpu=options.gpu),
-        run_config=RunConfig(name=options.name, checkpoint_config=CheckpointConfig(num_to_keep=2)),
+        run_config=RunConfig(
+            name=options.name,
+            storage_path=options.storage_path,
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+        ),
     )
     result = trainer.fit()
     print(result)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli.output import print_line, print_message
-from powertrain.errors import ConfigError, WorkerGroupError
+from powertrain.errors import ConfigError, PreemptedError, WorkerGroupError
 
 if TYPE_CHECKING:
     from powertrain.config import RunConfig, ScalingConfig
+    from powertrain.torch.launcher import Program
 
-#: What a shell calls the end by Ctrl-C.
-_INTERRUPTED = 130
+#: What a shell calls the ends by Ctrl-C and by SIGTERM.
+_INTERRUPTED, _PREEMPTED = 130, 143
 _ENGINES = ("auto", "local", "ray")
 
 
@@ -96,12 +97,10 @@ def run(
         raise typer.Exit(code)
 
 
-def _fit(program: object, scaling: ScalingConfig, run_config: RunConfig) -> int:
+def _fit(program: Program, scaling: ScalingConfig, run_config: RunConfig) -> int:
     """Run the program to its end; returns the exit code."""
-    from powertrain.errors import PreemptedError
-    from powertrain.torch.launcher import Program, ScriptTrainer
+    from powertrain.torch.launcher import ScriptTrainer
 
-    assert isinstance(program, Program)
     try:
         ScriptTrainer(program, scaling, run_config).fit()
     except WorkerGroupError as error:
@@ -109,7 +108,7 @@ def _fit(program: object, scaling: ScalingConfig, run_config: RunConfig) -> int:
         return _exit_code(error)
     except PreemptedError as error:
         print_line(str(error), err=True)
-        return error.code if isinstance(error.code, int) else 1
+        return _PREEMPTED
     except KeyboardInterrupt as error:
         print_line(str(error) or "interrupted", err=True)
         return _INTERRUPTED

@@ -30,7 +30,8 @@ def load_data(rank, world_size, batch_size):
     return DataLoader(dataset, batch_size, sampler=sampler), sampler
 
 
-def main():
+if __name__ == "__main__":
+    # Not within a function: gloo's group may deadlock where a DDP model is freed after it was destroyed.
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--snapshot", default="snapshot.pt")
@@ -69,7 +70,3 @@ def main():
             time.sleep(0.01)
     print(f"rank {rank} is done after {args.epochs} epochs, loss {loss.item():.3f}")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

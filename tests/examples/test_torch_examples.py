@@ -1,0 +1,75 @@
+"""The scripts in ``examples`` run as their own documentation says, with ``--smoke``, in an empty directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from powertrain.result import Result
+from powertrain.run import events as ev
+from powertrain.run import journal
+from powertrain.storage import open_storage
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+#: Ends an example that hangs.
+_PATIENCE = 280.0
+
+pytestmark = pytest.mark.slow
+
+
+def run_smoke(name: str, directory: Path) -> str:
+    """Run an example; returns what it printed. Its runs are kept in ``runs`` of ``directory``."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "RAY_ADDRESS"))}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), "--smoke", "--storage-path", str(directory / "runs")],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_image_classification(tmp_path: Path) -> None:
+    said = run_smoke("digits", tmp_path)
+    assert re.search(r"^test accuracy: \d+\.\d\d%$", said, re.MULTILINE), said
+    assert Result.from_path(tmp_path / "runs" / "digits").checkpoint is not None
+
+
+def test_a_language_model_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
+    said = run_smoke("language_model", tmp_path)
+    assert "after 20 steps" in said
+    facts = list(journal.read(open_storage(tmp_path / "runs" / "language-model")))
+    (failed,) = (fact for fact in facts if isinstance(fact, ev.Failed))
+    assert failed.failures[0].kind == "signal"
+    result = Result.from_path(tmp_path / "runs" / "language-model")
+    assert (result.state, result.metrics and result.metrics["step"]) == ("finished", 20)
+
+
+def test_a_sweep_with_optuna(tmp_path: Path) -> None:
+    said = run_smoke("optuna_sweep", tmp_path)
+    assert re.search(r"^best accuracy \d+\.\d\d% with \{", said, re.MULTILINE), said
+
+
+def test_an_elastic_run_outlives_a_notice(tmp_path: Path) -> None:
+    said = run_smoke("elastic_spot", tmp_path)
+    assert "after 60 steps" in said
+    facts = list(journal.read(open_storage(tmp_path / "runs" / "elastic-spot")))
+    assert any(isinstance(fact, ev.Notified) and fact.ranks == (1,) for fact in facts)
+    table = Result.from_path(tmp_path / "runs" / "elastic-spot").metrics_dataframe
+    assert table is not None
+    assert sorted(table["step"]) == list(range(1, 61)), "each step once"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
+def test_the_table_has_a_line_for_each_example(path: Path) -> None:
+    assert f"({path.relative_to(EXAMPLES).as_posix()})" in (EXAMPLES / "README.md").read_text("utf-8")
