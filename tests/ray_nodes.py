@@ -24,6 +24,7 @@ _MARKER = "POWERTRAIN_RAY_NODES"
 _OF_RAY = (
     *("ray::IDLE", "ray::_", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "default_worker.py"),
     *("/raylet/raylet", "/gcs_server", "/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/"),
+    "-m ray.util.client.server",  # which a head starts where grpcio is installed
 )
 
 
