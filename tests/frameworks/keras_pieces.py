@@ -87,6 +87,7 @@ def main(storage: str) -> None:
         scaling_config=ScalingConfig(num_workers=0),
         run_config=RunConfig(name="pieces", storage_path=storage),
     ).fit()
+    assert result.metrics is not None
     assert list(result.metrics) == ["error"], result.metrics
     assert len(result.metrics_dataframe) == 3
     assert len(result.best_checkpoints) == 1
