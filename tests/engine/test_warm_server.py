@@ -139,7 +139,7 @@ def test_what_need_not_be_swept_any_more_outlasts_a_server_that_took_it_over_fro
     assert stage.run(slot, program("exit_with", 0)).code == 0, "then it has heard what to sweep"
 
     server.sweep_if_orphaned("run", [])
-    (heir,) = (other for other in local._shared if other.alive and other.preloads_torch)
+    (heir,) = (other for other in local._shared if other.alive and not other.preloads_torch)
     heir.close()
     heir.wait_for_end(GONE_WITHIN)
     assert tmp_path.exists()
