@@ -202,7 +202,7 @@ def test_an_interrupt_leaves_the_kernel_clean(notebook: Notebook) -> None:
     assert "can be resumed with RunConfig(name='TorchTrainer_" in cell.error, (
         "the name was not the user's own"
     )
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     assert notebook.workers() == []
     assert notebook.run("6 * 7").output == "42"
     cell = notebook.run(TRAIN + "\nVERSION = 3\nfit(train_func).metrics")
@@ -216,7 +216,7 @@ def test_a_second_interrupt_ends_a_function_that_never_reports(notebook: Noteboo
     begun = time.monotonic()
     cell = notebook.run(silent, interrupt_at=("under way", "second Ctrl-C"))
     assert cell.error.startswith("KeyboardInterrupt"), cell
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
     assert notebook.workers() == []
 
 

@@ -218,8 +218,7 @@ def test_show_prints_all_of_it_for_programs_too(place: Storage) -> None:
     assert shown["trials"][3]["metrics"]["loss"] is None
 
 
-@pytest.mark.timed
-def test_show_of_2000_trials_reads_neither_their_directories_nor_takes_a_second(
+def test_show_of_2000_trials_reads_the_journal_and_no_directory_of_a_trial(
     place: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = place.child("large")
@@ -233,13 +232,10 @@ def test_show_of_2000_trials_reads_neither_their_directories_nor_takes_a_second(
     monkeypatch.setattr("os.open", _noting(os.open, opened))
     monkeypatch.setattr("os.listdir", _noting(os.listdir, opened))
     monkeypatch.setattr("os.scandir", _noting(os.scandir, opened))
-    began = time.process_time()
     shown = invoke("show", f"{place.uri}/large")
-    took = time.process_time() - began
     assert "2000/2000 trials done" in shown.output
     assert any("journal" in path for path in opened)
     assert not [path for path in opened if trial_name(0) in path]
-    assert took < 1.0
 
 
 def _noting(function: Callable[..., Any], paths: list[str]) -> Callable[..., Any]:

@@ -121,7 +121,7 @@ def test_a_run_without_room_is_written_down_as_failed_and_can_be_started_again(
     assert (state.state, state.reason) == ("failed", str(refused.value))
     assert isinstance(run.watcher.events[-1], ev.Ended)
     summary = summarize("scripted", journal.read(run.storage))
-    assert (summary.state, summary.seconds < 3.0) == ("failed", True)
+    assert (summary.state, summary.seconds < 60.0) == ("failed", True)
     assert run.go(ScriptedEngine(two_reports)).state == "finished"
     assert journal.replay(journal.read(run.storage)).state == "finished"
 

@@ -24,9 +24,8 @@ from powertrain.run import events as ev
 from powertrain.testing import faults
 from powertrain.torch import TorchTrainer
 
-#: A collective's own timeout is minutes; a failure beside one must end the run long before. A node of a cluster loads
-#: torch anew for each run.
-SECONDS = {"local": 8.0, "inline": 8.0, "ray": 25.0}
+#: A collective's own timeout is 30 minutes; a failure beside one must end the run long before, on a busy machine too.
+SECONDS = 60.0
 
 
 def line_of(function: Any, text: str) -> int:
@@ -48,7 +47,7 @@ def test_an_exception_names_the_users_line(fits: Any, engine: str) -> None:
     assert outcome["message"].splitlines()[0] == f"Rank {culprit} raised ValueError: shard 7 is empty"
     assert f"{loops.__file__}:{first['line']}" in outcome["message"]
     assert (outcome["state"], outcome["metrics"]) == ("failed", {"step": 1}), "the partial result is carried"
-    assert outcome["seconds"] < SECONDS[engine]
+    assert outcome["seconds"] < SECONDS
 
 
 def test_the_echo_in_a_rank_inside_a_collective_is_folded(fits: Any) -> None:
@@ -80,7 +79,7 @@ def test_the_end_of_a_rank_is_decoded(fits: Any, engine: str, how: str) -> None:
     assert [(f["rank"], f["kind"]) for f in outcome["failures"]] == [(1, kind)]
     assert outcome["message"].startswith(words)
     assert "after row 1" in outcome["message"]
-    assert outcome["seconds"] < SECONDS[engine]
+    assert outcome["seconds"] < SECONDS
 
 
 def test_sys_exit_inline_is_a_failure_of_the_run_and_not_of_the_process(fits: Any) -> None:

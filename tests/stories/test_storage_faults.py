@@ -338,7 +338,7 @@ def test_fit_returns_at_the_deadline_and_says_where_the_files_are(
         story.until(lambda: story.has_reported(3), "all reports, while storage refuses")
         began = time.monotonic()
         assert story.result().metrics == {"number": 3}
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
 
     assert story.rows(ev.Committed) == [1]
     assert story.rows(ev.CheckpointFailed) == [2, 3]

@@ -222,7 +222,7 @@ def test_one_rank_that_cannot_join_is_named_at_once(forked: Callable[[int], Any]
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"rank 0 of 1 was already set up .* rank 1 of 2"):
         TorchBackend().on_start(group, GLOO)
-    assert time.monotonic() - began < 10, "not only after rank 0's own timeout"
+    assert time.monotonic() - began < 25, "not only after rank 0's own timeout"
 
 
 def test_an_unreachable_meeting_is_named_with_its_address(forked: Callable[[int], Any]) -> None:
