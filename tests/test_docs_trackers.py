@@ -21,6 +21,8 @@ GUIDE = (Path(__file__).parents[1] / "docs" / "trackers.md").read_text("utf-8")
 _ROW = re.compile(r"^\| `\"(?P<name>\w+)\"` \| `(?P<cls>\w+)\((?P<arguments>[^)]*)\)` \|", re.MULTILINE)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_block_of_the_guide_runs(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     script = tmp_path / "guide.py"

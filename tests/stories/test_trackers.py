@@ -46,6 +46,7 @@ def scalars(directory: Path) -> list[int]:
     return [event.step for event in found.Scalars("loss")]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.smoke
 def test_trackers_have_every_row_once_when_fit_returns(fits: Any, directory: Path) -> None:
     outcome = stage.outcome_of(tracked.trainer("tracked", ["csv", "tensorboard", tracked.Diary()]).fit)
@@ -61,6 +62,7 @@ def test_trackers_have_every_row_once_when_fit_returns(fits: Any, directory: Pat
     assert lines[-1] == ["ended", "finished"]
 
 
+@pytest.mark.timeout(600)
 def test_a_killed_run_that_is_started_again_continues_the_same_run_of_each_tracker(stories: Any) -> None:
     first = stories.start("track_until_killed")
     first.await_told("halted-0", "halted-1")
@@ -79,6 +81,7 @@ def test_a_killed_run_that_is_started_again_continues_the_same_run_of_each_track
     assert scalars(run / "tensorboard") == [step for step, _ in expected()]
 
 
+@pytest.mark.timeout(600)
 def test_a_tracker_that_is_down_at_the_end_is_named_and_track_sends_the_rest(
     fits: Any, directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_tracker_that_is_down_at_the_end_is_named_and_track_sends_the_rest(
     assert diary(directory)[-1] == ["ended", "finished"]
 
 
+@pytest.mark.timeout(600)
 def test_trackers_can_be_given_to_a_run_that_had_none(fits: Any, directory: Path) -> None:
     assert stage.outcome_of(tracked.trainer("tracked", []).fit)["raised"] == ""
     run = directory / "storage" / "tracked"

@@ -18,6 +18,8 @@ from powertrain.errors import ConfigError
 from powertrain.trackers import MLflow, cursor, sending
 
 pytest.importorskip("mlflow")
+#: Whichever test is first imports MLflow and makes a store, which takes many seconds.
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,13 @@ def test_metrics_parameters_tags_and_the_end_are_in_one_run(run: RecordedRun, ur
     assert history(uri, "eval/top 5_", "digits") == [(4, 0.5)]
 
 
-def test_points_of_a_killed_process_are_not_doubled(run: RecordedRun, uri: str) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+def test_points_of_a_killed_process_are_not_doubled(
+    run: RecordedRun, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """SQLite itself keeps a point once that comes twice; files have every line that is sent."""
+    if kind == "files":
+        uri = f"file://{tmp_path}/mlruns"
     run.report(range(1, 6))
     assert send_all(run, MLflow(uri)) is None
     kept = cursor.read(run.storage, "mlflow")
@@ -146,7 +154,6 @@ def server(tmp_path: Path) -> Iterator[MLflowServer]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.slow
 def test_a_server_that_is_down_for_half_of_the_points_gets_each_of_them_once(
     run: RecordedRun, server: MLflowServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,6 @@ def history(board: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.slow
 def test_offline_files_have_each_point_once_in_one_run(run: RecordedRun, tmp_path: Path) -> None:
     board = tmp_path / "board"
     run.report(range(1, 6))
