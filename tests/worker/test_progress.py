@@ -248,3 +248,33 @@ def test_progress_counts_reports_steps_and_batches_and_can_begin_anew() -> None:
     assert progress.snapshot() == (2, 1, 1)
     progress.reset()
     assert (progress.snapshot(), progress.phase) == ((0, 0, 0), "set-up")
+
+
+def test_a_program_without_boundaries_is_told_to_end_and_once() -> None:
+    gate, told = Gate(), list[str]()
+    gate.deliver_stop(lambda stop: told.append(stop.reason))
+    gate.arm(1)
+    gate.go_to(goto(1, 1, "later", action="step"))
+    assert told == []
+    gate.go_to(goto(1, 1, "it is time"))
+    gate.arm(2)
+    gate.go_to(goto(2, 1, "again"))
+    assert told == ["it is time"]
+
+
+def test_a_request_that_came_before_the_program_began_is_delivered_when_it_begins() -> None:
+    gate, told = Gate(), list[str]()
+    gate.arm(1)
+    gate.go_to(goto(1, 1, "it is time"))
+    gate.deliver_stop(lambda stop: told.append(stop.reason))
+    assert told == ["it is time"]
+
+
+def test_a_program_that_has_come_to_a_boundary_ends_at_the_next_one() -> None:
+    gate, told = Gate(), list[str]()
+    gate.deliver_stop(lambda stop: told.append(stop.reason))
+    gate.cross()
+    gate.arm(1)
+    gate.go_to(goto(1, 2, "it is time"))
+    assert told == []
+    assert gate.cross().action == "stop"

@@ -159,14 +159,17 @@ class Program:
             else:
                 main.__dict__.pop("__file__", None)
 
-    def for_ranks(self) -> dict[str, Any]:
-        """What :func:`powertrain.worker.main_script.run` takes. To be called inside :meth:`as_main`."""
+    def for_ranks(self, *, on_this_machine: bool = True) -> dict[str, Any]:
+        """What :func:`powertrain.worker.main_script.run` takes. To be called inside :meth:`as_main`.
+
+        Nodes of a cluster keep an import path of their own: their Python may be installed elsewhere.
+        """
         return {
             "path": self.path,
             "module": self.target if self.is_module else "",
             "name": self.target,
             "argv": list(self.arguments),
-            "import_path": list(sys.path),
+            "import_path": list(sys.path) if on_this_machine else [],
         }
 
 
@@ -189,7 +192,7 @@ class ScriptTrainer(DataParallelTrainer):
         self._program = program
         super().__init__(
             main_script.run,
-            train_loop_config=program.for_ranks(),
+            train_loop_config=program.for_ranks(on_this_machine=scaling_config.engine != "ray"),
             backend_config=ScriptConfig(),
             scaling_config=scaling_config,
             run_config=run_config,

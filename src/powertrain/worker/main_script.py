@@ -29,7 +29,7 @@ def run(program: Mapping[str, Any]) -> None:
 
     Args:
         program: ``path``, the absolute path of a script, or ``module``; ``argv``, which is ``sys.argv`` from its second
-            entry on; ``name``, ``sys.argv[0]`` of a script; ``import_path``, which is ``sys.path``.
+            entry on; ``name``, ``sys.argv[0]`` of a script; ``import_path``, which is ``sys.path``, [] to keep it.
 
     Raises:
         StopProcess: The run was asked to end, and the script has.
@@ -89,17 +89,14 @@ def _load(program: Mapping[str, Any]) -> tuple[types.CodeType, types.ModuleType]
     """The code of the program, and the module to execute it in; sets ``sys.path`` and ``sys.argv``."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
-    is_copy = bool(os.environ.get(LAUNCH_DIR_VARIABLE))
-    if program.get("module"):
-        if not is_copy:
-            sys.path[:] = program["import_path"]
-        code = _load_module(str(program["module"]), main)
+    if program["import_path"]:
+        sys.path[:] = program["import_path"]
+    if program["module"]:
+        code = _load_module(program["module"], main)
         sys.argv[:] = [str(main.__file__), *program["argv"]]
         return code, main
-    path = _find_copy(program["path"]) if is_copy else program["path"]
-    if not is_copy:
-        sys.path[:] = program["import_path"]
-    elif sys.path[:1] != [os.path.dirname(path)]:
+    path = _find(program["path"])
+    if os.path.dirname(path) != sys.path[0] and not program["import_path"]:
         sys.path.insert(0, os.path.dirname(path))
     sys.argv[:] = [program["name"], *program["argv"]]
     with open(path, "rb") as file:
@@ -126,8 +123,10 @@ def _load_module(name: str, main: types.ModuleType) -> types.CodeType:
     return code  # type: ignore[no-any-return]
 
 
-def _find_copy(path: str) -> str:
-    """Where a node that does not have the driver's directories has the script."""
+def _find(path: str) -> str:
+    """Where this machine has the script: at its path, or among the files that were brought to this node."""
+    if not os.environ.get(LAUNCH_DIR_VARIABLE):
+        return path
     place = context.current("powertrain run").place
     name = os.path.basename(path)
     for directory in (place.launch_dir, *sys.path):
