@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -273,6 +274,37 @@ def test_a_process_that_leaves_the_cluster_loses_its_slots_and_joins_no_other(
     while left := groups_in_ray():
         assert time.monotonic() < deadline, f"Ray keeps placement groups of a driver that left: {left}"
         time.sleep(0.1)
+    # A call that Ray was answering when the process left may block for some time.
+    while any(thread.name == "powertrain-ray" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "the thread that asks Ray does not end"
+        time.sleep(0.1)
+
+
+def test_a_process_that_leaves_the_cluster_while_ray_answers_loses_its_slots(
+    start: Callable[..., Stage], ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from powertrain.engine import ray_client
+
+    monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)
+    stage = start()
+    [slot] = stage.slots(1)
+    asked, answered = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        asked.set()
+        answered.wait()
+
+    stage.engine._ray.soon(ask)
+    assert asked.wait(PATIENCE)
+    ray.shutdown()
+    try:
+        assert "has left the Ray cluster" in stage.wait_for(SlotLost, slot).reason
+        stage.engine.close()
+    finally:
+        answered.set()
+        ray_client.connect(ray_cluster.address)
 
 
 def test_a_head_that_does_not_answer_keeps_no_loss_and_no_end_waiting(

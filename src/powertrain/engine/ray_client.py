@@ -304,7 +304,8 @@ class RayThread:
     for which Ray has no event.
 
     A cluster whose head does not answer holds this thread up, and nothing else: what must go on then is watched on a
-    second thread. When the process has left the cluster, nothing is asked any more: Ray would join whichever it finds.
+    second thread, which also notices that the process has left the cluster: a call that Ray was answering at that
+    moment may block. After that nothing is asked any more: Ray would join whichever cluster it finds.
     """
 
     def __init__(
@@ -326,6 +327,7 @@ class RayThread:
         self.closing = False
         self._job = ""
         self._is_gone = False
+        self._leaving = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="powertrain-ray", daemon=True)
         self._watcher = threading.Thread(target=self._keep_watch, name="powertrain-nodes", daemon=True)
@@ -400,16 +402,22 @@ class RayThread:
                 self._do(task)
 
     def _do(self, task: Callable[[], None]) -> None:
-        if not self._is_gone and not self.is_connected:
-            self._is_gone = True
-            self._left()
-        if self._is_gone:
+        if self._has_left():
             return
         try:
             with only_asking():
                 task()
         except Exception as error:  # of Ray: the cluster may be going away
             self._failed(task, error)
+
+    def _has_left(self) -> bool:
+        """Whether this process has left the cluster. Both threads ask; the engine hears of it once."""
+        with self._leaving:
+            if self._is_gone or self.is_connected:
+                return self._is_gone
+            self._is_gone = True
+        self._left()
+        return True
 
     def _failed(self, task: Callable[[], None], error: Exception) -> None:
         """Ray did not do it: it is tried again for a while, since a cluster may be busy, and then given up."""
@@ -430,6 +438,7 @@ class RayThread:
     def _keep_watch(self) -> None:
         while not self._stopped.wait(_LOOK_EVERY):
             try:
-                self._watch()
+                if not self._has_left():
+                    self._watch()
             except Exception:  # a fault of ours: the next look may find what this one did not
                 _logger.exception("Nodes could not be watched.")
