@@ -366,7 +366,7 @@ def prepare_model(
     kwargs = as_text_keys(parallel_strategy_kwargs, "prepare_model(parallel_strategy_kwargs=...)")
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"prepare_model() was given {shorten(model)}. Give a torch.nn.Module.")
-    precision = precision_of(mixed_precision) if mixed_precision is not None else _settings.amp
+    precision = precision_of(mixed_precision) if mixed_precision is not None else settings().amp
     if isinstance(model, DistributedDataParallel):
         _weigh_when_needed(model)
         _compute_in(model, precision)
@@ -476,14 +476,14 @@ def scale_losses(device_type: str, caller: str) -> None:
     Raises:
         ConfigError: An optimizer was prepared before, which would step with scaled gradients.
     """
-    if _settings.scaler is not None:
+    if settings().scaler is not None:
         return
-    if _settings.has_plain_optimizer:
+    if settings().has_plain_optimizer:
         raise ConfigError(
             f"{caller} computes in float16, whose losses are scaled, and prepare_optimizer was called before it: that "
             'optimizer would step with scaled gradients. Call prepare_optimizer afterwards, or use "bf16".'
         )
-    _settings.scaler = LossScaler(device_type)
+    settings().scaler = LossScaler(device_type)
 
 
 # --------------------------------------------------------------------------- steps
@@ -524,4 +524,4 @@ def enable_reproducibility(seed: int = 0) -> None:
     np.random.seed(seed % 2**32)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    _settings.seed = seed
+    settings().seed = seed
