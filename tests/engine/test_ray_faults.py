@@ -285,6 +285,7 @@ def test_a_process_that_leaves_the_cluster_while_ray_answers_loses_its_slots(
 ) -> None:
     import ray
 
+    from powertrain.engine import ray as ray_module
     from powertrain.engine import ray_client
 
     monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)
@@ -296,6 +297,7 @@ def test_a_process_that_leaves_the_cluster_while_ray_answers_loses_its_slots(
         asked.set()
         answered.wait()
 
+    assert isinstance(stage.engine, ray_module.RayEngine)
     stage.engine._ray.soon(ask)
     assert asked.wait(PATIENCE)
     ray.shutdown()

@@ -797,8 +797,8 @@ def _order_seed(
         seed = wishes.seed
     elif generator is not None:
         seed = generator.initial_seed()
-    elif prepare.settings().seed is not None:
-        seed = prepare.settings().seed
+    elif (reproducible := prepare.settings().seed) is not None:
+        seed = reproducible
     else:
         seed = torch.initial_seed() if world_size == 1 else 0
     return int(seed) & _LARGEST_SEED
