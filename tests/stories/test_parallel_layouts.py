@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallel loops: a rank is killed or the mesh changes, and the weights are those of one process."""
+"""Tensor and pipeline parallel loops: a killed rank or another mesh, and the weights are those of one process."""
 
 from __future__ import annotations
 
