@@ -243,6 +243,25 @@ def test_a_stage_is_read_outside_a_run_only_as_the_whole_model(
         loader.load({"model": Net((0, 1))}, generators=False)
 
 
+def test_one_rank_alone_loads_a_whole_model(
+    ranks: Callable[[int], Any], tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    def load_whole(directory: str) -> torch.Tensor:
+        model = Net()
+        load(directory, {"model": model})
+        return model.state_dict()["layers.3.up.weight"]
+
+    def load_another(directory: str) -> None:
+        load(directory, {"model": nn.Linear(1, 1)})
+
+    group = ranks(2)
+    group.execute(save_stages, str(tmp_path), [(0, 1), (2, 3)])
+    directory = merged(tmp_path, 2)
+    assert torch.equal(group.execute_single(0, load_whole, directory), expected["layers.3.up.weight"])
+    with pytest.raises(CheckpointError, match=r"it lacks 'model\.bias', 'model\.weight'"):
+        group.execute_single(0, load_another, directory)
+
+
 # -- tensors that contradict each other
 
 

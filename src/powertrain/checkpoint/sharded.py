@@ -5,7 +5,8 @@
     state/rank-00000.safetensors    the tensors of rank 0; readable by any safetensors tool
     state/rank-00000.json           what is not a tensor, and which objects there are (powertrain.checkpoint.state)
 
-Every rank finds its share alone, without a collective. A shard is written by the rank that has it. What several
+Every rank finds its share alone, without a collective; where ranks may hold different tensors, they exchange what they
+hold before (``powertrain.checkpoint.parallel``). A shard is written by the rank that has it. What several
 ranks have alike is laid end to end on one line of bytes, and the line is cut into as many pieces as there are ranks
 that have it; large tensors are cut between rows, small ones stay whole. The header of each file says which part of
 which tensor each entry is, so a reader joins the headers of all files into torch's own checkpoint metadata.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from powertrain.checkpoint import state
-from powertrain.checkpoint.parallel.fitting import View, claimed_elsewhere, fitted
+from powertrain.checkpoint.parallel.fitting import View, claimed_elsewhere, fitted, takes_only_a_part
 from powertrain.checkpoint.parallel.holdings import (
     Agreement,
     Holdings,
@@ -212,7 +212,7 @@ class StateLoader:
         """Load the objects in place; returns the plain values that were saved beside them.
 
         Nothing is changed where something does not fit. With ``generators`` the random generators of this process
-        are restored as well, where the world size is that of the save. All ranks load at once.
+        are restored as well, where the world size is that of the save. Ranks that take a part each load at once.
         """
         view = self._fitted(objects)
         saved = self._saved(view)
@@ -237,7 +237,9 @@ class StateLoader:
     def _fitted(self, objects: Mapping[str, Any]) -> View:
         """The state as these objects need it: in pipeline parallel training each rank takes a part."""
         gather = None
-        if needs_agreement(objects, self._now_world_size):
+        if needs_agreement(objects, self._now_world_size) and takes_only_a_part(
+            objects, self._view.stored, self._by_rank
+        ):
             gather = gather_of(self._rank, self._now_world_size)
         elsewhere = claimed_elsewhere(objects, gather)
         if len(self._by_rank) == 1 and not elsewhere:

@@ -7,10 +7,11 @@ settings of parameter groups, and the values that modules and optimizers keep be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -57,6 +58,37 @@ def _keys(module: nn.Module) -> set[str]:
     return {state.plain_key(key) for key in state.unwrapped(module).state_dict()}
 
 
+def takes_only_a_part(
+    objects: Mapping[str, Any], stored: Iterable[str], by_rank: Mapping[int, Mapping[str, Any]]
+) -> bool:
+    """Whether the objects have nothing but tensors of the state, and not all of those that are stored for them.
+
+    That is how a stage of a pipeline looks. A whole model needs no other rank, so one rank may load it alone; a model
+    with other tensors does not fit, whatever the others take.
+    """
+    mine = Claims.of(objects)
+    noted = _noted(by_rank)
+    of_objects = {
+        f"{name}." if isinstance(value, nn.Module) else f"{name}.state."
+        for name, value in objects.items()
+        if isinstance(value, (nn.Module, Optimizer))
+    }
+    names = {name for name in stored if name.startswith(tuple(of_objects)) and name not in noted}
+    tensors = {
+        f"{name}.{state.plain_key(key)}"
+        for name, value in objects.items()
+        if isinstance(value, nn.Module)
+        for key, one in state.unwrapped(value).state_dict().items()
+        if isinstance(one, torch.Tensor)
+    }
+    return tensors <= names and not all(map(mine.covers, names))
+
+
+def _noted(by_rank: Mapping[int, Mapping[str, Any]]) -> set[str]:
+    """Names of tensors among the values of single ranks."""
+    return set().union(*(state.tensor_names(list(one["objects"].values())) for one in by_rank.values()))
+
+
 def claimed_elsewhere(objects: Mapping[str, Any], gather: Gather | None) -> Claims:
     """Return what only the objects of other ranks take. With ``gather`` all ranks call this."""
     mine = Claims.of(objects)
@@ -101,7 +133,7 @@ def fitted(
         by_source.append(entries)
     merged = _merged(objects, by_source, view.values["objects"])
     needed = state.tensor_names(list(merged.values()))
-    noted = set().union(*(state.tensor_names(list(one["objects"].values())) for one in by_rank.values()))
+    noted = _noted(by_rank)
     stored = {
         name: place
         for name, place in view.stored.items()
