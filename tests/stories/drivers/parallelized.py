@@ -105,8 +105,9 @@ def pipeline(config: dict[str, Any]) -> None:
         loss = gradients(step)
         # DistributedDataParallel cannot count the micro-batches of torch's schedules.
         for parameter in model.parameters():
+            assert parameter.grad is not None
             dist.all_reduce(parameter.grad, group=mesh.get_group("dp"))
-            parameter.grad /= mesh["dp"].size()
+            parameter.grad.div_(mesh["dp"].size())
         return loss
 
     _train(config, model, train)
