@@ -5,7 +5,8 @@
     state/rank-00000.safetensors    the tensors of rank 0; readable by any safetensors tool
     state/rank-00000.json           what is not a tensor, and which objects there are (powertrain.checkpoint.state)
 
-Every rank finds its share alone, without a collective. A shard is written by the rank that has it. What several
+Every rank finds its share alone, without a collective; where ranks may hold different tensors, they exchange what they
+hold before (``powertrain.checkpoint.parallel``). A shard is written by the rank that has it. What several
 ranks have alike is laid end to end on one line of bytes, and the line is cut into as many pieces as there are ranks
 that have it; large tensors are cut between rows, small ones stay whole. The header of each file says which part of
 which tensor each entry is, so a reader joins the headers of all files into torch's own checkpoint metadata.
@@ -178,12 +179,20 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 class SharePlanner(DefaultSavePlanner):
     """Torch's save planner, without its collective: what several ranks have alike is shared out by :func:`cut_rows`.
 
-    ``own`` names plain tensors that are this rank's alone; every rank writes its own.
+    ``own`` names plain tensors that are this rank's alone; every rank writes its own. ``together`` has the ranks that
+    hold a part, by its name, offsets and sizes; a part that is not in it is held by those that :func:`holders` finds.
     """
 
-    def __init__(self, rank: int, world_size: int, own: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        own: Iterable[str] = (),
+        together: Mapping[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[int, ...]] | None = None,
+    ) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._rank, self._world_size, self._own = rank, world_size, frozenset(own)
+        self._together = together or {}
         self.pieces: dict[MetadataIndex, Piece] = {}
 
     def create_local_plan(self) -> SavePlan:
@@ -192,8 +201,8 @@ class SharePlanner(DefaultSavePlanner):
         for item in items:
             tensor = self.state_dict[item.index.fqn]
             _refuse_unwritable(item, tensor)
-            together = (self._rank,) if item.index.fqn in self._own else holders(tensor, self._world_size)
-            lines.setdefault(together, []).append(_piece_of(item, tensor))
+            piece = piece_of(item, tensor)
+            lines.setdefault(self._holders_of(piece, tensor), []).append(piece)
         pieces = [piece for together, line in lines.items() for piece in self._share(line, together)]
         by_name = {item.index.fqn: item for item in items}
         plan = []
@@ -206,6 +215,12 @@ class SharePlanner(DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         return self.pieces[write_item.index].of(self.state_dict[write_item.index.fqn]).detach()
+
+    def _holders_of(self, piece: Piece, tensor: torch.Tensor) -> tuple[int, ...]:
+        if piece.name in self._own:
+            return (self._rank,)
+        together = self._together.get((piece.name, piece.offsets, piece.sizes))
+        return holders(tensor, self._world_size) if together is None else together
 
     def _share(self, line: list[Piece], together: tuple[int, ...]) -> list[Piece]:
         """This rank's cut of the pieces that the ranks ``together`` have alike."""
@@ -237,7 +252,8 @@ def _cut(piece: Piece, start: int, stop: int) -> Piece | None:
     )
 
 
-def _piece_of(item: WriteItem, tensor: torch.Tensor) -> Piece:
+def piece_of(item: WriteItem, tensor: torch.Tensor) -> Piece:
+    """The whole of what this rank has of ``tensor``, which ``item`` of torch's plan describes."""
     data = item.tensor_data
     assert data is not None
     return Piece(
@@ -441,7 +457,7 @@ class StateWriter(StorageWriter):
         for item in plan.items:
             source = planner.resolve_data(item)
             _refuse_unwritable(item, source)
-            sources[_piece_of(item, source)] = source
+            sources[piece_of(item, source)] = source
         layout = Layout(sources, self._rank, self._world_size)
         path = self._directory / file_name(self._rank)
         path.unlink(missing_ok=True)

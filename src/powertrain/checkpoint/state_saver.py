@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from powertrain.checkpoint import state
+from powertrain.checkpoint.parallel.fitting import View, claimed_elsewhere, fitted, takes_only_a_part
+from powertrain.checkpoint.parallel.holdings import (
+    Agreement,
+    Holdings,
+    form_of,
+    gather_of,
+    needs_agreement,
+)
 from powertrain.checkpoint.segments import Segment, Segments
 from powertrain.checkpoint.sharded import (
     SCHEMA,
@@ -36,6 +43,10 @@ from powertrain.storage.files.descriptors import open_below
 def values_name(rank: int) -> str:
     """The name of a rank's values inside the state's directory."""
     return f"rank-{rank:05d}.json"
+
+
+#: In a rank's values: what ranks hold differs, so the values of all of them make up the state.
+_BY_RANK = "by rank"
 
 
 def own_name(name: str, rank: int) -> str:
@@ -63,6 +74,7 @@ class StateSaver:
         should know, once."""
         self._rank, self._world_size, self._say = rank, world_size, say
         self._segments = Segments(segments, f"rank-{rank:05d}", staging) if segments else None
+        self._agreement: Agreement | None = None
         self._signature: object = None
         self._layout = Layout([], rank, world_size)
         self._threads = threads
@@ -71,12 +83,13 @@ class StateSaver:
     def save(self, objects: Mapping[str, Any], directory: str) -> None:
         """Put the state of ``objects`` into ``directory``. Afterwards the objects may change.
 
-        All ranks save the same objects, each into a directory of its own. Where shared memory has no room, the
-        tensors are written to a plain file, which takes longer.
+        All ranks save at once, each into a directory of its own. Parts that ranks have alike have the same names on all
+        of them. Where shared memory has no room, the tensors are written to a plain file, which takes longer.
         """
         captured = state.capture(objects)
-        tensors = self._to_write(captured)
-        self._plan(tensors, captured)
+        holdings = self._agree(objects, captured)
+        tensors = self._to_write(captured, holdings)
+        self._plan(tensors, captured, holdings)
         place = os.path.join(directory, STATE_DIRECTORY)
         os.mkdir(place)
         with torch.no_grad():
@@ -90,6 +103,8 @@ class StateSaver:
             assert self._segments is not None
             self._segments.make_one_ahead(segment.size)
         content = {"schema": SCHEMA, "rank": self._rank, "world_size": self._world_size, **captured.values}
+        if not holdings.alike:
+            content["layout"] = _BY_RANK
         Path(place, values_name(self._rank)).write_text(json.dumps(content), encoding="utf-8")
 
     def close(self) -> None:
@@ -97,23 +112,34 @@ class StateSaver:
         if self._segments is not None:
             self._segments.close()
 
-    def _to_write(self, captured: state.Captured) -> dict[str, torch.Tensor]:
+    def _agree(self, objects: Mapping[str, Any], captured: state.Captured) -> Holdings:
+        """Which ranks hold what, asked of the others only where this rank cannot know."""
+        gather = gather_of(self._rank, self._world_size)
+        if gather is None or not needs_agreement(objects, self._world_size):
+            return Holdings()
+        if self._agreement is None:
+            self._agreement = Agreement(gather)
+        return self._agreement.reach(objects, captured)
+
+    def _to_write(self, captured: state.Captured, holdings: Holdings) -> dict[str, torch.Tensor]:
         """The tensors this rank takes part in writing, by the names they are stored under."""
-        others = captured.of_first if self._rank else ()
+        others = {
+            name
+            for name in captured.of_first
+            if holdings.first_holder(name, captured.tensors[name]) != self._rank
+        }
         return {
             own_name(name, self._rank) if name in captured.own else name: tensor
             for name, tensor in captured.tensors.items()
             if name not in others
         }
 
-    def _plan(self, tensors: dict[str, torch.Tensor], captured: state.Captured) -> None:
-        signature = [_form(name, tensor) for name, tensor in tensors.items()]
+    def _plan(self, tensors: dict[str, torch.Tensor], captured: state.Captured, holdings: Holdings) -> None:
+        signature = holdings, [form_of(name, tensor) for name, tensor in tensors.items()]
         if signature == self._signature:
             return
-        alone = {own_name(name, self._rank) for name in captured.own}
-        if not self._rank:
-            alone |= captured.of_first
-        planner = SharePlanner(self._rank, self._world_size, alone)
+        alone = {own_name(name, self._rank) for name in captured.own} | captured.of_first
+        planner = SharePlanner(self._rank, self._world_size, alone, holdings.holders)
         planner.set_up_planner(tensors, None, self._rank == 0)
         planner.create_local_plan()
         self._layout = Layout(planner.pieces.values(), self._rank, self._world_size)
@@ -152,13 +178,6 @@ class StateSaver:
         copy_all(segment.views, sources, self._threads)
 
 
-def _form(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What of a tensor decides where its bytes go."""
-    if isinstance(tensor, DTensor):
-        return name, tensor.shape, tensor.dtype, tensor.placements, tensor.device_mesh
-    return name, tensor.shape, tensor.dtype
-
-
 # --------------------------------------------------------------------------- loading
 
 
@@ -179,41 +198,72 @@ class StateLoader:
         self.world_size = files.world_size
         #: True where each rank gets back what was its own, random generators included.
         self.same_world = files.world_size == world_size
-        source = rank if self.same_world else 0
-        values = _read_values(place, source)
-        self._stored = _seen_by(source, files.shapes)
-        shapes, dtypes = files.shapes, files.dtypes
-        self._saved = state.Saved(
-            shapes={name: shapes[stored] for name, stored in self._stored.items()},
-            dtypes={name: dtypes[stored] for name, stored in self._stored.items()},
-            sharded=frozenset(name for name, stored in self._stored.items() if stored in files.sharded),
-            values=values,
-            where=directory,
-        )
+        self._rank, self._now_world_size, self._where = rank, world_size, directory
+        self._source = rank if self.same_world else 0
+        values = _read_values(place, self._source)
+        by_rank = values.get("layout") == _BY_RANK
+        self._by_rank = {
+            one: values if one == self._source else _read_values(place, one)
+            for one in (range(files.world_size) if by_rank else [self._source])
+        }
+        self._view = View(values, _seen_by(self._source, files.shapes))
 
     def load(self, objects: Mapping[str, Any], *, generators: bool = True) -> dict[str, Any]:
         """Load the objects in place; returns the plain values that were saved beside them.
 
         Nothing is changed where something does not fit. With ``generators`` the random generators of this process
-        are restored as well, where the world size is that of the save.
+        are restored as well, where the world size is that of the save. Ranks that take a part each load at once.
         """
-        parts = state.restoring(objects, self._saved)
-        extras, give_extras = state.extras_of(self._saved)
-        rng = self._saved.values.get("rng", {}) if self.same_world and generators else {}
-        of_rng = {name: self._empty(name) for name in state.tensor_names(rng)}
+        view = self._fitted(objects)
+        saved = self._saved(view)
+        parts = state.restoring(objects, saved)
+        extras, give_extras = state.extras_of(saved)
+        rng = saved.values.get("rng", {}) if self.same_world and generators else {}
+        of_rng = {
+            name: torch.empty(saved.shapes[name], dtype=saved.dtypes[name])
+            for name in state.tensor_names(rng)
+        }
         targets = dict(extras)
         for part in parts:
             targets.update(part.targets)
         targets.update(of_rng)
-        read_into(self._reader, {self._stored[name]: target for name, target in targets.items()})
+        read_into(self._reader, {view.stored[name]: target for name, target in targets.items()})
         for part in parts:
             part.finish()
         if rng:
             state.restore_rng(rng, of_rng)
         return give_extras()
 
-    def _empty(self, name: str) -> torch.Tensor:
-        return torch.empty(self._saved.shapes[name], dtype=self._saved.dtypes[name])
+    def _fitted(self, objects: Mapping[str, Any]) -> View:
+        """The state as these objects need it: in pipeline parallel training each rank takes a part."""
+        gather = None
+        if needs_agreement(objects, self._now_world_size) and takes_only_a_part(
+            objects, self._view.stored, self._by_rank
+        ):
+            gather = gather_of(self._rank, self._now_world_size)
+        elsewhere = claimed_elsewhere(objects, gather)
+        if len(self._by_rank) == 1 and not elsewhere:
+            return self._view
+        stored = self._reader.files.shapes
+        return fitted(
+            self._view,
+            objects,
+            self._by_rank,
+            self._source,
+            elsewhere,
+            lambda name, rank: place if (place := own_name(name, rank)) in stored else name,
+        )
+
+    def _saved(self, view: View) -> state.Saved:
+        files = self._reader.files
+        shapes, dtypes = files.shapes, files.dtypes
+        return state.Saved(
+            shapes={name: shapes[stored] for name, stored in view.stored.items()},
+            dtypes={name: dtypes[stored] for name, stored in view.stored.items()},
+            sharded=frozenset(name for name, stored in view.stored.items() if stored in files.sharded),
+            values=view.values,
+            where=self._where,
+        )
 
 
 def _seen_by(rank: int, stored: Mapping[str, Any]) -> dict[str, str]:

@@ -107,6 +107,10 @@ def save_state(**objects: Any) -> Checkpoint:
     lists and dicts of them. The states of Python's, numpy's, torch's and CUDA's random generators are always
     included. Without objects it saves what :func:`register_state` has named.
 
+    Tensor parallel modules (DTensors on any mesh) and stages of a pipeline are saved from the ranks that hold them;
+    stages keep the names that their layers have in the whole model. Raises :class:`CheckpointError` on all ranks where
+    ranks have different parameters under one name; ``save_state(model=model.state_dict())`` keeps each rank's own.
+
     When it returns, the objects may be changed::
 
         report({"loss": loss}, checkpoint=save_state(model=model, optimizer=optimizer, epoch=epoch))
@@ -123,7 +127,7 @@ def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str
     from. Without objects it loads what :func:`register_state` has named. Objects that were saved and are not given
     stay out of it. Any world size will do: tensors are laid out anew; random generators are restored where the
     world size is that of the save. Raises :class:`CheckpointError` where the state does not fit, before anything
-    is changed.
+    is changed. In pipeline parallel training each rank loads its stage, also where the stages are cut elsewhere now.
 
     A given checkpoint can also be loaded outside a worker, to look at a model afterwards; random generators are left
     alone then.

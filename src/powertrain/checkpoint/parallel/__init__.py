@@ -1,0 +1,1 @@
+"""State of tensor and pipeline parallel training, where ranks hold different tensors."""
