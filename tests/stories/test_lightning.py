@@ -16,6 +16,7 @@ import story
 import torch
 from tests.stories.engines import on, on_cases
 from tests.stories.test_data import lineage
+from tests.stories.tracker_stores import assert_one_run
 
 import powertrain.data
 from powertrain import FailureConfig
@@ -30,6 +31,7 @@ IN_EACH_EPOCH = dict.fromkeys(range(3), EACH_ONCE)
 
 def fit(fits: Any, name: str = "fed", engine: str = "", workers: int = 2, **config: Any) -> dict[str, Any]:
     failures = config.pop("failures", 1)
+    trackers = config.pop("trackers", ())
     config = {**CONFIG, "raises": "inline" in (engine, fits.engine), **config}
     rows = powertrain.data.from_items([{"id": number} for number in range(in_lightning.ROWS)])
     trainer = fits.trainer(
@@ -41,6 +43,8 @@ def fit(fits: Any, name: str = "fed", engine: str = "", workers: int = 2, **conf
         datasets={"train": rows.random_shuffle(seed=3)},
         name=name,
         failure_config=FailureConfig(max_failures=failures),
+        trackers=trackers,
+        tracker_timeout_s=300.0,
     )
     return story.outcome_of(trainer.fit)
 
@@ -71,12 +75,21 @@ def attempts(fits: Any) -> list[Any]:
         ("ray", "loader"),
     ],
 )
+@pytest.mark.timeout(600)
 def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run(
     fits: Any, data: str
 ) -> None:
+    """And the trackers have one run, with each of its steps once."""
     whole = uninterrupted(fits, data=data)
-    outcome = fit(fits, data=data)
+    store = f"sqlite:///{fits.directory}/mlflow.db"
+    is_tracked = data == "shard" or fits.engine == "ray"
+    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
+        patch.setenv("MLFLOW_TRACKING_URI", store)
+        outcome = fit(fits, data=data, trackers=["tensorboard", "mlflow"] if is_tracked else [])
     assert outcome["raised"] == "", outcome
+    if is_tracked:
+        # A report after every second step and at the end of each epoch, which has seven.
+        assert_one_run(Path(outcome["path"]), store, "step", [2, 4, 6, 7, 8, 10, 12, 14, 16, 18, 20, 21])
     assert [fact.attempt for fact in attempts(fits)] == [0, 1]
     assert attempts(fits)[1].first_row > attempts(fits)[0].first_row + 4, "it went on in the second epoch"
     assert lineage(fits) == IN_EACH_EPOCH

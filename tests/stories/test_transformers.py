@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.stories.engines import on
+from tests.stories.tracker_stores import assert_one_run
 
 pytest.importorskip("transformers")
 
@@ -55,6 +56,11 @@ def play(stories: Any, scenario: str) -> Iterator[tuple[str, dict[str, Any], dic
         assert list(stories.root.glob(f"rows-{name}-disturbed-1-*")), f"{name} was never disturbed"
         assert not list(stories.root.glob(f"rows-{name}-1-*"))
         assert disturbed["metrics"]["step"] == undisturbed["metrics"]["step"], name
+        if name == "shard":  # the one with trackers
+            run, store = stories.storage / "shard-disturbed", f"sqlite:///{stories.root}/mlflow.db"
+            last = disturbed["metrics"]["step"]
+            # A report for each save, and the one that the function makes at its end.
+            assert_one_run(run, store, "step", [*range(3, last, 3), last, last])
         yield name, undisturbed["metrics"], disturbed["metrics"]
 
 
