@@ -14,7 +14,7 @@ import in_lightning
 import pytest
 import story
 import torch
-from tests.stories.engines import on, on_cases
+from tests.stories.engines import on, on_cases, ranks
 from tests.stories.test_data import lineage
 from tests.stories.tracker_stores import assert_one_run
 
@@ -22,6 +22,9 @@ import powertrain.data
 from powertrain import FailureConfig
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
+
+#: A rank imports Lightning in each of its starts, and some stories have three fits.
+pytestmark = pytest.mark.timeout(600)
 
 #: An epoch has 7 steps, the last one with a single row. The death is in the second epoch, after a step that was saved.
 CONFIG: dict[str, Any] = {"epochs": 3, "batch": 9, "every": 2, "kills": [[0, 12]]}
@@ -58,6 +61,15 @@ def uninterrupted(fits: Any, **config: Any) -> dict[str, Any]:
     return outcome
 
 
+def through_a_death(fits: Any, **config: Any) -> dict[str, Any]:
+    """The outcome of a run that dies once: restarted by itself, or started again where the rank is this process."""
+    if fits.engine != "inline":
+        return fit(fits, **config)
+    died = fit(fits, **{**config, "batch": 18, "failures": 0})
+    assert died["raised"] == "TrainingFailedError", died
+    return fit(fits, **{**config, "batch": 18, "failures": 0})
+
+
 def close_to(values: Any, rel: float = 1e-4) -> Any:
     return pytest.approx(values, rel=rel, abs=1e-5)
 
@@ -75,7 +87,6 @@ def attempts(fits: Any) -> list[Any]:
         ("ray", "loader"),
     ],
 )
-@pytest.mark.timeout(600)
 def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run(
     fits: Any, data: str
 ) -> None:
@@ -97,14 +108,16 @@ def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run
     assert outcome["metrics"]["step"] == whole["metrics"]["step"] == 21
 
 
+@on("local", "inline", "ray")
 def test_with_accumulated_gradients_and_a_validation_loop_it_goes_on_where_it_was(fits: Any) -> None:
-    """Checkpoints are made between optimizer steps, and the last step of an epoch may have fewer batches."""
+    """Checkpoints are made between optimizer steps, and the last step of an epoch may have fewer batches. The function
+    asks for the checkpoint itself, and gives ``fit`` its path."""
     options: dict[str, Any] = {
         "trainer": {"accumulate_grad_batches": 3, "val_check_interval": 4},
         "validates": True,
     }
     whole = uninterrupted(fits, **options, every=1)
-    outcome = fit(fits, **options, every=1)
+    outcome = through_a_death(fits, **options, every=1, ckpt_path="path")
     assert outcome["raised"] == "", outcome
     assert lineage(fits) == IN_EACH_EPOCH
     assert outcome["return_value"] == close_to(whole["return_value"])
@@ -112,15 +125,19 @@ def test_with_accumulated_gradients_and_a_validation_loop_it_goes_on_where_it_wa
     assert outcome["metrics"]["step"] == whole["metrics"]["step"] == 9
 
 
-@pytest.mark.parametrize("state_dict_type", ["full", "sharded"])
+@on_cases(
+    ("engine", "state_dict_type"),
+    [("local", "full"), ("local", "sharded"), ("inline", "full"), ("inline", "sharded"), ("ray", "sharded")],
+)
 def test_a_sharded_model_goes_on_from_either_kind_of_checkpoint(fits: Any, state_dict_type: str) -> None:
     whole = uninterrupted(fits)
-    outcome = fit(fits, strategy=state_dict_type)
+    outcome = through_a_death(fits, strategy=state_dict_type)
     assert outcome["raised"] == "", outcome
     assert lineage(fits) == IN_EACH_EPOCH
     saved = Path(outcome["checkpoint"], "checkpoint.ckpt")
     shards = {path.name for path in saved.glob("*.distcp")} if saved.is_dir() else set()
-    assert shards == ({"__0_0.distcp", "__1_0.distcp"} if state_dict_type == "sharded" else set())
+    written = {f"__{rank}_0.distcp" for rank in ranks(fits.engine)}
+    assert shards == (written if state_dict_type == "sharded" else set())
     assert weights_in(saved, fits.directory) == close_to(
         weights_in(Path(whole["checkpoint"], "checkpoint.ckpt"))
     )

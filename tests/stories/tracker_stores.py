@@ -42,9 +42,7 @@ def mlflow_runs(store: str) -> list[Points]:
     done = subprocess.run([sys.executable, "-c", _RUNS, store], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     runs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return [
-        {name: [(step, value) for step, value in points] for name, points in run.items()} for run in runs
-    ]
+    return [{name: [(step, value) for step, value in points] for name, points in run.items()} for run in runs]
 
 
 def assert_one_run(run: Path, store: str, metric: str, values: Sequence[float]) -> None:
