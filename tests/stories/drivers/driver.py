@@ -273,12 +273,13 @@ def accelerate() -> dict[str, Any]:
     return {form: transforming.accelerated_pair(ENGINE, form) for form in ("own", "prepared")}
 
 
-def hugging_face_on_a_cluster() -> dict[str, Any]:
+def fine_tune_on_a_cluster() -> dict[str, Any]:
+    """The two forms of data that differ most: each start imports Transformers anew."""
     import transforming
 
     return {
+        "map": transforming.trainer_pair(ENGINE, "map", accumulated=2, resume=True),
         "shard": transforming.trainer_pair(ENGINE, "shard", accumulated=2, trackers=TRACKERS),
-        "prepared": transforming.accelerated_pair(ENGINE, "prepared"),
     }
 
 
