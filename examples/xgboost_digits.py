@@ -62,7 +62,7 @@ def main() -> None:
     arguments.add_argument(
         "--name", default="xgboost-digits", help="the run; the same name again goes on with it"
     )
-    arguments.add_argument("--storage", default=None, help="where runs are kept")
+    arguments.add_argument("--storage-path", help="where runs are kept; the default when left out")
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--rounds", type=int, default=40)
     arguments.add_argument("--smoke", action="store_true", help="a short run, to see that it works")
@@ -77,7 +77,7 @@ def main() -> None:
         scaling_config=ScalingConfig(num_workers=options.workers),
         run_config=RunConfig(
             name=options.name,
-            storage_path=options.storage,
+            storage_path=options.storage_path,
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=2),
         ),

@@ -7,6 +7,7 @@ names::
     python examples/ray/lightning_text_classifier.py --input-delay-rank=0 --input-delay-ms=200
     python examples/ray/lightning_text_classifier.py --delay-rank=0 --delay-ms=200
     python examples/ray/lightning_text_classifier.py --ray-address=auto --num-workers=2 --max-steps=100 --use-gpu
+    python examples/ray/lightning_text_classifier.py --smoke
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 import powertrain
 import powertrain.trace as traceml
-from powertrain import ScalingConfig
+from powertrain import RunConfig, ScalingConfig
 from powertrain.lightning import DDPStrategy, ReportCallback, TraceMLCallback, prepare_trainer
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer
 
@@ -123,6 +124,10 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
 def parsed() -> argparse.Namespace:
     arguments = argparse.ArgumentParser(description="Train a text classifier with Lightning, traced.")
     arguments.add_argument("--ray-address", help='a Ray cluster, or "auto"; this machine when left out')
+    arguments.add_argument(
+        "--name", help="the run, which the same name continues; one of its own when left out"
+    )
+    arguments.add_argument("--storage-path", help="where runs are kept; the default when left out")
     arguments.add_argument("--num-workers", type=int, default=2)
     arguments.add_argument("--max-steps", type=int, default=100)
     arguments.add_argument("--use-gpu", action="store_true", help="one GPU for each worker")
@@ -135,12 +140,17 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument(
         "--transfer-dim", type=int, default=0, help="numbers beside each sentence that are copied to the GPU"
     )
-    return arguments.parse_args()
+    arguments.add_argument("--smoke", action="store_true", help="few steps")
+    options = arguments.parse_args()
+    if options.smoke:
+        options.max_steps = 30
+    return options
 
 
 def main() -> None:
     options = vars(parsed())
     address, num_workers = options.pop("ray_address"), options.pop("num_workers")
+    run_config = RunConfig(name=options.pop("name"), storage_path=options.pop("storage_path"))
     if address and importlib.util.find_spec("ray") is None:
         print("Ray is not installed, so this trains on this machine.")
     elif address:
@@ -150,6 +160,7 @@ def main() -> None:
         train_loop_per_worker,
         train_loop_config=options,
         scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=options["use_gpu"]),
+        run_config=run_config,
         datasets={"train": sentences(max(num_workers, 1) * BATCH_SIZE * 50)},
         traceml_config=TraceMLRayConfig(
             mode="summary", init_mode="selective", patch_dataloader=True, patch_h2d=True

@@ -6,6 +6,7 @@ that the run waits for its input, and what would help::
     python examples/ray/torchtrainer_minimal.py
     python examples/ray/torchtrainer_minimal.py --input-delay-ms=100
     python examples/ray/torchtrainer_minimal.py --ray-address=auto --num-workers=2 --steps=100 --use-gpu
+    python examples/ray/torchtrainer_minimal.py --smoke
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import powertrain
-from powertrain import ScalingConfig
+from powertrain import RunConfig, ScalingConfig
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer
 
 BATCH_SIZE = 64
@@ -74,13 +75,18 @@ def rows(count: int) -> powertrain.data.Dataset:
 def main() -> None:
     arguments = argparse.ArgumentParser(description="Train a small model, and see where its time goes.")
     arguments.add_argument("--ray-address", help='a Ray cluster, or "auto"; this machine when left out')
+    arguments.add_argument("--name", help="the run; one of its own when left out")
+    arguments.add_argument("--storage-path", help="where runs are kept; the default when left out")
     arguments.add_argument("--num-workers", type=int, default=2)
     arguments.add_argument("--steps", type=int, default=100)
     arguments.add_argument("--use-gpu", action="store_true", help="one GPU for each worker")
     arguments.add_argument(
         "--input-delay-ms", type=float, default=0.0, help="how much later each batch comes"
     )
+    arguments.add_argument("--smoke", action="store_true", help="few steps")
     options = arguments.parse_args()
+    if options.smoke:
+        options.steps = 30
 
     if options.ray_address and importlib.util.find_spec("ray") is None:
         print("Ray is not installed, so this trains on this machine.")
@@ -91,6 +97,7 @@ def main() -> None:
         train_loop_per_worker,
         train_loop_config={"steps": options.steps, "input_delay": options.input_delay_ms / 1000},
         scaling_config=ScalingConfig(num_workers=options.num_workers, use_gpu=options.use_gpu),
+        run_config=RunConfig(name=options.name, storage_path=options.storage_path),
         datasets={"train": rows(max(options.num_workers, 1) * BATCH_SIZE * 50)},
         traceml_config=TraceMLRayConfig(mode="summary"),
     )

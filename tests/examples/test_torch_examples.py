@@ -22,11 +22,14 @@ _PATIENCE = 280.0
 pytestmark = pytest.mark.slow
 
 
-def run_smoke(name: str, directory: Path) -> str:
+def run_smoke(name: str, directory: Path, *options: str) -> str:
     """Run an example; returns what it printed. Its runs are kept in ``runs`` of ``directory``."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "RAY_ADDRESS"))}
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), "--smoke", "--storage-path", str(directory / "runs")],
+        [
+            *(sys.executable, str(EXAMPLES / f"{name}.py"), "--smoke"),
+            *("--storage-path", str(directory / "runs"), *options),
+        ],
         cwd=directory,
         env=environment,
         stdout=subprocess.PIPE,
@@ -53,6 +56,35 @@ def test_a_language_model_goes_on_after_a_rank_was_killed(tmp_path: Path) -> Non
     assert failed.failures[0].kind == "signal"
     result = Result.from_path(tmp_path / "runs" / "language-model")
     assert (result.state, result.metrics and result.metrics["step"]) == ("finished", 20)
+
+
+def test_the_trainer_of_transformers_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
+    said = run_smoke("transformers_trainer", tmp_path)
+    assert "after 32 steps" in said
+    assert "resuming at step 20" in said
+    assert re.search(r"^'return sum\(numbers\)' is (code|a comment)$", said, re.MULTILINE), said
+    table = Result.from_path(tmp_path / "runs" / "transformers-trainer").metrics_dataframe
+    assert table is not None
+    assert list(table["step"]) == [5, 10, 15, 20, 25, 30, 32], "each save once"
+
+
+def test_a_text_classifier_with_lightning(tmp_path: Path) -> None:
+    said = run_smoke("ray/lightning_text_classifier", tmp_path, "--name", "topics")
+    assert "diagnosis of topics" in said
+    result = Result.from_path(tmp_path / "runs" / "topics")
+    assert (result.state, result.metrics and result.metrics["step"]) == ("finished", 30)
+
+
+def test_the_smallest_traced_training(tmp_path: Path) -> None:
+    said = run_smoke("ray/torchtrainer_minimal", tmp_path, "--name", "points")
+    assert "diagnosis of points" in said
+    result = Result.from_path(tmp_path / "runs" / "points")
+    assert (result.state, result.metrics and result.metrics["steps"]) == ("finished", 30)
+
+
+def test_boosted_trees(tmp_path: Path) -> None:
+    said = run_smoke("xgboost_digits", tmp_path)
+    assert float(said.split("test accuracy: ")[1].split("%")[0]) > 90
 
 
 def test_a_sweep_with_optuna(tmp_path: Path) -> None:

@@ -14,13 +14,17 @@ import in_lightning
 import pytest
 import story
 import torch
-from tests.stories.engines import on, on_cases
+from tests.stories.engines import on, on_cases, ranks
 from tests.stories.test_data import lineage
+from tests.stories.tracker_stores import assert_one_run
 
 import powertrain.data
 from powertrain import FailureConfig
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
+
+#: A rank imports Lightning in each of its starts, and some stories have three fits.
+pytestmark = pytest.mark.timeout(600)
 
 #: An epoch has 7 steps, the last one with a single row. The death is in the second epoch, after a step that was saved.
 CONFIG: dict[str, Any] = {"epochs": 3, "batch": 9, "every": 2, "kills": [[0, 12]]}
@@ -30,6 +34,7 @@ IN_EACH_EPOCH = dict.fromkeys(range(3), EACH_ONCE)
 
 def fit(fits: Any, name: str = "fed", engine: str = "", workers: int = 2, **config: Any) -> dict[str, Any]:
     failures = config.pop("failures", 1)
+    trackers = config.pop("trackers", ())
     config = {**CONFIG, "raises": "inline" in (engine, fits.engine), **config}
     rows = powertrain.data.from_items([{"id": number} for number in range(in_lightning.ROWS)])
     trainer = fits.trainer(
@@ -41,6 +46,8 @@ def fit(fits: Any, name: str = "fed", engine: str = "", workers: int = 2, **conf
         datasets={"train": rows.random_shuffle(seed=3)},
         name=name,
         failure_config=FailureConfig(max_failures=failures),
+        trackers=trackers,
+        tracker_timeout_s=300.0,
     )
     return story.outcome_of(trainer.fit)
 
@@ -52,6 +59,15 @@ def uninterrupted(fits: Any, **config: Any) -> dict[str, Any]:
     for path in fits.directory.glob("fed-*.jsonl"):
         path.unlink()
     return outcome
+
+
+def through_a_death(fits: Any, **config: Any) -> dict[str, Any]:
+    """The outcome of a run that dies once: restarted by itself, or started again where the rank is this process."""
+    if fits.engine != "inline":
+        return fit(fits, **config)
+    died = fit(fits, **{**config, "batch": 18, "failures": 0})
+    assert died["raised"] == "TrainingFailedError", died
+    return fit(fits, **{**config, "batch": 18, "failures": 0})
 
 
 def close_to(values: Any, rel: float = 1e-4) -> Any:
@@ -74,9 +90,17 @@ def attempts(fits: Any) -> list[Any]:
 def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run(
     fits: Any, data: str
 ) -> None:
+    """And the trackers have one run, with each of its steps once."""
     whole = uninterrupted(fits, data=data)
-    outcome = fit(fits, data=data)
+    store = f"sqlite:///{fits.directory}/mlflow.db"
+    is_tracked = data == "shard" or fits.engine == "ray"
+    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
+        patch.setenv("MLFLOW_TRACKING_URI", store)
+        outcome = fit(fits, data=data, trackers=["tensorboard", "mlflow"] if is_tracked else [])
     assert outcome["raised"] == "", outcome
+    if is_tracked:
+        # A report after every second step and at the end of each epoch, which has seven.
+        assert_one_run(Path(outcome["path"]), store, "step", [2, 4, 6, 7, 8, 10, 12, 14, 16, 18, 20, 21])
     assert [fact.attempt for fact in attempts(fits)] == [0, 1]
     assert attempts(fits)[1].first_row > attempts(fits)[0].first_row + 4, "it went on in the second epoch"
     assert lineage(fits) == IN_EACH_EPOCH
@@ -84,14 +108,16 @@ def test_a_killed_rank_costs_no_row_and_the_loss_is_that_of_an_uninterrupted_run
     assert outcome["metrics"]["step"] == whole["metrics"]["step"] == 21
 
 
+@on("local", "inline", "ray")
 def test_with_accumulated_gradients_and_a_validation_loop_it_goes_on_where_it_was(fits: Any) -> None:
-    """Checkpoints are made between optimizer steps, and the last step of an epoch may have fewer batches."""
+    """Checkpoints are made between optimizer steps, and the last step of an epoch may have fewer batches. The function
+    asks for the checkpoint itself, and gives ``fit`` its path."""
     options: dict[str, Any] = {
         "trainer": {"accumulate_grad_batches": 3, "val_check_interval": 4},
         "validates": True,
     }
     whole = uninterrupted(fits, **options, every=1)
-    outcome = fit(fits, **options, every=1)
+    outcome = through_a_death(fits, **options, every=1, ckpt_path="path")
     assert outcome["raised"] == "", outcome
     assert lineage(fits) == IN_EACH_EPOCH
     assert outcome["return_value"] == close_to(whole["return_value"])
@@ -99,15 +125,19 @@ def test_with_accumulated_gradients_and_a_validation_loop_it_goes_on_where_it_wa
     assert outcome["metrics"]["step"] == whole["metrics"]["step"] == 9
 
 
-@pytest.mark.parametrize("state_dict_type", ["full", "sharded"])
+@on_cases(
+    ("engine", "state_dict_type"),
+    [("local", "full"), ("local", "sharded"), ("inline", "full"), ("inline", "sharded"), ("ray", "sharded")],
+)
 def test_a_sharded_model_goes_on_from_either_kind_of_checkpoint(fits: Any, state_dict_type: str) -> None:
     whole = uninterrupted(fits)
-    outcome = fit(fits, strategy=state_dict_type)
+    outcome = through_a_death(fits, strategy=state_dict_type)
     assert outcome["raised"] == "", outcome
     assert lineage(fits) == IN_EACH_EPOCH
     saved = Path(outcome["checkpoint"], "checkpoint.ckpt")
     shards = {path.name for path in saved.glob("*.distcp")} if saved.is_dir() else set()
-    assert shards == ({"__0_0.distcp", "__1_0.distcp"} if state_dict_type == "sharded" else set())
+    written = {f"__{rank}_0.distcp" for rank in ranks(fits.engine)}
+    assert shards == (written if state_dict_type == "sharded" else set())
     assert weights_in(saved, fits.directory) == close_to(
         weights_in(Path(whole["checkpoint"], "checkpoint.ckpt"))
     )

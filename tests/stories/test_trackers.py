@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import story as stage
 import tracked
+from tests.stories.tracker_stores import mlflow_runs, tensorboard_points
 from tests.trackers.mlflow_server import MLflowServer
 
 from powertrain.result import Result
@@ -40,10 +41,7 @@ def expected(steps: int = STEPS) -> list[tuple[int, float]]:
 
 
 def scalars(directory: Path) -> list[int]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found = EventAccumulator(str(directory), size_guidance={"scalars": 0}).Reload()
-    return [event.step for event in found.Scalars("loss")]
+    return [step for step, _ in tensorboard_points(directory)["loss"]]
 
 
 @pytest.mark.timeout(600)
@@ -136,31 +134,10 @@ def test_a_server_that_is_down_for_half_of_the_run_gets_every_row_once_in_one_ru
         assert going.outcome()["raised"] == ""
     finally:
         server.stop()
-    found = _mlflow_history(server.store)
+    found = [points["loss"] for points in mlflow_runs(server.store)]
     assert len(found) == 1
     assert Counter(step for step, _ in found[0]) == Counter(range(1, 1001))
     assert sorted(found[0]) == expected(1000)
-
-
-#: In a process of its own: importing MLflow changes the one it is in.
-_HISTORY = """
-import json, sys
-from mlflow import MlflowClient
-client = MlflowClient(sys.argv[1])
-print(json.dumps([
-    [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")]
-    for run in client.search_runs(["0"])
-]))
-"""
-
-
-def _mlflow_history(store: str) -> list[list[tuple[int, float]]]:
-    """The points of each run of a store, which no server is needed for."""
-    done = subprocess.run(
-        [sys.executable, "-c", _HISTORY, store], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    return [[(step, value) for step, value in run] for run in json.loads(done.stdout.splitlines()[-1])]
 
 
 def _track(run: Path, *options: str) -> subprocess.CompletedProcess[str]:

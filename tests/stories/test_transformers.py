@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.stories.engines import on
+from tests.stories.tracker_stores import assert_one_run
 
 pytest.importorskip("transformers")
 
@@ -55,6 +56,11 @@ def play(stories: Any, scenario: str) -> Iterator[tuple[str, dict[str, Any], dic
         assert list(stories.root.glob(f"rows-{name}-disturbed-1-*")), f"{name} was never disturbed"
         assert not list(stories.root.glob(f"rows-{name}-1-*"))
         assert disturbed["metrics"]["step"] == undisturbed["metrics"]["step"], name
+        if name == "shard":  # the one with trackers
+            run, store = stories.storage / "shard-disturbed", f"sqlite:///{stories.root}/mlflow.db"
+            last = disturbed["metrics"]["step"]
+            # A report for each save, and the one that the function makes at its end.
+            assert_one_run(run, store, "step", [*range(3, last, 3), last, last])
         yield name, undisturbed["metrics"], disturbed["metrics"]
 
 
@@ -82,7 +88,7 @@ def test_a_transformers_trainer_resumes_functions_that_know_nothing_of_their_run
             assert disturbed["eval_loss"] == pytest.approx(undisturbed["eval_loss"], abs=1e-5)
 
 
-@on("local", "inline")
+@on("local", "inline", "ray")
 def test_a_loop_of_accelerate_that_loses_a_rank_trains_on_each_row_once(stories: Any) -> None:
     """With its own skipping, and with a loader that is prepared here, of which it reads no batch ahead."""
     for name, undisturbed, disturbed in play(stories, "accelerate"):
@@ -90,6 +96,8 @@ def test_a_loop_of_accelerate_that_loses_a_rank_trains_on_each_row_once(stories:
 
 
 @on("ray")
-def test_loops_of_both_on_ray_end_with_the_loss_of_undisturbed_ones(stories: Any) -> None:
-    for name, undisturbed, disturbed in play(stories, "hugging_face_on_a_cluster"):
+def test_a_trainer_on_ray_that_loses_a_rank_ends_with_the_loss_of_an_undisturbed_one(stories: Any) -> None:
+    """With accumulated gradients and the best model at the end."""
+    for name, undisturbed, disturbed in play(stories, "fine_tune_on_a_cluster"):
         assert disturbed["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5), name
+        assert disturbed["found"] == pytest.approx(undisturbed["best"], abs=1e-5), name

@@ -116,7 +116,9 @@ def make_trainer(config: dict[str, Any]) -> Any:
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices="auto",
-        strategy=DDPStrategy() if strategy == "ddp" else FSDPStrategy(state_dict_type=strategy),
+        strategy=DDPStrategy()
+        if strategy == "ddp"
+        else FSDPStrategy(state_dict_type=strategy, auto_wrap_policy={torch.nn.Linear}),
         callbacks=[ReportCallback(every_n_steps=config["every"])],
         logger=False,
         enable_checkpointing=False,

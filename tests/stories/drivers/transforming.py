@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,11 +248,18 @@ def fit(
             "train": hugging_face.Dataset.from_list([row(number) for number in range(ROWS)]),
             "evaluation": hugging_face.Dataset.from_list([row(number) for number in range(EVALUATED)]),
         }
+    trackers = config.pop("trackers", ())
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{story.directory()}/mlflow.db"
     made = kind(
         loop,
         train_loop_config={"name": name, **config},
         scaling_config=story.scaling(engine),
-        run_config=story.run_config(name, failure_config=FailureConfig(max_failures=1)),
+        run_config=story.run_config(
+            name,
+            failure_config=FailureConfig(max_failures=1),
+            trackers=trackers,
+            tracker_timeout_s=300.0,
+        ),
         datasets=datasets,
     )
     outcome = story.outcome_of(made.fit)
@@ -264,14 +271,23 @@ def fit(
 def pair(
     kind: Callable[..., Any], loop: Callable[..., Any], name: str, engine: str, fails_at: int, **config: Any
 ) -> dict[str, Any]:
-    """One run that is not disturbed, and one that loses a rank at a step."""
+    """One run that is not disturbed, and one that loses a rank at a step and has the trackers."""
+    trackers = config.pop("trackers", ())
     return {
         "undisturbed": fit(kind, loop, name, engine, **config),
-        "disturbed": fit(kind, loop, f"{name}-disturbed", engine, fails_at=fails_at, **config),
+        "disturbed": fit(
+            kind, loop, f"{name}-disturbed", engine, fails_at=fails_at, trackers=trackers, **config
+        ),
     }
 
 
-def trainer_pair(engine: str, form: str, accumulated: int = 1, resume: bool | None = None) -> dict[str, Any]:
+def trainer_pair(
+    engine: str,
+    form: str,
+    accumulated: int = 1,
+    resume: bool | None = None,
+    trackers: Sequence[str] = (),
+) -> dict[str, Any]:
     # One rank makes twice as many steps as two. Each is killed in the second epoch.
     steps = ROWS // (2 * accumulated) // (1 if engine == "inline" else 2)
     return pair(
@@ -283,6 +299,7 @@ def trainer_pair(engine: str, form: str, accumulated: int = 1, resume: bool | No
         form=form,
         accumulated=accumulated,
         resume=resume,
+        trackers=trackers,
     )
 
 
