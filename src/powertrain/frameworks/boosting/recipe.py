@@ -48,7 +48,7 @@ class Recipe:
 
     def changed(self, trainer: str, params: Any, label_column: Any, num_boost_round: Any) -> Recipe:
         """This recipe with other values where one is given, for a run that continues."""
-        given = {
+        given: dict[str, Any] = {
             "params": None if params is None else _as_params(trainer, params),
             "label_column": None if label_column is None else _as_label(trainer, label_column),
             "rounds": None if num_boost_round is None else _as_rounds(trainer, num_boost_round),
