@@ -48,6 +48,13 @@ def test_it_is_unsafe_after_a_matmul_on_several_threads() -> None:
     assert "native thread" in answer(MATMUL + ASK)
 
 
+def test_threads_of_openblas_that_an_earlier_fork_ended_do_not_hide_others() -> None:
+    fork = "import os, scipy.linalg; os.fork() or os._exit(0); os.wait(); "
+    assert answer(fork + ASK) == ""
+    assert answer(f"{fork}import numpy; numpy.ones((512, 512)) @ numpy.ones((512, 512)); {ASK}") == ""
+    assert "native thread" in answer(fork + MATMUL + ASK)
+
+
 def test_it_is_unsafe_with_a_second_python_thread() -> None:
     assert "more than one Python thread" in answer(THREAD + ASK)
 

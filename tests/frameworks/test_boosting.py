@@ -91,6 +91,135 @@ def test_what_is_missing_without_a_function_is_named(name: str, tmp_path: Path) 
         trainer(name, tmp_path, num_boost_round=0, label_column="y", datasets={"train": train})
 
 
+def rounds(name: str, model: Any) -> int:
+    return int(model.num_boosted_rounds() if name == "xgboost" else model.current_iteration())
+
+
+def test_training_begins_from_a_checkpoint_of_another_run(name: str, tmp_path: Path) -> None:
+    given = {
+        "params": PARAMS[name], "label_column": "y",
+        "datasets": {"train": powertrain.data.from_pandas(frame())},
+    }  # fmt: skip
+    first = trainer(name, tmp_path / "first", **given, num_boost_round=3).fit()
+    second = trainer(
+        name, tmp_path / "second", **given, num_boost_round=5, resume_from_checkpoint=first.checkpoint
+    )
+    result = second.fit()
+    assert len(result.metrics_dataframe) in (2, 3), "two rounds, and with XGBoost the report of the end"
+    assert rounds(name, second.get_model(result.checkpoint)) == 5
+
+
+def test_a_restored_run_takes_another_number_of_rounds(name: str, tmp_path: Path) -> None:
+    train = {"train": powertrain.data.from_pandas(frame())}
+    kind = getattr(importlib.import_module(f"powertrain.{name}"), TRAINERS[name])
+    first = trainer(name, tmp_path, params=PARAMS[name], label_column="y", num_boost_round=2, datasets=train)
+    first.fit()
+    again = kind.restore(
+        tmp_path / "run",
+        first._function,
+        num_boost_round=4,
+        datasets=train,
+        scaling_config=ScalingConfig(num_workers=0),
+    )
+    assert again._standing_remarks == []
+    assert rounds(name, kind.get_model(again.fit().checkpoint)) == 4
+
+
+def test_a_checkpoint_without_a_model_is_refused_with_the_names_of_its_files(
+    name: str, tmp_path: Path
+) -> None:
+    module = importlib.import_module(f"powertrain.{name}")
+    kind, callback = getattr(module, TRAINERS[name]), module.RayTrainReportCallback
+    (tmp_path / "weights.pt").write_bytes(b"x")
+    other = powertrain.Checkpoint.from_directory(tmp_path)
+    usual = callback.CHECKPOINT_NAME
+    with pytest.raises(CheckpointError, match=rf"no {usual}; it has weights\.pt\. .*filename=\.\.\."):
+        kind.get_model(other)
+    with pytest.raises(CheckpointError, match=r"weights\.pt of .* is no model that"):
+        callback.get_model(other, "weights.pt")
+
+
+def test_the_file_of_the_users_own_callback_is_saved_renamed_and_resumed_from(
+    name: str, tmp_path: Path
+) -> None:
+    callback = importlib.import_module(f"powertrain.{name}").RayTrainReportCallback
+    own = callback(
+        metrics={"loss": f"train-{LOSS[name]}"},
+        filename="mine.json" if name == "xgboost" else "mine.txt",
+        frequency=2,
+        checkpoint_at_end=False,
+        results_postprocessing_fn=lambda metrics: {**metrics, "twice": 2 * metrics["loss"]},
+    )
+    given = {
+        "params": PARAMS[name], "label_column": "y", "callbacks": [own],
+        "datasets": {"train": powertrain.data.from_pandas(frame())},
+    }  # fmt: skip
+    result = trainer(name, tmp_path, **given, num_boost_round=5).fit()
+    assert result.metrics["twice"] == 2 * result.metrics["loss"]
+    assert rounds(name, callback.get_model(result.checkpoint, own.filename)) == 4, "none at the end"
+    longer = trainer(name, tmp_path, **given, num_boost_round=8).fit()
+    assert rounds(name, callback.get_model(longer.checkpoint, filename=own.filename)) == 8
+
+
+def test_an_early_stop_leaves_the_model_in_a_checkpoint(name: str, tmp_path: Path) -> None:
+    library = importlib.import_module(name)
+    noise = frame(40).assign(y=np.random.default_rng(1).integers(0, 2, 40))
+    stopping = (
+        {"early_stopping_rounds": 2}
+        if name == "xgboost"
+        else {"callbacks": [library.early_stopping(2, verbose=False)]}
+    )
+    result = trainer(
+        name,
+        tmp_path,
+        params=PARAMS[name],
+        label_column="y",
+        num_boost_round=50,
+        datasets={
+            "train": powertrain.data.from_pandas(frame()),
+            "valid": powertrain.data.from_pandas(noise),
+        },
+        **stopping,
+    ).fit()
+    assert len(result.metrics_dataframe) < 50
+    assert result.checkpoint is not None
+    assert rounds(name, importlib.import_module(f"powertrain.{name}").RayTrainReportCallback.get_model(
+        result.checkpoint)) > 0  # fmt: skip
+
+
+def test_dmatrix_params_name_columns_with_weights(name: str, tmp_path: Path) -> None:
+    weighted = frame().assign(w=1.0)
+    weighted.loc[40:, "w"] = 0.0
+    given = {"params": PARAMS[name], "label_column": "y", "num_boost_round": 3}
+    run = trainer(
+        name,
+        tmp_path / "weighted",
+        **given,
+        datasets={"train": powertrain.data.from_pandas(weighted)},
+        dmatrix_params={"train": {"weight": "w"}},
+    )
+    plain = trainer(
+        name, tmp_path / "plain", **given, datasets={"train": powertrain.data.from_pandas(frame())}
+    )
+    models = [one.get_model(one.fit().checkpoint) for one in (run, plain)]
+    names = [model.feature_names if name == "xgboost" else model.feature_name() for model in models]
+    assert names == [["a", "b", "c"]] * 2, "the weights are no feature"
+    dumps = [model.get_dump() if name == "xgboost" else model.model_to_string() for model in models]
+    assert dumps[0] != dumps[1]
+
+
+def test_wrong_dmatrix_params_and_columns_are_named(name: str, tmp_path: Path) -> None:
+    given = {"label_column": "y", "datasets": {"train": powertrain.data.from_pandas(frame())}}
+    with pytest.raises(ConfigError, match=r"dmatrix_params=.*the datasets are 'train'"):
+        trainer(name, tmp_path, **given, dmatrix_params={"valid": {}})
+    for changed in ({"label_column": "z"}, {"dmatrix_params": {"train": {"weight": "z"}}}):
+        failing = trainer(name, tmp_path, **{**given, **changed})
+        with pytest.raises(
+            powertrain.WorkerGroupError, match=r"='z' is no column .*Name one of 'a', 'b', 'c', 'y'"
+        ):
+            failing.fit()
+
+
 def test_params_beside_a_function_are_accepted_and_said_to_be_unused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

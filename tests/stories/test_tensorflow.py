@@ -40,7 +40,7 @@ def weights_in(file: Path) -> list[Any]:
 
 @pytest.mark.timeout(400)
 def test_two_workers_find_the_weights_of_one_process_also_after_a_rank_was_killed(
-    fits: Any, tmp_path: Path
+    fits: Any, tmp_path: Path, record_property: Any
 ) -> None:
     from powertrain.tensorflow import TensorflowTrainer
 
@@ -68,4 +68,6 @@ def test_two_workers_find_the_weights_of_one_process_also_after_a_rank_was_kille
     with result.checkpoint.as_directory() as directory:
         in_process("load", Path(directory, "model.keras"), tmp_path / "run.npz")
     alone, of_run = weights_in(tmp_path / "alone.npz"), weights_in(tmp_path / "run.npz")
-    assert max(abs(one - other).max() for one, other in zip(alone, of_run, strict=True)) < TOLERANCE
+    difference = max(abs(one - other).max() for one, other in zip(alone, of_run, strict=True))
+    record_property("difference", float(difference))
+    assert difference < TOLERANCE

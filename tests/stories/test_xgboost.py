@@ -93,7 +93,9 @@ def fit(fits: Any, **options: Any) -> Any:
 
 
 @on("local", "ray", smoke=["local"])
-def test_two_workers_make_the_model_of_one_process_also_after_a_rank_was_killed(fits: Any) -> None:
+def test_two_workers_make_the_model_of_one_process_also_after_a_rank_was_killed(
+    fits: Any, record_property: Any
+) -> None:
     from powertrain.xgboost import RayTrainReportCallback
 
     result = fit(fits, name="killed", config={"killed_in": 7}, failure_config=FailureConfig(max_failures=1))
@@ -103,7 +105,9 @@ def test_two_workers_make_the_model_of_one_process_also_after_a_rank_was_killed(
     assert result.return_value == EXPECTED, "continues after the commit"
     model = RayTrainReportCallback.get_model(result.checkpoint)
     assert model.num_boosted_rounds() == ROUNDS
-    assert abs(probabilities(model) - of_one_process()).max() < TOLERANCE
+    difference = float(abs(probabilities(model) - of_one_process()).max())
+    record_property("difference", difference)
+    assert difference < TOLERANCE
     assert set(result.metrics) >= {"train-mlogloss"}
     of_ranks = result.dataframe(ranks="all").groupby("rank")["train-mlogloss"].last()
     assert of_ranks[0] == of_ranks[1] == result.metrics["train-mlogloss"], "evaluated on the rows of both"

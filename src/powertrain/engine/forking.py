@@ -127,7 +127,11 @@ def _native_threads() -> set[int]:
 
 
 def _import_threads() -> int:
-    """Threads that the OpenBLAS copies loaded here keep: one less than each one's pool."""
+    """Threads that the OpenBLAS copies loaded here keep: one less than each one's pool.
+
+    A copy ends its threads before a fork, also those of the parent, and starts them anew when it next computes: counted
+    on regardless, they would hide as many threads of OpenMP, whose locks a child would wait for forever.
+    """
     with open("/proc/self/maps") as maps:
         libraries = {line.split()[-1] for line in maps if "openblas" in line.rsplit("/", 1)[-1]}
     return sum(max(0, _openblas_pool(path) - 1) for path in libraries)
@@ -135,6 +139,9 @@ def _import_threads() -> int:
 
 def _openblas_pool(path: str) -> int:
     library = ctypes.CDLL(path)
+    with contextlib.suppress(ValueError):  # a build that hides the variable
+        if not ctypes.c_int.in_dll(library, "blas_server_avail").value:
+            return 1
     for prefix in ("", "scipy_"):
         for suffix in ("", "64_"):
             function = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from powertrain.frameworks.reporting import BoosterReporting, Postprocessing
+from powertrain.frameworks.boosting.callback import BoosterReporting
 from powertrain.lightgbm.config import LIGHTGBM
-
-if TYPE_CHECKING:
-    from lightgbm import Booster
-
-    from powertrain.checkpoint.checkpoint import Checkpoint
 
 __all__ = ["RayTrainReportCallback", "ReportCallback"]
 
@@ -21,13 +15,13 @@ class ReportCallback(BoosterReporting):
 
     Every rank reports what it has evaluated; rank 0 saves the model, which is the same on all of them. With early
     stopping the last iteration is not known before it is over, so ``checkpoint_at_end`` has no effect then: set
-    ``frequency``.
+    ``frequency``, or call ``finish(booster)`` after the training.
 
     Args:
         metrics: Metrics to report: a name, a list of names, or a dict from the reported name to LightGBM's. By default
             all.
-        filename: The name of the model's file in a checkpoint.
-        frequency: Save a checkpoint after every so many iterations; 0 for never.
+        filename: The name of the model's file in a checkpoint; "model.txt" by default.
+        frequency: Save a checkpoint after every so many iterations of the whole model; 0 for never.
         checkpoint_at_end: Save a checkpoint with the last iteration.
         results_postprocessing_fn: Takes the metrics that would be reported and returns those that are.
 
@@ -35,47 +29,15 @@ class ReportCallback(BoosterReporting):
         >>> lightgbm.train(params, train_set, valid_sets=[train_set], callbacks=[ReportCallback(frequency=10)])
     """
 
-    CHECKPOINT_NAME = "model.txt"
-    library = "LightGBM"
-
-    def __init__(
-        self,
-        metrics: str | list[str] | dict[str, str] | None = None,
-        filename: str = CHECKPOINT_NAME,
-        frequency: int = 0,
-        checkpoint_at_end: bool = True,
-        results_postprocessing_fn: Postprocessing | None = None,
-    ) -> None:
-        super().__init__(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
+    library = LIGHTGBM
+    CHECKPOINT_NAME = LIGHTGBM.filename
 
     def __call__(self, env: Any) -> None:
         """Report an iteration. Called by LightGBM."""
+        if env.iteration == env.begin_iteration:
+            self._begin()
         is_last = env.iteration == env.end_iteration - 1
-        should_save = self.is_due(env.iteration) or (is_last and self._saves_at_end)
-        self.send(self.choose(_by_name(env.evaluation_result_list or ())), env.model, should_save)
-
-    @classmethod
-    def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> Booster:
-        """Return the model of a checkpoint.
-
-        Args:
-            checkpoint: A checkpoint that this callback has reported.
-            filename: The name of the file, as it was given to the callback.
-
-        Returns:
-            The model.
-
-        Raises:
-            ImportError: lightgbm is not installed.
-
-        Example:
-            >>> booster = ReportCallback.get_model(result.checkpoint)
-        """
-        LIGHTGBM.load("ReportCallback.get_model")
-        from lightgbm import Booster
-
-        with checkpoint.as_directory() as directory:
-            return Booster(model_file=os.path.join(directory, filename))
+        self._report(_by_name(env.evaluation_result_list or ()), env.model, env.iteration, is_last)
 
 
 #: Ray Train's name.

@@ -6,9 +6,24 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from powertrain.config import BackendConfig, Config
-from powertrain.frameworks.library import Library
+from powertrain.frameworks.boosting.library import BoostingLibrary
 
-LIGHTGBM = Library("lightgbm", "lightgbm")
+
+class LightGBMLibrary(BoostingLibrary):
+    """How models of LightGBM are read and counted."""
+
+    def read_booster(self, path: str) -> Any:
+        """Return the booster of a file."""
+        from lightgbm import Booster
+
+        return Booster(model_file=path)
+
+    def count_rounds(self, booster: Any) -> int:
+        """Return how many rounds a booster was trained for."""
+        return int(booster.current_iteration())
+
+
+LIGHTGBM = LightGBMLibrary("lightgbm", "lightgbm", title="LightGBM", filename="model.txt")
 
 
 @dataclass(frozen=True, repr=False)

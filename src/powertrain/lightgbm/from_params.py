@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from powertrain.frameworks.boosting import Recipe, newest_model, read_frame
+from powertrain.errors import DataError
+from powertrain.frameworks.boosting.loop import Table, TrainFromParams
 from powertrain.lightgbm.backend import get_network_params
 from powertrain.lightgbm.frames import normalize_pandas_for_lightgbm
+from powertrain.worker import context
+
+if TYPE_CHECKING:
+    from powertrain.frameworks.boosting.callback import BoosterReporting
 
 
-@dataclass(frozen=True)
-class TrainFromParams:
-    """Trains up to the recipe's number of rounds, from the newest checkpoint on."""
+class LightGBMFromParams(TrainFromParams):
+    """Calls ``lightgbm.train``."""
 
-    recipe: Recipe
-
-    def __call__(self) -> None:
-        import lightgbm
-
+    def callback_class(self) -> type[BoosterReporting]:
+        """Return LightGBM's reporting callback."""
         from powertrain.lightgbm.callback import ReportCallback
 
-        recipe = self.recipe
-        filename = recipe.filename(ReportCallback)
-        model = newest_model(lambda checkpoint: ReportCallback.get_model(checkpoint, filename))
-        left = recipe.rounds - (model.current_iteration() if model is not None else 0)
-        if left <= 0:
-            return
+        return ReportCallback
+
+    def train(self, tables: list[Table], rounds: int, model: Any, options: dict[str, Any]) -> Any:
+        """Train for some rounds and return the booster."""
+        import lightgbm
+
         sets: list[lightgbm.Dataset] = []
-        for name in recipe.datasets:
-            features, labels = read_frame(name, recipe.label_column)
+        for table in tables:
+            _refuse_absence_of_rows(table)
+            features = normalize_pandas_for_lightgbm(table.features)
             # The first is the one trained on, by whose bins the others are cut.
-            sets.append(
-                lightgbm.Dataset(
-                    normalize_pandas_for_lightgbm(features), label=labels, reference=sets[0] if sets else None
-                )
-            )
+            reference = sets[0] if sets else None
+            sets.append(lightgbm.Dataset(features, label=table.labels, reference=reference, **table.options))
         params = {
             "tree_learner": "data_parallel",
             "pre_partition": True,
-            **recipe.params,
+            **self.recipe.params,
             **get_network_params(),
         }
-        options = dict(recipe.options)
+        options = dict(options)
         options["valid_sets"] = [*sets, *options.get("valid_sets", ())]
-        options["valid_names"] = [*recipe.datasets, *options.get("valid_names", ())]
-        options["callbacks"] = recipe.callbacks(ReportCallback)
-        lightgbm.train(params, sets[0], num_boost_round=left, init_model=model, **options)
+        options["valid_names"] = [*(table.name for table in tables), *options.get("valid_names", ())]
+        return lightgbm.train(params, sets[0], num_boost_round=rounds, init_model=model, **options)
+
+
+def _refuse_absence_of_rows(table: Table) -> None:
+    """LightGBM takes no empty table, and says nothing of workers."""
+    if len(table.features) == 0:
+        here = context.get_context()
+        raise DataError(
+            f"Rank {here.get_world_rank()} of {here.get_world_size()} has no rows of the dataset {table.name!r}, and "
+            "LightGBM needs some on every worker. Use fewer workers or more rows; rows to evaluate are whole on every "
+            'worker with DataConfig(datasets_to_split=["train"]).'
+        )

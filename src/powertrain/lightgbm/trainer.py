@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.config import BackendConfig, as_config
-from powertrain.frameworks.boosting import about_unused, recipe, without_checkpoint_rules
+from powertrain.config import TRAIN_DATASET_KEY, BackendConfig, DataConfig
+from powertrain.frameworks.boosting.trainer import BoosterTrainer
 from powertrain.lightgbm.config import LIGHTGBM, LightGBMConfig
-from powertrain.trainer import DataParallelTrainer
+from powertrain.lightgbm.from_params import LightGBMFromParams
 
 if TYPE_CHECKING:
-    from lightgbm import Booster
-
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from powertrain.config import RunConfig, ScalingConfig, ValidationConfig
     from powertrain.data.dataset import Dataset
 
 
-class LightGBMTrainer(DataParallelTrainer):
+class LightGBMTrainer(BoosterTrainer):
     """Run ``train_loop_per_worker`` on every worker, with a network for LightGBM between them.
 
     ``lightgbm.train`` in the function trains one model on the rows of all workers where its parameters have
@@ -40,7 +38,8 @@ class LightGBMTrainer(DataParallelTrainer):
         label_column: Without a function: the column to predict.
         params: Without a function: LightGBM's parameters.
         num_boost_round: Without a function: rounds of the whole model, 10 by default.
-        **train_kwargs: Without a function: further arguments of ``lightgbm.train``.
+        **train_kwargs: Without a function: further arguments of ``lightgbm.train``, and ``dmatrix_params``: by dataset
+            arguments of its matrix, such as ``{"train": {"weight": "column"}}``.
 
     Raises:
         ConfigError: An argument has a wrong value, or arguments contradict each other.
@@ -60,6 +59,8 @@ class LightGBMTrainer(DataParallelTrainer):
         ... ).fit()
     """
 
+    library = LIGHTGBM
+    _loop = LightGBMFromParams
     _backend_argument = "lightgbm_config"
 
     def __init__(
@@ -80,29 +81,12 @@ class LightGBMTrainer(DataParallelTrainer):
         num_boost_round: int | None = None,
         **train_kwargs: Any,
     ) -> None:
-        of_recipe = {"params": params, "label_column": label_column, "num_boost_round": num_boost_round}
-        unused: list[str] = []
-        if train_loop_per_worker is None:
-            from powertrain.lightgbm.from_params import TrainFromParams
-
-            train_loop_per_worker = TrainFromParams(
-                recipe(
-                    "LightGBMTrainer",
-                    **of_recipe,
-                    datasets=datasets,
-                    run_config=run_config,
-                    options=train_kwargs,
-                )
-            )
-            run_config = without_checkpoint_rules(run_config)
-        else:
-            unused = about_unused("LightGBMTrainer", {**of_recipe, **train_kwargs})
         super().__init__(
             train_loop_per_worker,
+            of_recipe={"params": params, "label_column": label_column, "num_boost_round": num_boost_round},
+            train_kwargs=train_kwargs,
             train_loop_config=train_loop_config,
-            backend_config=LightGBMConfig()
-            if lightgbm_config is None
-            else as_config(lightgbm_config, BackendConfig, "lightgbm_config"),
+            backend_config=LightGBMConfig() if lightgbm_config is None else lightgbm_config,
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,
@@ -111,20 +95,9 @@ class LightGBMTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             validation_config=validation_config,
         )
-        self._standing_remarks += unused
-        if self._engine_name != "ray":  # on a cluster its nodes need it, and this process does not
-            LIGHTGBM.check_installed("LightGBMTrainer")
 
-    @classmethod
-    def get_model(cls, checkpoint: Checkpoint) -> Booster:
-        """Return the model of a checkpoint that :class:`powertrain.lightgbm.ReportCallback` has reported.
-
-        Args:
-            checkpoint: The checkpoint.
-
-        Example:
-            >>> booster = LightGBMTrainer.get_model(result.checkpoint)
-        """
-        from powertrain.lightgbm.callback import ReportCallback
-
-        return ReportCallback.get_model(checkpoint)
+    @staticmethod
+    def _usual_dataset_config() -> DataConfig:
+        # LightGBM evaluates the rows of each worker alone: with early stopping, workers that evaluate different rows
+        # would stop in different rounds, and the others wait for them.
+        return DataConfig(datasets_to_split=[TRAIN_DATASET_KEY])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from powertrain.frameworks.reporting import BoosterReporting, Postprocessing
+from powertrain.frameworks.boosting.callback import BoosterReporting
 from powertrain.xgboost.config import XGBOOST
 
 XGBOOST.load("ReportCallback")
 from xgboost.callback import TrainingCallback  # noqa: E402 (its absence is said in one sentence above)
-
-if TYPE_CHECKING:
-    from xgboost import Booster
-
-    from powertrain.checkpoint.checkpoint import Checkpoint
 
 __all__ = ["RayTrainReportCallback", "ReportCallback"]
 
@@ -28,7 +22,7 @@ class ReportCallback(BoosterReporting, TrainingCallback):
     Args:
         metrics: Metrics to report: a name, a list of names, or a dict from the reported name to XGBoost's. By default
             all.
-        filename: The name of the model's file in a checkpoint, whose ending decides its format.
+        filename: The name of the model's file in a checkpoint, whose ending decides its format; "model.ubj" by default.
         frequency: Save a checkpoint after every so many iterations of the whole model; 0 for never.
         checkpoint_at_end: Report the last metrics once more after the training, with a checkpoint, unless the last
             iteration had one.
@@ -39,60 +33,24 @@ class ReportCallback(BoosterReporting, TrainingCallback):
         >>> xgboost.train(params, dtrain, evals=[(dtrain, "train")], callbacks=[ReportCallback(frequency=10)])
     """
 
-    CHECKPOINT_NAME = "model.ubj"
-    library = "XGBoost"
-
-    def __init__(
-        self,
-        metrics: str | list[str] | dict[str, str] | None = None,
-        filename: str = CHECKPOINT_NAME,
-        frequency: int = 0,
-        checkpoint_at_end: bool = True,
-        results_postprocessing_fn: Postprocessing | None = None,
-    ) -> None:
-        super().__init__(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
-        self._last_metrics: dict[str, Any] = {}
-        self._has_saved_last = False
+    library = XGBOOST
+    CHECKPOINT_NAME = XGBOOST.filename
 
     def before_training(self, model: Any) -> Any:
         """Begin anew: a callback may be used for several trainings. Called by XGBoost."""
-        self._last_metrics, self._has_saved_last = {}, False
+        self._begin()
         return model
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Any]) -> bool:
         """Report an iteration; returns that the training continues. Called by XGBoost."""
-        self._last_metrics = self.choose(_by_name(evals_log))
-        self._has_saved_last = self.is_due(_iteration(model, epoch))
-        self.send(self._last_metrics, model, self._has_saved_last)
+        # The last iteration is not known before the training is over.
+        self._report(_by_name(evals_log), model, _iteration(model, epoch), is_last=False)
         return False
 
     def after_training(self, model: Any) -> Any:
         """Report the last checkpoint. Called by XGBoost."""
-        # The models of a cross-validation are not saved, so there is nothing to add to the last report.
-        if self._saves_at_end and not self._has_saved_last and hasattr(model, "save_model"):
-            self.send(self._last_metrics, model, True)
+        self.finish(model)
         return model
-
-    @classmethod
-    def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> Booster:
-        """Return the model of a checkpoint.
-
-        Args:
-            checkpoint: A checkpoint that this callback has reported.
-            filename: The name of the file, as it was given to the callback.
-
-        Returns:
-            The model.
-
-        Example:
-            >>> booster = ReportCallback.get_model(result.checkpoint)
-        """
-        from xgboost import Booster
-
-        with checkpoint.as_directory() as directory:
-            booster = Booster()
-            booster.load_model(os.path.join(directory, filename))
-            return booster
 
 
 #: Ray Train's name.
@@ -101,8 +59,7 @@ RayTrainReportCallback = ReportCallback
 
 def _iteration(model: Any, epoch: int) -> int:
     """The iteration of the whole model. XGBoost counts from 0 again where training continues from a model."""
-    count = getattr(model, "num_boosted_rounds", None)
-    return count() - 1 if count is not None else epoch
+    return XGBOOST.count_rounds(model) - 1 if hasattr(model, "num_boosted_rounds") else epoch
 
 
 def _by_name(evaluations: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from powertrain.checkpoint.checkpoint import Checkpoint
-from powertrain.frameworks.model_checkpoint import saved_model
-
-if TYPE_CHECKING:
-    from xgboost import Booster
+from powertrain.frameworks.boosting.checkpoint import BoosterCheckpoint
+from powertrain.xgboost.config import XGBOOST
 
 
-class XGBoostCheckpoint(Checkpoint):
+class XGBoostCheckpoint(BoosterCheckpoint):
     """A :class:`~powertrain.Checkpoint` with one booster in the file ``model.ubj``.
 
     Example:
@@ -19,30 +14,5 @@ class XGBoostCheckpoint(Checkpoint):
         >>> booster = checkpoint.get_model()
     """
 
-    MODEL_FILENAME = "model.ubj"
-
-    @classmethod
-    def from_model(
-        cls, booster: Booster, *, preprocessor: None = None, path: str | None = None
-    ) -> XGBoostCheckpoint:
-        """Return a checkpoint that holds a booster.
-
-        Args:
-            booster: The model.
-            preprocessor: Only None: Ray Data's preprocessors are not supported.
-            path: An empty directory to write to; by default a temporary one that is removed with the last reference to
-                the checkpoint in this process.
-
-        Raises:
-            CheckpointError: ``path`` is no directory, or a preprocessor is given.
-        """
-        return saved_model(cls, cls.MODEL_FILENAME, booster.save_model, path, preprocessor)
-
-    def get_model(self) -> Booster:
-        """Return the booster."""
-        from powertrain.xgboost.callback import ReportCallback
-
-        return ReportCallback.get_model(self, self.MODEL_FILENAME)
-
-    def get_preprocessor(self) -> None:
-        """Return None: Ray Data's preprocessors are not supported."""
+    library = XGBOOST
+    MODEL_FILENAME = XGBOOST.filename

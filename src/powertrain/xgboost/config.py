@@ -6,9 +6,24 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from powertrain.config import BackendConfig, Config, one_of, option
-from powertrain.frameworks.library import Library
+from powertrain.frameworks.boosting.library import BoostingLibrary
 
-XGBOOST = Library("xgboost", "xgboost")
+
+class XGBoostLibrary(BoostingLibrary):
+    """How models of XGBoost are read and counted."""
+
+    def read_booster(self, path: str) -> Any:
+        """Return the booster of a file."""
+        from xgboost import Booster
+
+        return Booster(model_file=path)
+
+    def count_rounds(self, booster: Any) -> int:
+        """Return how many rounds a booster was trained for."""
+        return int(booster.num_boosted_rounds())
+
+
+XGBOOST = XGBoostLibrary("xgboost", "xgboost", title="XGBoost", filename="model.ubj")
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from powertrain.frameworks.boosting import Recipe, newest_model, read_frame
+from powertrain.frameworks.boosting.loop import Table, TrainFromParams
+
+if TYPE_CHECKING:
+    from powertrain.frameworks.boosting.callback import BoosterReporting
 
 
-@dataclass(frozen=True)
-class TrainFromParams:
-    """Trains up to the recipe's number of rounds, from the newest checkpoint on."""
+class XGBoostFromParams(TrainFromParams):
+    """Calls ``xgboost.train``."""
 
-    recipe: Recipe
-
-    def __call__(self) -> None:
-        import xgboost
-
+    def callback_class(self) -> type[BoosterReporting]:
+        """Return XGBoost's reporting callback."""
         from powertrain.xgboost.callback import ReportCallback
 
-        recipe = self.recipe
-        filename = recipe.filename(ReportCallback)
-        model = newest_model(lambda checkpoint: ReportCallback.get_model(checkpoint, filename))
-        left = recipe.rounds - (model.num_boosted_rounds() if model is not None else 0)
-        if left <= 0:
-            return
-        matrices = {}
-        for name in recipe.datasets:
-            features, labels = read_frame(name, recipe.label_column)
-            matrices[name] = xgboost.DMatrix(features, label=labels)
-        options = {"verbose_eval": False, **recipe.options}
-        options["evals"] = [*((matrix, name) for name, matrix in matrices.items()), *options.get("evals", ())]
-        options["callbacks"] = recipe.callbacks(ReportCallback)
-        xgboost.train(
-            recipe.params, matrices[recipe.datasets[0]], num_boost_round=left, xgb_model=model, **options
+        return ReportCallback
+
+    def train(self, tables: list[Table], rounds: int, model: Any, options: dict[str, Any]) -> Any:
+        """Train for some rounds and return the booster."""
+        import xgboost
+
+        matrices = [
+            (xgboost.DMatrix(table.features, label=table.labels, **table.options), table.name)
+            for table in tables
+        ]
+        options = {"verbose_eval": False, **options, "evals": [*matrices, *options.get("evals", ())]}
+        return xgboost.train(
+            self.recipe.params, matrices[0][0], num_boost_round=rounds, xgb_model=model, **options
         )

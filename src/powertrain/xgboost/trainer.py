@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.config import BackendConfig, as_config
-from powertrain.frameworks.boosting import about_unused, recipe, without_checkpoint_rules
-from powertrain.trainer import DataParallelTrainer
+from powertrain.config import BackendConfig
+from powertrain.frameworks.boosting.trainer import BoosterTrainer
 from powertrain.xgboost.config import XGBOOST, XGBoostConfig
+from powertrain.xgboost.from_params import XGBoostFromParams
 
 if TYPE_CHECKING:
-    from xgboost import Booster
-
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
     from powertrain.data.dataset import Dataset
 
 
-class XGBoostTrainer(DataParallelTrainer):
+class XGBoostTrainer(BoosterTrainer):
     """Run ``train_loop_per_worker`` on every worker, inside one communicator of XGBoost.
 
     ``xgboost.train`` in the function then trains one model on the rows of all workers.
@@ -38,7 +36,8 @@ class XGBoostTrainer(DataParallelTrainer):
         label_column: Without a function: the column to predict.
         params: Without a function: XGBoost's parameters.
         num_boost_round: Without a function: rounds of the whole model, 10 by default.
-        **train_kwargs: Without a function: further arguments of ``xgboost.train``.
+        **train_kwargs: Without a function: further arguments of ``xgboost.train``, and ``dmatrix_params``: by dataset
+            arguments of its matrix, such as ``{"train": {"weight": "column"}}``.
 
     Raises:
         ConfigError: An argument has a wrong value, or arguments contradict each other.
@@ -57,6 +56,8 @@ class XGBoostTrainer(DataParallelTrainer):
         ... ).fit()
     """
 
+    library = XGBOOST
+    _loop = XGBoostFromParams
     _backend_argument = "xgboost_config"
 
     def __init__(
@@ -77,29 +78,12 @@ class XGBoostTrainer(DataParallelTrainer):
         num_boost_round: int | None = None,
         **train_kwargs: Any,
     ) -> None:
-        of_recipe = {"params": params, "label_column": label_column, "num_boost_round": num_boost_round}
-        unused: list[str] = []
-        if train_loop_per_worker is None:
-            from powertrain.xgboost.from_params import TrainFromParams
-
-            train_loop_per_worker = TrainFromParams(
-                recipe(
-                    "XGBoostTrainer",
-                    **of_recipe,
-                    datasets=datasets,
-                    run_config=run_config,
-                    options=train_kwargs,
-                )
-            )
-            run_config = without_checkpoint_rules(run_config)
-        else:
-            unused = about_unused("XGBoostTrainer", {**of_recipe, **train_kwargs})
         super().__init__(
             train_loop_per_worker,
+            of_recipe={"params": params, "label_column": label_column, "num_boost_round": num_boost_round},
+            train_kwargs=train_kwargs,
             train_loop_config=train_loop_config,
-            backend_config=XGBoostConfig()
-            if xgboost_config is None
-            else as_config(xgboost_config, BackendConfig, "xgboost_config"),
+            backend_config=XGBoostConfig() if xgboost_config is None else xgboost_config,
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,
@@ -108,20 +92,3 @@ class XGBoostTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             validation_config=validation_config,
         )
-        self._standing_remarks += unused
-        if self._engine_name != "ray":  # on a cluster its nodes need it, and this process does not
-            XGBOOST.check_installed("XGBoostTrainer")
-
-    @classmethod
-    def get_model(cls, checkpoint: Checkpoint) -> Booster:
-        """Return the model of a checkpoint that :class:`powertrain.xgboost.ReportCallback` has reported.
-
-        Args:
-            checkpoint: The checkpoint.
-
-        Example:
-            >>> booster = XGBoostTrainer.get_model(result.checkpoint)
-        """
-        from powertrain.xgboost.callback import ReportCallback
-
-        return ReportCallback.get_model(checkpoint)

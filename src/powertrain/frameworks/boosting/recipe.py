@@ -1,21 +1,18 @@
-"""Training from ``params``, ``label_column`` and ``datasets``: what the trainers of boosted trees share.
+"""``params``, ``label_column`` and ``datasets`` as data that a training function follows.
 
 Ray Train's older trainers take these in place of a training function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace as replace_fields
+from typing import Any
 
 from powertrain.arguments import as_whole, shorten
 from powertrain.config import TRAIN_DATASET_KEY, RunConfig, as_config, replace
 from powertrain.errors import ConfigError
-from powertrain.worker import context
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _USUAL_ROUNDS = 10
 _MOST_ROUNDS = 2**31 - 1
@@ -37,19 +34,26 @@ class Recipe:
     saves_at_end: bool = True
     #: Further arguments of the library's ``train``.
     options: dict[str, Any] = field(default_factory=dict)
+    #: By dataset further arguments of the library's matrix; texts among them name columns.
+    matrix_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def callbacks(self, kind: type[Any]) -> list[Any]:
-        """The user's callbacks, and a reporting one of class ``kind`` unless it is among them."""
+    def callbacks(self, kind: type[Any]) -> tuple[Any, list[Any]]:
+        """The callback of class ``kind`` that reports, which may be the user's own, and all callbacks."""
         given = list(self.options.get("callbacks") or ())
-        if not any(isinstance(one, kind) for one in given):
-            given.append(kind(frequency=self.frequency, checkpoint_at_end=self.saves_at_end))
-        return given
+        for one in given:
+            if isinstance(one, kind):
+                return one, given
+        own = kind(frequency=self.frequency, checkpoint_at_end=self.saves_at_end)
+        return own, [*given, own]
 
-    def filename(self, kind: type[Any]) -> str:
-        """The name of the model's file in this run's checkpoints."""
-        own = (one for one in self.callbacks(kind) if isinstance(one, kind))
-        name: str = next(own).filename
-        return name
+    def changed(self, trainer: str, params: Any, label_column: Any, num_boost_round: Any) -> Recipe:
+        """This recipe with other values where one is given, for a run that continues."""
+        given: dict[str, Any] = {
+            "params": None if params is None else _as_params(trainer, params),
+            "label_column": None if label_column is None else _as_label(trainer, label_column),
+            "rounds": None if num_boost_round is None else _as_rounds(trainer, num_boost_round),
+        }
+        return replace_fields(self, **{name: value for name, value in given.items() if value is not None})
 
 
 def recipe(
@@ -82,24 +86,50 @@ def recipe(
             f"was given {', '.join(map(repr, names)) or 'none'}. Give the dataset under that name, or a training "
             "function."
         )
-    if not isinstance(label_column, str) or not label_column:
-        raise ConfigError(
-            f"{trainer}(label_column={shorten(label_column)}) must name the column to predict where no training "
-            'function is given, such as label_column="y".'
-        )
-    if params is not None and not isinstance(params, Mapping):
-        raise ConfigError(f"{trainer}(params={shorten(params)}) takes a dict of the library's parameters.")
-    rounds = _USUAL_ROUNDS if num_boost_round is None else num_boost_round
     checkpoints = as_config(run_config, RunConfig, "run_config").checkpoint_config
     at_end = checkpoints.checkpoint_at_end
+    rest = dict(options)
     return Recipe(
-        params=dict(params or {}),
-        label_column=label_column,
-        rounds=as_whole(rounds, f"{trainer}(num_boost_round=...)", 1, _MOST_ROUNDS, ConfigError),
+        params=_as_params(trainer, params),
+        label_column=_as_label(trainer, label_column),
+        rounds=_as_rounds(trainer, _USUAL_ROUNDS if num_boost_round is None else num_boost_round),
         datasets=(TRAIN_DATASET_KEY, *(name for name in names if name != TRAIN_DATASET_KEY)),
         frequency=checkpoints.checkpoint_frequency or 0,
         saves_at_end=True if at_end is None else at_end,
-        options=dict(options),
+        matrix_options=_as_matrix_options(trainer, rest.pop("dmatrix_params", None), names),
+        options=rest,
+    )
+
+
+def _as_params(trainer: str, params: Any) -> dict[str, Any]:
+    if params is not None and not isinstance(params, Mapping):
+        raise ConfigError(f"{trainer}(params={shorten(params)}) takes a dict of the library's parameters.")
+    return dict(params or {})
+
+
+def _as_label(trainer: str, label_column: Any) -> str:
+    if isinstance(label_column, str) and label_column:
+        return label_column
+    raise ConfigError(
+        f"{trainer}(label_column={shorten(label_column)}) must name the column to predict where no training "
+        'function is given, such as label_column="y".'
+    )
+
+
+def _as_rounds(trainer: str, num_boost_round: Any) -> int:
+    return as_whole(num_boost_round, f"{trainer}(num_boost_round=...)", 1, _MOST_ROUNDS, ConfigError)
+
+
+def _as_matrix_options(trainer: str, given: Any, names: list[str]) -> dict[str, dict[str, Any]]:
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and all(
+        name in names and isinstance(options, Mapping) for name, options in given.items()
+    ):
+        return {name: dict(options) for name, options in given.items()}
+    raise ConfigError(
+        f"{trainer}(dmatrix_params={shorten(given)}) takes by name of a dataset a dict of arguments for its matrix, "
+        f"such as {{'train': {{'weight': 'column'}}}}; the datasets are {', '.join(map(repr, names))}."
     )
 
 
@@ -119,24 +149,3 @@ def about_unused(trainer: str, given: Mapping[str, Any]) -> list[str]:
         f"{trainer} does not use {', '.join(named)} because it was given a training function. Use them in the "
         "function, or leave the function out."
     ]
-
-
-def read_frame(name: str, label_column: str) -> tuple[pd.DataFrame, pd.Series[Any]]:
-    """This rank's rows of a dataset, as features and labels.
-
-    Raises:
-        ConfigError: The dataset has no such column.
-    """
-    frame = context.get_dataset_shard(name).materialize().to_pandas()
-    if label_column not in frame:
-        raise ConfigError(
-            f"label_column={label_column!r} is no column of the dataset {name!r}, which has "
-            f"{', '.join(map(repr, frame.columns))}."
-        )
-    return frame.drop(columns=label_column), frame[label_column]
-
-
-def newest_model(load: Callable[[Any], Any]) -> Any:
-    """The model of this run's newest checkpoint; None at its first start."""
-    checkpoint = context.get_checkpoint()
-    return None if checkpoint is None else load(checkpoint)

@@ -1,0 +1,1 @@
+"""Boosted trees: what the packages of XGBoost and LightGBM are made of."""
