@@ -116,6 +116,14 @@ def _dist_error() -> BaseException:
     )
 
 
+class XGBoostError(ValueError):
+    """As xgboost names it."""
+
+
+class LightGBMError(Exception):
+    """As lightgbm names it."""
+
+
 @pytest.mark.parametrize(
     ("make", "echo"),
     [
@@ -124,6 +132,9 @@ def _dist_error() -> BaseException:
         (lambda: BrokenPipeError(32, "Broken pipe"), True),
         (_dist_error, True),
         (lambda: ValueError("connection closed by peer"), False),
+        (lambda: XGBoostError("/w/src/collective/result.cc:83: - Ring Allreduce failed."), True),
+        (lambda: XGBoostError("Check failed: label has NaN"), False),
+        (lambda: LightGBMError("Socket recv error, Connection reset (code: 104)"), True),
         (lambda: RuntimeError("CUDA out of memory"), False),
         (lambda: RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (lambda: KeyboardInterrupt(), False),

@@ -24,6 +24,11 @@ _ECHOES = (
     "failed to recv, got 0 bytes",
     "heartbeat monitor timed out",
 )
+#: The same of libraries with collectives of their own, by their exception.
+_ECHOES_OF_LIBRARIES = {
+    "XGBoostError": ("/src/collective/", "allreduce failed"),
+    "LightGBMError": ("socket recv error", "socket send error"),
+}
 #: Exceptions of a chain of causes that are named.
 _MOST_CAUSES = 8
 _ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
@@ -71,6 +76,8 @@ def is_echo(error: BaseException) -> bool:
     if any(kind.__name__ in _ECHO_TYPES for kind in type(error).__mro__):
         return True
     text = message_of(error).lower()
+    if any(echo in text for echo in _ECHOES_OF_LIBRARIES.get(type(error).__name__, ())):
+        return True
     return isinstance(error, (RuntimeError, ConnectionError)) and any(echo in text for echo in _ECHOES)
 
 
