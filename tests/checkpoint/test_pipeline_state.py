@@ -42,6 +42,8 @@ def ranks(forked: Callable[[int], Any]) -> Callable[[int], Any]:
 class Block(nn.Module):
     """A layer with a buffer."""
 
+    calls: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
@@ -149,10 +151,14 @@ def load_stages(directory: str, stages: list[tuple[int, ...]]) -> Any:
 def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
     assert left.keys() == right.keys()
     for key in left:
-        torch.testing.assert_close(left[key], right[key], msg=lambda text, key=key: f"{key}: {text}")
+
+        def named(text: str, key: str = key) -> str:
+            return f"{key}: {text}"
+
+        torch.testing.assert_close(left[key], right[key], msg=named)
 
 
-TWO_BY_TWO = [(0, 1), (2, 3), (0, 1), (2, 3)]
+TWO_BY_TWO: list[tuple[int, ...]] = [(0, 1), (2, 3), (0, 1), (2, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +244,7 @@ def test_a_stage_is_read_outside_a_run_only_as_the_whole_model(
     loader = StateLoader(merged(tmp_path, 2), 0, 1)
     model = Net()
     loader.load({"model": model}, generators=False)
-    assert torch.equal(model.layers["3"].up.weight, expected["layers.3.up.weight"])  # type: ignore[union-attr]
+    assert torch.equal(model.layers["3"].up.weight, expected["layers.3.up.weight"])  # type: ignore[union-attr,arg-type]
     with pytest.raises(CheckpointError, match="which lacks"):
         loader.load({"model": Net((0, 1))}, generators=False)
 
@@ -375,7 +381,7 @@ def parallel(
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     model = parallelize_module(Net(stage), mesh["tp"], PLAN)
     if fsdp:
-        for layer in model.layers.values():  # type: ignore[union-attr,operator]
+        for layer in model.layers.values():  # type: ignore[operator]
             fully_shard(layer, mesh=mesh["dp"])
         fully_shard(model, mesh=mesh["dp"])
     return model

@@ -286,11 +286,12 @@ def test_a_run_without_workers_is_debugged_by_plain_pdb(desk: Desk) -> None:
 
 @HERE
 def test_ctrl_c_at_a_plain_prompt_leaves_it_and_stops_the_run(desk: Desk) -> None:
-    desk.play("stops_alone")
+    desk.play("stops_and_repeats_alone")
     desk.expect(PROMPT)
     desk.press("\x03")
     assert desk.outcome()["raised"] == "KeyboardInterrupt"
-    assert [fact.rows for fact in desk.facts() if isinstance(fact, ev.Ended)] == [1]
+    [ended] = [fact for fact in desk.facts() if isinstance(fact, ev.Ended)]
+    assert ended.rows >= 1, "the loop went on from the prompt to its next report"
 
 
 @HERE

@@ -33,7 +33,7 @@ def run(fits: Any, loop: Callable[..., Any], workers: int, **options: Any) -> Re
         failure_config=FailureConfig(max_failures=1),
         **options,
     )
-    return trainer.fit()  # type: ignore[no-any-return]
+    return trainer.fit()
 
 
 def assert_trained_as_one_process(result: Result, steps: int = STEPS) -> None:
@@ -64,6 +64,7 @@ def test_a_killed_rank_of_a_mesh_of_two_by_two_changes_nothing(
     result = run(fits, loop, 4, config={"mesh": mesh, "kills": True})
     facts = fits.facts(loop.__name__)
     assert len([fact for fact in facts if isinstance(fact, ev.Failed)]) == 1, "the rank was killed"
+    assert result.metrics is not None
     assert result.metrics["resumed"] is True
     assert_trained_as_one_process(result)
 
@@ -90,5 +91,6 @@ def test_another_mesh_goes_on_from_the_checkpoint(
         name="second",
         resume_from_checkpoint=first.checkpoint,
     )
+    assert second.metrics is not None
     assert second.metrics["resumed"] is True
     assert_trained_as_one_process(second)

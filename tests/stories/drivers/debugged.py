@@ -91,6 +91,12 @@ def stops_alone() -> None:
     powertrain.report({"number": number})
 
 
+def stops_and_repeats_alone() -> None:
+    breakpoint()
+    while True:
+        powertrain.report({"number": 41})
+
+
 def fails_alone() -> None:
     divide(7)
 
