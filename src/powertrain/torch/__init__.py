@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from powertrain.config import TorchConfig
     from powertrain.torch.checkpoint import TorchCheckpoint
+    from powertrain.torch.data_loader import prepare_data_loader
     from powertrain.torch.older_api import accelerate, backward, prepare_optimizer
-    from powertrain.torch.prepare import (
-        enable_reproducibility,
-        get_device,
-        get_devices,
-        prepare_data_loader,
-        prepare_model,
-    )
+    from powertrain.torch.prepare import enable_reproducibility, get_device, get_devices, prepare_model
     from powertrain.torch.trainer import TorchTrainer
 
 __all__ = [
@@ -41,6 +36,11 @@ _HOMES = {
     "TorchTrainer": "powertrain.torch.trainer",
     "accelerate": "powertrain.torch.older_api",
     "backward": "powertrain.torch.older_api",
+    "enable_reproducibility": "powertrain.torch.prepare",
+    "get_device": "powertrain.torch.prepare",
+    "get_devices": "powertrain.torch.prepare",
+    "prepare_data_loader": "powertrain.torch.data_loader",
+    "prepare_model": "powertrain.torch.prepare",
     "prepare_optimizer": "powertrain.torch.older_api",
 }
 #: Names of Ray Train that are refused, each with what to do instead.
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
         raise ImportError(f"powertrain.torch.{name}: {_REFUSED[name]}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "powertrain.torch.prepare")), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
