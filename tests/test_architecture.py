@@ -51,6 +51,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("config", "torch.backend"): "TorchConfig.backend_cls names the backend that belongs to it",
     ("config", "backend"): "BackendConfig.backend_cls names the backend that belongs to it",
     ("engine.server", "torch.backend"): "the warm server loads what every worker would load",
+    ("engine.server", "torch.data_loader"): "the warm server loads what every worker would load",
     ("engine.server", "torch.prepare"): "the warm server loads what every worker would load",
     ("trace.integrations.ray", "torch.trainer"): "TraceML's name for our trainer, where TraceML has it",
     ("trace.alone", "diagnosis.so_far"): "a script that is no run has nobody else to say what was found",

@@ -190,6 +190,7 @@ def import_for_workers(torch_too: bool) -> bool:
     ):
         importlib.import_module(name)
     importlib.import_module("powertrain.torch.backend")
+    importlib.import_module("powertrain.torch.data_loader")
     importlib.import_module("powertrain.torch.prepare")
     return True
 
