@@ -243,7 +243,11 @@ _REPORT = (
 
 
 def _model() -> Any:
-    return torch.nn.Linear(2, 2)
+    """The same on every rank, as a model is that all of them save."""
+    model = torch.nn.Linear(2, 2)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.5)
+    return model
 
 
 def _saved() -> Any:
