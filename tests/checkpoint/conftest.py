@@ -1,5 +1,5 @@
-"""Real processes for tests of state that ranks share: ``forked(n)``, as the tests of torch's side have it."""
+"""Real processes for tests of state that ranks share: ``forked(n)`` and ``ranks(n)`` of the tests of torch."""
 
-from tests.torch.conftest import forked, zygote
+from tests.torch.conftest import forked, ranks, zygote
 
-__all__ = ["forked", "zygote"]
+__all__ = ["forked", "ranks", "zygote"]

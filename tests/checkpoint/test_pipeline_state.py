@@ -20,23 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from powertrain.checkpoint.parallel.fitting import _group_of
 from powertrain.checkpoint.parallel.holdings import Holdings, needs_agreement
 from powertrain.checkpoint.sharded import Piece
-from powertrain.config import TorchConfig
 from powertrain.errors import CheckpointError
-from powertrain.torch.backend import TorchBackend
-
-GLOO = TorchConfig(backend="gloo", timeout_s=30)
-
-
-@pytest.fixture
-def ranks(forked: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Start a group of ranks that are in their process group."""
-
-    def start(world_size: int) -> Any:
-        group = forked(world_size)
-        TorchBackend().on_start(group, GLOO)
-        return group
-
-    return start
 
 
 class Block(nn.Module):

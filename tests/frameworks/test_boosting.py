@@ -135,7 +135,7 @@ def test_a_checkpoint_without_a_model_is_refused_with_the_names_of_its_files(
     usual = callback.CHECKPOINT_NAME
     with pytest.raises(CheckpointError, match=rf"no {usual}; it has weights\.pt\. .*filename=\.\.\."):
         kind.get_model(other)
-    with pytest.raises(CheckpointError, match=r"weights\.pt of .* is no model that"):
+    with pytest.raises(CheckpointError, match=r"weights\.pt of .* is not a model that"):
         callback.get_model(other, "weights.pt")
 
 
@@ -215,7 +215,7 @@ def test_wrong_dmatrix_params_and_columns_are_named(name: str, tmp_path: Path) -
     for changed in ({"label_column": "z"}, {"dmatrix_params": {"train": {"weight": "z"}}}):
         failing = trainer(name, tmp_path, **{**given, **changed})
         with pytest.raises(
-            powertrain.WorkerGroupError, match=r"='z' is no column .*Name one of 'a', 'b', 'c', 'y'"
+            powertrain.WorkerGroupError, match=r"='z' is not a column .*Name one of 'a', 'b', 'c', 'y'"
         ):
             failing.fit()
 

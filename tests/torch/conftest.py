@@ -138,3 +138,19 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
     monkeypatch.setattr(prepare, "_settings", prepare._Settings())
     become(0, 1)
     return become
+
+
+@pytest.fixture
+def ranks(forked: Callable[[int], Any], request: pytest.FixtureRequest) -> Callable[[int], Any]:
+    """Start a group of ranks that are in their process group; ``GROUP_TIMEOUT_S`` of the module bounds a collective."""
+    from powertrain.config import TorchConfig
+    from powertrain.torch.backend import TorchBackend
+
+    timeout_s = getattr(request.module, "GROUP_TIMEOUT_S", 30)
+
+    def start(world_size: int) -> Any:
+        group = forked(world_size)
+        TorchBackend().on_start(group, TorchConfig(backend="gloo", timeout_s=timeout_s))
+        return group
+
+    return start

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from powertrain.config import TorchConfig
-from powertrain.torch.backend import TorchBackend
 from powertrain.torch.prepare import prepare_model
 
-GLOO = TorchConfig(backend="gloo", timeout_s=240)
+#: Seconds for a collective: the compiler takes its time.
+GROUP_TIMEOUT_S = 240
 #: How a model is compiled and prepared, by name.
 ORDERS: dict[str, Callable[..., Any]] = {
     "not compiled": lambda net, backend, **how: prepare_model(net, **how),
@@ -52,18 +51,6 @@ def compiled_in_place(net: nn.Module, backend: str, **how: Any) -> nn.Module:
 def with_compiled_part(net: Any, backend: str, **how: Any) -> nn.Module:
     net.head = torch.compile(net.head, backend=backend)
     return prepare_model(net, **how)
-
-
-@pytest.fixture
-def ranks(forked: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Start a group of ranks that are in their process group."""
-
-    def start(world_size: int) -> Any:
-        group = forked(world_size)
-        TorchBackend().on_start(group, GLOO)
-        return group
-
-    return start
 
 
 def train(order: str, backend: str, save_to: str = "", load_from: str = "", **how: Any) -> Any:

@@ -21,15 +21,11 @@ from torch.distributed.fsdp.wrap import (
 )
 from torch.distributed.tensor import DTensor
 
-from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError
 from powertrain.torch import fsdp, prepare
-from powertrain.torch.backend import TorchBackend
 from powertrain.torch.prepare import prepare_model
 from powertrain.worker import batch_plan
 from powertrain.worker.batch_plan import plan
-
-GLOO = TorchConfig(backend="gloo", timeout_s=30)
 
 
 class Block(nn.Module):
@@ -58,18 +54,6 @@ class Transformer(nn.Module):
             rows = block(rows)
         result: torch.Tensor = self.out(self.norm(rows)) * self.single
         return result
-
-
-@pytest.fixture
-def ranks(forked: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Start a group of ranks that are in their process group."""
-
-    def start(world_size: int) -> Any:
-        group = forked(world_size)
-        TorchBackend().on_start(group, GLOO)
-        return group
-
-    return start
 
 
 def prepared(strategy: str, **kwargs: Any) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -15,15 +15,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError
 from powertrain.torch import prepare
-from powertrain.torch.backend import TorchBackend
 from powertrain.torch.mixed_precision import LossScaler, ScaledOptimizer, precision_of
 from powertrain.torch.older_api import accelerate, backward, prepare_optimizer
 from powertrain.torch.prepare import prepare_model
-
-GLOO = TorchConfig(backend="gloo", timeout_s=30)
 
 
 class Net(nn.Module):
@@ -39,18 +35,6 @@ class Net(nn.Module):
         hidden = self.layers[0](rows)
         self.types.add(hidden.dtype)
         return {"out": self.head(hidden), "count": torch.tensor(3)}
-
-
-@pytest.fixture
-def ranks(forked: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Start a group of ranks that are in their process group."""
-
-    def start(world_size: int) -> Any:
-        group = forked(world_size)
-        TorchBackend().on_start(group, GLOO)
-        return group
-
-    return start
 
 
 def whole(tensor: Any) -> torch.Tensor:

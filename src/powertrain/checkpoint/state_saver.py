@@ -113,7 +113,7 @@ class StateSaver:
             self._segments.close()
 
     def _agree(self, objects: Mapping[str, Any], captured: state.Captured) -> Holdings:
-        """Which ranks hold what, asked of the others only where this rank cannot know."""
+        """Return which ranks hold which tensors; exchange messages only where a rank cannot derive it."""
         gather = gather_of(self._rank, self._world_size)
         if gather is None or not needs_agreement(objects, self._world_size):
             return Holdings()
@@ -235,7 +235,7 @@ class StateLoader:
         return give_extras()
 
     def _fitted(self, objects: Mapping[str, Any]) -> View:
-        """The state as these objects need it: in pipeline parallel training each rank takes a part."""
+        """Return the state as these objects need it: in pipeline parallel training each rank takes a part."""
         gather = None
         if needs_agreement(objects, self._now_world_size) and takes_only_a_part(
             objects, self._view.stored, self._by_rank

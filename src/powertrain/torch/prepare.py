@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from powertrain.arguments import as_flag, as_text_keys, as_whole, shorten
 from powertrain.config import did_you_mean
 from powertrain.errors import ArgumentError, ConfigError
-from powertrain.torch.data_loader import PreparedDataLoader as PreparedDataLoader
 from powertrain.torch.mixed_precision import (
     LossScaler,
     as_float32,

@@ -24,7 +24,7 @@ _ECHOES = (
     "failed to recv, got 0 bytes",
     "heartbeat monitor timed out",
 )
-#: The same of libraries with collectives of their own, by their exception.
+#: Messages of libraries with their own collectives after another rank has died, by exception class.
 _ECHOES_OF_LIBRARIES = {
     "XGBoostError": ("/src/collective/", "allreduce failed"),
     "LightGBMError": ("socket recv error", "socket send error"),

@@ -92,10 +92,10 @@ def _noted(by_rank: Mapping[int, Mapping[str, Any]]) -> set[str]:
 def claimed_elsewhere(objects: Mapping[str, Any], gather: Gather | None) -> Claims:
     """Return what only the objects of other ranks take. With ``gather`` all ranks call this."""
     mine = Claims.of(objects)
-    everyone: list[Claims] = [mine] if gather is None else gather(mine)
+    by_rank: list[Claims] = [mine] if gather is None else gather(mine)
     together = Claims(
-        frozenset().union(*(one.entries for one in everyone)),
-        frozenset().union(*(one.states for one in everyone)),
+        frozenset().union(*(one.entries for one in by_rank)),
+        frozenset().union(*(one.states for one in by_rank)),
     )
     return together.without(mine)
 
@@ -164,7 +164,7 @@ def _merged(
     for name, value in objects.items():
         entries = [one[name] for one in by_source if name in one]
         if not entries or entries[0]["kind"] != state.kind_of(value):
-            continue  # loading says what is wrong with it
+            continue  # loading raises the error that names it
         merged[name] = entries[0]
         if isinstance(value, nn.Module):
             found: dict[str, Any] = {}

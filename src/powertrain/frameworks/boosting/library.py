@@ -56,5 +56,5 @@ class BoostingLibrary(Library):
                 return self.read_booster(path)
             except Exception as error:
                 raise CheckpointError(
-                    f"{filename} of {checkpoint!r} is no model that {self.title} can read: {error}"
+                    f"{filename} of {checkpoint!r} is not a model that {self.title} can read: {error}"
                 ) from error

@@ -74,7 +74,7 @@ def read_table(name: str, recipe: Recipe) -> Table:
     for argument, column in {"label_column": recipe.label_column, **columns}.items():
         if column not in frame:
             raise ConfigError(
-                f"{argument}={column!r} is no column of the dataset {name!r}. Name one of "
+                f"{argument}={column!r} is not a column of the dataset {name!r}. Name one of "
                 f"{', '.join(map(repr, frame.columns)) or 'its columns: it has none'}."
             )
     options |= {key: frame[column] for key, column in columns.items()}
