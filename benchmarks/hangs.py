@@ -28,9 +28,9 @@ import psutil
 from harness import Bound, Outcome, Row, conclude, parse_options
 
 from powertrain import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
-from powertrain.run import journal
+from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
 

@@ -34,7 +34,7 @@ from powertrain import (
     ScalingConfig,
 )
 from powertrain.run import events as ev
-from powertrain.run import journal
+from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
 

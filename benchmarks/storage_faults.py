@@ -54,7 +54,7 @@ from powertrain import (
 from powertrain.checkpoint import commit
 from powertrain.errors import PowertrainError
 from powertrain.run import events as ev
-from powertrain.run import journal
+from powertrain.run.record import journal
 from powertrain.storage import Storage, open_storage
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))

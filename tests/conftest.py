@@ -180,7 +180,7 @@ def _no_usage_poller() -> Iterator[None]:
     """Tests disconnect with ``ray.shutdown()``; a thread of Ray Data that calls Ray afterwards ends the process."""
     yield
     if "ray.data" in sys.modules:
-        from powertrain.engine.ray_client import stop_usage_poller
+        from powertrain.engine.ray.client import stop_usage_poller
 
         stop_usage_poller()
 
@@ -251,7 +251,7 @@ def ray_cluster(ray_nodes: RayNodes) -> Iterator[RayNodes]:
     """The same, with this process connected to it."""
     import ray
 
-    from powertrain.engine.ray_client import connect
+    from powertrain.engine.ray.client import connect
 
     with pytest.MonkeyPatch.context() as patch:
         # A thread of Ray's prints what became of nodes of earlier tests: amid what a test captures.

@@ -117,7 +117,7 @@ class RayNetwork:
         _run(*prefix, *command, *common, *options, env=environment, cwd=_ROOT)
 
     def connect(self) -> None:
-        from powertrain.engine.ray_client import connect
+        from powertrain.engine.ray.client import connect
 
         connect(self.address, _node_ip_address=f"{self._prefix}.1")
 

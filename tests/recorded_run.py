@@ -11,7 +11,7 @@ from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.commit import commit
 from powertrain.checkpoint.manifest import ManifestFile
 from powertrain.run import events as ev
-from powertrain.run.journal import Journal
+from powertrain.run.record.journal import Journal
 from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.storage import Storage, open_storage
 

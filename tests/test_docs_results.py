@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.data.test_docs_data import python_of
 
-from powertrain import Result, return_value
+from powertrain import Result
+from powertrain.result import return_value
 from powertrain.terminal import data_size
 
 GUIDE = Path(__file__).parents[1] / "docs" / "results.md"

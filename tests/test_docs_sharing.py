@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.data.test_docs_data import python_of
 
-from powertrain.engine import claims
+from powertrain.engine.local import claims
 from powertrain.engine.resources import Holding, Machine
-from powertrain.engine.waiting_line import Place, Wish, reason
+from powertrain.engine.local.waiting_line import Place, Wish, reason
 
 GUIDE = Path(__file__).parents[1] / "docs" / "sharing.md"
 ONE_GPU = Machine(cpus=1, gpus=("g",), visible=("0",))

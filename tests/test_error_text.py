@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.error_text import describe_error, message_of, sendable
+from powertrain.text.errors import describe_error, message_of, sendable
 
 
 class Broken(Exception):

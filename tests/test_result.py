@@ -11,17 +11,18 @@ import pytest
 from tests.recorded_run import at, attempt, points, write
 from tests.s3_server import S3Server
 
-from powertrain import Result, return_value
+from powertrain import Result
+from powertrain.result import return_value
 from powertrain.checkpoint import Checkpoint
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.commit import commit, record_validation
 from powertrain.checkpoint.manifest import ManifestFile, Validation
 from powertrain.errors import ConfigError, StorageError
 from powertrain.run import events as ev
-from powertrain.run.journal import Journal
+from powertrain.run.record.journal import Journal
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import parse
-from powertrain.worker.shards import DataPosition
+from powertrain.worker.data.shards import DataPosition
 
 SCORES: list[dict[str, Any]] = [{"eval": {"loss": loss}} for loss in (0.5, 0.2, float("nan"))] + [{}]
 

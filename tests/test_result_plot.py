@@ -15,7 +15,7 @@ from tests.recorded_run import EVENTFUL, ROW_SECONDS, at, attempt, points, write
 
 from powertrain import Result
 from powertrain.errors import ConfigError
-from powertrain.result_plot import ranks_drawn, smoothed
+from powertrain.result.plot import ranks_drawn, smoothed
 from powertrain.run import events as ev
 
 LOSSES = {1: 1.0, 2: 0.8, 3: math.nan, 4: math.inf, 5: 0.6, 6: 0.5, 7: 0.4, 8: 0.3, 9: 0.2, 10: 0.1}
@@ -186,8 +186,8 @@ def test_a_run_without_a_number_has_nothing_to_plot(tmp_path: Path) -> None:
 def test_without_matplotlib_the_extra_is_named(eventful: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "matplotlib.figure")
-    monkeypatch.delitem(sys.modules, "powertrain.result_plot")
-    monkeypatch.delattr("powertrain.result_plot")
+    monkeypatch.delitem(sys.modules, "powertrain.result.plot")
+    monkeypatch.delattr("powertrain.result.plot")
     with pytest.raises(ConfigError, match=r"pip install 'powertrain\[plot\]'"):
         eventful.plot()
 

@@ -17,9 +17,9 @@ from tests.recorded_run import BEGAN, EVENTFUL, RAISED, points, write
 
 from powertrain import Result
 from powertrain.diagnosis.finding import Finding
-from powertrain.result_view import Card, Kept, Spark, Unread, html, sparkline
+from powertrain.result.html import Card, Kept, Spark, Unread, html, sparkline
 from powertrain.run import events as ev
-from powertrain.run import startup_report
+from powertrain.run.startup import report
 
 #: All elements that a card is made of; none of them runs, loads or asks for anything.
 HARMLESS = {"div", "span", "pre", "table", "tr", "td", "svg", "polygon", "polyline", "circle", "line"}
@@ -162,7 +162,7 @@ def test_a_run_is_told_with_all_that_it_left(tmp_path: Path) -> None:
     text = page_of(tmp_path / "run").text
     assert text.startswith(f"run failed that was enough {tmp_path / 'run'}")
     assert "took 1 min 40 s rows 1,234 workers 3 restarts 2" in text
-    assert f"start-up {startup_report.line(start)}" in text
+    assert f"start-up {report.line(start)}" in text
     assert "Rank 1 raised ValueError: shard 7 is <empty> at train.py:12 in loop raise ValueError" in text
     assert "loss 0.25 note" in text
     assert "note <b>" in text

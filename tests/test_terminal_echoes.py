@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from powertrain.terminal_echoes import Echoes
+from powertrain.terminal.echoes import Echoes
 
 WARNING = ["/lib/x.py:7: UserWarning: lr is high", "  warnings.warn('lr is high')"]
 TRACEBACK = [

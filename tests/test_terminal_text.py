@@ -13,7 +13,7 @@ from tests.hostile_run import HOSTILE, is_harmless
 
 from powertrain.errors import ConfigError, StorageError, TrainingFailedError
 from powertrain.run import events as ev
-from powertrain.run.keyboard import _fit, _split_cut_sequence
+from powertrain.run.debugging.keyboard import _fit, _split_cut_sequence
 from powertrain.terminal import (
     Line,
     LineAssembler,
@@ -24,7 +24,7 @@ from powertrain.terminal import (
     failure_report,
     live_rows,
 )
-from powertrain.terminal_text import (
+from powertrain.text.printable import (
     clean_output,
     escape_controls,
     escape_json,

@@ -15,7 +15,7 @@ import powertrain
 from powertrain.errors import WorkerFailedError
 from powertrain.run.events import WorkerFailure
 from powertrain.terminal import failure_report
-from powertrain.traceback_text import OURS, TracebackFolder, fold_traceback, is_ours, users_frames
+from powertrain.text.tracebacks import OURS, TracebackFolder, fold_traceback, is_ours, users_frames
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 USER = "/home/me/train.py"

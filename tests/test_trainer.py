@@ -21,7 +21,7 @@ from powertrain import (
 )
 from powertrain.engine import local, resources
 from powertrain.errors import ConfigError, ResourceError, RunInUseError, StorageError, TrainFunctionError
-from powertrain.run.lease import Lease
+from powertrain.run.record.lease import Lease
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
 

@@ -12,22 +12,14 @@ import pytest
 from tests.data.small_source import NumberedBlocks, numbered
 
 import powertrain
-from powertrain import (
-    Checkpoint,
-    DataConfig,
-    DataParallelTrainer,
-    Result,
-    RunConfig,
-    ScalingConfig,
-    TrainingFailedError,
-    blueprint,
-)
+from powertrain import Checkpoint, DataConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError
+from powertrain.driver import blueprint
 from powertrain.data.dataset import Dataset
-from powertrain.data.plan import Part, Plan
+from powertrain.data.plan.plan import Part, Plan
 from powertrain.engine import local
 from powertrain.errors import ConfigError, DataChangedError, DataError, OutsideWorkerError
 from powertrain.run import events as ev
-from powertrain.run import journal
+from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.storage.files import private_roots
 from powertrain.worker.context import Place

@@ -2,7 +2,7 @@
 
 Each worker is a real link with keys of its own. It says hello, waits for the order to train, then makes one report a
 second and sends what has gathered with its newest beat, at the pace that the order tells and by the rules that a
-worker's service has (``powertrain.worker.riding``). A crowd that does not gather sends one envelope a second instead,
+worker's service has (``powertrain.worker.service.beats``). A crowd that does not gather sends one envelope a second instead,
 as small runs do: the report, and the beat that rides with it. After its last report a worker goes on to beat. Workers
 are spread evenly over the time between: many messages that come at the same moment are cheaper to deal with than the
 same number one by one.
@@ -24,7 +24,7 @@ import msgspec
 import zmq
 
 from powertrain import wire
-from powertrain.worker.riding import MOST_GATHERED, SharedTimes, can_gather
+from powertrain.worker.service.beats import MOST_GATHERED, SharedTimes, can_gather
 
 #: Seconds between two looks of a worker that waits for its order.
 _LOOK_EVERY = 0.2

@@ -13,7 +13,7 @@ import threading
 from crowds import PATIENCE, end_crowds, start_crowds, tell, tell_phase
 
 from powertrain import wire
-from powertrain.run.gathering import gathering_seconds
+from powertrain.run.workers.pacing import gathering_seconds
 
 
 class Ear:

@@ -11,7 +11,7 @@ from restarting import BATCH_SIZE, Ids, Request, restart, write_restarts
 
 import powertrain.data
 from powertrain.config import DataConfig
-from powertrain.data.prepared import Prepared, prepare
+from powertrain.data.plan.prepared import Prepared, prepare
 from powertrain.data.shard import DataShard
 
 DISK_BYTES = MEMORY_BYTES = 256 * 2**20

@@ -9,7 +9,7 @@ from schemas import IMAGES
 import powertrain.data
 import powertrain.data.operations
 import powertrain.data.shard
-import powertrain.data.sources.parquet
+import powertrain.data.sources.files.parquet
 
 
 def open_loader(request: Request) -> Epoch:

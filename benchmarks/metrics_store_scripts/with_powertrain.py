@@ -8,7 +8,7 @@ import pyarrow  # noqa: F401 - here, and not when the first points are written
 from points import POINTS, VIEWS, timed
 
 from powertrain.run.lifecycle import RunState
-from powertrain.run.metric_view import Curve, curve
+from powertrain.run.metrics.curves import Curve, curve
 from powertrain.run.metrics import MetricsStore, PointRecord, dataframe
 from powertrain.storage import open_storage
 

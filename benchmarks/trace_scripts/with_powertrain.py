@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from training import Training, alternate
 
-from powertrain.trace import patches, phases, spans
+from powertrain.trace.recording import patches, phases
+from powertrain.trace import recording
 
 
 class Draining:
     """A side thread that takes the steps out of the ring once a second, as a worker's does."""
 
-    def __init__(self, recorder: spans.Recorder) -> None:
+    def __init__(self, recorder: recording.Recorder) -> None:
         self._recorder, self._is_over = recorder, threading.Event()
         self.steps: list[int] = []
         self._thread = threading.Thread(target=self._run)
@@ -41,10 +42,10 @@ class Draining:
         self._take(final=True)
 
 
-def make_recorder(path: Path) -> spans.Recorder:
+def make_recorder(path: Path) -> recording.Recorder:
     with path.open("w+b") as file:
-        file.truncate(spans.ring_size())
-        return spans.Recorder(mmap.mmap(file.fileno(), 0))
+        file.truncate(recording.ring_size())
+        return recording.Recorder(mmap.mmap(file.fileno(), 0))
 
 
 def by_turns(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         WorkerFailedError,
         WorkerGroupError,
     )
-    from powertrain.result import Result
+    from powertrain.result.result import Result
     from powertrain.run.callbacks import RunContext, UserCallback
     from powertrain.tasks import get as get
     from powertrain.tasks import init as init
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from powertrain.tasks import shutdown as shutdown
     from powertrain.tasks import wait as wait
     from powertrain.trainer import DataParallelTrainer
-    from powertrain.worker.batch_plan import BatchPlan
+    from powertrain.worker.data.batch_plan import BatchPlan
     from powertrain.worker.context import (
         PreemptionInfo,
         TrainContext,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         report,
         should_checkpoint,
     )
-    from powertrain.worker.state import load_state, register_state, save_state
+    from powertrain.worker.checkpoints.state import load_state, register_state, save_state
 
 #: Where each public name lives.
 _HOMES = {
@@ -105,11 +105,11 @@ _HOMES = {
         "WorkerFailedError",
         "WorkerGroupError",
     ),
-    "powertrain.result": ("Result",),
+    "powertrain.result.result": ("Result",),
     "powertrain.run.callbacks": ("RunContext", "UserCallback"),
     "powertrain.tasks": ("get", "init", "is_initialized", "kill", "put", "remote", "shutdown", "wait"),
     "powertrain.trainer": ("DataParallelTrainer",),
-    "powertrain.worker.batch_plan": ("BatchPlan",),
+    "powertrain.worker.data.batch_plan": ("BatchPlan",),
     "powertrain.worker.context": (
         "PreemptionInfo",
         "TrainContext",
@@ -122,7 +122,7 @@ _HOMES = {
         "report",
         "should_checkpoint",
     ),
-    "powertrain.worker.state": ("load_state", "register_state", "save_state"),
+    "powertrain.worker.checkpoints.state": ("load_state", "register_state", "save_state"),
 }
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 #: Not in ``__all__``, nor are the names of ``powertrain.tasks``, which are those of ``ray`` and not of ``ray.train``:

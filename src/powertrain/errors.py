@@ -37,8 +37,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from powertrain.redaction import FitToShow, fit_to_show
-from powertrain.traceback_text import fold_traceback
+from powertrain.text.redaction import FitToShow, fit_to_show
+from powertrain.text.tracebacks import fold_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.errors import TrainFunctionError
 
 

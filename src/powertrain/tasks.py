@@ -25,13 +25,13 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.arguments import as_flag, as_seconds, as_text_keys, plain_scalar, shorten
+from powertrain.values.arguments import as_flag, as_seconds, as_text_keys, plain_scalar, shorten
 from powertrain.calls import options as call_options
 from powertrain.calls.failures import caused_by, failed
 from powertrain.calls.references import PutReference, Reference, references_in, wait_for, with_values
 from powertrain.engine import base
 from powertrain.engine.forking import ServiceThread, working
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.errors import ArgumentError, ConfigError, EngineError, ResourceError, TaskError
 
 ENTRY = "powertrain.tasks:run_task"
@@ -135,7 +135,7 @@ def shutdown() -> None:
     global _initialized, _on_ray, _connected_here, _stays_here
     with _lock:
         if _connected_here and "ray" in sys.modules:
-            from powertrain.engine.ray_client import leave
+            from powertrain.engine.ray.client import leave
 
             leave()
         _initialized = _on_ray = _connected_here = _stays_here = False
@@ -145,7 +145,7 @@ def shutdown() -> None:
 def connect_to_ray(address: str | None = None, **options: Any) -> None:
     """Make this process a driver of a Ray cluster, unless it is one. Raises where that cannot be."""
     try:
-        from powertrain.engine.ray_client import connect
+        from powertrain.engine.ray.client import connect
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from powertrain import functions
-from powertrain.arguments import as_path, flag_from_environment, has_attribute
+from powertrain.values.arguments import as_path, flag_from_environment, has_attribute
 from powertrain.config import (
     BackendConfig,
     DataConfig,
@@ -36,7 +36,7 @@ from powertrain.config import (
     to_json,
     without_effect,
 )
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.errors import (
     CheckpointError,
     ConfigError,
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.checkpoint.manifest import Manifest
     from powertrain.data.dataset import Dataset
-    from powertrain.data.prepared import Prepared
+    from powertrain.data.plan.prepared import Prepared
     from powertrain.engine.base import Engine
     from powertrain.engine.local import WarmServer
-    from powertrain.result import Result
+    from powertrain.result.result import Result
     from powertrain.run.controller import Controller, RunOutcome
     from powertrain.run.events import WorkerFailure
     from powertrain.run.forced_end import ForcedEnd
-    from powertrain.run.lease import Lease
+    from powertrain.run.record.lease import Lease
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
     from powertrain.trackers.base import Tracker
@@ -141,7 +141,7 @@ class DataParallelTrainer:
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
         _refuse_unreachable_data(self._datasets, self._data, self._engine_name)
-        from powertrain.run.preflight import check_directories
+        from powertrain.run.record.preflight import check_directories
 
         if self.run_config.storage_filesystem is None:
             refuse_unwritable(self.run_config.storage_root)
@@ -174,7 +174,7 @@ class DataParallelTrainer:
         It is made as the run's own trainer was, with ``changes`` in place of what was given then. What the run keeps
         of its trainer is only used if this user wrote it on this machine; otherwise, give the function and configs.
         """
-        from powertrain import blueprint
+        from powertrain.driver import blueprint
 
         storage = _existing_run(path, storage_filesystem)
         arguments: dict[str, Any] = {}
@@ -224,7 +224,7 @@ class DataParallelTrainer:
         server = self._enter_server(stack)  # first: once threads run, this process can no longer be forked
         from powertrain.checkpoint.chain import Chain, tag_for
         from powertrain.checkpoint.commit import verify_alone
-        from powertrain.run import lease_watch
+        from powertrain.run.record import lease_watch
         from powertrain.run.controller import Controller
         from powertrain.storage.addresses import without_secrets
 
@@ -301,7 +301,7 @@ class DataParallelTrainer:
 
     def _take_lease(self, storage: Storage, taken_by: queue.SimpleQueue[Any]) -> Lease:
         """Take the run's lease; ``taken_by`` receives the holder of a later one."""
-        from powertrain.run.lease import Lease
+        from powertrain.run.record.lease import Lease
 
         return Lease.take(storage, shared=self.run_config.shared_storage, on_lost=taken_by.put)
 
@@ -341,8 +341,8 @@ class DataParallelTrainer:
 
     def _keep_record(self, storage: Storage, record: Mapping[str, Any]) -> str:
         """Write down what this start is made of; returns "" or why restore(path) will not find all of it."""
-        from powertrain import blueprint
-        from powertrain.run import record as run_record
+        from powertrain.driver import blueprint
+        from powertrain.run.record import run_json as run_record
 
         storage.put(run_record.KEY, run_record.encode(record))
         if self._trial is not None or not self._starts_processes:  # a sweep keeps one for all of its trials
@@ -389,7 +389,7 @@ class DataParallelTrainer:
         """The run's runtime directory and its places (:meth:`_make_places`). All go at the end, however it comes; but
         not what is in ``left`` by then."""
         from powertrain.engine import local
-        from powertrain.run.places import remove_data_cache, remove_unless_needed
+        from powertrain.run.record.directories import remove_data_cache, remove_unless_needed
         from powertrain.storage.files.private_roots import roots_of_one_run
 
         runtime = self._make_runtime_directory(name, stack)
@@ -416,7 +416,7 @@ class DataParallelTrainer:
         """The staging area, the directory for shared memory and that for blocks of data, all empty; "" for one that
         does not exist."""
         from powertrain.engine import local
-        from powertrain.run import places
+        from powertrain.run.record import directories as places
         from powertrain.storage.files.private_roots import (
             holding_root,
             lasting_root,
@@ -460,8 +460,8 @@ class DataParallelTrainer:
         """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
         if storage.local_path("journal") is not None:
             return storage
-        from powertrain.run.places import spool_directory
-        from powertrain.run.shipping import Shipped, spools_below
+        from powertrain.run.record.directories import spool_directory
+        from powertrain.run.record.shipping import Shipped, spools_below
 
         patient = self._patience_at_end
         own, abandoned = stack.enter_context(spools_below(spool_directory(storage)))
@@ -523,11 +523,11 @@ class DataParallelTrainer:
 
     def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
         """An engine on the cluster that this process is connected to."""
-        from powertrain.engine.node import LAUNCH, SCRIPT
-        from powertrain.engine.ray import RayEngine
-        from powertrain.engine.ray_client import uploaded
-        from powertrain.engine.ray_options import RayOptions
-        from powertrain.engine.ray_streams import Stream
+        from powertrain.engine.ray.node.agent import LAUNCH, SCRIPT
+        from powertrain.engine.ray.engine import RayEngine
+        from powertrain.engine.ray.client import uploaded
+        from powertrain.engine.ray.options import RayOptions
+        from powertrain.engine.ray.streams import Stream
 
         runtime, _, _, blocks = directories
         options = RayOptions(
@@ -570,7 +570,7 @@ class DataParallelTrainer:
         datasets: Mapping[str, Prepared],
     ) -> RunSpec:
         from powertrain.run.spec import RunSpec
-        from powertrain.worker.shared_directory import output_files
+        from powertrain.worker.checkpoints.shared_directory import output_files
 
         scaling, run, streamed = self.scaling_config, self.run_config, self._streamed_datasets()
         minimum, maximum = self._worker_bounds()
@@ -659,7 +659,7 @@ class DataParallelTrainer:
         """
         if not self._datasets:
             return {}
-        from powertrain.data.prepared import prepare
+        from powertrain.data.plan.prepared import prepare
 
         streamed = self._streamed_datasets()
         self._remarks += [_about_stream(name, self._data.is_split(name)) for name in streamed]
@@ -675,7 +675,7 @@ class DataParallelTrainer:
 
     def _in_storage(self, name: str, dataset: Any, storage: Storage) -> Dataset:
         """A dataset of Ray's, as it was written into the run."""
-        from powertrain.data.ray_snapshot import snapshot
+        from powertrain.data.ray.snapshot import snapshot
 
         written, remark = snapshot(name, dataset, storage)
         self._remarks.append(remark)
@@ -689,8 +689,8 @@ class DataParallelTrainer:
 
     def _prepare_like_rank_zero(self, place: Place) -> dict[str, Prepared]:
         """This process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
-        from powertrain.data.prepared import prepare
-        from powertrain.run.places import sweep_data_caches
+        from powertrain.data.plan.prepared import prepare
+        from powertrain.run.record.directories import sweep_data_caches
 
         if place.local_rank == 0:
             sweep_data_caches(place.data_cache)
@@ -768,7 +768,7 @@ class DataParallelTrainer:
 
     def _run_record(self, name: str, earlier: _Earlier) -> dict[str, Any]:
         """What run.json says: what was asked for, by whom, with which versions, and the seed of the run."""
-        from powertrain.redaction import redact_values
+        from powertrain.text.redaction import redact_values
         from powertrain.storage.addresses import without_secrets
 
         record = {
@@ -808,8 +808,8 @@ class DataParallelTrainer:
 
     def _conclude(self, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
         """The result of a good end; otherwise the one exception that says what happened."""
-        from powertrain.result import Result, failure
-        from powertrain.run.unsaved import error_text
+        from powertrain.result.result import Result, failure
+        from powertrain.run.checkpoints.unsaved import error_text
         from powertrain.storage.addresses import without_secrets
         from powertrain.values.kinds import with_originals
         from powertrain.worker.debugger import where_quit
@@ -855,7 +855,7 @@ class DataParallelTrainer:
 
     def _remove_ends(self, storage: Storage) -> None:
         """The summary and the return value of an earlier start: until this one has ended there are none."""
-        from powertrain import return_value
+        from powertrain.result import return_value
 
         try:
             storage.delete("final_summary.json")
@@ -963,8 +963,8 @@ class DataParallelTrainer:
     def _follow(self) -> Result:
         """Any rank but 0 under torchrun."""
         from powertrain.engine import torchrun
-        from powertrain.result import Result
-        from powertrain.run.places import remove_data_cache
+        from powertrain.result.result import Result
+        from powertrain.run.record.directories import remove_data_cache
 
         function = self._function_here(self._prepare_like_rank_zero)
         with _interrupts(lambda: None, users_code_is_here=True) as interrupts:
@@ -1242,8 +1242,8 @@ class _Earlier:
     @classmethod
     def read(cls, storage: Storage) -> _Earlier:
         from powertrain.checkpoint import commit
-        from powertrain.run import journal
-        from powertrain.run import record as run_record
+        from powertrain.run.record import journal
+        from powertrain.run.record import run_json as run_record
 
         commit.refuse_other_versions(storage)
         remarks: list[str] = []
@@ -1422,9 +1422,9 @@ def _can_be_pickled(value: Any) -> bool:
 
 def _about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, on_change: str) -> list[str]:
     """What to say of data that are not those of the checkpoint; raises :class:`DataChangedError` to refuse them."""
-    from powertrain.data.changes import changed_message, mixing_warning
-    from powertrain.data.position import Position
-    from powertrain.worker.shards import is_of_stream, positions_in
+    from powertrain.data.plan.changes import changed_message, mixing_warning
+    from powertrain.data.plan.position import Position
+    from powertrain.worker.data.shards import is_of_stream, positions_in
 
     remarks = []
     for name, state in positions_in(checkpoint.extras).items():
@@ -1550,7 +1550,7 @@ def _listen(
     name: str, lease: int, storage: Storage, runtime: Path, controller: Controller, stack: ExitStack
 ) -> None:
     """Let the command line find this run and talk to it."""
-    from powertrain.run import control
+    from powertrain.run.remote import protocol as control
 
     files = os.path.dirname(_directory_of(storage, "logs"))
     card = control.card_of(name, storage.uri, files, lease)
@@ -1574,7 +1574,7 @@ def _terminal(run: RunConfig, name: str, path: str) -> Any:
 
 def _own_failure(rank: int, error: BaseException) -> WorkerFailure:
     """A failure as the rank itself can tell it, where the controller is in another process."""
-    from powertrain.run.failures import reported
+    from powertrain.run.health.failures import reported
     from powertrain.worker.failure import describe
 
     kind = "exit" if isinstance(error, SystemExit) else "raised"
@@ -1604,7 +1604,7 @@ def _tell(terminal: Any, message: str) -> None:
 
 def _keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, terminal: Any) -> None:
     """So that ``Result.from_path`` has it too. What does not answer is not waited for once more."""
-    from powertrain import return_value
+    from powertrain.result import return_value
 
     unkept = getattr(kept, "problem", "") if outcome.value else ""
     unkept = unkept or return_value.store(storage, outcome.value)
@@ -1654,7 +1654,7 @@ def _refuse_what_is_not_here(run: RunConfig) -> None:
 
 def _working_dir(run: RunConfig, runtime: str) -> str:
     """The working directory of ranks as a path; "" for the launch directory, which nodes may have elsewhere."""
-    from powertrain.run.launch import scratch_directory
+    from powertrain.run.workers.launch import scratch_directory
 
     if run.working_dir in (None, "."):
         return ""
@@ -1679,7 +1679,7 @@ def _bind_host(run: RunConfig) -> str:
 
 def _trace_settings(run: RunConfig) -> TraceSettings | None:
     """What ranks are told of tracing; None for not at all. Raises ConfigError for what does not go together."""
-    from powertrain.trace import patches
+    from powertrain.trace.recording import patches
     from powertrain.worker.tracing import TraceSettings
 
     trace = run.trace

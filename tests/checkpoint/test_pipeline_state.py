@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from powertrain.checkpoint.parallel.fitting import _group_of
 from powertrain.checkpoint.parallel.holdings import Holdings, needs_agreement
-from powertrain.checkpoint.sharded import Piece
+from powertrain.checkpoint.state import Piece
 from powertrain.errors import CheckpointError
 
 
@@ -97,7 +97,7 @@ def by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
 
 
 def save(directory: str, objects: dict[str, Any]) -> None:
-    from powertrain.checkpoint.state_saver import StateSaver
+    from powertrain.checkpoint.state.saver import StateSaver
 
     own = Path(directory, f"rank-{dist.get_rank()}")
     own.mkdir(parents=True)
@@ -105,7 +105,7 @@ def save(directory: str, objects: dict[str, Any]) -> None:
 
 
 def load(directory: str, objects: dict[str, Any]) -> dict[str, Any]:
-    from powertrain.checkpoint.state_saver import StateLoader
+    from powertrain.checkpoint.state.saver import StateLoader
 
     return StateLoader(directory, dist.get_rank(), dist.get_world_size()).load(objects)
 
@@ -222,7 +222,7 @@ def test_a_layer_that_no_rank_takes_is_named(ranks: Callable[[int], Any], tmp_pa
 def test_a_stage_is_read_outside_a_run_only_as_the_whole_model(
     ranks: Callable[[int], Any], tmp_path: Path, expected: dict[str, Any]
 ) -> None:
-    from powertrain.checkpoint.state_saver import StateLoader
+    from powertrain.checkpoint.state.saver import StateLoader
 
     ranks(2).execute(save_stages, str(tmp_path), [(0, 1), (2, 3)])
     loader = StateLoader(merged(tmp_path, 2), 0, 1)
@@ -276,7 +276,7 @@ def test_values_that_part_after_the_first_save_are_refused_too(
     ranks: Callable[[int], Any], tmp_path: Path
 ) -> None:
     def attempt(directory: str) -> str:
-        from powertrain.checkpoint.state_saver import StateSaver
+        from powertrain.checkpoint.state.saver import StateSaver
 
         torch.manual_seed(0)
         layer = nn.Linear(3, 3)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.checkpoint import segments as module
-from powertrain.checkpoint.segments import Segments
+from powertrain.checkpoint.state import segments as module
+from powertrain.checkpoint.state.segments import Segments
 
 SIZE = 64 * 1024
 
@@ -125,7 +125,7 @@ def test_a_second_segment_is_made_ahead_where_memory_is_plenty(
 #: What a rank does before it is killed: two segments, one of them still needed.
 _DYING = """
 import os, sys
-from powertrain.checkpoint.segments import Segments
+from powertrain.checkpoint.state.segments import Segments
 shared, staging, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 pool = Segments(shared, "rank-00000")
 for name in ("needed", "carried"):

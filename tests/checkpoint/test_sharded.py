@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from powertrain.checkpoint import sharded
-from powertrain.checkpoint.sharded import (
+from powertrain.checkpoint import state as sharded
+from powertrain.checkpoint.state import (
     Layout,
     Piece,
     SharePlanner,

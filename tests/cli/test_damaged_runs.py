@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import powertrain
 from powertrain.cli.main import app, main
 from powertrain.errors import PowertrainError, StorageError
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.storage.files import descriptors
 

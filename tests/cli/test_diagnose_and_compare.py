@@ -16,7 +16,7 @@ from powertrain.diagnosis.report import from_json
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, open_storage
 from powertrain.terminal import data_size
-from powertrain.trace import phases
+from powertrain.trace.recording import phases
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.cli.test_logs import invoke, write
 
-from powertrain.cli import asking
-from powertrain.cli.finding import find_run
+from powertrain.cli.common import asking
+from powertrain.cli.common.finding import find_run
 from powertrain.errors import StorageError
-from powertrain.run import control
+from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
 
 #: Has a run of that name and path listen, as long as a block lasts.
@@ -36,8 +36,8 @@ def going() -> Iterator[Going]:
 
         def listen(name: str, path: str, *, answers: bool = True) -> AbstractContextManager[None]:
             directory = Path(tempfile.mkdtemp(dir=Path(root, "powertrain")))
-            card = control.Card(name=name, path=path, pid=os.getpid(), files=path)
-            return control.listening(
+            card = protocol.Card(name=name, path=path, pid=os.getpid(), files=path)
+            return protocol.listening(
                 directory, card, lambda _, visitor: visitor.answer(name) if answers else None
             )
 

@@ -15,7 +15,7 @@ from tests.stories.at_terminal import AtTerminal
 
 import powertrain.cli
 from powertrain.cli.main import app
-from powertrain.run import control
+from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.files.private_roots import runtime_root
 from powertrain.wire import Frame, ProcessStack, ThreadStack, Where
@@ -53,20 +53,20 @@ def live(place: Storage) -> Iterator[Storage]:
     write_hostile_run(going, ended=False)
     directory = runtime_root() / "hostile"
     directory.mkdir(parents=True, mode=0o700)
-    card = control.Card(name=name, path=_path(going), pid=os.getpid(), files=_path(going), lease=2)
+    card = protocol.Card(name=name, path=_path(going), pid=os.getpid(), files=_path(going), lease=2)
 
-    def answer(question: control.Question, visitor: control.Visitor) -> None:
+    def answer(question: protocol.Question, visitor: protocol.Visitor) -> None:
         frame = Frame(file=HOSTILE, line=3, function=HOSTILE, source=HOSTILE)
         thread = ThreadStack(name=HOSTILE, main=True, frames=[frame])
         process = ProcessStack(pid=1, title=HOSTILE, state=HOSTILE, threads=[thread], remark=HOSTILE)
         where = Where(frame=frame, inside="collective", call=HOSTILE)
-        if not isinstance(question, (control.Stop, control.Resize)):
-            visitor.tell(control.Description(state=HOSTILE, reason=HOSTILE, workers=1, checkpoint=HOSTILE))
-        if isinstance(question, control.LookAround):
-            visitor.tell(control.RankSeen(rank=0, processes=[process], where=where, awaits=HOSTILE))
+        if not isinstance(question, (protocol.Stop, protocol.Resize)):
+            visitor.tell(protocol.Description(state=HOSTILE, reason=HOSTILE, workers=1, checkpoint=HOSTILE))
+        if isinstance(question, protocol.LookAround):
+            visitor.tell(protocol.RankSeen(rank=0, processes=[process], where=where, awaits=HOSTILE))
         visitor.answer(HOSTILE)
 
-    with control.listening(directory, card, answer):
+    with protocol.listening(directory, card, answer):
         yield going
     directory.rmdir()
 

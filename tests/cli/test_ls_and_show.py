@@ -20,11 +20,11 @@ from powertrain.cli.main import app, main
 from powertrain.cli.show import describe
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
-from powertrain.run.control import Description
-from powertrain.run.journal import Journal
+from powertrain.run.remote.protocol import Description
+from powertrain.run.record.journal import Journal
 from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.storage import Storage, open_storage
-from powertrain.trace import phases
+from powertrain.trace.recording import phases
 
 _CHECKPOINT = "checkpoint_000003"
 

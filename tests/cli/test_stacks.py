@@ -9,8 +9,8 @@ import pytest
 from tests.cli.test_logs import invoke, write
 
 from powertrain.cli.stacks import page
-from powertrain.run.control import Description, RankSeen
-from powertrain.run.hang_report import where_in_words
+from powertrain.run.remote.protocol import Description, RankSeen
+from powertrain.run.health.hang_report import where_in_words
 from powertrain.storage import Storage, open_storage
 from powertrain.wire import Frame, ProcessStack, ThreadStack, Where
 

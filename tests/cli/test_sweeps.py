@@ -23,17 +23,17 @@ from tests.cli.test_logs import write as write_run
 from tests.s3_server import S3Server
 from tests.tune.recorded_sweep import RECORD, started, trial_facts, trial_id, trial_name, write_sweep
 
-from powertrain.cli.finding import find_run, find_run_or_sweep
-from powertrain.cli.sweeps import count_trials, leave_out_superseded, summarize
+from powertrain.cli.common.finding import find_run, find_run_or_sweep
+from powertrain.cli.common.sweeps import count_trials, leave_out_superseded, summarize
 from powertrain.errors import StorageError
-from powertrain.run import control
+from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.files.private_roots import runtime_roots
 from powertrain.tune import trial as tr
-from powertrain.tune.sweep import events as ev
+from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.sweep.control import SweepVisits
-from powertrain.tune.sweep.record import read_journal
-from powertrain.tune.sweep.state import SweepState, replay
+from powertrain.tune.sweep.journal.record import read_journal
+from powertrain.tune.sweep.journal.state import SweepState, replay
 
 
 @pytest.fixture
@@ -353,8 +353,8 @@ def visits() -> Iterator[SimpleNamespace]:
     loop: Any = FakeLoop(replay(facts))
     made = SweepVisits(loop, "digits")
 
-    def ask(question: control.Question) -> list[control.Reply]:
-        visitor = control.Visitor()
+    def ask(question: protocol.Question) -> list[protocol.Reply]:
+        visitor = protocol.Visitor()
         made.visit(question, visitor)
         return list(visitor.replies())
 
@@ -363,24 +363,24 @@ def visits() -> Iterator[SimpleNamespace]:
 
 
 def test_stop_interrupts_the_loop_once_and_now_once_more(visits: Any) -> None:
-    (answer,) = visits.ask(control.Stop(by="me"))
+    (answer,) = visits.ask(protocol.Stop(by="me"))
     assert answer.ok
     assert answer.message.startswith("The sweep 'digits' begins no more trials; 1 trial under way")
-    visits.ask(control.Stop(by="me"))
+    visits.ask(protocol.Stop(by="me"))
     assert visits.loop.interrupts == 1, "asked again, trials still come to their boundaries"
-    visits.ask(control.Stop(by="me", now=True))
-    visits.ask(control.Stop(by="me", now=True))
+    visits.ask(protocol.Stop(by="me", now=True))
+    visits.ask(protocol.Stop(by="me", now=True))
     assert visits.loop.interrupts == 2
 
 
 def test_stop_now_interrupts_twice_at_once(visits: Any) -> None:
-    (answer,) = visits.ask(control.Stop(by="me", now=True))
+    (answer,) = visits.ask(protocol.Stop(by="me", now=True))
     assert "1 trial under way end at once" in answer.message
     assert visits.loop.interrupts == 2
 
 
 def test_stop_within_some_seconds_ends_what_still_runs_then(visits: Any) -> None:
-    (answer,) = visits.ask(control.Stop(by="me", within=0.05))
+    (answer,) = visits.ask(protocol.Stop(by="me", within=0.05))
     assert "within 0.05 s are ended" in answer.message
     deadline = time.monotonic() + 20.0
     while visits.loop.interrupts < 2 and time.monotonic() < deadline:
@@ -389,23 +389,23 @@ def test_stop_within_some_seconds_ends_what_still_runs_then(visits: Any) -> None
 
 
 def test_a_stop_that_is_waited_for_too_long_is_not_carried_out_after_the_end(visits: Any) -> None:
-    visits.ask(control.Stop(by="me", within=3600.0))
+    visits.ask(protocol.Stop(by="me", within=3600.0))
     assert visits.loop.interrupts == 1  # and the fixture's close() does not wait an hour
 
 
 def test_a_sweep_that_has_ended_meanwhile_is_not_interrupted(visits: Any) -> None:
     visits.loop.state.apply(ev.SweepEnded(time=9.0, state="finished"))
-    (answer,) = visits.ask(control.Stop(by="me"))
+    (answer,) = visits.ask(protocol.Stop(by="me"))
     assert (answer.ok, visits.loop.interrupts) == (False, 0)
 
 
 def test_a_sweep_describes_itself_and_sends_other_questions_to_its_trials(visits: Any) -> None:
-    stands, _ = visits.ask(control.Describe())
+    stands, _ = visits.ask(protocol.Describe())
     assert (stands.state, stands.workers, stands.row) == ("running", 1, 2)
     assert stands.reason == "2 of 3 trials done, 1 running"
-    visits.ask(control.Stop(by="me"))
-    assert visits.ask(control.Describe())[0].state == "stopping"
-    for question in (control.LookAround(), control.Resize(workers=2)):
+    visits.ask(protocol.Stop(by="me"))
+    assert visits.ask(protocol.Describe())[0].state == "stopping"
+    for question in (protocol.LookAround(), protocol.Resize(workers=2)):
         (answer,) = visits.ask(question)
         assert not answer.ok
         assert "that is for runs. Name one of its trials: digits/TRIAL" in answer.message
@@ -478,7 +478,7 @@ def test_a_sweep_under_way_is_found_and_stopped_so_that_it_can_be_continued(
     assert found.is_sweep
     assert found.live is not None
     assert summarize(found).pid == live_sweep.pid
-    *_, answer = control.ask_run(found.live.directory, control.LookAround())
+    *_, answer = protocol.ask_run(found.live.directory, protocol.LookAround())
     assert "Name one of its trials: live/TRIAL" in getattr(answer, "message", "")
 
     one = invoke("stop", f"live/{first}")
@@ -493,7 +493,7 @@ def test_a_sweep_under_way_is_found_and_stopped_so_that_it_can_be_continued(
     said, _ = live_sweep.communicate(timeout=60)
     assert "results of 2" in said, "as with a run, the script goes on with what there is"
     assert f"can be continued: Tuner.restore('{place.uri}/live')" in said
-    assert control.live_runs(*runtime_roots()) == []
+    assert protocol.live_runs(*runtime_roots()) == []
     state = replay(read_journal(place.child("live")))
     assert state.state == "stopped"
     ended = {trial.name: trial.reason for trial in state.trials.values() if trial.is_ended}

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from powertrain.cli.finding import FoundRun
-from powertrain.cli.watching import Watch
+from powertrain.cli.common.finding import FoundRun
+from powertrain.cli.common.watching import Watch
 from powertrain.run import events as ev
-from powertrain.run.control import Card, LiveRun
-from powertrain.run.journal import Journal
+from powertrain.run.remote.protocol import Card, LiveRun
+from powertrain.run.record.journal import Journal
 from powertrain.storage import Storage, open_storage
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from powertrain.data.cache import BlockStore
+from powertrain.data.loading.cache import BlockStore
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 
 PATIENCE = 30.0

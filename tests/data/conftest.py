@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.data.fed import Opened
 
-from powertrain.data.streamed import StreamedShard
-from powertrain.engine.ray_feed import Feed
+from powertrain.data.ray.shard import StreamedShard
+from powertrain.engine.ray.feed import Feed
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from powertrain.data.streamed import StreamedShard
+from powertrain.data.ray.shard import StreamedShard
 
 Opened = Callable[..., StreamedShard]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from powertrain.data.dataset import Dataset
-from powertrain.data.plan import Part, Plan
+from powertrain.data.plan.plan import Part, Plan
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 
 

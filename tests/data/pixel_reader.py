@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from powertrain.data.dataset import Dataset
-from powertrain.data.loader import Cut, Loader
-from powertrain.data.prepared import prepare_alone
+from powertrain.data.loading.loader import Cut, Loader
+from powertrain.data.plan.prepared import prepare_alone
 from powertrain.data.reading import read_parquet
 
 #: (height, width) of the images.

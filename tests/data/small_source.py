@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from powertrain.data.plan import Part, Plan
+from powertrain.data.plan.plan import Part, Plan
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 
 

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from tests.data.block_reader import CountingSource, Reading, as_arguments, matches, wait_until
 
 from powertrain.data import from_torch, read_parquet
-from powertrain.data.cache import BlockStore, sweep
-from powertrain.data.cache_files import KeptFile, eviction_order
+from powertrain.data.loading.cache import BlockStore, sweep
+from powertrain.data.loading.cache_files import KeptFile, eviction_order
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.errors import DataError
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data import formats
+from powertrain.data.rows import formats
 from powertrain.data.collate_fn import ArrowBatchCollateFn, Ragged, pad, ragged
-from powertrain.data.rows import Rows
+from powertrain.data.rows.rows import Rows
 from powertrain.errors import DataError
 
 

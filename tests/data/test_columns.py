@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data.columns import Named, arrow_of, numpy_of, plain, tensor_of, values_of, view
+from powertrain.data.rows import Named, arrow_of, numpy_of, plain, tensor_of, values_of, view
 from powertrain.errors import DataError
 
 _UTC = datetime.timezone.utc

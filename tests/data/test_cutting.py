@@ -7,8 +7,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data import cutting
-from powertrain.data.plan import Block
+from powertrain.data.plan import cutting
+from powertrain.data.plan.plan import Block
 
 counts = st.lists(st.integers(0, 9), max_size=6)
 

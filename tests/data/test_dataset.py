@@ -19,7 +19,7 @@ from tests.data.numbered import Tables, ids, numbered, tables
 from tests.support.examples import scaled
 
 from powertrain.data.dataset import Dataset
-from powertrain.data.plan import Block, Part, Plan
+from powertrain.data.plan.plan import Block, Part, Plan
 from powertrain.errors import ConfigError, DataError
 
 #: Reading starts threads, so that an example takes its time.
@@ -417,8 +417,8 @@ def test_equal_rows_have_equal_fingerprints_and_others_do_not() -> None:
 def test_types_that_change_on_the_way_are_widened_when_materialized(
     block_bytes: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("powertrain.data.materialized.BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr("powertrain.data.tables._MOST_BATCH_ROWS", 2)
+    monkeypatch.setattr("powertrain.data.output.materialized.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("powertrain.data.output.tables._MOST_BATCH_ROWS", 2)
 
     def changing(batch: dict[str, Any]) -> dict[str, Any]:
         first = int(batch["id"][0])
@@ -436,8 +436,8 @@ def test_types_that_change_on_the_way_are_widened_when_materialized(
 
 
 def test_types_without_a_common_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.data.materialized.BLOCK_BYTES", 1)
-    monkeypatch.setattr("powertrain.data.tables._MOST_BATCH_ROWS", 2)
+    monkeypatch.setattr("powertrain.data.output.materialized.BLOCK_BYTES", 1)
+    monkeypatch.setattr("powertrain.data.output.tables._MOST_BATCH_ROWS", 2)
 
     def changing(batch: dict[str, Any]) -> dict[str, Any]:
         return {"x": ["text"] * 2 if batch["id"][0] else np.array([1, 2])}

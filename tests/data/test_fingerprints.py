@@ -16,7 +16,7 @@ import pytest
 from tests.data.test_shard import MEMORY
 
 from powertrain import DataConfig, data
-from powertrain.data.prepared import Prepared, prepare
+from powertrain.data.plan.prepared import Prepared, prepare
 from powertrain.data.shard import DataShard
 from powertrain.data.sources import content_sample
 from powertrain.data.sources.content_sample import sample_ranges

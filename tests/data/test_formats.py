@@ -16,14 +16,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data import formats
+from powertrain.data.rows import formats
 from powertrain.data.collate_fn import (
     ArrowBatchCollateFn,
     NumpyBatchCollateFn,
     PandasBatchCollateFn,
 )
-from powertrain.data.gather import BlockView, gather
-from powertrain.data.rows import Rows
+from powertrain.data.rows.gather import BlockView, gather
+from powertrain.data.rows.rows import Rows
 from powertrain.errors import DataError
 
 _UTC = datetime.timezone.utc

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.examples import scaled
 
-from powertrain.data.formats import row_dicts, to_arrow
-from powertrain.data.gather import BlockView, concat_rows, gather, take_rows
-from powertrain.data.rows import Rows
+from powertrain.data.rows.formats import row_dicts, to_arrow
+from powertrain.data.rows.gather import BlockView, concat_rows, gather, take_rows
+from powertrain.data.rows.rows import Rows
 from powertrain.data.sources.base import PYTHON_FLOATS
 from powertrain.errors import DataError
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 import powertrain.data
 from powertrain.data import Dataset
-from powertrain.data.prepared import Prepared
+from powertrain.data.plan.prepared import Prepared
 from powertrain.data.shard import DataShard
 from powertrain.errors import DataError
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powertrain.data.nesting import MOST_LEVELS, check_nesting
+from powertrain.data.rows.nesting import MOST_LEVELS, check_nesting
 from powertrain.errors import DataError
 
 

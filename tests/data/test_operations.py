@@ -26,9 +26,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-import powertrain.data.pool as pool_module
-from powertrain.data.formats import row_dicts, to_numpy
-from powertrain.data.gather import concat_rows, take_rows
+import powertrain.data.operations.pool as pool_module
+from powertrain.data.rows.formats import row_dicts, to_numpy
+from powertrain.data.rows.gather import concat_rows, take_rows
 from powertrain.data.operations import (
     DecodeImages,
     DropColumns,
@@ -41,8 +41,8 @@ from powertrain.data.operations import (
     Runner,
     SelectColumns,
 )
-from powertrain.data.rows import Rows
-from powertrain.data.stages import Applied, Operation
+from powertrain.data.rows.rows import Rows
+from powertrain.data.operations.stages import Applied, Operation
 from powertrain.errors import ConfigError, DataError
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.support.examples import scaled
 
-from powertrain.data.order import EpochOrder, after_epoch, part_of, permutation, share, steps_left
+from powertrain.data.plan.order import EpochOrder, after_epoch, part_of, permutation, share, steps_left
 
 BLOCKS = st.lists(st.integers(0, 40), min_size=1, max_size=25).filter(sum)
 SHUFFLES = st.one_of(st.sampled_from(["none", "rows", "blocks"]), st.integers(1, 50))
@@ -153,7 +153,7 @@ def test_rows_of_one_block_are_mixed_from_its_whole_length() -> None:
 
 
 def test_a_giant_block_is_shuffled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.data.order.MOST_SHUFFLED", 10)
+    monkeypatch.setattr("powertrain.data.plan.order.MOST_SHUFFLED", 10)
     order = EpochOrder([35, 0, 7], seed=0, epoch=0, shuffle="blocks", lanes=3)
     assert sorted(rows_of(order, [35, 0, 7], np.arange(42))) == list(range(42))
     assert max(len(kept) for kept in order._permutations.values()) == 10

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data.own_skips import ResumedEpoch, SkipWatch
+from powertrain.data.loading.own_skips import ResumedEpoch, SkipWatch
 from powertrain.errors import DataError
 
 TOTALS = st.integers(2, 40)

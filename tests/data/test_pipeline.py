@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from powertrain.data.pipeline import Pipeline
+from powertrain.data.loading.pipeline import Pipeline
 
 
 def threads() -> set[threading.Thread]:

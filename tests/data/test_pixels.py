@@ -32,7 +32,7 @@ from tests.data.pixel_reader import (
 )
 
 from powertrain.data import from_items, read_images, read_parquet
-from powertrain.data.cache_files import CacheDirectory, NoRoom, sweep
+from powertrain.data.loading.cache_files import CacheDirectory, NoRoom, sweep
 from powertrain.data.dataset import Dataset
 from powertrain.data.operations import (
     DecodeImages,
@@ -45,9 +45,9 @@ from powertrain.data.operations import (
     RenameColumns,
     SelectColumns,
 )
-from powertrain.data.pixels import RowsOfPart
-from powertrain.data.plan import Block
-from powertrain.data.stages import Operation
+from powertrain.data.loading.pixels import RowsOfPart
+from powertrain.data.plan.plan import Block
+from powertrain.data.operations.stages import Operation
 from powertrain.errors import DataError
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def test_columns_that_a_source_has_marked_are_kept(tmp_path: Path) -> None:
 
 
 def _cut() -> Any:
-    from powertrain.data.loader import Cut
+    from powertrain.data.loading.loader import Cut
 
     return Cut(7, "partial", lambda rows: rows, in_step=False)
 

@@ -18,8 +18,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
-import powertrain.data.pool as pool_module
-from powertrain.data.pool import PoolClosed, ProcessDied, ProcessPool, how_it_ended, travelling
+import powertrain.data.operations.pool as pool_module
+from powertrain.data.operations.pool import PoolClosed, ProcessDied, ProcessPool, how_it_ended, travelling
 
 _PATIENCE = 10.0
 
@@ -408,7 +408,7 @@ def test_sigterm_and_ctrl_c_to_every_process_of_a_job_do_not_end_the_pool(two: P
 _OWNER = """
 import os, sys, threading, time
 import cloudpickle
-from powertrain.data.pool import ProcessPool
+from powertrain.data.operations.pool import ProcessPool
 
 print("script runs", flush=True)
 pool = ProcessPool(cloudpickle.dumps(lambda: lambda seconds: time.sleep(seconds)), 2)

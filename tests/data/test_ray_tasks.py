@@ -18,11 +18,12 @@ from tests.ray_nodes import RayNodes
 
 import powertrain
 import powertrain.data as data
-from powertrain.data import cluster_tasks, ray_errors, ray_snapshot, tables
+from powertrain.data.ray import tasks, errors, snapshot as ray_snapshot
+from powertrain.data.output import tables
 from powertrain.data.dataset import Dataset
-from powertrain.data.ray_snapshot import snapshot
+from powertrain.data.ray.snapshot import snapshot
 from powertrain.errors import ConfigError, DataError
-from powertrain.run import journal
+from powertrain.run.record import journal
 from powertrain.run.events import Warned
 from powertrain.storage import open_storage
 
@@ -69,16 +70,16 @@ def centred(batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def many_tasks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Few rows are many tasks, and here as there they are handled 64 at a time. Gets one entry for each task."""
-    monkeypatch.setattr(cluster_tasks, "batch_rows", lambda inspected: 64)
+    monkeypatch.setattr(tasks, "batch_rows", lambda inspected: 64)
     monkeypatch.setattr(tables, "batch_rows", lambda inspected: 64)
     begun: list[int] = []
-    fetched = cluster_tasks._fetched
+    fetched = tasks._fetched
 
     def counted(ray: Any, reference: Any) -> Any:
         begun.append(1)
         return fetched(ray, reference)
 
-    monkeypatch.setattr(cluster_tasks, "_fetched", counted)
+    monkeypatch.setattr(tasks, "_fetched", counted)
     return begun
 
 
@@ -248,13 +249,13 @@ ray.exceptions.UserCodeException: UDF failed to process a data block."""
 
 
 def test_what_ray_says_begins_with_what_the_users_function_raised_and_where() -> None:
-    said = ray_errors.what_ray_says(RuntimeError(_IN_A_TASK))
+    said = errors.what_ray_says(RuntimeError(_IN_A_TASK))
     assert said.startswith("Ray says: OSError: no such array (train.py:14 in f)\nray::Map(f)() (pid=1")
     assert said.endswith("UDF failed to process a data block.")
-    assert ray_errors.what_ray_says(RuntimeError("\x1b[36mgone\x1b[39m")) == "Ray says: RuntimeError: gone"
+    assert errors.what_ray_says(RuntimeError("\x1b[36mgone\x1b[39m")) == "Ray says: RuntimeError: gone"
     wrapped = RuntimeError("outside")
     wrapped.__cause__ = DataError("The column 'x' is broken.")
-    assert ray_errors.what_ray_says(wrapped) == "The column 'x' is broken."
+    assert errors.what_ray_says(wrapped) == "The column 'x' is broken."
 
 
 def test_a_column_that_is_only_rays_is_refused_by_its_own_sentence(tmp_path: Path, ray_data: Any) -> None:

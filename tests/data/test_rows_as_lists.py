@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from powertrain import data
-from powertrain.data import formats
-from powertrain.data.gather import BlockView, concat_rows, gather, take_rows
+from powertrain.data.rows import formats
+from powertrain.data.rows.gather import BlockView, concat_rows, gather, take_rows
 from powertrain.data.operations import RenameColumns, Runner
-from powertrain.data.rows import Rows
+from powertrain.data.rows.rows import Rows
 
 _LISTS = {
     "uniform": pa.array([[1, 2], [3, 4]]),

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.other_user import OtherUser
 
-from powertrain.data import scratch
+from powertrain.data.loading import scratch
 
 MAKES_MANY = """
 import os, sys
-from powertrain.data.scratch import Scratch
+from powertrain.data.loading.scratch import Scratch
 for _ in range(300):
     made = Scratch()
     open(os.path.join(made.path, "file"), "w").close()
@@ -24,7 +24,7 @@ for _ in range(300):
 """
 IS_KILLED = """
 import os, signal
-from powertrain.data.scratch import Scratch
+from powertrain.data.loading.scratch import Scratch
 made = Scratch()
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.data.small_source import NumberedBlocks, numbered
 from tests.support.examples import scaled
 
-from powertrain.data.plan import Plan
-from powertrain.data.prepared import Prepared
+from powertrain.data.plan.plan import Plan
+from powertrain.data.plan.prepared import Prepared
 from powertrain.data.shard import DataShard
 from powertrain.errors import DataChangedError, DataError
 

@@ -14,7 +14,7 @@ from pyarrow import fs
 from tests.s3_server import S3Server
 
 from powertrain.data.sources.base import Source
-from powertrain.data.sources.files import (
+from powertrain.data.sources.files.files import (
     DataFile,
     file_paths,
     find_files,
@@ -23,8 +23,8 @@ from powertrain.data.sources.files import (
     read_tail,
     read_whole,
 )
-from powertrain.data.sources.images import ImageSource
-from powertrain.data.sources.text import CsvSource
+from powertrain.data.sources.files.images import ImageSource
+from powertrain.data.sources.files.text import CsvSource
 from powertrain.errors import DataError
 from powertrain.storage import open_storage
 
@@ -231,6 +231,6 @@ def test_what_keeps_data_from_being_listed_is_said_in_whole_sentences(
     def refuse(*_: object) -> None:
         raise OSError("The bucket is closed.")
 
-    monkeypatch.setattr("powertrain.data.sources.files._listed", refuse)
+    monkeypatch.setattr("powertrain.data.sources.files.files._listed", refuse)
     with pytest.raises(DataError, match=r"cannot be listed: The bucket is closed\. Check the path"):
         find_files(file_paths("s3://bucket/x", None))

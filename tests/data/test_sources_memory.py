@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from powertrain.data.sources.base import IMAGES, PYTHON_FLOATS, Source
 from powertrain.data.sources.content_hash import content_hash
-from powertrain.data.sources.files import file_paths
-from powertrain.data.sources.images import IMAGE_EXTENSIONS, ImageSource
+from powertrain.data.sources.files.files import file_paths
+from powertrain.data.sources.files.images import IMAGE_EXTENSIONS, ImageSource
 from powertrain.data.sources.indexed import HuggingFaceSource, IndexedSource
 from powertrain.data.sources.items import column_of_numpy, table_of_items
 from powertrain.data.sources.memory import MappedSource, RangeSource, TableSource

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from pyarrow import csv
 
 from powertrain.data.sources.base import Source
-from powertrain.data.sources.files import file_paths
-from powertrain.data.sources.records import Dialect, last_line_end, pieces
-from powertrain.data.sources.text import CsvSource, JsonSource
-from powertrain.data.sources.text_types import wider
+from powertrain.data.sources.files.files import file_paths
+from powertrain.data.sources.files.records import Dialect, last_line_end, pieces
+from powertrain.data.sources.files.text import CsvSource, JsonSource
+from powertrain.data.sources.files.text_types import wider
 from powertrain.errors import DataError
 
 

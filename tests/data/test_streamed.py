@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from tests.data.fed import FakeIterator, Opened, numbers
 from tests.ray_nodes import RayNodes
 
-from powertrain.data import streamed
-from powertrain.data.rows import Rows
-from powertrain.data.streamed import StreamedShard, cut_rows
-from powertrain.engine.ray_feed import Feed, end, iterators_of
+from powertrain.data.ray import shard as streamed
+from powertrain.data.rows.rows import Rows
+from powertrain.data.ray.shard import StreamedShard, cut_rows
+from powertrain.engine.ray.feed import Feed, end, iterators_of
 from powertrain.errors import DataError
 
 
@@ -305,7 +305,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None
 _RANK = """
 import json, sys
 sys.modules["ray"] = None  # importing it would fail
-from powertrain.data.streamed import StreamedShard
+from powertrain.data.ray.shard import StreamedShard
 shard = StreamedShard("train", sys.argv[1], world_size=2)
 seen = []
 for epoch in shard.epochs(2):
@@ -452,7 +452,7 @@ def test_an_actor_that_holds_a_slot_is_not_warned_of_by_ray(tmp_path: Path) -> N
     """Its feeds wait for Ray on threads of their own, which hold no event loop up."""
     import ray.data
 
-    from powertrain.engine.ray_actors import SlotActor
+    from powertrain.engine.ray.actors import SlotActor
 
     class Holder(SlotActor):
         async def warned(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from powertrain.data.torch_batches import TorchConversion
+from powertrain.data.rows.torch_batches import TorchConversion
 from powertrain.errors import DataError
 
 

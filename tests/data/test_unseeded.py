@@ -12,10 +12,10 @@ import pytest
 from tests.data.numbered import ids
 
 from powertrain import data
-from powertrain.data.changes import changed_message
+from powertrain.data.plan.changes import changed_message
 from powertrain.data.dataset import Dataset
-from powertrain.data.position import Position
-from powertrain.data.prepared import Prepared
+from powertrain.data.plan.position import Position
+from powertrain.data.plan.prepared import Prepared
 
 
 def noisy(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

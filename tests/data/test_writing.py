@@ -21,7 +21,7 @@ from tests.data.numbered import Tables, ids, numbered
 from tests.s3_server import S3Server
 
 from powertrain.data.dataset import Dataset
-from powertrain.data.plan import Part, Plan
+from powertrain.data.plan.plan import Part, Plan
 from powertrain.errors import DataError
 from powertrain.storage.base import open_storage
 
@@ -78,8 +78,8 @@ def test_types_of_the_source_are_kept(tmp_path: Path) -> None:
 def test_lists_that_a_function_made_fit_together_whatever_their_lengths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("powertrain.data.writing.FILE_BYTES", 1)
-    monkeypatch.setattr("powertrain.data.tables._MOST_BATCH_ROWS", 2)
+    monkeypatch.setattr("powertrain.data.output.writing.FILE_BYTES", 1)
+    monkeypatch.setattr("powertrain.data.output.tables._MOST_BATCH_ROWS", 2)
 
     def tokens(batch: dict[str, Any]) -> dict[str, Any]:
         return {"tokens": np.ones((2, 3), np.int64) if batch["id"][0] == 0 else [[1], [1, 2]]}
@@ -102,9 +102,9 @@ def test_tensors_are_written_as_tensors(tmp_path: Path) -> None:
 def test_types_that_do_not_fit_are_refused_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("powertrain.data.writing.FILE_BYTES", 1)
-    monkeypatch.setattr("powertrain.data.materialized.BLOCK_BYTES", 1)
-    monkeypatch.setattr("powertrain.data.tables._MOST_BATCH_ROWS", 2)
+    monkeypatch.setattr("powertrain.data.output.writing.FILE_BYTES", 1)
+    monkeypatch.setattr("powertrain.data.output.materialized.BLOCK_BYTES", 1)
+    monkeypatch.setattr("powertrain.data.output.tables._MOST_BATCH_ROWS", 2)
 
     def changing(batch: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.array([1, 2]) if batch["id"][0] == 0 else np.array([0.5, 1.5])}
@@ -150,8 +150,8 @@ def test_modes_ignore_and_error(tmp_path: Path) -> None:
 
 
 def test_a_function_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.data.writing.FILE_BYTES", 1)
-    monkeypatch.setattr("powertrain.data.tables._MOST_BATCH_ROWS", 2)
+    monkeypatch.setattr("powertrain.data.output.writing.FILE_BYTES", 1)
+    monkeypatch.setattr("powertrain.data.output.tables._MOST_BATCH_ROWS", 2)
     seen: list[int] = []
 
     def watching(row: dict[str, Any]) -> dict[str, Any]:
@@ -165,8 +165,8 @@ def test_a_function_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytes
 
 
 def test_files_are_hidden_until_all_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.data.writing.FILE_BYTES", 1)
-    monkeypatch.setattr("powertrain.data.tables._MOST_BATCH_ROWS", 2)
+    monkeypatch.setattr("powertrain.data.output.writing.FILE_BYTES", 1)
+    monkeypatch.setattr("powertrain.data.output.tables._MOST_BATCH_ROWS", 2)
     visible: list[str] = []
 
     def watching(row: dict[str, Any]) -> dict[str, Any]:
@@ -188,8 +188,8 @@ def test_the_number_of_rows_of_a_file_can_be_bounded(tmp_path: Path) -> None:
 
 
 def test_files_are_not_smaller_than_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.data.writing.FILE_BYTES", 1)
-    monkeypatch.setattr("powertrain.data.tables._MOST_BATCH_ROWS", 2)
+    monkeypatch.setattr("powertrain.data.output.writing.FILE_BYTES", 1)
+    monkeypatch.setattr("powertrain.data.output.tables._MOST_BATCH_ROWS", 2)
     numbered(10).write_parquet(str(tmp_path), min_rows_per_file=4)
     assert [pyarrow.parquet.read_metadata(path).num_rows for path in written(tmp_path)] == [4, 4, 2]
 

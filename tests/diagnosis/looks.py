@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from powertrain.diagnosis.samples import SAMPLE, Samples
+from powertrain.diagnosis.tables.samples import SAMPLE, Samples
 
 BEGAN = 1.7e9
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from powertrain.diagnosis.samples import Samples
-from powertrain.diagnosis.steps import RECORD, Steps
+from powertrain.diagnosis.tables.samples import Samples
+from powertrain.diagnosis.tables.steps import RECORD, Steps
 from powertrain.run import events as ev
-from powertrain.run.journal import Journal
+from powertrain.run.record.journal import Journal
 from powertrain.storage import Storage
 from powertrain.trace.store import FACTS, SAMPLES, STEPS, Frame, TelemetryStore
 

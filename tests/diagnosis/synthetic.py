@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from powertrain.diagnosis.steps import Floats, Steps
-from powertrain.trace import phases
+from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.trace.recording import phases
 
 #: Seconds of a healthy step, before jitter; the exchange itself is added where ranks meet.
 USUAL = {

@@ -14,7 +14,7 @@ from tests.diagnosis import synthetic
 from tests.support.examples import scaled
 
 from powertrain.diagnosis.report import Report, diagnose, render
-from powertrain.trace import phases
+from powertrain.trace.recording import phases
 
 #: Wide enough that no sentence is cut short.
 WIDTH = 400

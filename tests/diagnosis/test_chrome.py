@@ -15,8 +15,8 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
 
 from powertrain.diagnosis import chrome
-from powertrain.diagnosis.steps import Steps
-from powertrain.trace import phases
+from powertrain.diagnosis.tables.steps import Steps
+from powertrain.trace.recording import phases
 
 
 def spans(events: list[chrome.Event], rank: int, row: int) -> list[chrome.Event]:

@@ -21,8 +21,8 @@ from powertrain.diagnosis.compare import (
     compare,
     render_comparison,
 )
-from powertrain.diagnosis.steps import Steps
-from powertrain.trace import phases
+from powertrain.diagnosis.tables.steps import Steps
+from powertrain.trace.recording import phases
 
 
 def slower(seed: int, factor: float, **options: object) -> Steps:

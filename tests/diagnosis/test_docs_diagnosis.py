@@ -13,11 +13,12 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.run_directory import record
 
 from powertrain import diagnosis
-from powertrain.diagnosis import compare, memory, stragglers
+from powertrain.diagnosis import compare
+from powertrain.diagnosis.rules import memory, stragglers
 from powertrain.diagnosis.finding import SEVERITIES, Finding
 from powertrain.diagnosis.summary import SCHEMA_VERSION, PhaseTime, RankTimes, Report, Throughput
 from powertrain.storage import open_storage
-from powertrain.trace import phases
+from powertrain.trace.recording import phases
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text("utf-8")
 SOURCES = sorted(Path(diagnosis.__path__[0]).glob("*.py"))

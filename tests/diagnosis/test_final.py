@@ -13,7 +13,7 @@ from tests.diagnosis import run_directory, synthetic
 from powertrain.diagnosis import final, summary
 from powertrain.diagnosis.summary import Report
 from powertrain.storage import open_storage
-from powertrain.trace import phases
+from powertrain.trace.recording import phases
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from tests.diagnosis import synthetic
 from tests.diagnosis.synthetic import HEAVY, QUIET, Noise
 
-from powertrain.diagnosis import step_time, stragglers
+from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.steps import Steps
+from powertrain.diagnosis.tables.steps import Steps
 
 
 def wrong(steps: Steps) -> list[Finding]:

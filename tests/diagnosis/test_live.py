@@ -17,7 +17,7 @@ from powertrain.diagnosis.live import Live, news, until_next
 from powertrain.diagnosis.summary import Report
 from powertrain.errors import StorageError
 from powertrain.storage import open_storage
-from powertrain.trace import phases
+from powertrain.trace.recording import phases
 
 
 def finding(kind: str, *ranks: int) -> Finding:

@@ -13,10 +13,10 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
 from tests.support.examples import scaled
 
-from powertrain.diagnosis import machine
-from powertrain.diagnosis.samples import Samples
-from powertrain.trace import phases
-from powertrain.trace.samples import HARDWARE, POWER, THERMAL
+from powertrain.diagnosis.rules import machine
+from powertrain.diagnosis.tables.samples import Samples
+from powertrain.trace.recording import phases
+from powertrain.trace.machine.samples import HARDWARE, POWER, THERMAL
 
 STEPS = synthetic.run(0)
 NO_STEPS = synthetic.run(0, steps=0)

@@ -12,10 +12,10 @@ from tests.diagnosis.run_directory import record, records
 
 from powertrain.diagnosis import recorded as recorded_module
 from powertrain.diagnosis.recorded import read, report_of
-from powertrain.diagnosis.steps import RECORD
+from powertrain.diagnosis.tables.steps import RECORD
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, open_storage
-from powertrain.trace import phases
+from powertrain.trace.recording import phases
 from powertrain.trace.store import STEPS, Frame, TelemetryStore, encode
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.diagnosis.looks import looks
 
-from powertrain.diagnosis.samples import SAMPLE, by_host, samples_of
-from powertrain.trace import samples as records
+from powertrain.diagnosis.tables.samples import SAMPLE, by_host, samples_of
+from powertrain.trace.machine import samples as records
 
 
 def test_a_packed_sample_is_a_row_of_the_table() -> None:

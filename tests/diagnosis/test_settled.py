@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.diagnosis import synthetic
 
-from powertrain.diagnosis.settled import settled, spent
-from powertrain.trace import phases
+from powertrain.diagnosis.tables.settled import settled, spent
+from powertrain.trace.recording import phases
 
 
 def test_the_first_step_and_the_slow_ones_after_it_are_start_up() -> None:

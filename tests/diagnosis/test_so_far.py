@@ -14,7 +14,8 @@ from powertrain import DataParallelTrainer, RunConfig, ScalingConfig, trace
 from powertrain.diagnosis import so_far
 from powertrain.diagnosis.report import diagnose, from_json
 from powertrain.errors import OutsideWorkerError
-from powertrain.trace import alone, patches, phases, spans
+from powertrain.trace.recording import standalone, patches, phases
+from powertrain.trace import recording
 from powertrain.worker import context
 
 STEPS = 30
@@ -24,8 +25,8 @@ STEPS = 30
 def _forgotten() -> Iterator[None]:
     yield
     patches.uninstall()
-    alone.forget()
-    spans.use(None)
+    standalone.forget()
+    recording.use(None)
 
 
 def take_steps(count: int = STEPS, fetch: float = 0.004) -> None:
@@ -70,7 +71,7 @@ def test_a_script_is_told_so_far_and_goes_on_until_its_final_summary(
     assert (final["steps"], final["findings"][0]["kind"]) == (2 * STEPS, "input_bound")
     assert trace.final_summary() == final
     assert capsys.readouterr().out == ""
-    assert spans.recording() is None
+    assert recording.recording() is None
 
 
 @pytest.mark.usefixtures("_forgotten")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.diagnosis import statistics
+from powertrain.diagnosis.tables import statistics
 
 numbers = st.floats(-1e6, 1e6)
 series = st.lists(numbers, max_size=60)

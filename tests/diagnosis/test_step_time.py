@@ -14,11 +14,11 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.synthetic import HEAVY, QUIET, Fault, bound, by_turns, every, first_batch
 from tests.support.examples import scaled
 
-from powertrain.diagnosis import step_time, stragglers
+from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.report import diagnose
-from powertrain.diagnosis.steps import Floats, Steps
-from powertrain.trace import phases
+from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.trace.recording import phases
 
 FAULT = 0.030
 #: What is injected, and the kind and phase that must lead.

@@ -10,10 +10,10 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.synthetic import HEAVY, QUIET, by_turns, late, slow_host
 from tests.support.examples import scaled
 
-from powertrain.diagnosis import step_time, stragglers
+from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.steps import Steps
-from powertrain.trace import phases
+from powertrain.diagnosis.tables.steps import Steps
+from powertrain.trace.recording import phases
 
 FAULT = 0.030
 PHASES = sorted(stragglers.KINDS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 from powertrain.engine.base import SlotShape
-from powertrain.engine.cluster import Node, capacity, demand, fitting, selector, why_never, why_waiting
+from powertrain.engine.ray.capacity import Node, capacity, demand, fitting, selector, why_never, why_waiting
 from powertrain.engine.resources import BOUNDLESS
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")

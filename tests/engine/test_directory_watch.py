@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.engine import directory_watch
-from powertrain.engine.directory_watch import DirectoryWatch
+from powertrain.engine.local import directory_watch
+from powertrain.engine.local.directory_watch import DirectoryWatch
 
 PATIENCE = 20.0
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")

@@ -38,7 +38,7 @@ def test_it_is_safe_after_mere_imports() -> None:
 
 
 def test_a_server_with_torch_preloaded_is_safe_to_fork_and_has_not_loaded_pyarrow() -> None:
-    preload = "from powertrain.engine import server; server._preload(True); "
+    preload = "from powertrain.engine.local import server; server._preload(True); "
     loaded = "import sys; print('ANSWER', 'torch._dynamo' in sys.modules, 'pyarrow' in sys.modules)"
     assert answer(preload + ASK) == ""
     assert answer(preload + loaded) == "True False"

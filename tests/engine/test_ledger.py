@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.engine import claims as files
-from powertrain.engine import directory_watch, locks
-from powertrain.engine import ledger as ledgers
+from powertrain.engine.local import claims as files
+from powertrain.engine.local import directory_watch, locks
+from powertrain.engine.local import ledger as ledgers
 from powertrain.engine.base import SlotShape
-from powertrain.engine.ledger import Ledger, Request
+from powertrain.engine.local.ledger import Ledger, Request
 from powertrain.engine.resources import Machine
 from powertrain.errors import EngineError
 
@@ -278,7 +278,7 @@ HOLD = textwrap.dedent(
     import os, sys, threading
     from pathlib import Path
     from powertrain.engine.base import SlotShape
-    from powertrain.engine.ledger import Ledger, Request
+    from powertrain.engine.local.ledger import Ledger, Request
     from powertrain.engine.resources import Machine
     ledger = Ledger(lambda: Path(sys.argv[1]))
     machine = Machine(cpus=8, gpus=("g",) * 2, visible=("0", "1"))

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from powertrain.engine import ledger, local, resources
+from powertrain.engine.local import ledger
+from powertrain.engine import local, resources
 from powertrain.engine.base import Capacity, Granted, SlotShape, Started, Waiting
 from powertrain.engine.local import LocalEngine, warm_up
 from powertrain.storage.files import private_roots

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from powertrain.engine import ledger, local, resources
+from powertrain.engine.local import ledger
+from powertrain.engine import local, resources
 from powertrain.engine.base import EngineEvent, Granted, SlotShape, Started
 from powertrain.engine.local import LocalEngine, warm_up
 from powertrain.storage.files import private_roots

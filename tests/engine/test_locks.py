@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.engine import locks
+from powertrain.engine.local import locks
 from powertrain.errors import EngineError
 from powertrain.storage.files.private_roots import make_private
 

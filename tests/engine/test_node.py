@@ -26,14 +26,14 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 from powertrain import wire
-from powertrain.engine import node
+from powertrain.engine.ray.node import agent as node
 from powertrain.engine.base import ProcessSpec
 from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
-from powertrain.run.places import own_data_cache
+from powertrain.run.record.directories import own_data_cache
 from powertrain.storage import open_storage
 from powertrain.testing.engine_contract import program
 from powertrain.version import __version__
-from powertrain.worker.mark import RowMark
+from powertrain.worker.checkpoints.row_mark import RowMark
 
 PATIENCE = 20.0
 M = TypeVar("M")
@@ -42,7 +42,7 @@ _AGENT = """
 import os, pickle, sys, threading
 import msgspec
 from powertrain import wire
-from powertrain.engine import node
+from powertrain.engine.ray.node import agent as node
 
 node.FENCED_AFTER, wire.Link.REACH_WITHIN = float(sys.argv[1]), float(sys.argv[2])
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from powertrain.engine.server import OomKills
+from powertrain.engine.local.server import OomKills
 
 KILLED = -signal.SIGKILL
 

@@ -21,7 +21,7 @@ pytest.importorskip("ray")
 _DRIVER = """
 import json, sys, time
 import ray
-from powertrain.engine.ray_autoscaler import autoscales
+from powertrain.engine.ray.autoscaler import autoscales
 
 def until(holds):
     deadline = time.monotonic() + 60
@@ -76,7 +76,7 @@ def ask(cluster: RayAutoscaled, script: str) -> dict[str, Any]:
 def test_a_cluster_whose_nodes_are_added_by_hand_does_not_scale(ray_cluster: RayNodes) -> None:
     from ray.experimental import internal_kv
 
-    from powertrain.engine.ray_autoscaler import autoscales
+    from powertrain.engine.ray.autoscaler import autoscales
 
     store: Any = internal_kv
     answers = [autoscales()]

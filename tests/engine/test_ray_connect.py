@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.ray_nodes import RayNodes
 
-from powertrain.engine import ray_client
+from powertrain.engine.ray import client
 from powertrain.errors import ConfigError, EngineError
 
 ray = pytest.importorskip("ray")
@@ -37,7 +37,7 @@ def without_ray(environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
     environment.setattr(ray, "init", init)
     environment.setattr(ray, "is_initialized", lambda: False)
-    environment.setattr(ray_client, "_ANSWERS_WITHIN", 0.5)
+    environment.setattr(client, "_ANSWERS_WITHIN", 0.5)
     return environment
 
 
@@ -56,10 +56,10 @@ def unused_port() -> Iterator[int]:
 def test_who_only_asks_joins_no_cluster_that_it_has_left() -> None:
     """Ray joins one, or starts one, with whatever it is asked; and an engine may be about to ask when its process
     leaves. The first test of this file: later ones are connected."""
-    with ray_client.only_asking():
+    with client.only_asking():
         with pytest.raises(Exception, match=r"^(?!Ray was asked)."):
             ray.nodes()
-        with ray_client.only_asking(), pytest.raises(Exception, match=r"^(?!Ray was asked)."):
+        with client.only_asking(), pytest.raises(Exception, match=r"^(?!Ray was asked)."):
             ray.util.placement_group([{"CPU": 1}])
         with pytest.raises(Exception, match=r"^(?!Ray was asked)."):
             ray.put(1)
@@ -78,7 +78,7 @@ def test_an_address_where_nobody_answers_is_one_error() -> None:
             EngineError, match=rf"at 'localhost:{port}': no process answers there \(Connection refused\)\. "
         ),
     ):
-        ray_client.connect(f"localhost:{port}")
+        client.connect(f"localhost:{port}")
 
 
 @pytest.mark.usefixtures("without_ray")
@@ -87,7 +87,7 @@ def test_an_address_that_cannot_be_is_one_error(address: str) -> None:
     with pytest.raises(
         EngineError, match=f"cannot connect to the Ray cluster at '{address}'.*ray start --head"
     ):
-        ray_client.connect(address)
+        client.connect(address)
 
 
 def test_an_address_of_the_environment_is_named_as_such(without_ray: pytest.MonkeyPatch) -> None:
@@ -97,11 +97,11 @@ def test_an_address_of_the_environment_is_named_as_such(without_ray: pytest.Monk
             with pytest.raises(
                 EngineError, match=rf"RAY_ADDRESS='127.0.0.1:{port}': no process answers there"
             ):
-                ray_client.connect(address)
+                client.connect(address)
 
 
 def test_a_head_that_is_just_starting_is_waited_for(without_ray: pytest.MonkeyPatch) -> None:
-    without_ray.setattr(ray_client, "_ANSWERS_WITHIN", 30.0)
+    without_ray.setattr(client, "_ANSWERS_WITHIN", 30.0)
     with socket.socket() as head:
         head.bind(("", 0))
         address = f"localhost:{head.getsockname()[1]}"
@@ -111,13 +111,13 @@ def test_a_head_that_is_just_starting_is_waited_for(without_ray: pytest.MonkeyPa
 
         without_ray.setattr(time, "sleep", listen_at_the_second_look)
         with pytest.raises(AssertionError, match="Ray was asked"):
-            ray_client.connect(address)
+            client.connect(address)
 
 
 def test_what_ray_says_of_an_address_is_a_sentence(environment: pytest.MonkeyPatch) -> None:
     environment.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(EngineError, match=r"Invalid address format: nonsense\. Check the address"):
-        ray_client.connect("nonsense")
+        client.connect("nonsense")
 
 
 # --------------------------------------------------------------------------- Ray's client
@@ -129,18 +129,18 @@ def test_an_address_for_rays_client_is_refused_wherever_it_comes_from(
     with pytest.raises(
         EngineError, match=r"^'ray://head:10001' is an address for Ray's client.*ray job submit"
     ):
-        ray_client.connect("ray://head:10001")
+        client.connect("ray://head:10001")
     without_ray.setenv("RAY_ADDRESS", "ray://head:10001")
     for address in (None, "auto"):
         with pytest.raises(
             EngineError, match=r"^RAY_ADDRESS='ray://head:10001' is an address for Ray's client"
         ):
-            ray_client.connect(address)
+            client.connect(address)
     without_ray.setenv("RAY_ADDRESS", "http://head:8265")
     with pytest.raises(
         EngineError, match=r"^RAY_ADDRESS='http://head:8265' is the address of Ray's dashboard"
     ):
-        ray_client.connect()
+        client.connect()
 
 
 def test_a_process_that_is_connected_through_rays_client_is_refused(environment: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_process_that_is_connected_through_rays_client_is_refused(environment:
     with pytest.raises(
         EngineError, match="This process is connected through Ray's client, and so is not part"
     ):
-        ray_client.connect()
+        client.connect()
 
 
 # --------------------------------------------------------------------------- one process, one cluster
@@ -161,17 +161,17 @@ class TestConnected:
         port = ray_cluster.address.rpartition(":")[2]
         hosts = ["localhost", "127.0.0.1", socket.gethostname()]
         for address in (None, "auto", "local", ray_cluster.address, *(f"{host}:{port}" for host in hosts)):
-            ray_client.connect(address)
+            client.connect(address)
 
     @pytest.mark.parametrize("address", ["nonsense", "localhost:1", "no-such-host.invalid:{port}"])
     def test_that_of_another_is_a_contradiction(self, ray_cluster: RayNodes, address: str) -> None:
         address = address.format(port=ray_cluster.address.rpartition(":")[2])
         with pytest.raises(EngineError, match=f"'{address}' was given.*'{ray_cluster.address}' already"):
-            ray_client.connect(address)
+            client.connect(address)
 
     def test_the_environment_contradicts_nothing(self, environment: pytest.MonkeyPatch) -> None:
         environment.setenv("RAY_ADDRESS", "ray://elsewhere:10001")
-        ray_client.connect()
+        client.connect()
 
 
 # --------------------------------------------------------------------------- what is said and checked
@@ -179,7 +179,7 @@ class TestConnected:
 
 def test_a_cluster_that_was_started_for_the_script_is_told() -> None:
     code = (
-        "from powertrain.engine.ray_client import connect\n"
+        "from powertrain.engine.ray.client import connect\n"
         "connect(num_cpus=1, include_dashboard=False, _temp_dir=__import__('sys').argv[1])\n"
     )
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:
@@ -200,7 +200,7 @@ def test_a_field_of_a_runtime_env_that_ray_does_not_have_is_refused(without_ray:
     with pytest.raises(
         ConfigError, match=r"^init\(runtime_env=...\) has the field 'envvars'.*mean 'env_vars'\?"
     ):
-        ray_client.connect(runtime_env={"envvars": {"A": "b"}})
+        client.connect(runtime_env={"envvars": {"A": "b"}})
     without_ray.setenv("RAY_RUNTIME_ENV_PLUGINS", '[{"class": "a.Plugin"}]')
     with pytest.raises(AssertionError, match="Ray was asked"):
-        ray_client.connect(runtime_env={"field_of_the_plugin": 1})
+        client.connect(runtime_env={"field_of_the_plugin": 1})

@@ -26,8 +26,8 @@ def runtime() -> Iterator[Path]:
 class TestRayEngine(ProcessContract):
     @pytest.fixture
     def engine(self, ray_cluster: RayNodes, runtime: Path) -> Iterator[Engine]:
-        from powertrain.engine.ray import RayEngine
-        from powertrain.engine.ray_options import RayOptions
+        from powertrain.engine.ray.engine import RayEngine
+        from powertrain.engine.ray.options import RayOptions
 
         self.cluster = ray_cluster
         options = RayOptions(run="contract", runtime_dir=str(runtime), preloads_torch=False)

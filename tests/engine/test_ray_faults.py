@@ -35,8 +35,8 @@ def fault() -> str:
 @pytest.fixture
 def start() -> Iterator[Callable[..., Stage]]:
     """Engines of this test, each with all that it has said."""
-    from powertrain.engine.ray import RayEngine
-    from powertrain.engine.ray_options import RayOptions
+    from powertrain.engine.ray.engine import RayEngine
+    from powertrain.engine.ray.options import RayOptions
 
     runtime = make_runtime_directory("faults")
     made: list[Stage] = []
@@ -89,7 +89,7 @@ def groups_in_ray() -> list[str]:
 def streams(ray_cluster: RayNodes) -> list[Any]:
     import ray
 
-    from powertrain.engine.ray_streams import Stream
+    from powertrain.engine.ray.streams import Stream
 
     return [Stream("train", ray.data.range(10))]
 
@@ -118,7 +118,7 @@ def test_a_rank_that_waits_for_the_others_feeds_can_be_ended(
 def test_ranks_whose_feeds_cannot_begin_end_with_the_reason(
     start: Callable[..., Stage], streams: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powertrain.engine import ray_streams
+    from powertrain.engine.ray import streams as ray_streams
 
     def breaks(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such block")
@@ -183,7 +183,7 @@ def test_workers_come_after_what_the_trainer_asks_for_itself(
 def test_a_node_that_was_refused_is_not_asked_for_again(
     start: Callable[..., Stage], node: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powertrain.engine.ray_agents import Agents
+    from powertrain.engine.ray.agents import Agents
 
     bad = node()
 
@@ -252,7 +252,7 @@ def test_a_process_that_leaves_the_cluster_loses_its_slots_and_joins_no_other(
 ) -> None:
     import ray
 
-    from powertrain.engine.ray_client import connect
+    from powertrain.engine.ray.client import connect
 
     stage = start()
     [slot] = stage.slots(1)
@@ -285,8 +285,8 @@ def test_a_process_that_leaves_the_cluster_while_ray_answers_loses_its_slots(
 ) -> None:
     import ray
 
-    from powertrain.engine import ray as ray_module
-    from powertrain.engine import ray_client
+    from powertrain.engine.ray import engine as ray_module
+    from powertrain.engine.ray import client as ray_client
 
     monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)
     stage = start()
@@ -315,9 +315,9 @@ def test_a_head_that_does_not_answer_keeps_no_loss_and_no_end_waiting(
     node: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from powertrain.engine import ray_agents, ray_client
+    from powertrain.engine.ray import agents, client as ray_client
 
-    monkeypatch.setattr(ray_agents, "LOST_AFTER", 3.0)
+    monkeypatch.setattr(agents, "LOST_AFTER", 3.0)
     monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)
     lost = node()
     stage = start()

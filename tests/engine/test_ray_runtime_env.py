@@ -48,7 +48,7 @@ def test_ranks_start_in_the_working_dir_of_a_runtime_env(ray_cluster: RayNodes, 
 
 
 def test_directories_of_this_machine_are_uploaded_and_the_rest_stays(tmp_path: Path) -> None:
-    from powertrain.engine.ray_client import uploaded
+    from powertrain.engine.ray.client import uploaded
 
     (tmp_path / "module.py").touch()
     given = {"working_dir": str(tmp_path), "excludes": ["*.bin"], "env_vars": {"A": "b"}}
@@ -87,6 +87,6 @@ def test_a_field_that_ray_does_not_have_is_refused_with_what_was_meant() -> None
 
 @pytest.mark.parametrize("field", ["nsight", "_nsight", "config", "image_uri"])
 def test_fields_that_ray_has_are_not_refused(field: str) -> None:
-    from powertrain.engine.ray_client import _refuse_unknown_fields
+    from powertrain.engine.ray.client import _refuse_unknown_fields
 
     _refuse_unknown_fields({field: "value"}, "here")

@@ -73,7 +73,7 @@ def test_a_directory_that_nobody_holds_is_swept(root: Path) -> None:
 
 def test_the_claim_of_a_process_that_was_killed_is_swept(root: Path) -> None:
     make_elsewhere(
-        "from powertrain.engine.base import SlotShape; from powertrain.engine import ledger, resources; import os; "
+        "from powertrain.engine.base import SlotShape; from powertrain.engine.local import ledger; from powertrain.engine import resources; import os; "
         "shape, machine = SlotShape(explicit=True), resources.Machine(cpus=2); "
         "wanted = ledger.Request('a', 'a', 'a', 'here', machine, 1, shape); "
         "local._ledger.claim(wanted, print, print); os.kill(os.getpid(), 9)"
@@ -96,6 +96,6 @@ def test_a_forked_child_does_not_hold_up_the_removal() -> None:
         print(os.waitpid(child, os.WNOHANG)[0] == 0, directory.exists(), flush=True)
         os.kill(child, 9)
         os.waitpid(child, 0)
-    """
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"], "the child lives, the directory is gone"

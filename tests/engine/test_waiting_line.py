@@ -13,7 +13,7 @@ from tests.support.examples import scaled
 
 from powertrain.engine.base import SlotShape
 from powertrain.engine.resources import Holding, Machine, missing
-from powertrain.engine.waiting_line import Place, Wish, contend, places, reason, room, shares
+from powertrain.engine.local.waiting_line import Place, Wish, contend, places, reason, room, shares
 
 LICENSES = 3.0
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
-from powertrain.run import journal
+from powertrain.run.record import journal
 from powertrain.storage import open_storage
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -18,10 +18,11 @@ import torch
 from tests.fuzz.data_api_values import HOSTILE, FromAFunction
 
 from powertrain import data
-from powertrain.data import collate_fn, expressions, streamed
+from powertrain.data import collate_fn, expressions
+from powertrain.data.ray import shard as streamed
 from powertrain.data.dataset import Dataset
 from powertrain.data.shard import Batches, DataShard, EpochIterator
-from powertrain.data.streamed import StreamedBatches, StreamedShard
+from powertrain.data.ray.shard import StreamedBatches, StreamedShard
 from powertrain.errors import PowertrainError
 
 ROWS = 7

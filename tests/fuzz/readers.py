@@ -27,10 +27,11 @@ from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
 from powertrain.cli.show import show
 from powertrain.errors import PowertrainError
-from powertrain.result import Result
-from powertrain.result_contents import picture_of
+from powertrain.result.result import Result
+from powertrain.result.contents import picture_of
 from powertrain.run import events as ev
-from powertrain.run import journal, metric_view
+from powertrain.run.record import journal
+from powertrain.run.metrics import curves as metric_view
 from powertrain.storage import open_storage
 from powertrain.trace import store
 

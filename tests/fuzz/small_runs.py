@@ -18,7 +18,8 @@ from typing import Any
 import powertrain
 from powertrain.checkpoint import commit
 from powertrain.checkpoint.manifest import Validation
-from powertrain.run import metric_segments, metrics
+from powertrain.run.metrics import segments
+from powertrain.run import metrics
 from powertrain.storage import open_storage
 
 FINISHED, KILLED = "finished", "killed"
@@ -83,12 +84,12 @@ def trainer(root: Path, name: str, workers: int, dies_at: int = 0) -> powertrain
 @contextlib.contextmanager
 def _small_batches() -> Iterator[None]:
     """So that a few points make several batches, most of them with a summary."""
-    before = metric_segments.BATCH_POINTS, metrics.SEGMENT_POINTS
-    metric_segments.BATCH_POINTS, metrics.SEGMENT_POINTS = 5, 6
+    before = segments.BATCH_POINTS, metrics.SEGMENT_POINTS
+    segments.BATCH_POINTS, metrics.SEGMENT_POINTS = 5, 6
     try:
         yield
     finally:
-        metric_segments.BATCH_POINTS, metrics.SEGMENT_POINTS = before
+        segments.BATCH_POINTS, metrics.SEGMENT_POINTS = before
 
 
 def record(root: Path) -> None:

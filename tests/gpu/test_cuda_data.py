@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import powertrain
 import powertrain.data
 from powertrain import RunConfig, ScalingConfig
-from powertrain.data.device import DeviceFeed, Handle, lay_out
+from powertrain.data.rows.device import DeviceFeed, Handle, lay_out
 from powertrain.errors import ConfigError
 from powertrain.torch import TorchTrainer
 

@@ -29,7 +29,7 @@ def test_a_loop_on_a_gpu_goes_on_bit_identical() -> None:
         import torch
 
         from powertrain.torch import enable_reproducibility, prepare_model
-        from powertrain.worker.state import load_state, save_state
+        from powertrain.worker.checkpoints.state import load_state, save_state
 
         enable_reproducibility(1)
 
@@ -65,7 +65,7 @@ def test_what_is_queued_on_the_gpu_before_is_saved_and_what_comes_after_is_not()
         import torch
         from safetensors.torch import load_file
 
-        from powertrain.worker.state import save_state
+        from powertrain.worker.checkpoints.state import save_state
 
         model = torch.nn.Linear(4096, 4096, bias=False, device="cuda")
         square = torch.randn(4096, 4096, device="cuda")
@@ -87,7 +87,7 @@ def test_segments_are_pinned_once_and_copied_to_at_the_speed_of_pinned_memory() 
 
         import torch
 
-        from powertrain.worker import state
+        from powertrain.worker.checkpoints import state
 
         model = torch.nn.Module()
         for number in range(256):
@@ -126,7 +126,7 @@ def test_a_sharded_model_on_a_gpu_is_saved_and_loaded() -> None:
         import torch
 
         from powertrain.torch import prepare_model
-        from powertrain.worker.state import load_state, save_state
+        from powertrain.worker.checkpoints.state import load_state, save_state
 
         def begin() -> tuple[Any, Any]:
             net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))

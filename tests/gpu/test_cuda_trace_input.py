@@ -18,16 +18,17 @@ from tests.data.small_source import numbered  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from powertrain import trace  # noqa: E402
-from powertrain.data.prepared import Prepared  # noqa: E402
+from powertrain.data.plan.prepared import Prepared  # noqa: E402
 from powertrain.data.shard import DataShard  # noqa: E402
 from powertrain.torch import prepare  # noqa: E402
 from powertrain.torch.data_loader import prepare_data_loader  # noqa: E402
-from powertrain.trace import patches, phases, spans  # noqa: E402
-from powertrain.trace.phases import RECORD_SIZE, StepRecord  # noqa: E402
+from powertrain.trace.recording import patches, phases
+from powertrain.trace import recording  # noqa: E402
+from powertrain.trace.recording.phases import RECORD_SIZE, StepRecord  # noqa: E402
 from powertrain.worker import context  # noqa: E402
 from powertrain.worker.context import Place, Session  # noqa: E402
 from powertrain.worker.progress import Gate  # noqa: E402
-from powertrain.worker.shards import RecordedWaits  # noqa: E402
+from powertrain.worker.data.shards import RecordedWaits  # noqa: E402
 
 #: Bytes of a batch: some milliseconds over PCI Express.
 LARGE = 256 * 2**20
@@ -37,24 +38,24 @@ CYCLES = int(0.1 * 1.7e9)
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[spans.Recorder]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[recording.Recorder]:
     service: Any = SimpleNamespace(row=0, post=lambda message: None)
     monkeypatch.setattr(prepare, "_settings", prepare._Settings())
     monkeypatch.setattr(context, "_session", Session(Place(rank=0, world_size=1), service, Gate()))
     yield begin()
     patches.uninstall()
-    spans.use(None)
+    recording.use(None)
 
 
-def begin() -> spans.Recorder:
+def begin() -> recording.Recorder:
     """A new one, which times every step on the device until it knows what is usual."""
-    recorder = spans.Recorder()
-    spans.use(recorder)
+    recorder = recording.Recorder()
+    recording.use(recorder)
     trace.init()
     return recorder
 
 
-def steps_over(recorder: spans.Recorder, batches: Any, cycles: int = 0) -> list[StepRecord]:
+def steps_over(recorder: recording.Recorder, batches: Any, cycles: int = 0) -> list[StepRecord]:
     model = torch.nn.Linear(1, 1).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for batch in batches:
@@ -87,7 +88,7 @@ def prepared(rows_of_batch: int, count: int = 6) -> Any:
 
 
 def test_the_gpu_waits_for_a_copy_ahead_only_where_it_has_nothing_else_to_do(
-    recorder: spans.Recorder,
+    recorder: recording.Recorder,
 ) -> None:
     idle = steps_over(recorder, prepared(4))
     assert sum(step.samples for step in idle) == 24
@@ -104,7 +105,7 @@ def test_the_gpu_waits_for_a_copy_ahead_only_where_it_has_nothing_else_to_do(
 
 
 def test_batches_of_a_shard_are_on_the_gpu_and_its_thread_copies_nothing(
-    recorder: spans.Recorder, tmp_path: Path
+    recorder: recording.Recorder, tmp_path: Path
 ) -> None:
     inspected = numbered([60]).inspected()
     shard = DataShard(

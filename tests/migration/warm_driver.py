@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.migration.running import _EXIT_TIMEOUT_S, _POLL_INTERVAL_S, Ended
 
-from powertrain.trace import processes
+from powertrain.trace.machine import processes
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LARGEST_MESSAGE = 1 << 16
@@ -142,9 +142,9 @@ def _become(script: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("torch._dynamo", "powertrain.torch", "powertrain.data", "powertrain.engine.server"):
+    for name in ("torch._dynamo", "powertrain.torch", "powertrain.data", "powertrain.engine.local.server"):
         importlib.import_module(name)
-    from powertrain.engine.server import import_for_workers
+    from powertrain.engine.local.server import import_for_workers
 
     import_for_workers(torch_too=True)
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

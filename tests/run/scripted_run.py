@@ -11,7 +11,7 @@ from powertrain.checkpoint import commit
 from powertrain.checkpoint.chain import Chain
 from powertrain.engine import base
 from powertrain.run import events as ev
-from powertrain.run import journal
+from powertrain.run.record import journal
 from powertrain.run.controller import Controller, RunOutcome
 from powertrain.run.metrics import read_table
 from powertrain.run.spec import RunSpec

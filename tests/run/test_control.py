@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from powertrain.run import control
-from powertrain.run.control import (
+from powertrain.run.remote import protocol
+from powertrain.run.remote.protocol import (
     Answer,
     Card,
     Describe,
@@ -44,7 +44,7 @@ def room(root: Path) -> Path:
     return root / "run"
 
 
-def answer_with_the_question(question: control.Question, visitor: Visitor) -> None:
+def answer_with_the_question(question: protocol.Question, visitor: Visitor) -> None:
     visitor.answer(msgspec.json.encode(question).decode())
 
 
@@ -52,23 +52,23 @@ def answer_with_the_question(question: control.Question, visitor: Visitor) -> No
     "question",
     [Resize(workers=3), Stop(by="me", now=True, within=2.5), LookAround(ranks=(0, 7)), Describe()],
 )
-def test_every_question_arrives_as_it_was_asked(room: Path, question: control.Question) -> None:
-    with control.listening(room, _CARD, answer_with_the_question):
-        (answer,) = control.ask_run(room, question)
+def test_every_question_arrives_as_it_was_asked(room: Path, question: protocol.Question) -> None:
+    with protocol.listening(room, _CARD, answer_with_the_question):
+        (answer,) = protocol.ask_run(room, question)
     assert isinstance(answer, Answer)
-    assert msgspec.json.decode(answer.message, type=control.Question) == question
+    assert msgspec.json.decode(answer.message, type=protocol.Question) == question
 
 
 def test_a_reply_in_many_large_parts_arrives_whole_and_in_order(room: Path) -> None:
     wide = ProcessStack(pid=1, title="x" * (1 << 20), state="running")
 
-    def look(_: control.Question, visitor: Visitor) -> None:
+    def look(_: protocol.Question, visitor: Visitor) -> None:
         for rank in range(8):
             visitor.tell(RankSeen(rank=rank, processes=[wide]))
         visitor.answer("that was all")
 
-    with control.listening(room, _CARD, look):
-        *parts, last = control.ask_run(room, LookAround())
+    with protocol.listening(room, _CARD, look):
+        *parts, last = protocol.ask_run(room, LookAround())
     assert [part.rank for part in parts if isinstance(part, RankSeen)] == list(range(8))
     assert all(isinstance(part, RankSeen) and part.processes == [wide] for part in parts)
     assert last == Answer(ok=True, message="that was all")
@@ -77,20 +77,20 @@ def test_a_reply_in_many_large_parts_arrives_whole_and_in_order(room: Path) -> N
 def test_who_waits_holds_nobody_up(room: Path) -> None:
     waiting: list[Visitor] = []
 
-    def ask(question: control.Question, visitor: Visitor) -> None:
+    def ask(question: protocol.Question, visitor: Visitor) -> None:
         if isinstance(question, LookAround):
             waiting.append(visitor)
         else:
             visitor.answer("at once")
             waiting[0].answer("at last")
 
-    said: list[control.Reply] = []
-    with control.listening(room, _CARD, ask):
-        first = threading.Thread(target=lambda: said.extend(control.ask_run(room, LookAround())))
+    said: list[protocol.Reply] = []
+    with protocol.listening(room, _CARD, ask):
+        first = threading.Thread(target=lambda: said.extend(protocol.ask_run(room, LookAround())))
         first.start()
         while not waiting:
             first.join(0.01)
-        assert list(control.ask_run(room, Describe())) == [Answer(ok=True, message="at once")]
+        assert list(protocol.ask_run(room, Describe())) == [Answer(ok=True, message="at once")]
         first.join()
     assert said == [Answer(ok=True, message="at last")]
 
@@ -98,10 +98,10 @@ def test_who_waits_holds_nobody_up(room: Path) -> None:
 def test_more_than_the_run_can_attend_to_are_turned_away_in_words(
     room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_VISITORS", 1)
-    with control.listening(room, _CARD, answer_with_the_question), socket.socket(socket.AF_UNIX) as silent:
+    monkeypatch.setattr(protocol, "_VISITORS", 1)
+    with protocol.listening(room, _CARD, answer_with_the_question), socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(room / "control.sock"))
-        (refused,) = control.ask_run(room, Describe())
+        (refused,) = protocol.ask_run(room, Describe())
     assert refused == Answer(ok=False, message="1 others are asking the run already. Try again soon.")
 
 
@@ -117,8 +117,8 @@ def test_an_answer_is_read_from_a_run_that_hung_up_before_the_question(tmp_path:
             return True
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(control, "_is_own_peer", hang_up_first)  # called between connecting and asking
-            assert list(control.ask_run(tmp_path, Describe())) == [Answer(ok=False, message="too many")]
+            patch.setattr(protocol, "_is_own_peer", hang_up_first)  # called between connecting and asking
+            assert list(protocol.ask_run(tmp_path, Describe())) == [Answer(ok=False, message="too many")]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_answer_is_read_from_a_run_that_hung_up_before_the_question(tmp_path:
 )
 def test_what_is_no_question_is_answered_in_words(room: Path, line: bytes) -> None:
     with (
-        control.listening(room, _CARD, answer_with_the_question),
+        protocol.listening(room, _CARD, answer_with_the_question),
         socket.socket(socket.AF_UNIX) as connection,
     ):
         connection.settimeout(10)
@@ -139,7 +139,7 @@ def test_what_is_no_question_is_answered_in_words(room: Path, line: bytes) -> No
 
 def test_what_a_later_version_adds_to_a_question_is_passed_over(room: Path) -> None:
     with (
-        control.listening(room, _CARD, answer_with_the_question),
+        protocol.listening(room, _CARD, answer_with_the_question),
         socket.socket(socket.AF_UNIX) as connection,
     ):
         connection.connect(str(room / "control.sock"))
@@ -161,7 +161,7 @@ def test_a_reply_of_another_version_is_told_as_it_came(room: Path) -> None:
 
         run = threading.Thread(target=reply)
         run.start()
-        (answer,) = control.ask_run(room, Describe())
+        (answer,) = protocol.ask_run(room, Describe())
         run.join()
     assert isinstance(answer, Answer)
     assert not answer.ok
@@ -170,9 +170,9 @@ def test_a_reply_of_another_version_is_told_as_it_came(room: Path) -> None:
 
 def test_who_still_waits_when_the_run_ends_is_told_so(room: Path) -> None:
     asked = threading.Event()
-    said: list[control.Reply] = []
-    with control.listening(room, _CARD, lambda _, __: asked.set()):
-        waiting = threading.Thread(target=lambda: said.extend(control.ask_run(room, Describe())))
+    said: list[protocol.Reply] = []
+    with protocol.listening(room, _CARD, lambda _, __: asked.set()):
+        waiting = threading.Thread(target=lambda: said.extend(protocol.ask_run(room, Describe())))
         waiting.start()
         assert asked.wait(10)
     waiting.join(10)
@@ -182,15 +182,15 @@ def test_who_still_waits_when_the_run_ends_is_told_so(room: Path) -> None:
 def test_who_does_not_listen_to_its_answer_does_not_hold_up_the_end_of_the_run(
     room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_LEAVE_WITHIN", 0.2)
+    monkeypatch.setattr(protocol, "_LEAVE_WITHIN", 0.2)
     told = threading.Event()
 
-    def ask(_: control.Question, visitor: Visitor) -> None:
+    def ask(_: protocol.Question, visitor: Visitor) -> None:
         visitor.answer("x" * (16 << 20))  # more than a socket holds
         told.set()
 
     began = time.monotonic()
-    with socket.socket(socket.AF_UNIX) as deaf, control.listening(room, _CARD, ask):
+    with socket.socket(socket.AF_UNIX) as deaf, protocol.listening(room, _CARD, ask):
         deaf.connect(str(room / "control.sock"))
         deaf.sendall(msgspec.json.encode(Describe()) + b"\n")
         assert told.wait(10)
@@ -204,15 +204,15 @@ def test_a_run_that_hangs_up_is_an_error(room: Path) -> None:
         hang_up = threading.Thread(target=lambda: door.accept()[0].close())
         hang_up.start()
         with pytest.raises(OSError, match=r"hung up|Broken pipe|reset"):
-            list(control.ask_run(room, Describe()))
+            list(protocol.ask_run(room, Describe()))
         hang_up.join()
 
 
 def test_only_this_user_can_talk_to_it_and_nothing_is_left(room: Path) -> None:
-    with control.listening(room, _CARD, answer_with_the_question):
+    with protocol.listening(room, _CARD, answer_with_the_question):
         for name in ("control.sock", "control.json"):
             assert stat.S_IMODE((room / name).stat().st_mode) == 0o600
-        assert [live.card for live in control.live_runs(room.parent)] == [_CARD]
+        assert [live.card for live in protocol.live_runs(room.parent)] == [_CARD]
     assert list(room.iterdir()) == []
 
 
@@ -220,15 +220,15 @@ def test_the_card_of_a_process_that_was_killed_is_no_live_run(room: Path) -> Non
     (room / "control.json").write_bytes(msgspec.json.encode(_CARD))
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(room / "control.sock"))  # and nobody listens behind it
-    assert control.live_runs(room.parent) == []
+    assert protocol.live_runs(room.parent) == []
 
 
 def test_a_description_survives_the_way(room: Path) -> None:
     stands = Description(state="training", row=3, row_age=0.25, awaited=[1], uploads=1, debugged=[0])
 
-    def describe(_: control.Question, visitor: Visitor) -> None:
+    def describe(_: protocol.Question, visitor: Visitor) -> None:
         visitor.tell(stands)
         visitor.answer("")
 
-    with control.listening(room, _CARD, describe):
-        assert list(control.ask_run(room, Describe())) == [stands, Answer(ok=True)]
+    with protocol.listening(room, _CARD, describe):
+        assert list(protocol.ask_run(room, Describe())) == [stands, Answer(ok=True)]

@@ -21,10 +21,11 @@ from powertrain.cli.ls import summarize
 from powertrain.config import CheckpointConfig, DataConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
-from powertrain.run import attempt as attempt_module
+from powertrain.run.workers import attempt as attempt_module
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
-from powertrain.run import journal, lifecycle
+from powertrain.run.record import journal
+from powertrain.run import lifecycle
 from powertrain.run.controller import Controller
 from powertrain.storage import boundaries
 from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedWorker

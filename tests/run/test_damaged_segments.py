@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from powertrain.errors import StorageError
-from powertrain.run import metric_segments
+from powertrain.run.metrics import segments
 from powertrain.run import metrics as mt
 from powertrain.run.lifecycle import Branch, RunState
-from powertrain.run.metric_segments import Segment, encode_segment
-from powertrain.run.metric_spool import Spool
-from powertrain.run.metric_view import curve, metric_names
+from powertrain.run.metrics.segments import Segment, encode_segment
+from powertrain.run.metrics.spool import Spool
+from powertrain.run.metrics.curves import curve, metric_names
 from powertrain.run.metrics import MetricsStore, PointRecord, last_of_rank, read_table
-from powertrain.run.points import encode_records, table_of
+from powertrain.run.metrics.points import encode_records, table_of
 from powertrain.storage import Storage, open_storage
 
 KEY = "metrics/0001-000001.arrow"
@@ -63,7 +63,7 @@ def places_in(data: bytes, count: int) -> range:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_segments, "BATCH_POINTS", 8)
+    monkeypatch.setattr(segments, "BATCH_POINTS", 8)
 
 
 @pytest.mark.usefixtures("small_batches")

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from powertrain import wire
 from powertrain.engine.base import Slot
-from powertrain.run import debugging, keyboard
-from powertrain.run.attempt import CLEARING, TRAINING, Attempt, Member
-from powertrain.run.debugging import Debugging, Session, Turns, header, passed_over
-from powertrain.run.keyboard import Keyboard, Typed
-from powertrain.run.placement import Placement
+from powertrain.run.debugging import sessions, keyboard
+from powertrain.run.workers.attempt import CLEARING, TRAINING, Attempt, Member
+from powertrain.run.debugging.sessions import Debugging, Session, Turns, header, passed_over
+from powertrain.run.debugging.keyboard import Keyboard, Typed
+from powertrain.run.workers.placement import Placement
 
 PATIENCE = 30.0
 AT = wire.Frame(file="/home/me/train.py", line=31, function="train_func", source="breakpoint()")
@@ -266,7 +266,7 @@ def test_who_gets_the_terminal_back_is_named(terminal: Terminal) -> None:
 
 
 def test_without_a_terminal_a_rank_is_sent_on_and_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debugging, "why_unusable", lambda: "standard input is not a terminal")
+    monkeypatch.setattr(sessions, "why_unusable", lambda: "standard input is not a terminal")
     talk = Talk()
     assert talk.opens(0) is True
     talk.debugging.heard(talk.members[1], wire.DebugOpened(frame=AT))

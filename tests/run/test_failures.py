@@ -10,8 +10,9 @@ from tests.run.scripted_run import Run
 from powertrain import wire
 from powertrain.engine.base import Exited, Slot
 from powertrain.run import events as ev
-from powertrain.run import failures, placement
-from powertrain.run.attempt import Attempt, Member
+from powertrain.run.health import failures
+from powertrain.run.workers import placement
+from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
 
 

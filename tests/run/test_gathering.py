@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.run.gathering import BATCHES_A_SECOND, SECONDS_AT_MOST, gathering_seconds
+from powertrain.run.workers.pacing import BATCHES_A_SECOND, SECONDS_AT_MOST, gathering_seconds
 
 
 @pytest.mark.parametrize(

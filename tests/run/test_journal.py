@@ -10,9 +10,9 @@ import pytest
 
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
-from powertrain.run import journal as journal_module
+from powertrain.run.record import journal as journal_module
 from powertrain.run import lifecycle
-from powertrain.run.journal import Journal, read, read_counting, replay
+from powertrain.run.record.journal import Journal, read, read_counting, replay
 from powertrain.storage import Storage, open_storage
 
 
@@ -198,7 +198,7 @@ def test_replay_passes_over_what_cannot_have_happened_and_counts_the_rest() -> N
 _WRITER = """
 import sys
 from powertrain.run import events as ev
-from powertrain.run.journal import Journal
+from powertrain.run.record.journal import Journal
 from powertrain.storage import open_storage
 journal = Journal(open_storage(sys.argv[1]), 1)
 number = 0

@@ -21,8 +21,8 @@ from tests.other_user import OtherUser
 from tests.s3_server import S3Server
 
 from powertrain.errors import RunInUseError, StorageError
-from powertrain.run import lease as lease_module
-from powertrain.run.lease import Lease, current_holder
+from powertrain.run.record import lease as lease_module
+from powertrain.run.record.lease import Lease, current_holder
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.adapter import FilesystemStorage
 
@@ -34,7 +34,7 @@ def storage(tmp_path: Path) -> Storage:
 
 _HOLDER = """
 import sys
-from powertrain.run.lease import Lease
+from powertrain.run.record.lease import Lease
 from powertrain.storage import open_storage
 lease = Lease.take(open_storage(sys.argv[1]))
 print(lease.number, flush=True)
@@ -133,7 +133,7 @@ def test_a_rerun_after_sigkill_starts_at_once(storage: Storage, monkeypatch: pyt
 _RACER = """
 import sys
 from powertrain.errors import RunInUseError
-from powertrain.run.lease import Lease
+from powertrain.run.record.lease import Lease
 from powertrain.storage import open_storage
 sys.stdin.readline()
 try:
@@ -289,7 +289,7 @@ def test_a_lease_sees_that_it_was_superseded(storage: Storage) -> None:
 
 _QUICK_HOLDER = """
 import sys
-from powertrain.run import lease
+from powertrain.run.record import lease
 from powertrain.storage import open_storage
 lease.BEAT_EVERY = 0.2
 held = lease.Lease.take(open_storage(sys.argv[1]), on_lost=lambda by: print("lost to", by.number, flush=True))

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from powertrain.run import lease as leases
-from powertrain.run import lease_watch
-from powertrain.run.lease import Holder, Lease
+from powertrain.run.record import lease as leases
+from powertrain.run.record import lease_watch
+from powertrain.run.record.lease import Holder, Lease
 from powertrain.storage import Storage, open_storage
 
 OTHER = Holder(number=1, host="elsewhere", pid=7, user="ada", started=0.0, token="other")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from powertrain.run import events as ev
 from powertrain.run import lifecycle as lc
-from powertrain.run.journal import Journal, read, replay
+from powertrain.run.record.journal import Journal, read, replay
 from powertrain.run.lifecycle import RunState, apply
 from powertrain.storage import open_storage
 

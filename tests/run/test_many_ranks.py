@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from powertrain import wire
 from powertrain.engine.base import Slot
-from powertrain.run import hangs, waits
-from powertrain.run.attempt import Attempt, Member
-from powertrain.run.hang_report import explain
-from powertrain.run.pace import Pace
-from powertrain.run.placement import arrange
-from powertrain.run.rows import WINDOW_REPORTS, RowTable
-from powertrain.run.waits import RankState
-from powertrain.run.watchdog import FLOOR, Notice, Suspect, Watchdog
+from powertrain.run.health import hangs, waits
+from powertrain.run.workers.attempt import Attempt, Member
+from powertrain.run.health.hang_report import explain
+from powertrain.run.health.pace import Pace
+from powertrain.run.workers.placement import arrange
+from powertrain.run.workers.rows import WINDOW_REPORTS, RowTable
+from powertrain.run.health.waits import RankState
+from powertrain.run.health.watchdog import FLOOR, Notice, Suspect, Watchdog
 
 RANKS = 1000
 LINE = wire.Frame(file="/home/me/train.py", line=41, function="train")

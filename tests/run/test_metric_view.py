@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from tests.s3_server import S3Server
 from tests.support.examples import scaled
 
-from powertrain.data.sources import object_files
-from powertrain.run import metric_segments, metrics, points
+from powertrain.data.sources.files import object_files
+from powertrain.run.metrics import segments as metric_segments, points
+from powertrain.run import metrics
 from powertrain.run.lifecycle import Branch, RunState
-from powertrain.run.metric_segments import Segment, encode_segment, merged
-from powertrain.run.metric_spool import Spool, pieces_of
-from powertrain.run.metric_summary import STRETCH_ROWS
-from powertrain.run.metric_view import Curve, curve, metric_names
+from powertrain.run.metrics.segments import Segment, encode_segment, merged
+from powertrain.run.metrics.spool import Spool, pieces_of
+from powertrain.run.metrics.summary import STRETCH_ROWS
+from powertrain.run.metrics.curves import Curve, curve, metric_names
 from powertrain.run.metrics import MetricsStore, PointRecord, dataframe
-from powertrain.run.points import flatten, table_of
+from powertrain.run.metrics.points import flatten, table_of
 from powertrain.storage import Storage, open_storage
 
 

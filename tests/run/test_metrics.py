@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 from powertrain.errors import StorageError
-from powertrain.run import metric_segments
+from powertrain.run.metrics import segments
 from powertrain.run import metrics as mt
 from powertrain.run.lifecycle import Branch, RunState
-from powertrain.run.metric_segments import encode_segment
-from powertrain.run.metric_spool import Spool, joined, points_in, read_spool
-from powertrain.run.metric_view import curve
+from powertrain.run.metrics.segments import encode_segment
+from powertrain.run.metrics.spool import Spool, joined, points_in, read_spool
+from powertrain.run.metrics.curves import curve
 from powertrain.run.metrics import MetricsStore, PointRecord, dataframe, last_of_rank, read_table
-from powertrain.run.points import decode_records, encode_records, table_of
+from powertrain.run.metrics.points import decode_records, encode_records, table_of
 from powertrain.storage import Storage, open_storage
 from powertrain.storage import local as local_storage
 from powertrain.storage.files import descriptors
@@ -519,14 +519,14 @@ def test_ever_new_metrics_do_not_make_ever_wider_segments(
     records = [point(row, **one) for row, one in enumerate(values, 1)]
     with monkeypatch.context() as patch:
         patch.setattr(mt, "SEGMENT_POINTS", 4)
-        patch.setattr(metric_segments, "MAX_COLUMNS", 8)
+        patch.setattr(segments, "MAX_COLUMNS", 8)
         store = MetricsStore(storage, 1)
         for start in range(0, 100, 4):
             store.add(records[start : start + 4])
         store.close()
     (key,) = files(storage)
     size = storage.list("metrics")[0].size
-    assert len(metric_segments.Segment(storage, f"metrics/{key}", size).schema) == 5 + 8 + 1
+    assert len(segments.Segment(storage, f"metrics/{key}", size).schema) == 5 + 8 + 1
     assert last_of_rank(storage, RunState()) == records[-1].metrics
     assert curve(storage, RunState(), "key 77").last.tolist() == [77.0]
 

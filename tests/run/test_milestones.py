@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from powertrain.run import events as ev
-from powertrain.run.milestones import milestones
+from powertrain.run.record.milestones import milestones
 
 
 def attempt(number: int, world_size: int, first_row: int) -> ev.AttemptStarted:

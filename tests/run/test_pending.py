@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.run.pending import Pending, next_to_carry, ready_to_commit, shares_to_carry, to_yield
+from powertrain.run.checkpoints.pending import Pending, next_to_carry, ready_to_commit, shares_to_carry, to_yield
 from powertrain.wire import Carried, FilePart, Part
 
 names = st.sampled_from(["a", "b", "c", "d/e", "f/"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.engine.base import Slot
-from powertrain.run.placement import arrange, environment
+from powertrain.run.workers.placement import arrange, environment
 
 
 def slot(name: str, host: str = "a", gpus: tuple[str, ...] = ()) -> Slot:

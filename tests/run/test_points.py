@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import scaled
 
-from powertrain.run import points
-from powertrain.run.points import (
+from powertrain.run.metrics import points
+from powertrain.run.metrics.points import (
     PointRecord,
     concatenate,
     conformed,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.run.events import WorkerFailure
-from powertrain.run.failure_policy import after_failure, after_loss, cause_is_known, order_by_cause
-from powertrain.run.scaling_policy import Elastic, sizes_to_try
+from powertrain.run.health.failure_policy import after_failure, after_loss, cause_is_known, order_by_cause
+from powertrain.run.scaling.policy import Elastic, sizes_to_try
 from powertrain.run.stopping import reason_to_stop
 
 

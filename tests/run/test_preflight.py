@@ -52,7 +52,7 @@ def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path: Path, option: s
 
 
 def test_a_directory_that_is_not_there_yet_will_be_made(tmp_path: Path) -> None:
-    from powertrain.run.preflight import why_unusable
+    from powertrain.run.record.preflight import why_unusable
 
     assert why_unusable(str(tmp_path / "a" / "b"), is_written=True) == ""
     os.symlink(tmp_path / "nowhere", tmp_path / "link")
@@ -61,7 +61,7 @@ def test_a_directory_that_is_not_there_yet_will_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_cannot_be_written_to_is_refused_where_it_must_be(tmp_path: Path) -> None:
-    from powertrain.run.preflight import why_unusable
+    from powertrain.run.record.preflight import why_unusable
 
     tmp_path.chmod(0o555)
     assert "not writable" in why_unusable(str(tmp_path), is_written=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import powertrain
-from powertrain.run import record
+from powertrain.run.record import run_json
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.sealed import DamagedError
 
@@ -22,22 +22,22 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def test_a_record_comes_back_as_it_was(storage: Storage) -> None:
-    storage.put("run.json", record.encode(RECORD))
-    assert record.read(storage) == RECORD
+    storage.put("run.json", run_json.encode(RECORD))
+    assert run_json.read(storage) == RECORD
     assert json.loads(storage.get("run.json"))["seed"] == 5
 
 
 def test_a_record_of_an_earlier_version_is_read(storage: Storage) -> None:
     storage.put("run.json", json.dumps(RECORD, indent=2).encode())
-    assert record.read(storage) == RECORD
+    assert run_json.read(storage) == RECORD
 
 
 def test_no_flipped_byte_gives_another_record(storage: Storage) -> None:
-    data = record.encode(RECORD)
+    data = run_json.encode(RECORD)
     for place in range(len(data)):
         storage.put("run.json", data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         try:
-            found = record.read(storage)
+            found = run_json.read(storage)
         except DamagedError:
             continue
         found = {name: value for name, value in found.items() if name in RECORD}
@@ -51,7 +51,7 @@ def test_no_flipped_byte_gives_another_record(storage: Storage) -> None:
 def test_a_record_of_another_form_is_damaged(storage: Storage, content: Any) -> None:
     storage.put("run.json", json.dumps(content).encode())
     with pytest.raises(DamagedError, match=r"run\.json of the run at"):
-        record.read(storage)
+        run_json.read(storage)
 
 
 @pytest.mark.parametrize("content", [b"[]", b'{"seed": "five"}', b'{"run_config": 5}', b"{", b"\xff"])

@@ -11,10 +11,10 @@ from tests.run.test_watchdog import IN_ALL_REDUCE, IN_LOCK, Run, at
 from tests.support.examples import scaled
 
 from powertrain import wire
-from powertrain.run import failures
-from powertrain.run.hang_report import explain
-from powertrain.run.waits import RankState, find_doomed
-from powertrain.run.watchdog import Act, Notice
+from powertrain.run.health import failures
+from powertrain.run.health.hang_report import explain
+from powertrain.run.health.waits import RankState, find_doomed
+from powertrain.run.health.watchdog import Act, Notice
 
 
 def run_in_which_rank_1_returned(step: float = 0.2, **more: Any) -> tuple[Run, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.run.rows import Row, RowTable
+from powertrain.run.workers.rows import Row, RowTable
 from powertrain.wire import Part, Point
 
 

@@ -11,12 +11,13 @@ from tests.s3_server import Proxy, S3Server
 
 from powertrain.errors import RunInUseError, StorageError
 from powertrain.run import events as ev
-from powertrain.run import journal, metrics, shipping
-from powertrain.run import lease as lease_module
-from powertrain.run.journal import Journal
-from powertrain.run.lease import Lease
+from powertrain.run.record import journal, shipping
+from powertrain.run import metrics
+from powertrain.run.record import lease as lease_module
+from powertrain.run.record.journal import Journal
+from powertrain.run.record.lease import Lease
 from powertrain.run.metrics import MetricsStore, PointRecord
-from powertrain.run.shipping import Shipped, is_spooled
+from powertrain.run.record.shipping import Shipped, is_spooled
 from powertrain.storage import Storage, open_storage
 
 

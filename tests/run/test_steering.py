@@ -11,14 +11,15 @@ import pytest
 from tests.run.scripted_run import Run
 
 from powertrain.checkpoint import commit
-from powertrain.run import control, scaling_policy, steering
+from powertrain.run.remote import protocol
+from powertrain.run.scaling import policy, steering
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
 from powertrain.run.metrics import MetricsStore
 from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
 
 
-class Asks(control.Visitor):
+class Asks(protocol.Visitor):
     """Hands its answer on."""
 
     def __init__(self, take: Callable[[str, bool], Any]) -> None:
@@ -30,7 +31,7 @@ class Asks(control.Visitor):
 
 
 def ask_to_resize(run: Run, workers: int, take: Callable[[str, bool], Any]) -> None:
-    run.controller.visit(control.Resize(workers=workers), Asks(take))
+    run.controller.visit(protocol.Resize(workers=workers), Asks(take))
 
 
 class Elastic:
@@ -71,7 +72,7 @@ def sizes(run: Run) -> list[int]:
 
 @pytest.fixture
 def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling_policy, "SETTLE", 0.0)
+    monkeypatch.setattr(policy, "SETTLE", 0.0)
 
 
 def at_row(run: Run, row: int, act: Any) -> None:

@@ -12,26 +12,27 @@ from hypothesis import strategies as st
 
 from powertrain import wire
 from powertrain.engine import base
-from powertrain.run import launch
+from powertrain.run.workers import launch
 from powertrain.run.spec import RunSpec
 from powertrain.run.telemetry import Telemetry, why_unusable
 from powertrain.storage import open_storage
-from powertrain.trace import samples, spans, store
-from powertrain.trace.phases import RECORD_SIZE
+from powertrain.trace.machine import samples
+from powertrain.trace import recording, store
+from powertrain.trace.recording.phases import RECORD_SIZE
 from powertrain.worker.tracing import TraceSettings
 
 
 def recorded(count: int, path: str = "") -> bytes:
     """So many steps as a rank records them; also as the ring of a rank, where a path is given."""
-    ring = bytearray(spans.ring_size())
-    recorder = spans.Recorder(ring)
+    ring = bytearray(recording.ring_size())
+    recorder = recording.Recorder(ring)
     for _ in range(count):
         recorder.reported()
     recorder.settle()
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(ring)
-    return spans.read_ring(ring)[1]
+    return recording.read_ring(ring)[1]
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from powertrain import wire
 from powertrain.engine.base import Slot, Started
 from powertrain.run import events as ev
-from powertrain.run import startup_report, timeline
-from powertrain.run.startup import Startup, fact_of
-from powertrain.run.timeline import Leg, RankStart, Start, phases_of
+from powertrain.run.startup import report, timeline
+from powertrain.run.startup.recorder import Startup, fact_of
+from powertrain.run.startup.timeline import Leg, RankStart, Start, phases_of
 
 moments = st.floats(0, 1e6)
 #: What a clock of somebody else's may say, also one that was set back or broken.
@@ -72,8 +72,8 @@ def test_whatever_is_known_and_in_whatever_order_it_came_a_start_can_be_told(
     assert all(seconds >= 0 for seconds in fact.path.values())
     assert fact.ranks == tuple(range(len(start.ranks)))
     assert ev.decode(ev.encode(fact)) == fact
-    assert startup_report.line(fact)
-    assert len(startup_report.table(fact)) == len(fact.phases) + 2
+    assert report.line(fact)
+    assert len(report.table(fact)) == len(fact.phases) + 2
 
 
 # --------------------------------------------------------------------------- one start by hand
@@ -124,7 +124,7 @@ def test_a_rank_that_never_came_up_has_the_time_until_the_end_in_what_it_had_beg
     assert fact.phases["hello"] == (0.5, 300.0)
     assert fact.phases["other ranks"] == (299.5, 0.0)
     assert (fact.unfinished, fact.seconds, fact.path["hello"]) == ((0, 1), 302.0, 300.0)
-    assert startup_report.line(fact).startswith("no rank had made a step or a report after 302 s: ")
+    assert report.line(fact).startswith("no rank had made a step or a report after 302 s: ")
 
 
 def test_what_a_rank_measures_never_exceeds_what_the_controller_saw() -> None:
@@ -183,7 +183,7 @@ def test_of_many_ranks_the_spread_is_kept_and_the_slowest_by_name() -> None:
     assert (fact.rank, fact.ranks[0], len(fact.ranks)) == (777, 777, timeline.SLOWEST_KEPT)
     assert fact.spread["data"] == (1.0, 1.0, 2.0)
     assert len(ev.encode(fact)) < 4096
-    assert startup_report.table(fact)[0].split() == ["phase", "fastest", "median", "slowest"]
+    assert report.table(fact)[0].split() == ["phase", "fastest", "median", "slowest"]
 
 
 @given(st.integers(1, 200), st.integers(0, 199))
@@ -248,7 +248,7 @@ def test_a_restart_has_a_timeline_of_its_own_from_the_end_of_the_attempt_before(
     fact = gathered.facts[1]
     assert (fact.attempt, fact.seconds, fact.path["clearing"], fact.path["slots"]) == (1, 2.75, 2.0, 0.5)
     assert "prepare" not in fact.path
-    assert startup_report.line(fact).startswith(
+    assert report.line(fact).startswith(
         "back after 2.8 s: clearing 2.0, imports 0.06, slots 0.50, server 0.06"
     )
 
@@ -262,7 +262,7 @@ def test_an_attempt_that_ends_before_its_first_step_tells_how_far_it_had_come() 
     (fact,) = gathered.facts
     assert (fact.unfinished, fact.rank) == ((1,), 1)
     assert fact.phases["other"] == (0.0, 5.0)
-    assert startup_report.line(fact).startswith("rank 1 had made no step and no report after 6.0 s: ")
+    assert report.line(fact).startswith("rank 1 had made no step and no report after 6.0 s: ")
 
 
 # --------------------------------------------------------------------------- in words
@@ -278,20 +278,20 @@ def test_phases_that_hardly_took_time_are_told_together() -> None:
     fact = told(
         {"imports": 3.0, "slots": 0.02, "fork": 0.03, "hello": 0.04, "first step": 0.91, "other": 0.01}
     )
-    assert startup_report.line(fact) == "first step after 4.0 s: imports 3.0, first step 0.91, other 0.10"
-    assert startup_report.line(told({"fork": 0.0})) == "first step after 0.00 s: other 0.00"
+    assert report.line(fact) == "first step after 4.0 s: imports 3.0, first step 0.91, other 0.10"
+    assert report.line(told({"fork": 0.0})) == "first step after 0.00 s: other 0.00"
 
 
 def test_advice_is_given_where_one_phase_has_most_of_a_long_start() -> None:
-    assert startup_report.advice(told({"imports": 0.9, "fork": 0.1})) == []
-    assert startup_report.advice(told({"first step": 60.0, "fork": 0.1})) == []
-    assert startup_report.advice(told({"imports": 8.0}, engine="ray")) == []
-    assert startup_report.advice(told({"imports": 8.0}, engine="local", torch_was_loaded=True)) == []
-    (imports,) = startup_report.advice(told({"imports": 8.0, "fork": 0.1}, engine="local"))
+    assert report.advice(told({"imports": 0.9, "fork": 0.1})) == []
+    assert report.advice(told({"first step": 60.0, "fork": 0.1})) == []
+    assert report.advice(told({"imports": 8.0}, engine="ray")) == []
+    assert report.advice(told({"imports": 8.0}, engine="local", torch_was_loaded=True)) == []
+    (imports,) = report.advice(told({"imports": 8.0, "fork": 0.1}, engine="local"))
     assert imports.startswith("8.0 s went into imports. Where the script imports torch before fit(), ")
     assert "and no other thread runs by then" in imports, "a process with threads is not forked"
-    (slots,) = startup_report.advice(told({"slots": 30.0}, waited_for="waiting for 1 GPU held by run x"))
+    (slots,) = report.advice(told({"slots": 30.0}, waited_for="waiting for 1 GPU held by run x"))
     assert slots == "30.0 s went into waiting for slots: waiting for 1 GPU held by run x"
-    (function,) = startup_report.advice(told({"function": 8.1}, loaded="transformers", engine="local"))
+    (function,) = report.advice(told({"function": 8.1}, loaded="transformers", engine="local"))
     assert "most of what it loads is of transformers" in function
     assert "no other thread runs" in function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from powertrain.run import events as ev
 from powertrain.run.lifecycle import RunState, apply
-from powertrain.run.unsaved import UnsavedCheckpoint, error_text, summarize
+from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint, error_text, summarize
 
 
 def replayed(*facts: ev.Event) -> RunState:

@@ -21,7 +21,7 @@ from powertrain.config import CheckpointConfig, ValidationConfig, ValidationTask
 from powertrain.engine import base
 from powertrain.errors import ResourceError
 from powertrain.run import events as ev
-from powertrain.run import validations
+from powertrain.run.checkpoints import validations
 from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedProcess, ScriptedWorker
 from powertrain.worker import validation as process
 

@@ -14,21 +14,22 @@ from tests.run.test_controller import waits
 from tests.run.test_steering import Elastic, at_row
 
 from powertrain.engine.base import Inspection, Slot
-from powertrain.run import control, controller, inspections, visits
+from powertrain.run.remote import protocol, inspections, status
+from powertrain.run import controller
 from powertrain.run import events as ev
-from powertrain.run.attempt import TRAINING, Attempt
-from powertrain.run.control import Answer, Description, LookAround, RankSeen, Stop, Visitor
+from powertrain.run.workers.attempt import TRAINING, Attempt
+from powertrain.run.remote.protocol import Answer, Description, LookAround, RankSeen, Stop, Visitor
 from powertrain.run.lifecycle import RunState
 from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
 from powertrain.wire import ProcessStack
-from powertrain.worker.service import Service
+from powertrain.worker.service.service import Service
 
 
 class Asking:
     """Somebody who asks the run, and keeps what it says."""
 
-    def __init__(self, run: Run, question: control.Question, then: Callable[[], None] = lambda: None) -> None:
-        self.said: list[control.Reply] = []
+    def __init__(self, run: Run, question: protocol.Question, then: Callable[[], None] = lambda: None) -> None:
+        self.said: list[protocol.Reply] = []
         self._run, self._question, self._then = run, question, then
         self._thread = threading.Thread(target=self._hear)
 
@@ -153,7 +154,7 @@ def test_what_will_come_of_it_is_said_before(question: Stop, can_be_ended: bool,
     attempt = Attempt(0, [], 1)
     attempt.phase = TRAINING
     state = RunState(state="training", name="digits", committed=((3, "checkpoint_000003"),))
-    words = visits.stop_prospect(state, attempt, question, ends_in_place=False, can_be_ended=can_be_ended)
+    words = status.stop_prospect(state, attempt, question, ends_in_place=False, can_be_ended=can_be_ended)
     assert re.match(f"The run 'digits' {said}", words), words
 
 
@@ -161,7 +162,7 @@ def test_what_will_come_of_it_is_said_before(question: Stop, can_be_ended: bool,
     ("now", "said"), [(False, "only its ending is left"), (True, "what is left of its ending is cut short")]
 )
 def test_a_run_whose_training_is_over_says_so(now: bool, said: str) -> None:
-    words = visits.stop_prospect(
+    words = status.stop_prospect(
         RunState(name="digits"), None, Stop(by="", now=now), ends_in_place=True, can_be_ended=True
     )
     assert words == f"The training of 'digits' is over already: {said}."

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 from powertrain import wire
-from powertrain.run import watchdog
-from powertrain.run.hang_report import Verdict, explain, rank_names
-from powertrain.run.waits import RankState
-from powertrain.run.watchdog import Act, Decision, Notice, Suspect, Watchdog, Withdrawn
+from powertrain.run.health import watchdog
+from powertrain.run.health.hang_report import Verdict, explain, rank_names
+from powertrain.run.health.waits import RankState
+from powertrain.run.health.watchdog import Act, Decision, Notice, Suspect, Watchdog, Withdrawn
 
 SOURCES = {
     20: "for batch in loader:",

@@ -20,7 +20,7 @@ import powertrain.data
 import powertrain.torch
 from powertrain import DataParallelTrainer, RunConfig, ScalingConfig
 from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
-from powertrain.run import placement
+from powertrain.run.workers import placement
 from powertrain.run.events import AttemptStarted, Fact, SlotsWaited
 from powertrain.testing.engine_contract import Stage
 from powertrain.torch import TorchTrainer
@@ -118,8 +118,8 @@ def test_a_run_over_several_nodes_waits_for_room_and_spreads(cluster: RayNodes) 
 
 @pytest.fixture
 def stage(cluster: RayNodes) -> Iterator[Stage]:
-    from powertrain.engine.ray import RayEngine
-    from powertrain.engine.ray_options import RayOptions
+    from powertrain.engine.ray.engine import RayEngine
+    from powertrain.engine.ray.options import RayOptions
 
     runtime = make_runtime_directory("seeds")
     engine = RayEngine(RayOptions(run="seeds", runtime_dir=str(runtime), preloads_torch=False))

@@ -16,7 +16,8 @@ import powertrain
 import powertrain as train
 import powertrain.data
 from powertrain import ScalingConfig, TrainingFailedError
-from powertrain.trace import phases, store
+from powertrain.trace.recording import phases
+from powertrain.trace import store
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"

@@ -14,10 +14,11 @@ from tests.other_user import OtherUser
 
 from powertrain.checkpoint.saver import Staging
 from powertrain.config import DataConfig
-from powertrain.data import scratch
+from powertrain.data.loading import scratch
 from powertrain.engine import local
 from powertrain.errors import EngineError
-from powertrain.run import control, places, shipping
+from powertrain.run.remote import protocol
+from powertrain.run.record import directories, shipping
 from powertrain.storage import open_storage
 from powertrain.storage.files import ownership, private_roots
 
@@ -56,30 +57,30 @@ def test_a_data_cache_that_leads_elsewhere_deletes_nothing_there(
     shared: Path, own_files: Path, other_user: OtherUser, tmp_path: Path
 ) -> None:
     storage = open_storage(tmp_path / "runs")
-    usual = Path(places.data_cache_directory(storage, DataConfig(), "mine"))
+    usual = Path(directories.data_cache_directory(storage, DataConfig(), "mine"))
     assert usual.is_relative_to(shared / NAME)
     if usual.parents[2].exists():
         usual.parents[2].rmdir()
     other_user.run(make_links, str(shared / NAME), {f"data/{usual.parent.name}": str(own_files)})
-    blocks = places.data_cache_directory(storage, DataConfig(), "mine")
-    os.close(places.own_data_cache(blocks))
+    blocks = directories.data_cache_directory(storage, DataConfig(), "mine")
+    os.close(directories.own_data_cache(blocks))
     assert (own_files / "thesis" / "chapter").read_text() == "private"
     assert not Path(blocks).is_relative_to(shared / NAME)
     assert Path(blocks).parents[2].stat().st_mode & 0o777 == 0o700
-    places.remove_data_cache(blocks)
+    directories.remove_data_cache(blocks)
 
 
 def test_a_named_cache_directory_whose_subdirectory_is_taken_is_passed_over(
     shared: Path, own_files: Path, other_user: OtherUser, tmp_path: Path
 ) -> None:
     storage, config = open_storage(tmp_path / "runs"), DataConfig(cache_dir=shared)
-    taken = Path(places.data_cache_directory(storage, config, "mine")).parent
+    taken = Path(directories.data_cache_directory(storage, config, "mine")).parent
     other_user.run(make_links, str(shared), {taken.name: str(own_files)})
-    blocks = places.data_cache_directory(storage, config, "mine")
-    os.close(places.own_data_cache(blocks))
+    blocks = directories.data_cache_directory(storage, config, "mine")
+    os.close(directories.own_data_cache(blocks))
     assert (own_files / "thesis" / "chapter").read_text() == "private"
     assert [notice for notice in private_roots.take_notices() if str(taken) in notice]
-    places.remove_data_cache(blocks)
+    directories.remove_data_cache(blocks)
 
 
 def test_scratch_directories_of_datasets_are_made_where_others_cannot_read_them(
@@ -99,12 +100,12 @@ def test_a_planted_spool_is_not_shipped(
     shared: Path, own_files: Path, other_user: OtherUser, tmp_path: Path
 ) -> None:
     storage = open_storage(tmp_path / "bucket")
-    spool = Path(places.spool_directory(storage))
+    spool = Path(directories.spool_directory(storage))
     if spool.parents[1].exists():
         spool.parents[1].rmdir()
     planted = {f"spool/{spool.name}/left/journal/0001-000001.jsonl": str(own_files / "thesis" / "chapter")}
     other_user.run(make_links, str(shared / NAME), planted)
-    with shipping.spools_below(places.spool_directory(storage)) as (_, abandoned):
+    with shipping.spools_below(directories.spool_directory(storage)) as (_, abandoned):
         for directory in abandoned:
             shipping.Shipped(storage, directory).close()
         assert abandoned == []
@@ -124,7 +125,7 @@ def listening_as_forged_run(root: str) -> Iterator[None]:
 
 def test_a_forged_run_is_not_listed(shared: Path, other_user: OtherUser) -> None:
     with other_user.holding(listening_as_forged_run, str(shared / NAME)):
-        assert [run.card.name for run in control.live_runs(private_roots.runtime_root())] == []
+        assert [run.card.name for run in protocol.live_runs(private_roots.runtime_root())] == []
 
 
 def test_a_process_of_another_user_is_not_asked(shared: Path, other_user: OtherUser) -> None:
@@ -133,7 +134,7 @@ def test_a_process_of_another_user_is_not_asked(shared: Path, other_user: OtherU
         other_user.holding(listening_as_forged_run, str(elsewhere)),
         pytest.raises(PermissionError, match="another user"),
     ):
-        list(control.ask_run(elsewhere / "forged-1-x", control.Describe()))
+        list(protocol.ask_run(elsewhere / "forged-1-x", protocol.Describe()))
 
 
 def ask_without_looking(path: str) -> bytes:
@@ -148,21 +149,21 @@ def ask_without_looking(path: str) -> bytes:
 
 def test_a_run_does_not_answer_another_user(shared: Path, other_user: OtherUser) -> None:
     directory = local.make_runtime_directory("mine")
-    card = control.Card(name="mine", path="/runs/mine", pid=os.getpid())
+    card = protocol.Card(name="mine", path="/runs/mine", pid=os.getpid())
     asked = []
 
-    def answer(question: control.Question, visitor: control.Visitor) -> None:
+    def answer(question: protocol.Question, visitor: protocol.Visitor) -> None:
         asked.append(question)
         visitor.answer("yes")
 
     try:
-        with control.listening(directory, card, answer):
+        with protocol.listening(directory, card, answer):
             for path in (directory.parent, directory, directory / "control.sock"):
                 path.chmod(0o777)  # as if the modes had failed to keep others out
             assert other_user.run(ask_without_looking, str(directory / "control.sock")) == b""
             assert asked == []
-            told = list(control.ask_run(directory, control.Describe()))[-1]
-            assert isinstance(told, control.Answer)
+            told = list(protocol.ask_run(directory, protocol.Describe()))[-1]
+            assert isinstance(told, protocol.Answer)
             assert told.ok
     finally:
         local.remove_runtime_directory(directory)
@@ -200,7 +201,7 @@ def test_checkpoints_that_storage_did_not_take_outlive_the_runs_that_follow(shar
     with private_roots.root_of_one_run(usual) as root:
         staging = root / "staging" / "start"
         (staging / "attempt-0").mkdir(parents=True)
-        places.remove_unless_needed(str(staging), [str(staging / "attempt-0")])
+        directories.remove_unless_needed(str(staging), [str(staging / "attempt-0")])
     with private_roots.root_of_one_run(usual):
         assert (staging / "attempt-0").is_dir()
 

@@ -445,7 +445,7 @@ def _used_by_others(path: str) -> bool:
 
 
 def journal_of(run: Path) -> list[Any]:
-    from powertrain.run import journal
+    from powertrain.run.record import journal
     from powertrain.storage import open_storage
 
     return list(journal.read(open_storage(run)))

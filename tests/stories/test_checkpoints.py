@@ -31,7 +31,7 @@ from powertrain import (
 )
 from powertrain.checkpoint import commit
 from powertrain.errors import ConfigError, TrainingFailedError
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
@@ -296,7 +296,7 @@ def test_on_a_full_disk_training_goes_on_and_what_was_not_saved_is_told(small_di
 
 
 def journal_of(path: Path) -> list[Any]:
-    from powertrain.run import journal
+    from powertrain.run.record import journal
 
     return journal.read(open_storage(path))
 

@@ -25,7 +25,7 @@ import powertrain.data
 from powertrain import DataConfig, FailureConfig
 from powertrain.cli.main import app
 from powertrain.data import Dataset
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
 

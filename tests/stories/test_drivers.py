@@ -22,9 +22,9 @@ from tests.stories.engines import ON_ALL, ON_BOTH, on, ranks
 
 from powertrain import DataParallelTrainer
 from powertrain.errors import RunInUseError
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
-from powertrain.traceback_text import OURS
+from powertrain.text.tracebacks import OURS
 
 
 def trains(engine: str) -> list[str]:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from powertrain import FailureConfig, ScalingConfig
 from powertrain.cli.main import app
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
 
@@ -157,9 +157,9 @@ def test_resize_of_a_run_that_is_not_there_is_one_sentence(tmp_path: Path) -> No
 def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An elastic run starts with what another one leaves, and grows when that one is over."""
     from powertrain import tasks
-    from powertrain.run import scaling_policy
+    from powertrain.run.scaling import policy
 
-    monkeypatch.setattr(scaling_policy, "SETTLE", 0.2)
+    monkeypatch.setattr(policy, "SETTLE", 0.2)
     tasks.init("local", resources={"seat": 3})
     try:
         need = {"CPU": 0, "seat": 1}

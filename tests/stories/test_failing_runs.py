@@ -19,7 +19,7 @@ import pytest
 from tests.stories.engines import ON_BOTH, ON_ONE_MACHINE, on, on_cases, ranks
 
 from powertrain import FailureConfig
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.testing import faults
 from powertrain.torch import TorchTrainer
@@ -185,7 +185,8 @@ def test_a_fault_by_script_reaches_its_rank_at_its_step(fits: Any) -> None:
 
 
 def test_the_abandoned_points_stay_on_disk(fits: Any) -> None:
-    from powertrain.run import journal, metrics
+    from powertrain.run.record import journal
+    from powertrain.run import metrics
     from powertrain.storage import open_storage
 
     outcome = fits.outcome(

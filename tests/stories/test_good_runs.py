@@ -21,7 +21,7 @@ from tests.stories.engines import ON_ALL, ON_BOTH, ON_ONE_MACHINE, on, ranks
 
 from powertrain import Checkpoint, DataConfig, FailureConfig, SyncConfig, UserCallback
 from powertrain.backend import Backend, BackendConfig
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
 

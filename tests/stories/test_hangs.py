@@ -26,11 +26,11 @@ from tests.stories.engines import on, on_cases
 from powertrain import FailureConfig
 from powertrain.engine.local import server_pids
 from powertrain.run import events as ev
-from powertrain.run import watchdog
-from powertrain.run.hangs import Hangs
+from powertrain.run.health import watchdog
+from powertrain.run.health.hangs import Hangs
 from powertrain.torch import TorchTrainer
-from powertrain.trace import stacks
-from powertrain.trace.stacks import py_spy
+from powertrain.trace.stacks import stacks
+from powertrain.trace.stacks.stacks import py_spy
 
 KINDS = {
     "missed_all_reduce": 3,

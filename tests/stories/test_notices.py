@@ -23,7 +23,7 @@ import story
 from tests.stories.engines import ON_BOTH, ON_ONE_MACHINE, on, on_cases
 from tests.stories.going import changes_of_size
 
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
 

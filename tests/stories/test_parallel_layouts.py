@@ -12,7 +12,7 @@ from tests.stories.engines import on_cases
 
 import powertrain
 from powertrain import FailureConfig
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.torch import TorchConfig, TorchTrainer
 

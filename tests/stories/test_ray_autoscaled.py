@@ -13,7 +13,7 @@ from tests.stories.going import changes_of_size, going
 
 from powertrain import ScalingConfig
 from powertrain.run import events as ev
-from powertrain.run import scaling_policy
+from powertrain.run.scaling import policy
 
 pytest.importorskip("ray")
 
@@ -23,7 +23,7 @@ def fits(directory: Any, ray_autoscaled: RayAutoscaled) -> Iterator[Fits]:
     """Runs on the cluster that grows."""
     import ray
 
-    from powertrain.engine.ray_client import connect
+    from powertrain.engine.ray.client import connect
 
     connect(ray_autoscaled.address)
     yield Fits(directory, "ray")
@@ -33,7 +33,7 @@ def fits(directory: Any, ray_autoscaled: RayAutoscaled) -> Iterator[Fits]:
 def test_an_elastic_run_has_nodes_added_up_to_its_largest_size(
     fits: Fits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scaling_policy, "SETTLE", 0.5)
+    monkeypatch.setattr(policy, "SETTLE", 0.5)
     trainer = fits.trainer(
         clustered.reports_until_told, workers=(1, 3), name="grows", train_loop_config={"pace": 0.2}
     )

@@ -34,9 +34,9 @@ def nodes(ray_cluster: RayNodes) -> Iterator[None]:
 def test_a_worker_whose_node_was_given_up_commits_nothing_although_it_lives_and_reports(
     fits: Any, ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powertrain.engine import ray_agents
+    from powertrain.engine.ray import agents
 
-    monkeypatch.setattr(ray_agents, "LOST_AFTER", 6.0)
+    monkeypatch.setattr(agents, "LOST_AFTER", 6.0)
     trainer = fits.trainer(
         clustered.reports_until_told, workers=(1, 2), name="fenced", train_loop_config={"pace": 0.1}
     )

@@ -24,7 +24,7 @@ from tests.ray_network import NetworkNode, NotAllowed, RayNetwork, free_port
 from tests.stories.going import Going, all_of, going, places, sizes
 
 from powertrain import FailureConfig, ScalingConfig
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
 
@@ -227,7 +227,7 @@ def test_a_network_that_is_cut_for_four_seconds_changes_nothing(fits: Any, nodes
 def test_a_network_that_stays_cut_ends_that_node_before_the_run_goes_on_without_it(
     fits: Any, nodes: Nodes
 ) -> None:
-    from powertrain.engine.ray_agents import LOST_AFTER
+    from powertrain.engine.ray.agents import LOST_AFTER
 
     trainer = fits.trainer(
         clustered.reports_until_told,

@@ -26,7 +26,7 @@ from powertrain import CheckpointConfig, FailureConfig, ScalingConfig, wire
 from powertrain.engine.base import SlotShape
 from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
 from powertrain.run import events as ev
-from powertrain.run import scaling_policy
+from powertrain.run.scaling import policy
 from powertrain.testing.engine_contract import Stage
 from powertrain.torch import TorchTrainer
 
@@ -85,7 +85,7 @@ def trainer_of(fits: Any, loop: Callable[..., Any], workers: Any, **options: Any
 def test_an_elastic_run_goes_on_with_the_node_that_is_left_and_grows_when_one_joins(
     fits: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scaling_policy, "SETTLE", 0.5)
+    monkeypatch.setattr(policy, "SETTLE", 0.5)
     rows = 1200  # enough to last until the cluster has handed over the slots of a new node
     given = powertrain.data.from_items([{"id": number} for number in range(rows)]).random_shuffle()
     trainer = trainer_of(
@@ -130,9 +130,9 @@ def read_by_epoch(fits: Any) -> dict[int, Counter[int]]:
 def test_a_run_of_fixed_size_says_what_is_missing_and_goes_on_with_the_slots_that_are_left(
     fits: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powertrain.engine import ray_placing
+    from powertrain.engine.ray import placing
 
-    monkeypatch.setattr(ray_placing, "_STARTS_WITHIN", 1.0)
+    monkeypatch.setattr(placing, "_STARTS_WITHIN", 1.0)
     trainer = trainer_of(
         fits,
         clustered.reports_until_told,
@@ -211,8 +211,8 @@ def drain(pair: Pair, zone: str, deadline: float) -> None:
 @pytest.fixture
 def start(ray_cluster: RayNodes) -> Iterator[Callable[..., Stage]]:
     """Engines of this test, each with all that it has said."""
-    from powertrain.engine.ray import RayEngine
-    from powertrain.engine.ray_options import RayOptions
+    from powertrain.engine.ray.engine import RayEngine
+    from powertrain.engine.ray.options import RayOptions
 
     runtime = make_runtime_directory("placed")
     made: list[Stage] = []
@@ -265,7 +265,7 @@ def test_workers_that_come_one_by_one_lie_as_strategy_and_labels_say(
 
 
 def free_pairs() -> float:
-    from powertrain.engine.ray_client import nodes
+    from powertrain.engine.ray.client import nodes
 
     return sum(found.free.get("pair", 0.0) for found in nodes())
 

@@ -18,7 +18,7 @@ import story
 import powertrain
 from powertrain import CheckpointConfig, PreemptedError, Result, TrainingFailedError
 from powertrain.errors import StorageError
-from powertrain.run import control
+from powertrain.run.remote import protocol
 from powertrain.storage import signed
 from powertrain.storage.files.private_roots import runtime_root
 
@@ -43,8 +43,8 @@ def ended(fits: Any, how: str) -> Result:
 
 def stop_once_it_goes_on() -> None:
     story.await_told("rank 0 goes on", "rank 1 goes on")
-    (live,) = control.live_runs(runtime_root())
-    assert list(control.ask_run(live.directory, control.Stop(by="a story")))
+    (live,) = protocol.live_runs(runtime_root())
+    assert list(protocol.ask_run(live.directory, protocol.Stop(by="a story")))
 
 
 @pytest.mark.smoke

@@ -14,7 +14,7 @@ from tests.stories.engines import ON_BOTH, on
 
 from powertrain import FailureConfig
 from powertrain.run import events as ev
-from powertrain.run import watchdog
+from powertrain.run.health import watchdog
 from powertrain.torch import TorchConfig, TorchTrainer
 
 

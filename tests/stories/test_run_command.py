@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.stories.engines import on
 
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 
 SCRIPTS = Path(__file__).parent / "torchrun_scripts"

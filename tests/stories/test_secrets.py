@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import powertrain
 from powertrain import Checkpoint, DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
-from powertrain.cli.finding import find_run
+from powertrain.cli.common.finding import find_run
 from powertrain.cli.main import app
 from powertrain.run import events as ev
 from powertrain.storage import open_storage

@@ -139,11 +139,11 @@ def test_a_file_with_a_second_name_is_not_written_to(
 def test_checkpoints_are_staged_where_others_cannot_change_them(
     shared_directory: Path, other_user: OtherUser
 ) -> None:
-    from powertrain.run import places
+    from powertrain.run.record import directories
     from powertrain.storage import open_storage
 
     other_user.run(os.mkdir, str(shared_directory / NAME), 0o777)
-    staging = places.staging_directory(
+    staging = directories.staging_directory(
         open_storage(shared_directory).child(NAME), RunConfig().checkpoint_config, "start"
     )
     assert not Path(staging).is_relative_to(shared_directory)

@@ -32,8 +32,9 @@ from powertrain import (
 )
 from powertrain.checkpoint import commit
 from powertrain.errors import CheckpointError
-from powertrain.result import Result
-from powertrain.run import controller, journal, lease, shipping
+from powertrain.result.result import Result
+from powertrain.run import controller
+from powertrain.run.record import journal, lease, shipping
 from powertrain.run import events as ev
 from powertrain.storage import Storage, open_storage
 

@@ -18,8 +18,8 @@ from tests.ray_nodes import RayNodes
 from powertrain import Result
 from powertrain.storage import open_storage
 from powertrain.tune import ResultGrid
-from powertrain.tune.sweep import events as ev
-from powertrain.tune.sweep.record import read_journal
+from powertrain.tune.sweep.journal import events as ev
+from powertrain.tune.sweep.journal.record import read_journal
 
 DRIVER = Path(__file__).parent / "drivers" / "sweeping.py"
 #: The configurations of the grid that most scenarios search, in its order.

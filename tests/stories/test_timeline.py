@@ -16,7 +16,7 @@ import powertrain.data
 from powertrain import FailureConfig
 from powertrain.cli.main import app
 from powertrain.run import events as ev
-from powertrain.run import timeline
+from powertrain.run.startup import timeline
 from powertrain.torch import TorchTrainer
 
 #: Seconds are written down to so many; and two clocks of one machine may differ by this over a story.

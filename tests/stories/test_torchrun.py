@@ -12,7 +12,7 @@ from typing import Any
 import loops
 import pytest
 
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from powertrain import DataParallelTrainer, RunConfig, ScalingConfig, TraceConfig
 from powertrain.cli.main import app
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.storage import open_storage
 from powertrain.trace import store
 

@@ -20,7 +20,7 @@ import tracked
 from tests.stories.tracker_stores import mlflow_runs, tensorboard_points
 from tests.trackers.mlflow_server import MLflowServer
 
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.trackers import MLflow
 
 STEPS = 100

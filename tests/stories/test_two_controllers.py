@@ -27,7 +27,7 @@ from tests.s3_server import S3Server
 
 from powertrain.checkpoint import commit
 from powertrain.run import events as ev
-from powertrain.run import journal
+from powertrain.run.record import journal
 from powertrain.storage import Storage, open_storage
 from powertrain.testing import faults
 from powertrain.testing.faults import Boundary, Delay, Fault, Freeze

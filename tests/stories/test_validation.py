@@ -20,7 +20,7 @@ from tests.stories.engines import ON_ALL, ON_ONE_MACHINE, on
 from powertrain import CheckpointConfig, DataParallelTrainer, ValidationConfig, ValidationTaskConfig
 from powertrain.checkpoint import commit
 from powertrain.engine import resources
-from powertrain.result import Result
+from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.storage import open_storage
 

@@ -20,7 +20,7 @@ from tests.stories.engines import on
 from typer.testing import CliRunner, Result
 
 from powertrain.cli.main import app
-from powertrain.result import Result as RunResult
+from powertrain.result.result import Result as RunResult
 from powertrain.run import events as ev
 
 _COMMAND = [sys.executable, "-c", "from powertrain.cli.main import main; main()"]

@@ -13,7 +13,7 @@ from tests.stories.engines import ON_BOTH, on
 
 import powertrain
 from powertrain.errors import EngineError
-from powertrain.worker.working_directory import enter_launch_dir
+from powertrain.worker.scripts.working_directory import enter_launch_dir
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tests.torch.lone_rank import counting
 from torch.utils.data import DataLoader
 
-from powertrain.torch.accelerated import follow_iteration
+from powertrain.torch.data_loader.accelerated import follow_iteration
 from powertrain.torch.data_loader import prepare_data_loader
 from powertrain.worker.context import Session
 

@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor
 from powertrain.errors import ConfigError
 from powertrain.torch import fsdp, prepare
 from powertrain.torch.prepare import prepare_model
-from powertrain.worker import batch_plan
-from powertrain.worker.batch_plan import plan
+from powertrain.worker.data import batch_plan
+from powertrain.worker.data.batch_plan import plan
 
 
 class Block(nn.Module):
@@ -94,7 +94,7 @@ def assert_same(left: Any, right: Any, where: str = "") -> None:
 
 def save(directory: str, strategy: str, kwargs: dict[str, Any] | None = None) -> Any:
     """Train and save on this rank; what the whole model and optimizer state were."""
-    from powertrain.checkpoint.state_saver import StateSaver
+    from powertrain.checkpoint.state.saver import StateSaver
 
     torch.manual_seed(dist.get_rank())
     model, optimizer = prepared(strategy, **(kwargs or {}))
@@ -108,7 +108,7 @@ def save(directory: str, strategy: str, kwargs: dict[str, Any] | None = None) ->
 
 def load(directory: str, strategy: str, kwargs: dict[str, Any] | None = None) -> Any:
     """Load on this rank, train on; the whole state as it was loaded and as it is in the end."""
-    from powertrain.checkpoint.state_saver import StateLoader
+    from powertrain.checkpoint.state.saver import StateLoader
 
     torch.manual_seed(100 + dist.get_rank())
     model, optimizer = prepared(strategy, **(kwargs or {}))
@@ -403,7 +403,7 @@ def test_experts_inside_a_block_stay_with_their_block() -> None:
 def sharded_loop(config: dict[str, Any]) -> Any:
     """Two more epochs from where the last run of this name ended; what the whole model and optimizer are."""
     import powertrain
-    from powertrain.worker.state import load_state, save_state
+    from powertrain.worker.checkpoints.state import load_state, save_state
 
     model, optimizer = prepared("fsdp")
     loaded = load_state(model=model, optimizer=optimizer)

@@ -30,10 +30,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from powertrain.data import order
-from powertrain.data.device import map_tensors
-from powertrain.data.order import EpochOrder
-from powertrain.data.position import Position
+from powertrain.data.plan import order
+from powertrain.data.rows.device import map_tensors
+from powertrain.data.plan.order import EpochOrder
+from powertrain.data.plan.position import Position
 from powertrain.errors import ConfigError, DataChangedError, DataError, OutsideWorkerError
 from powertrain.torch import data_loader, prepare
 from powertrain.torch.data_loader import (
@@ -44,7 +44,8 @@ from powertrain.torch.data_loader import (
     prepare_data_loader,
     share,
 )
-from powertrain.worker import batch_plan, context
+from powertrain.worker.data import batch_plan
+from powertrain.worker import context
 from powertrain.worker.context import Session
 from powertrain.worker.progress import progress
 

@@ -26,8 +26,8 @@ from powertrain.torch import prepare
 from powertrain.torch.backend import TorchBackend
 from powertrain.torch.prepare import prepare_model
 from powertrain.torch.state_keys import wrapped_key
-from powertrain.worker import batch_plan
-from powertrain.worker.batch_plan import plan
+from powertrain.worker.data import batch_plan
+from powertrain.worker.data.batch_plan import plan
 
 GLOO = TorchConfig(backend="gloo", timeout_s=30)
 

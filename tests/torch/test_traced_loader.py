@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from powertrain.torch import data_loader, prepare
 from powertrain.torch.data_loader import prepare_data_loader
-from powertrain.trace import patches, phases, spans
-from powertrain.trace.phases import StepRecord
-from powertrain.worker import batch_plan, context
+from powertrain.trace.recording import patches, phases
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import StepRecord
+from powertrain.worker.data import batch_plan
+from powertrain.worker import context
 from powertrain.worker.context import Place, Session
 from powertrain.worker.progress import Gate
 
@@ -35,13 +37,13 @@ def rank_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def recorder() -> Iterator[spans.Recorder]:
-    recorder = spans.Recorder()
-    spans.use(recorder)
+def recorder() -> Iterator[recording.Recorder]:
+    recorder = recording.Recorder()
+    recording.use(recorder)
     patches.install(recorder, patches.choose())
     yield recorder
     patches.uninstall()
-    spans.use(None)
+    recording.use(None)
 
 
 def slow_stack(rows: list[Any]) -> torch.Tensor:
@@ -56,7 +58,7 @@ def loader(rows: int, collate: Callable[[list[Any]], Any], **options: Any) -> Da
     return prepare_data_loader(made)
 
 
-def trained(recorder: spans.Recorder, batches: Any, seconds: float = 0.0) -> list[StepRecord]:
+def trained(recorder: recording.Recorder, batches: Any, seconds: float = 0.0) -> list[StepRecord]:
     """The steps of a loop over batches that computes for a while on each."""
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -69,7 +71,7 @@ def trained(recorder: spans.Recorder, batches: Any, seconds: float = 0.0) -> lis
     return [phases.unpack_from(data, at) for at in range(0, len(data), phases.RECORD_SIZE)]
 
 
-def test_a_batch_made_in_the_loop_is_waited_for_as_long_as_it_is_made(recorder: spans.Recorder) -> None:
+def test_a_batch_made_in_the_loop_is_waited_for_as_long_as_it_is_made(recorder: recording.Recorder) -> None:
     found = trained(recorder, loader(20, slow_stack))
     assert [step.samples for step in found] == [4, 4, 2], "of 8 rows of a step, and 4 of the last"
     assert all(step.phases[phases.INPUT] > 0.9 * LONG for step in found)
@@ -77,7 +79,7 @@ def test_a_batch_made_in_the_loop_is_waited_for_as_long_as_it_is_made(recorder: 
 
 
 def test_loader_processes_say_how_long_they_made_a_batch_that_nobody_waited_for(
-    recorder: spans.Recorder,
+    recorder: recording.Recorder,
 ) -> None:
     found = trained(recorder, loader(48, slow_stack, num_workers=1, prefetch_factor=4), seconds=2 * LONG)
     assert [step.samples for step in found] == [4] * 6
@@ -97,7 +99,7 @@ class _Stream:
 
 
 def test_with_copies_ahead_each_batch_counts_once_and_copying_is_no_waiting_for_input(
-    recorder: spans.Recorder, monkeypatch: pytest.MonkeyPatch
+    recorder: recording.Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow_copy(batch: Any, *_: Any) -> Any:
         time.sleep(LONG)
@@ -115,9 +117,9 @@ def test_with_copies_ahead_each_batch_counts_once_and_copying_is_no_waiting_for_
     assert all(step.phases[phases.INPUT] < 0.5 * LONG for step in found)
 
 
-def test_what_a_loader_gives_without_a_recorder_is_the_same(recorder: spans.Recorder) -> None:
+def test_what_a_loader_gives_without_a_recorder_is_the_same(recorder: recording.Recorder) -> None:
     patches.uninstall()
-    spans.use(None)
+    recording.use(None)
     assert [len(rows) for rows in loader(20, slow_stack)] == [4, 4, 2]
-    assert spans.recording() is None
+    assert recording.recording() is None
     assert recorder.steps == 0

@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader
 from powertrain.config import TorchConfig
 from powertrain.torch.backend import TorchBackend
 from powertrain.torch.prepare import prepare_model
-from powertrain.trace import patches, phases, spans
-from powertrain.worker import batch_plan
+from powertrain.trace.recording import patches, phases
+from powertrain.trace import recording
+from powertrain.worker.data import batch_plan
 
 GLOO = TorchConfig(backend="gloo", timeout_s=30)
 #: Seconds that the second rank is late, long beside anything that these small models do.
@@ -135,8 +136,8 @@ def train(model: nn.Module, net: Net, late_in: str, exchange: Callable[[nn.Modul
 def usual_steps(wrap: Callable[[nn.Module], nn.Module], places: list[str]) -> dict[str, list[float]]:
     """For each place where the second rank is late, a usual step of this one by phase, in units of LATE."""
     batch_plan.gradient_weight.reset()
-    recorder = spans.Recorder()
-    spans.use(recorder)
+    recorder = recording.Recorder()
+    recording.use(recorder)
     patches.install(recorder, patches.choose())
     net = Net()
     model = wrap(net)
@@ -159,7 +160,7 @@ def usual_steps(wrap: Callable[[nn.Module], nn.Module], places: list[str]) -> di
             found[place] = [statistics.median(column) / LATE for column in columns]
     finally:
         patches.uninstall()
-        spans.use(None)
+        recording.use(None)
         batch_plan.gradient_weight.reset()
     return found
 
@@ -204,7 +205,7 @@ def is_told_right(waiting: list[float], late: list[float], phase: int) -> bool:
 def gradients(wrap: Callable[[nn.Module], nn.Module], is_traced: bool) -> tuple[list[float], int]:
     """What two backward passes leave on this rank, and how often its model's own hook was called."""
     batch_plan.gradient_weight.reset()
-    recorder = spans.Recorder()
+    recorder = recording.Recorder()
     if is_traced:
         patches.install(recorder, patches.choose())
     calls = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from powertrain.trace import phases, spans
-from powertrain.trace.phases import RECORD_SIZE, StepRecord
+from powertrain.trace.recording import phases
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import RECORD_SIZE, StepRecord
 
 
 class ManualClock:
@@ -29,7 +30,7 @@ def unpacked(data: bytes) -> list[StepRecord]:
     return [phases.unpack_from(data, at) for at in range(0, len(data), RECORD_SIZE)]
 
 
-def steps(recorder: spans.Recorder) -> list[StepRecord]:
+def steps(recorder: recording.Recorder) -> list[StepRecord]:
     """All that a recorder has made, the last one closed."""
     recorder.flush()
     return unpacked(recorder.drain(0)[1])

@@ -15,9 +15,10 @@ import pytest
 
 import powertrain
 from powertrain import trace
-from powertrain.diagnosis.steps import RECORD
-from powertrain.trace import alone, patches, spans
-from powertrain.trace.phases import INPUT, RECORD_SIZE
+from powertrain.diagnosis.tables.steps import RECORD
+from powertrain.trace.recording import standalone, patches
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import INPUT, RECORD_SIZE
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
 
@@ -26,12 +27,12 @@ SOURCES = str(Path(powertrain.__file__).parents[1])
 def _forgotten() -> Iterator[None]:
     yield
     patches.uninstall()
-    alone.forget()
-    spans.use(None)
+    standalone.forget()
+    recording.use(None)
 
 
 def take_steps(count: int, fetch: float = 0.0) -> None:
-    recorder = spans.current()
+    recorder = recording.current()
     for _ in range(count):
         with recorder.phase(INPUT):
             time.sleep(fetch)
@@ -39,7 +40,7 @@ def take_steps(count: int, fetch: float = 0.0) -> None:
             pass
 
 
-def numbers(kept: alone.Kept) -> list[int]:
+def numbers(kept: standalone.Kept) -> list[int]:
     return list(np.frombuffer(kept.steps, RECORD)["step"])
 
 
@@ -51,38 +52,38 @@ def test_init_begins_to_record_and_a_second_one_goes_on() -> None:
     take_steps(3)
     trace.init(mode="manual")
     take_steps(2)
-    own = alone.newest()
+    own = standalone.newest()
     assert own is not None
     assert numbers(own.kept()) == [0, 1, 2, 3, 4]
 
 
 def test_init_begins_to_record_although_something_wrapped_was_used_before() -> None:
-    spans.current()  # as a wrapped model does when it is called
+    recording.current()  # as a wrapped model does when it is called
     trace.init()
-    own = alone.newest()
+    own = standalone.newest()
     assert own is not None
-    assert spans.recording() is own.recorder
-    alone.end()
-    spans.current()
+    assert recording.recording() is own.recorder
+    standalone.end()
+    recording.current()
     trace.init()
-    assert alone.newest() is not own
+    assert standalone.newest() is not own
 
 
 def test_init_in_a_process_that_records_already_begins_nothing_of_its_own() -> None:
-    spans.use(recorder := spans.Recorder())
+    recording.use(recorder := recording.Recorder())
     trace.init(mode="manual")
-    assert spans.recording() is recorder
-    assert alone.newest() is None
+    assert recording.recording() is recorder
+    assert standalone.newest() is None
 
 
 def test_what_was_recorded_stays_after_the_end_and_nothing_is_added() -> None:
     trace.init(mode="manual")
     take_steps(3)
-    own = alone.newest()
+    own = standalone.newest()
     assert own is not None
-    alone.end()
-    alone.end()
-    assert spans.recording() is None
+    standalone.end()
+    standalone.end()
+    assert recording.recording() is None
     assert patches.installed() is None
     assert "powertrain-trace" not in [thread.name for thread in threading.enumerate()]
     take_steps(1)
@@ -90,7 +91,7 @@ def test_what_was_recorded_stays_after_the_end_and_nothing_is_added() -> None:
 
 
 def test_more_steps_than_there_is_room_for_are_thinned_evenly() -> None:
-    own = alone.Alone(most=100 * RECORD_SIZE)
+    own = standalone.Alone(most=100 * RECORD_SIZE)
     for _ in range(20):
         for _ in range(50):
             own.recorder.begin_marked_step()
@@ -105,8 +106,8 @@ def test_more_steps_than_there_is_room_for_are_thinned_evenly() -> None:
 
 
 def test_the_machine_is_looked_at_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "_GLANCE_EVERY", 0.001)
-    own = alone.Alone()
+    monkeypatch.setattr(standalone, "_GLANCE_EVERY", 0.001)
+    own = standalone.Alone()
     deadline = time.monotonic() + 10
     while not own.kept().samples and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -118,7 +119,7 @@ def test_the_machine_is_looked_at_beside_it(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_rank_is_what_a_launcher_says(told: str, rank: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", told)
-        assert alone.own_rank() == rank
+        assert standalone.own_rank() == rank
 
 
 # --------------------------------------------------------------------------- the end of a script

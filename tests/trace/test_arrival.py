@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.trace.arrival import Arrival
+from powertrain.trace.recording.arrival import Arrival
 
 
 def unexpected(error: Exception) -> None:

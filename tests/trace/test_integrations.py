@@ -22,22 +22,23 @@ from powertrain import RunConfig, ScalingConfig, trace
 from powertrain.config import TraceConfig
 from powertrain.errors import ConfigError
 from powertrain.torch import TorchTrainer
-from powertrain.trace import patches, phases, spans
+from powertrain.trace.recording import patches, phases
+from powertrain.trace import recording
 from powertrain.trace.integrations.attaching import Attachment
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer, with_trace
-from powertrain.trace.phases import StepRecord
+from powertrain.trace.recording.phases import StepRecord
 
 LONG = 0.01
 AUTO = patches.choose("auto")
 
 
 @pytest.fixture(autouse=True)
-def recorder() -> Iterator[spans.Recorder]:
-    recorder = spans.Recorder(bytearray(spans.ring_size(500)), clock=clock)
-    spans.use(recorder)
+def recorder() -> Iterator[recording.Recorder]:
+    recorder = recording.Recorder(bytearray(recording.ring_size(500)), clock=clock)
+    recording.use(recorder)
     yield recorder
     patches.uninstall()
-    spans.use(None)
+    recording.use(None)
 
 
 def long_phases(record: StepRecord) -> set[str]:
@@ -114,7 +115,7 @@ def test_an_attachment_to_what_is_traced_whole_changes_nothing() -> None:
     assert patches.installed() is before
 
 
-def test_an_attachment_where_nothing_is_traced_begins_it_and_leaves_it(recorder: spans.Recorder) -> None:
+def test_an_attachment_where_nothing_is_traced_begins_it_and_leaves_it(recorder: recording.Recorder) -> None:
     attachment = Attachment()
     attachment.begin()
     attachment.end()
@@ -181,7 +182,7 @@ class Strategy:
 
 @pytest.mark.parametrize("ends", ["teardown", "on_exception"])
 def test_lightnings_training_step_is_inside_the_step_and_not_its_optimizer(
-    without_frameworks: pytest.MonkeyPatch, recorder: spans.Recorder, ends: str
+    without_frameworks: pytest.MonkeyPatch, recorder: recording.Recorder, ends: str
 ) -> None:
     base = stand_in(without_frameworks, "pytorch_lightning", "Callback")
     found = importlib.import_module("powertrain.trace.integrations.lightning")
@@ -252,7 +253,7 @@ def _lightnings_variable() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_lightnings_variable")
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_lightning_is_seen_phase_by_phase(recorder: spans.Recorder, accumulate: int) -> None:
+def test_lightning_is_seen_phase_by_phase(recorder: recording.Recorder, accumulate: int) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     from powertrain.trace.integrations.lightning import TraceMLCallback
 
@@ -294,7 +295,7 @@ def test_lightning_is_seen_phase_by_phase(recorder: spans.Recorder, accumulate: 
     assert first_of_second_epoch.phases[phases.FORWARD] < (accumulate + 1) * LONG
 
 
-def test_hugging_faces_trainer_is_seen_phase_by_phase(recorder: spans.Recorder, tmp_path: Path) -> None:
+def test_hugging_faces_trainer_is_seen_phase_by_phase(recorder: recording.Recorder, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from powertrain.trace.integrations.huggingface import TraceMLTrainerCallback

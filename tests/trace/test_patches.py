@@ -29,8 +29,9 @@ import powertrain
 from powertrain import trace
 from powertrain.errors import ConfigError
 from powertrain.torch import prepare
-from powertrain.trace import cuda, patches, phases, spans
-from powertrain.trace.phases import StepRecord
+from powertrain.trace.recording import cuda, patches, phases
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import StepRecord
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
 LONG = 0.03
@@ -58,12 +59,12 @@ class Slow(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def recorder() -> Iterator[spans.Recorder]:
-    recorder = spans.Recorder(bytearray(spans.ring_size(100)), clock=clock)
-    spans.use(recorder)
+def recorder() -> Iterator[recording.Recorder]:
+    recorder = recording.Recorder(bytearray(recording.ring_size(100)), clock=clock)
+    recording.use(recorder)
     yield recorder
     patches.uninstall()
-    spans.use(None)
+    recording.use(None)
 
 
 def long_phases(record: StepRecord) -> set[str]:
@@ -90,7 +91,7 @@ def train(model: Any, batches: Any, optimizer: Any = None) -> None:
 # --------------------------------------------------------------------------- what is seen
 
 
-def test_each_phase_of_a_plain_loop_is_seen_where_it_is(recorder: spans.Recorder) -> None:
+def test_each_phase_of_a_plain_loop_is_seen_where_it_is(recorder: recording.Recorder) -> None:
     trace.init()
     train(Slow(), loader())
     assert [seen(step) for step in steps(recorder)] == [
@@ -99,7 +100,7 @@ def test_each_phase_of_a_plain_loop_is_seen_where_it_is(recorder: spans.Recorder
     assert [step.samples for step in steps(recorder)] == [4, 4]
 
 
-def test_an_optimizer_that_calls_the_step_of_its_base_steps_once(recorder: spans.Recorder) -> None:
+def test_an_optimizer_that_calls_the_step_of_its_base_steps_once(recorder: recording.Recorder) -> None:
     class Slower(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             found = super().step(closure)
@@ -117,7 +118,7 @@ def test_an_optimizer_that_calls_the_step_of_its_base_steps_once(recorder: spans
     assert [long_phases(step) for step in found] == [{"optimizer"}] * 3
 
 
-def test_files_that_a_loop_saves_count_as_reporting(recorder: spans.Recorder, tmp_path: Path) -> None:
+def test_files_that_a_loop_saves_count_as_reporting(recorder: recording.Recorder, tmp_path: Path) -> None:
     trace.init()
     model = Slow()
     train(model, loader(rows=4))
@@ -132,7 +133,7 @@ def test_files_that_a_loop_saves_count_as_reporting(recorder: spans.Recorder, tm
 
 
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer", "inside", "outside"])
-def test_a_slow_phase_is_the_one_that_is_long(recorder: spans.Recorder, phase: str) -> None:
+def test_a_slow_phase_is_the_one_that_is_long(recorder: recording.Recorder, phase: str) -> None:
     trace.init()
     model = Slow(forward=LONG if phase == "forward" else 0, backward=LONG if phase == "backward" else 0)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -156,7 +157,7 @@ def test_a_slow_phase_is_the_one_that_is_long(recorder: spans.Recorder, phase: s
         assert long_phases(step) == {phase}
 
 
-def test_a_batch_made_in_the_loop_is_made_for_as_long_as_it_is_waited_for(recorder: spans.Recorder) -> None:
+def test_a_batch_made_in_the_loop_is_made_for_as_long_as_it_is_waited_for(recorder: recording.Recorder) -> None:
     trace.init()
     train(Slow(), loader())
     found = steps(recorder)
@@ -189,8 +190,8 @@ class SlowStream(IterableDataset[Any]):
 )
 @pytest.mark.parametrize("rows", [SlowRows(), SlowStream()])
 def test_processes_of_a_loader_say_how_long_they_made_a_batch(rows: Any) -> None:
-    recorder = spans.Recorder(bytearray(spans.ring_size(100)))
-    spans.use(recorder)
+    recorder = recording.Recorder(bytearray(recording.ring_size(100)))
+    recording.use(recorder)
     trace.init()
     train(Slow(forward=LONG, sleep=time.sleep), DataLoader(rows, batch_size=4, num_workers=2))
     found = steps(recorder)
@@ -210,7 +211,7 @@ def test_of_processes_that_say_nothing_nothing_is_known() -> None:
     assert times.newest() == 2.0
 
 
-def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: spans.Recorder) -> None:
+def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: recording.Recorder) -> None:
     batches = iter(loader(workers=1))
     trace.init()
     train(Slow(), batches)
@@ -219,7 +220,7 @@ def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: s
     assert all(step.phases[phases.INPUT] > 0 for step in found)
 
 
-def test_a_heavy_loss_is_inside_and_not_forward(recorder: spans.Recorder) -> None:
+def test_a_heavy_loss_is_inside_and_not_forward(recorder: recording.Recorder) -> None:
     class HeavyLoss(nn.Module):
         def forward(self, y: torch.Tensor) -> torch.Tensor:
             sleep(LONG)
@@ -231,7 +232,7 @@ def test_a_heavy_loss_is_inside_and_not_forward(recorder: spans.Recorder) -> Non
     assert [long_phases(step) - {"outside"} for step in steps(recorder)] == [{"inside"}] * 2
 
 
-def test_a_forward_that_is_called_directly_is_seen_in_its_parts(recorder: spans.Recorder) -> None:
+def test_a_forward_that_is_called_directly_is_seen_in_its_parts(recorder: recording.Recorder) -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -247,7 +248,7 @@ def test_a_forward_that_is_called_directly_is_seen_in_its_parts(recorder: spans.
     assert [long_phases(step) - {"outside"} for step in steps(recorder)] == [{"forward"}] * 2
 
 
-def test_a_compiled_model_is_seen_and_compiles_as_it_did(recorder: spans.Recorder) -> None:
+def test_a_compiled_model_is_seen_and_compiles_as_it_did(recorder: recording.Recorder) -> None:
     import torch._dynamo
 
     def compiled(model: Any) -> Any:
@@ -271,7 +272,7 @@ def test_a_compiled_model_is_seen_and_compiles_as_it_did(recorder: spans.Recorde
 
 
 def test_a_compiled_optimizer_still_ends_steps_and_compiles_as_it_did(
-    recorder: spans.Recorder, recwarn: pytest.WarningsRecorder
+    recorder: recording.Recorder, recwarn: pytest.WarningsRecorder
 ) -> None:
     import torch._dynamo
 
@@ -295,7 +296,7 @@ def test_a_compiled_optimizer_still_ends_steps_and_compiles_as_it_did(
     torch._dynamo.reset()
 
 
-def test_what_is_computed_again_in_backward_is_backward(recorder: spans.Recorder) -> None:
+def test_what_is_computed_again_in_backward_is_backward(recorder: recording.Recorder) -> None:
     trace.init()
     part = Slow(forward=LONG)
 
@@ -311,7 +312,7 @@ def test_what_is_computed_again_in_backward_is_backward(recorder: spans.Recorder
     assert [long_phases(step) - {"outside"} for step in steps(recorder)] == [{"forward", "backward"}] * 2
 
 
-def test_a_closure_is_taken_out_of_the_optimizer(recorder: spans.Recorder) -> None:
+def test_a_closure_is_taken_out_of_the_optimizer(recorder: recording.Recorder) -> None:
     trace.init()
     model = Slow(forward=LONG)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
@@ -329,7 +330,7 @@ def test_a_closure_is_taken_out_of_the_optimizer(recorder: spans.Recorder) -> No
     assert all({"backward", "optimizer"} <= seen(step) for step in found)
 
 
-def test_a_scaler_makes_a_step_also_where_it_leaves_the_optimizer_out(recorder: spans.Recorder) -> None:
+def test_a_scaler_makes_a_step_also_where_it_leaves_the_optimizer_out(recorder: recording.Recorder) -> None:
     trace.init()
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -341,7 +342,7 @@ def test_a_scaler_makes_a_step_also_where_it_leaves_the_optimizer_out(recorder: 
     assert [step.phases[phases.OPTIMIZER] > 0 for step in steps(recorder)] == [True] * 3
 
 
-def test_marked_steps_are_blocks_and_calls_of_a_decorated_function(recorder: spans.Recorder) -> None:
+def test_marked_steps_are_blocks_and_calls_of_a_decorated_function(recorder: recording.Recorder) -> None:
     trace.init()
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -360,7 +361,7 @@ def test_marked_steps_are_blocks_and_calls_of_a_decorated_function(recorder: spa
     assert [step.flags for step in steps(recorder)] == [phases.MARKED] * 3
 
 
-def test_an_exception_within_a_step_leaves_everything_right(recorder: spans.Recorder) -> None:
+def test_an_exception_within_a_step_leaves_everything_right(recorder: recording.Recorder) -> None:
     class Failing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -384,7 +385,7 @@ def test_an_exception_within_a_step_leaves_everything_right(recorder: spans.Reco
     assert recorder.depth == 0
 
 
-def test_a_loader_that_is_left_early_or_fails_leaves_everything_right(recorder: spans.Recorder) -> None:
+def test_a_loader_that_is_left_early_or_fails_leaves_everything_right(recorder: recording.Recorder) -> None:
     trace.init()
     model = Slow()
     for _ in range(2):
@@ -401,7 +402,7 @@ def test_a_loader_that_is_left_early_or_fails_leaves_everything_right(recorder: 
     assert len(steps(recorder)) == 2
 
 
-def test_what_other_threads_do_is_not_counted(recorder: spans.Recorder) -> None:
+def test_what_other_threads_do_is_not_counted(recorder: recording.Recorder) -> None:
     trace.init()
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -422,7 +423,7 @@ def test_what_other_threads_do_is_not_counted(recorder: spans.Recorder) -> None:
 # --------------------------------------------------------------------------- by hand
 
 
-def test_wrappers_see_what_nothing_is_patched_for(recorder: spans.Recorder) -> None:
+def test_wrappers_see_what_nothing_is_patched_for(recorder: recording.Recorder) -> None:
     trace.init(mode="manual")
     assert nn.Module.__call__ is nn.Module._wrapped_call_impl
     model = trace.wrap_forward(Slow(forward=LONG))
@@ -439,7 +440,7 @@ def test_wrappers_see_what_nothing_is_patched_for(recorder: spans.Recorder) -> N
     assert [step.samples for step in found] == [4, 4]
 
 
-def test_wrappers_beside_patches_count_once(recorder: spans.Recorder) -> None:
+def test_wrappers_beside_patches_count_once(recorder: recording.Recorder) -> None:
     trace.init()
     model = trace.wrap_forward(trace.wrap_forward(Slow()))
     optimizer = trace.wrap_optimizer(trace.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)))
@@ -450,7 +451,7 @@ def test_wrappers_beside_patches_count_once(recorder: spans.Recorder) -> None:
     assert [step.samples for step in steps(recorder)] == [4, 4]
 
 
-def test_wrapped_things_stay_what_they_are(recorder: spans.Recorder) -> None:
+def test_wrapped_things_stay_what_they_are(recorder: recording.Recorder) -> None:
     model = trace.wrap_forward(Slow())
     twin = copy.deepcopy(model)
     with torch.no_grad():
@@ -474,7 +475,7 @@ def test_wrapped_things_stay_what_they_are(recorder: spans.Recorder) -> None:
     assert len(steps(recorder)) == 1
 
 
-def test_accelerates_optimizer_is_wrapped_by_what_it_steps(recorder: spans.Recorder) -> None:
+def test_accelerates_optimizer_is_wrapped_by_what_it_steps(recorder: recording.Recorder) -> None:
     optimizers = pytest.importorskip("accelerate.optimizer")
     pytest.importorskip("accelerate").Accelerator(cpu=True)  # makes the state that its optimizers need
     model = torch.nn.Linear(2, 1)
@@ -503,7 +504,7 @@ def test_a_wrapper_says_what_it_takes(wrap: Callable[[Any], Any], thing: Any) ->
         wrap(thing)
 
 
-def test_a_generator_is_its_own_loader_process(recorder: spans.Recorder) -> None:
+def test_a_generator_is_its_own_loader_process(recorder: recording.Recorder) -> None:
     def made() -> Iterator[tuple[torch.Tensor]]:
         for _ in range(3):
             sleep(LONG)
@@ -517,7 +518,7 @@ def test_a_generator_is_its_own_loader_process(recorder: spans.Recorder) -> None
 # --------------------------------------------------------------------------- what is chosen
 
 
-def test_only_what_is_chosen_is_patched(recorder: spans.Recorder) -> None:
+def test_only_what_is_chosen_is_patched(recorder: recording.Recorder) -> None:
     trace.init(mode="selective", patch_dataloader=True, patch_backward=True)
     model = Slow()
     with trace.trace_step(model):
@@ -610,7 +611,7 @@ def test_what_somebody_else_has_patched_since_stays() -> None:
         nn.Module.__call__ = plain  # type: ignore[method-assign]
 
 
-def test_odd_models_and_batches_are_no_reason_to_fail(recorder: spans.Recorder) -> None:
+def test_odd_models_and_batches_are_no_reason_to_fail(recorder: recording.Recorder) -> None:
     class Unhashable(Slow):
         __hash__ = None  # type: ignore[assignment]
 
@@ -635,7 +636,7 @@ def test_odd_models_and_batches_are_no_reason_to_fail(recorder: spans.Recorder) 
     assert len(steps(recorder)) == 4
 
 
-def test_the_second_init_takes_the_place_of_the_first(recorder: spans.Recorder) -> None:
+def test_the_second_init_takes_the_place_of_the_first(recorder: recording.Recorder) -> None:
     before = touched()
     trace.init()
     trace.init(mode="manual")
@@ -648,7 +649,7 @@ def test_the_second_init_takes_the_place_of_the_first(recorder: spans.Recorder) 
 @pytest.mark.parametrize("mode", ["auto", "manual"])
 def test_where_nobody_records_nothing_is_patched(mode: str) -> None:
     before = touched()
-    spans.use(spans.Recorder(bytearray(spans.ring_size(2)), thread=spans.NOBODY))
+    recording.use(recording.Recorder(bytearray(recording.ring_size(2)), thread=recording.NOBODY))
     trace.init(mode=mode)
     after = touched()
     assert patches.installed() is None
@@ -828,12 +829,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from powertrain import trace
-from powertrain.trace import phases, spans
+from powertrain.trace.recording import phases
+from powertrain.trace import recording
 rank, path = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
 trace.init()
-recorder = spans.current()
+recorder = recording.current()
 LONG = 0.05
 
 class Late(nn.Module):

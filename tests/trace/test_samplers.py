@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from powertrain.trace import samples
-from powertrain.trace.samplers import Sampler, throttling
+from powertrain.trace.machine import samples
+from powertrain.trace.machine.samplers import Sampler, throttling
 
 MIB = 1 << 20
 

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 import powertrain
-from powertrain.trace import cuda, phases, spans
-from powertrain.trace.cuda import DeviceTimer
-from powertrain.trace.phases import (
+from powertrain.trace.recording import cuda, phases
+from powertrain.trace import recording
+from powertrain.trace.recording.cuda import DeviceTimer
+from powertrain.trace.recording.phases import (
     BACKWARD,
     COLLECTIVE,
     FORWARD,
@@ -37,7 +38,7 @@ from powertrain.trace.phases import (
     REPORT,
     StepRecord,
 )
-from powertrain.trace.spans import Recorder, read_ring, ring_size
+from powertrain.trace.recording import Recorder, read_ring, ring_size
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
 MILLISECOND = 1_000_000
@@ -390,7 +391,7 @@ def test_other_threads_change_nothing(loop: Loop) -> None:
 
     def meddle() -> None:
         depth = recorder.enter(FORWARD)
-        assert depth == spans.IGNORED
+        assert depth == recording.IGNORED
         loop.spend(1)
         recorder.leave(depth)
         recorder.enter_forward(with_gradients=False)
@@ -418,7 +419,7 @@ def test_other_threads_change_nothing(loop: Loop) -> None:
 def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
     program = (
         "import mmap, os, sys\n"
-        "from powertrain.trace import spans\n"
+        "from powertrain.trace import recording as spans\n"
         "file = open(sys.argv[1], 'w+b'); file.truncate(spans.ring_size(10)); ring = mmap.mmap(file.fileno(), 0)\n"
         "recorder = spans.Recorder(ring)\n"
         "spans.use(recorder)\n"
@@ -469,7 +470,7 @@ def test_no_order_of_calls_loses_time_or_makes_it_negative(calls: list[Any]) -> 
     assert [record.step for record in records] == list(range(len(records)))
 
 
-_PHASES = st.sampled_from([H2D, FORWARD, BACKWARD, COLLECTIVE, REPORT, spans.LEARN, spans.LOOK, INPUT])
+_PHASES = st.sampled_from([H2D, FORWARD, BACKWARD, COLLECTIVE, REPORT, recording.LEARN, recording.LOOK, INPUT])
 _PARTS = st.one_of(
     st.tuples(st.just("within"), _PHASES),
     st.tuples(st.just("optimize"), st.integers(1, 2)),
@@ -486,7 +487,7 @@ def play(loop: Loop, body: list[Any], milliseconds: int) -> None:
         if name == "fetched":
             depth = loop.recorder.enter(INPUT)
             loop.spend(took)
-            loop.recorder.fetched(depth, 4, 2, spans.MADE_HERE)
+            loop.recorder.fetched(depth, 4, 2, recording.MADE_HERE)
         elif name == "backward":
             with loop.recorder.phase(BACKWARD):
                 for _ in range(2):
@@ -523,7 +524,7 @@ def test_what_is_done_over_and_over_is_recorded_as_if_it_were_done_once(
 
 
 def test_a_usual_step_is_not_looked_at_part_by_part(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = [("fetched",), ("within", spans.LEARN), ("backward",), ("optimize", 1)]
+    body = [("fetched",), ("within", recording.LEARN), ("backward",), ("optimize", 1)]
     for _ in range(4):
         play(loop, body, 2)
     loop.recorder.settle()
@@ -547,18 +548,18 @@ def test_whatever_is_called_over_and_over_little_is_noted_at_once(calls: list[An
     loop, stream = Loop(), Stream()
     if on_device:
         loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record))
-    for _ in range(2 * spans.SETTLE_AT // len(calls)):
+    for _ in range(2 * recording.SETTLE_AT // len(calls)):
         for name, *arguments in calls:
             getattr(loop.recorder, name)(*arguments)
-            assert len(loop.recorder.log) <= spans.SETTLE_AT + 16
+            assert len(loop.recorder.log) <= recording.SETTLE_AT + 16
     assert loop.recorder.trouble == ""
 
 
 @pytest.mark.parametrize("name", ["copies_pageable", "gradients_are_there", "batch", "begin_marked_step"])
 def test_what_comes_alone_is_not_kept_forever(loop: Loop, name: str) -> None:
-    for _ in range(2 * spans.SETTLE_AT):
+    for _ in range(2 * recording.SETTLE_AT):
         getattr(loop.recorder, name)()
-    assert len(loop.recorder.log) <= spans.SETTLE_AT + 16
+    assert len(loop.recorder.log) <= recording.SETTLE_AT + 16
 
 
 def test_a_loop_of_which_only_the_optimizer_is_known_gives_its_steps_as_they_come(loop: Loop) -> None:
@@ -590,7 +591,7 @@ def test_a_ring_gives_the_newest_records_from_where_it_is_asked(
     records: int, written: int, after: int
 ) -> None:
     buffer = bytearray(os.urandom(ring_size(records)))
-    ring = spans._Ring(buffer)
+    ring = recording._Ring(buffer)
     for number in range(written):
         ring.append(record_of(number))
     first, data = read_ring(buffer, after)
@@ -603,12 +604,12 @@ def test_a_ring_gives_the_newest_records_from_where_it_is_asked(
 @given(written=st.integers(0, 12), cut=st.integers(0, RECORD_SIZE))
 def test_a_reader_sees_no_half_written_record(written: int, cut: int) -> None:
     buffer = bytearray(ring_size(4))
-    ring = spans._Ring(buffer)
+    ring = recording._Ring(buffer)
     for number in range(written):
         ring.append(record_of(number))
     coming = bytearray(RECORD_SIZE)
     phases.pack_into(coming, 0, record_of(written))
-    begin = spans.HEADER_SIZE + (written % 4) * RECORD_SIZE
+    begin = recording.HEADER_SIZE + (written % 4) * RECORD_SIZE
     buffer[begin : begin + cut] = coming[:cut]
     first, data = read_ring(buffer)
     whole(data, first)
@@ -617,7 +618,7 @@ def test_a_reader_sees_no_half_written_record(written: int, cut: int) -> None:
 
 def test_a_reader_in_another_thread_sees_only_whole_records() -> None:
     buffer = bytearray(ring_size(8))
-    ring = spans._Ring(buffer)
+    ring = recording._Ring(buffer)
     is_over = threading.Event()
 
     def write() -> None:
@@ -646,10 +647,10 @@ def test_a_reader_in_another_thread_sees_only_whole_records() -> None:
 WRITER = """
 import mmap, sys
 sys.path.insert(0, sys.argv[2])
-from powertrain.trace import spans
-from powertrain.trace.phases import StepRecord
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import StepRecord
 file = open(sys.argv[1], "r+b")
-ring = spans._Ring(mmap.mmap(file.fileno(), 0))
+ring = recording._Ring(mmap.mmap(file.fileno(), 0))
 number = 0
 while True:
     value = float(number % 1000)
@@ -905,9 +906,9 @@ def test_a_loop_that_ends_no_step_uses_events_again_too(loop: Loop) -> None:
         return made[-1]
 
     loop.recorder.time_on(lambda: DeviceTimer(make, Event.record, memory=lambda: (3.0, 5.0)))
-    for _ in range(2 * spans._MOST_MARKS):
+    for _ in range(2 * recording._MOST_MARKS):
         loop.recorder.leave(loop.recorder.enter_forward(with_gradients=False))
-    assert len(made) < 1.2 * spans._MOST_MARKS
+    assert len(made) < 1.2 * recording._MOST_MARKS
     loop.recorder.reported()
     device_step(loop, stream)
     loop.recorder.flush()
@@ -974,8 +975,8 @@ def test_steps_that_were_not_timed_are_judged_as_those_that_were(loop: Loop) -> 
     """The thread runs ahead of the device and waits for it inside the step, whether it is timed or not."""
     import numpy as np
 
-    from powertrain.diagnosis.settled import spent
-    from powertrain.diagnosis.steps import RECORD, aligned
+    from powertrain.diagnosis.tables.settled import spent
+    from powertrain.diagnosis.tables.steps import RECORD, aligned
 
     stream = Stream()
     loop.recorder.time_on(lambda: costly(loop, stream, 10_000))
@@ -1071,7 +1072,7 @@ def test_a_glance_from_another_thread_sees_the_phase_that_is_open(loop: Loop) ->
 def test_a_batch_that_came_is_counted_as_waiting_that_is_over(loop: Loop) -> None:
     depth = loop.recorder.enter(INPUT)
     loop.spend(3)
-    loop.recorder.fetched(depth, 16, 32, spans.MADE_HERE)
+    loop.recorder.fetched(depth, 16, 32, recording.MADE_HERE)
     loop.spend(2)
     loop.optimize(1)
     loop.recorder.flush()
@@ -1103,7 +1104,7 @@ def test_what_a_signals_handler_notes_while_steps_are_made_is_kept(loop: Loop) -
 
 
 def test_a_fault_of_the_recorder_ends_recording_and_nothing_else() -> None:
-    recorder = spans.Recorder()
+    recorder = recording.Recorder()
     recorder.reported()
     recorder.note((10_000, 0))  # which nobody knows
     recorder.settle()
@@ -1137,7 +1138,7 @@ class At:
         sys.settrace(None)
 
     def _begins(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != spans.__file__:
+        if frame.f_code.co_filename != recording.__file__:
             return None
         within: FrameType | None = frame
         while within is not None and within.f_code.co_name != self._function:
@@ -1261,7 +1262,7 @@ def test_a_signal_that_ends_a_training_is_not_taken_for_a_fault(loop: Loop) -> N
 
 def test_what_another_thread_raises_here_is_told_from_a_fault_by_its_class(loop: Loop) -> None:
     """Such an exception comes from no call, so its traceback shows the recorder's own lines only."""
-    code = compile("def handler(number, value):\n    raise error", spans.__file__, "exec")
+    code = compile("def handler(number, value):\n    raise error", recording.__file__, "exec")
     for error, is_theirs in ((Interrupted(), True), (KeyError("a phase"), False)):
         recorder = Loop().recorder
         names: dict[str, Any] = {"error": error}

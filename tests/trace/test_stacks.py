@@ -23,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.engine import process
-from powertrain.trace import frames, processes, stacks
+from powertrain.trace.stacks import frames, stacks
+from powertrain.trace.machine import processes
 from powertrain.wire import Frame, ProcessStack, ThreadStack, Where
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class Program:
         self.dump = str(directory / "stacks" / "0-1")
         self.path.write_text(
             "import ctypes, os, sys, threading, time\n"
-            "from powertrain.trace import stacks\n"
+            "from powertrain.trace.stacks import stacks\n"
             "if __name__ == '__main__': stacks.arm(sys.argv[1])\n" + textwrap.dedent(text)
         )
         self.running = subprocess.Popen(

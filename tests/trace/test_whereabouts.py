@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from powertrain.trace.devices import peak_flops
-from powertrain.trace.whereabouts import Whereabouts, in_words
+from powertrain.trace.machine.devices import peak_flops
+from powertrain.trace.stacks.whereabouts import Whereabouts, in_words
 from powertrain.wire import Frame, Where
 
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from powertrain.checkpoint.manifest import to_json_value
-from powertrain.run.journal import Journal
-from powertrain.run.journal_lines import as_line
+from powertrain.run.record.journal import Journal
+from powertrain.run.record.journal_lines import as_line
 from powertrain.storage import Storage
 from powertrain.storage.sealed import seal_json
 from powertrain.tune import trial as tr
-from powertrain.tune.sweep import events as ev
-from powertrain.tune.sweep.state import json_form
+from powertrain.tune.sweep.journal import events as ev
+from powertrain.tune.sweep.journal.state import json_form
 
 RECORD: dict[str, Any] = {
     "name": "sweep",

@@ -198,7 +198,7 @@ def test_without_matplotlib_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = grid_of(tmp_path, [{"losses": [1.0]}])
-    monkeypatch.delitem(sys.modules, "powertrain.result_plot", raising=False)
+    monkeypatch.delitem(sys.modules, "powertrain.result.plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'powertrain\[plot\]'"):

@@ -15,7 +15,7 @@ import pytest
 import powertrain
 from powertrain import DataParallelTrainer, RunConfig, ScalingConfig, tune
 from powertrain.errors import ConfigError
-from powertrain.tune.sweep.state import json_form
+from powertrain.tune.sweep.journal.state import json_form
 from powertrain.tune.trial import Trial
 
 

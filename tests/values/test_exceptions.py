@@ -13,7 +13,7 @@ import pytest
 
 from powertrain.errors import ReportError, WorkerFailedError
 from powertrain.run.events import WorkerFailure
-from powertrain.run.failures import reported
+from powertrain.run.health.failures import reported
 from powertrain.terminal import failure_report
 from powertrain.values.exceptions import exceptions_of
 from powertrain.wire import ErrorReport

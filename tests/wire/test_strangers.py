@@ -17,7 +17,7 @@ import pytest
 from tests.wire.ears import PATIENCE, Ear, connect, note, pump
 
 from powertrain import wire
-from powertrain.connections import UnprovenConnections
+from powertrain.wire.connections import UnprovenConnections
 
 STRANGERS, FILES, RANKS = 5_000, 2_048, 12
 #: Files that the listening process has open beside its connections.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.errors import ConfigError
-from powertrain.worker.batch_plan import (
+from powertrain.worker.data.batch_plan import (
     BatchPlan,
     GradientWeight,
     MicroBatch,

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain import wire
-from powertrain.trace import stacks
-from powertrain.worker import service as service_module
+from powertrain.trace.stacks import stacks
+from powertrain.worker.service import service as service_module
 from powertrain.worker.progress import Gate, Progress
-from powertrain.worker.service import Service, _StoodStill
+from powertrain.worker.service.service import Service, _StoodStill
 
 PATIENCE = 30.0
 

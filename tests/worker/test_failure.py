@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from powertrain.errors import ReportError
-from powertrain.trace.frames import OURS
+from powertrain.trace.stacks.frames import OURS
 from powertrain.wire import ErrorReport
 from powertrain.worker import failure
 from powertrain.worker.values import normalise
@@ -49,7 +49,7 @@ def test_frames_of_ours_before_the_users_are_left_out_of_the_traceback() -> None
     def user() -> None:
         raise ValueError("mine")
 
-    from powertrain.engine.server import call_entry
+    from powertrain.engine.local.server import call_entry
 
     module = type(os)("made_up_for_this_test")
     vars(module)["entry"] = lambda _: user()

@@ -13,14 +13,15 @@ import torch
 from tests.data.small_source import numbered
 from torch.utils.data import DataLoader, IterableDataset
 
-from powertrain.data.prepared import Prepared
+from powertrain.data.plan.prepared import Prepared
 from powertrain.data.shard import DataShard
-from powertrain.data.streamed import StreamedShard
-from powertrain.engine.ray_feed import Feed
+from powertrain.data.ray.shard import StreamedShard
+from powertrain.engine.ray.feed import Feed
 from powertrain.errors import DataError
-from powertrain.trace import patches, phases, spans
-from powertrain.trace.phases import StepRecord
-from powertrain.worker.shards import RecordedWaits
+from powertrain.trace.recording import patches, phases
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import StepRecord
+from powertrain.worker.data.shards import RecordedWaits
 
 #: Long enough to be told from whatever else a step on a busy machine does.
 LONG = 0.03
@@ -28,11 +29,11 @@ ROWS = 40
 
 
 @pytest.fixture(autouse=True)
-def recorder() -> Iterator[spans.Recorder]:
-    recorder = spans.Recorder()
-    spans.use(recorder)
+def recorder() -> Iterator[recording.Recorder]:
+    recorder = recording.Recorder()
+    recording.use(recorder)
     yield recorder
-    spans.use(None)
+    recording.use(None)
 
 
 class CountedWaits(RecordedWaits):
@@ -100,7 +101,7 @@ def slowly(rows: Any) -> Any:
     return torch.as_tensor(rows["id"])
 
 
-def steps_over(recorder: spans.Recorder, batches: Any, seconds: float = 0.0) -> list[StepRecord]:
+def steps_over(recorder: recording.Recorder, batches: Any, seconds: float = 0.0) -> list[StepRecord]:
     """The steps of a loop that does something with each batch for a while."""
     optimizer = object()
     for _ in batches:
@@ -120,7 +121,7 @@ def waited(steps: list[StepRecord]) -> list[float]:
 
 
 def test_a_batch_made_when_it_is_asked_for_is_waited_for_as_long_as_it_is_made(
-    recorder: spans.Recorder, shard: Callable[..., DataShard]
+    recorder: recording.Recorder, shard: Callable[..., DataShard]
 ) -> None:
     found = steps_over(
         recorder, shard().iter_torch_batches(batch_size=10, prefetch_batches=0, collate_fn=slowly)
@@ -131,7 +132,7 @@ def test_a_batch_made_when_it_is_asked_for_is_waited_for_as_long_as_it_is_made(
 
 
 def test_a_batch_made_ahead_says_how_long_that_took_and_nobody_waits(
-    recorder: spans.Recorder, shard: Callable[..., DataShard]
+    recorder: recording.Recorder, shard: Callable[..., DataShard]
 ) -> None:
     batches = shard().iter_torch_batches(batch_size=5, prefetch_batches=3, collate_fn=slowly)
     found = steps_over(recorder, batches, seconds=3 * LONG)
@@ -141,7 +142,7 @@ def test_a_batch_made_ahead_says_how_long_that_took_and_nobody_waits(
 
 
 def test_batches_made_together_share_the_time(
-    recorder: spans.Recorder, shard: Callable[..., DataShard]
+    recorder: recording.Recorder, shard: Callable[..., DataShard]
 ) -> None:
     """Narrow rows are gathered for several steps at once; what that took is not counted for each of them."""
     began = time.perf_counter()
@@ -152,14 +153,14 @@ def test_batches_made_together_share_the_time(
 
 
 def test_a_row_that_counts_nothing_is_no_sample(
-    recorder: spans.Recorder, shard: Callable[..., DataShard]
+    recorder: recording.Recorder, shard: Callable[..., DataShard]
 ) -> None:
     found = steps_over(recorder, shard(rank=0, world_size=3).iter_batches(global_batch_size=39))
     assert [step.samples for step in found] == [13, 0], "of 40 rows, the last one is another rank's"
 
 
 def test_single_rows_are_told_of_as_their_block_comes(
-    recorder: spans.Recorder, shard: Callable[..., DataShard]
+    recorder: recording.Recorder, shard: Callable[..., DataShard]
 ) -> None:
     one = shard(rows=4000)
     found = steps_over(recorder, one.iter_rows())
@@ -169,7 +170,7 @@ def test_single_rows_are_told_of_as_their_block_comes(
 
 
 def test_tokens_are_counted_where_models_of_text_read_them(
-    recorder: spans.Recorder, shard: Callable[..., DataShard]
+    recorder: recording.Recorder, shard: Callable[..., DataShard]
 ) -> None:
     batches = shard().iter_torch_batches(
         batch_size=10, collate_fn=lambda rows: {"input_ids": torch.ones(len(rows["id"]), 6)}
@@ -178,7 +179,7 @@ def test_tokens_are_counted_where_models_of_text_read_them(
 
 
 def test_a_shard_within_torchs_loader_is_counted_once(
-    recorder: spans.Recorder, shard: Callable[..., DataShard]
+    recorder: recording.Recorder, shard: Callable[..., DataShard]
 ) -> None:
     one = shard()
 
@@ -197,7 +198,7 @@ def test_a_shard_within_torchs_loader_is_counted_once(
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_rows_that_ray_takes_long_for_are_waited_for(
-    recorder: spans.Recorder, stream: Callable[[float], StreamedShard], prefetch: int
+    recorder: recording.Recorder, stream: Callable[[float], StreamedShard], prefetch: int
 ) -> None:
     found = steps_over(recorder, stream(LONG).iter_batches(batch_size=10, prefetch_batches=prefetch))
     assert [step.samples for step in found] == [10] * 4
@@ -206,7 +207,7 @@ def test_rows_that_ray_takes_long_for_are_waited_for(
 
 
 def test_rows_that_ray_has_are_made_ahead(
-    recorder: spans.Recorder, stream: Callable[[float], StreamedShard]
+    recorder: recording.Recorder, stream: Callable[[float], StreamedShard]
 ) -> None:
     batches = stream(0.0).iter_torch_batches(batch_size=5, prefetch_batches=3, collate_fn=slowly)
     found = steps_over(recorder, batches, seconds=2 * LONG)
@@ -216,7 +217,7 @@ def test_rows_that_ray_has_are_made_ahead(
 
 
 def test_single_rows_of_rays_are_told_of_in_batches(
-    recorder: spans.Recorder, stream: Callable[[float], StreamedShard]
+    recorder: recording.Recorder, stream: Callable[[float], StreamedShard]
 ) -> None:
     shard = stream(0.0)
     found = steps_over(recorder, shard.iter_rows())
@@ -227,7 +228,7 @@ def test_single_rows_of_rays_are_told_of_in_batches(
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_wait_that_ends_with_an_error_is_over(
-    recorder: spans.Recorder, shard: Callable[..., DataShard], prefetch: int
+    recorder: recording.Recorder, shard: Callable[..., DataShard], prefetch: int
 ) -> None:
     def fail(rows: Any) -> Any:
         raise ValueError("this batch cannot be made")
@@ -240,8 +241,8 @@ def test_a_wait_that_ends_with_an_error_is_over(
 def test_without_a_recorder_rows_come_all_the_same(
     shard: Callable[..., DataShard], stream: Callable[[float], StreamedShard]
 ) -> None:
-    spans.use(None)
+    recording.use(None)
     for one in (shard(), stream(0.0)):
         rows = [row for batch in one.iter_batches(batch_size=8) for row in batch["id"].tolist()]
         assert sorted(rows) == list(range(ROWS))
-    assert spans.recording() is None
+    assert recording.recording() is None

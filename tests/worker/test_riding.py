@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain import wire
-from powertrain.trace import spans
-from powertrain.worker import service as service_module
+from powertrain.trace import recording
+from powertrain.worker.service import service as service_module
 from powertrain.worker import tracing as tracing_module
 from powertrain.worker.progress import Gate, Progress
-from powertrain.worker.riding import MOST_GATHERED, BeatTimes, SharedTimes, can_gather
-from powertrain.worker.service import Service
+from powertrain.worker.service.beats import MOST_GATHERED, BeatTimes, SharedTimes, can_gather
+from powertrain.worker.service.service import Service
 from powertrain.worker.tracing import TraceSettings, Tracing
 
 PATIENCE = 30.0
@@ -330,7 +330,7 @@ def test_what_is_recorded_goes_as_seldom_as_the_rank_sends_unless_there_are_many
         assert tracing.collect(rides=False) is not None
     finally:
         tracing.end()
-        spans.use(None)
+        recording.use(None)
 
 
 def test_what_is_recorded_rides_a_little_early_and_goes_by_itself_a_little_late() -> None:
@@ -350,4 +350,4 @@ def test_what_is_recorded_rides_a_little_early_and_goes_by_itself_a_little_late(
         assert tracing.collect(rides=False) is not None
     finally:
         tracing.end()
-        spans.use(None)
+        recording.use(None)

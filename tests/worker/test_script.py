@@ -11,7 +11,7 @@ SCRIPT = """
 import multiprocessing, operator, sys, types
 from concurrent.futures import ProcessPoolExecutor
 import cloudpickle
-from powertrain.worker import script
+from powertrain.worker.scripts import script
 
 modules = [types.ModuleType(name) for name in ("left", "right")]
 for module in modules:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from powertrain import wire
-from powertrain.worker import service as service_module
+from powertrain.worker.service import service as service_module
 from powertrain.worker.progress import Crossing, Gate, Progress
-from powertrain.worker.service import Service, _Spill
+from powertrain.worker.service.service import Service, _Spill
 
 PATIENCE = 30.0
 

@@ -18,18 +18,19 @@ from tests.data.small_source import numbered
 
 import powertrain
 from powertrain.checkpoint.checkpoint import Checkpoint
-from powertrain.data.prepared import Prepared
+from powertrain.data.plan.prepared import Prepared
 from powertrain.data.shard import DataShard
-from powertrain.data.streamed import StreamedShard
-from powertrain.engine.ray_feed import Feed
+from powertrain.data.ray.shard import StreamedShard
+from powertrain.engine.ray.feed import Feed
 from powertrain.errors import ConfigError, OutsideWorkerError
 from powertrain.storage import safety
 from powertrain.wire import FirstStep
-from powertrain.worker import context, saving
-from powertrain.worker.batch_plan import gradient_weight
+from powertrain.worker import context
+from powertrain.worker.checkpoints import saving
+from powertrain.worker.data.batch_plan import gradient_weight
 from powertrain.worker.context import Place
 from powertrain.worker.progress import progress
-from powertrain.worker.shards import (
+from powertrain.worker.data.shards import (
     DATA_EXTRA,
     DataPosition,
     FirstWaits,

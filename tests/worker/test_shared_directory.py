@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.worker import shared_directory
-from powertrain.worker.shared_directory import (
+from powertrain.worker.checkpoints import shared_directory
+from powertrain.worker.checkpoints.shared_directory import (
     BEFORE_ALL,
     Copied,
     Listing,
@@ -279,7 +279,7 @@ def test_the_file_that_output_goes_to_is_left_out_without_a_wait(
 
 
 def test_output_to_a_file_is_found_and_output_to_a_pipe_is_not(tmp_path: Path) -> None:
-    code = "import sys; from powertrain.worker.shared_directory import output_files as found; sys.exit(repr(found()))"
+    code = "import sys; from powertrain.worker.checkpoints.shared_directory import output_files as found; sys.exit(repr(found()))"
     log = tmp_path / "nohup.out"
     with log.open("w") as file:
         ran = subprocess.run(

@@ -23,13 +23,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from powertrain.checkpoint import segments as segments_module
+from powertrain.checkpoint.state import segments as segments_module
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import CheckpointError, OutsideWorkerError
 from powertrain.worker import context
-from powertrain.worker import state as state_module
-from powertrain.worker.shards import Shards
-from powertrain.worker.state import automatic_checkpoint, load_state, register_state, save_state
+from powertrain.worker.checkpoints import state as state_module
+from powertrain.worker.data.shards import Shards
+from powertrain.worker.checkpoints.state import automatic_checkpoint, load_state, register_state, save_state
 
 
 class FakeStaging:
@@ -641,10 +641,11 @@ def test_a_run_with_a_checkpoint_frequency_saves_what_is_registered() -> None:
 def test_saving_counts_as_time_in_reports_and_loading_does_not(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from powertrain.checkpoint.state_saver import StateLoader, StateSaver
-    from powertrain.trace import phases, spans
+    from powertrain.checkpoint.state.saver import StateLoader, StateSaver
+    from powertrain.trace.recording import phases
+    from powertrain.trace import recording
 
-    slow, recorder = 0.03, spans.Recorder()
+    slow, recorder = 0.03, recording.Recorder()
     for owner, name in ((StateSaver, "save"), (StateLoader, "load")):
         plain = getattr(owner, name)
 
@@ -653,7 +654,7 @@ def test_saving_counts_as_time_in_reports_and_loading_does_not(
             return plain(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, slowly)
-    spans.use(recorder)
+    recording.use(recorder)
     try:
         net = nn.Linear(2, 2)
         saved = save_state(model=net)
@@ -662,7 +663,7 @@ def test_saving_counts_as_time_in_reports_and_loading_does_not(
         recorder.reported()
         recorder.settle()
     finally:
-        spans.use(None)
+        recording.use(None)
     data = recorder.drain(0)[1]
     saving, loading = (phases.unpack_from(data, at).phases for at in (0, phases.RECORD_SIZE))
     assert saving[phases.REPORT] > 0.9 * slow

@@ -13,17 +13,18 @@ import msgspec
 import pytest
 from tests.trace.records import unpacked as unpack
 
-from powertrain.trace import samples, spans
-from powertrain.trace.phases import RECORD_SIZE, REPORT
+from powertrain.trace.machine import samples
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import RECORD_SIZE, REPORT
 from powertrain.worker import tracing
 from powertrain.worker.tracing import TraceSettings, Tracing, Untraced, newest_steps
 
 
 @pytest.fixture(autouse=True)
 def _nobody_records() -> Iterator[None]:
-    spans.use(None)
+    recording.use(None)
     yield
-    spans.use(None)
+    recording.use(None)
 
 
 MANUAL = TraceSettings(mode="manual")
@@ -37,10 +38,10 @@ def begun(settings: TraceSettings = MANUAL) -> tuple[Tracing, list[str]]:
 
 
 def make_steps(count: int) -> None:
-    recorder = spans.recording()
+    recorder = recording.recording()
     assert recorder is not None
     for _ in range(count):
-        with spans.phase(REPORT):
+        with recording.phase(REPORT):
             pass
         recorder.reported()
     recorder.settle()
@@ -108,7 +109,7 @@ def test_where_it_cannot_begin_the_rank_is_told_and_not_traced() -> None:
     said: list[str] = []
     assert Tracing.begin(TraceSettings(mode="selective"), said.append) is None
     assert "This rank is not traced: ConfigError" in said[0]
-    assert spans.recording() is None
+    assert recording.recording() is None
 
 
 def test_where_the_thread_was_found_is_told_by_phase() -> None:
@@ -128,7 +129,7 @@ def test_where_the_thread_was_found_is_told_by_phase() -> None:
 
 def test_machines_are_looked_at_without_steps_where_only_they_are_asked_for() -> None:
     traced, _ = begun(TraceSettings(steps=False))
-    assert spans.recording() is None
+    assert recording.recording() is None
     traced._next_send = 0.0
     found = traced.collect()
     assert found is not None
@@ -142,7 +143,7 @@ def test_the_newest_steps_of_a_killed_rank_are_read_from_its_ring(tmp_path: Path
     code = f"""
 import os, signal
 from powertrain.worker.tracing import Tracing, TraceSettings
-from powertrain.trace import spans
+from powertrain.trace import recording as spans
 Tracing.begin(TraceSettings(mode="manual", ring={str(ring)!r}), print)
 for _ in range(100):
     spans.recording().reported()
@@ -193,19 +194,19 @@ def test_threads_that_collect_and_end_at_once_send_each_step_once() -> None:
 
 
 def test_what_was_recorded_and_patched_before_a_rank_came_is_put_back() -> None:
-    from powertrain.trace import patches
+    from powertrain.trace.recording import patches
 
-    before = spans.Recorder()
-    spans.use(before)
+    before = recording.Recorder()
+    recording.use(before)
     installed = patches.install(before, patches.choose("auto"))
     try:
         untraced = Untraced()
-        assert spans.recording() is not before
+        assert recording.recording() is not before
         traced, _ = begun(TraceSettings(mode="selective", forward=True))
         assert patches.installed() is not installed
         traced.end()
         untraced.restore()
-        assert spans.recording() is before
+        assert recording.recording() is before
         now = patches.installed()
         assert now is not None
         assert installed is not None
@@ -218,7 +219,7 @@ def test_a_rank_that_is_not_traced_leaves_nothing_patched() -> None:
     from torch.nn import Module
 
     from powertrain import trace
-    from powertrain.trace import patches
+    from powertrain.trace.recording import patches
 
     plain = Module.__call__
     untraced = Untraced()
@@ -228,7 +229,7 @@ def test_a_rank_that_is_not_traced_leaves_nothing_patched() -> None:
     untraced.restore()
     assert patches.installed() is None
     assert Module.__call__ is plain
-    assert spans.recording() is None
+    assert recording.recording() is None
 
 
 def test_a_rank_whose_tracing_failed_leaves_nothing_patched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,4 +244,4 @@ def test_a_rank_whose_tracing_failed_leaves_nothing_patched(monkeypatch: pytest.
     untraced.restore()
     assert len(said) == 1
     assert Module.__call__ is plain
-    assert spans.recording() is None
+    assert recording.recording() is None

@@ -14,12 +14,13 @@ import pytest
 
 from powertrain import wire
 from powertrain.engine.base import Exited, Slot
-from powertrain.run import failures, placement
-from powertrain.run.attempt import Attempt, Member
+from powertrain.run.health import failures
+from powertrain.run.workers import placement
+from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.worker.context import Place
 from powertrain.worker.main import UNREACHABLE, WorkerSpec
 from powertrain.worker.progress import Gate, Progress
-from powertrain.worker.service import Service
+from powertrain.worker.service.service import Service
 
 PATIENCE = 30.0
 

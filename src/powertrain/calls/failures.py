@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from powertrain.errors import TaskError
-from powertrain.redaction import fit_to_show
+from powertrain.text.redaction import fit_to_show
 from powertrain.values.exceptions import ExceptionData, data_of, derived, named_data_of, rebuilt
 
 

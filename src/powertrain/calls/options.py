@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from powertrain.arguments import as_text_keys, plain_scalar, shorten
+from powertrain.values.arguments import as_text_keys, plain_scalar, shorten
 from powertrain.config import did_you_mean
 from powertrain.engine import base
 from powertrain.errors import ConfigError

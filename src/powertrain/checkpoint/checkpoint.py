@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from powertrain.arguments import as_path, as_text_keys
+from powertrain.values.arguments import as_path, as_text_keys
 from powertrain.checkpoint import cache
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.cache import METADATA_NAME

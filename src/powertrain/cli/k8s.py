@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from powertrain import kubernetes
-from powertrain.cli.output import print_line, print_text
+from powertrain.cli.common.output import print_line, print_text
 from powertrain.errors import ConfigError
 
 k8s = typer.Typer(help="Run a training script on Kubernetes.", no_args_is_help=True)

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from powertrain.cli import arguments
-from powertrain.cli.finding import FoundRun, find_run
-from powertrain.cli.log_files import LogFile, LogFiles, Readings
-from powertrain.cli.log_lines import for_terminal
-from powertrain.cli.output import print_line
-from powertrain.cli.ranks import parse_ranks
-from powertrain.cli.watching import Watch
+from powertrain.cli.common import arguments
+from powertrain.cli.common.finding import FoundRun, find_run
+from powertrain.cli.common.log_files import LogFile, LogFiles, Readings
+from powertrain.cli.common.log_lines import for_terminal
+from powertrain.cli.common.output import print_line
+from powertrain.cli.common.ranks import parse_ranks
+from powertrain.cli.common.watching import Watch
 from powertrain.errors import StorageError
 from powertrain.terminal import rank_list
 

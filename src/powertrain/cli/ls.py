@@ -12,11 +12,13 @@ from typing import Annotated
 
 import typer
 
-from powertrain.cli.asking import how_it_stands
-from powertrain.cli.output import cell, print_line, print_message, print_table
+from powertrain.cli.common.asking import how_it_stands
+from powertrain.cli.common.output import cell, print_line, print_message, print_table
 from powertrain.config import RunConfig
 from powertrain.errors import StorageError
-from powertrain.run import control, journal, lifecycle
+from powertrain.run.remote import protocol
+from powertrain.run.record import journal
+from powertrain.run import lifecycle
 from powertrain.run import events as ev
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import strip_secrets, without_secrets
@@ -56,7 +58,7 @@ def ls(
 ) -> None:
     """List the sweeps and runs of a storage path, newest first. Of a sweep: its trials, which are runs."""
     place = open_storage(storage or default_storage())
-    elsewhere = {real_path(one.card.path): one for one in control.live_runs(*runtime_roots())}
+    elsewhere = {real_path(one.card.path): one for one in protocol.live_runs(*runtime_roots())}
     going = set(elsewhere)
     names, of_sweeps = _names_in(place)
     if of_sweeps:
@@ -79,10 +81,10 @@ def ls(
             print_line(f"{one.card.name} is under way at {where} (pid {one.card.pid}).")
 
 
-def _print_sweeps(place: Storage, names: Sequence[str], live: dict[str, control.LiveRun]) -> None:
+def _print_sweeps(place: Storage, names: Sequence[str], live: dict[str, protocol.LiveRun]) -> None:
     """Print a table of sweeps; those under way are taken out of ``live``."""
-    from powertrain.cli import sweeps
-    from powertrain.cli.finding import FoundRun
+    from powertrain.cli.common import sweeps
+    from powertrain.cli.common.finding import FoundRun
 
     summaries = []
     for name in names:
@@ -101,7 +103,7 @@ def real_path(path: str) -> str:
     return strip_secrets(path) if "://" in path else os.path.realpath(path)
 
 
-def _with_life(summary: RunSummary, live: control.LiveRun | None) -> RunSummary:
+def _with_life(summary: RunSummary, live: protocol.LiveRun | None) -> RunSummary:
     """With what a run under way on this machine says of itself."""
     if live is None:
         return summary

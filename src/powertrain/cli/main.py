@@ -13,7 +13,7 @@ from powertrain.cli.diagnose import diagnose
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
-from powertrain.cli.output import print_line, print_message
+from powertrain.cli.common.output import print_line, print_message
 from powertrain.cli.resize import resize
 from powertrain.cli.run import run
 from powertrain.cli.show import show

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from powertrain.cli import arguments
-from powertrain.cli.asking import ask
-from powertrain.cli.finding import find_run
-from powertrain.cli.output import print_message
-from powertrain.run import control
+from powertrain.cli.common import arguments
+from powertrain.cli.common.asking import ask
+from powertrain.cli.common.finding import find_run
+from powertrain.cli.common.output import print_message
+from powertrain.run.remote import protocol
 
 
 def resize(
@@ -19,7 +19,7 @@ def resize(
     storage: arguments.Storage = "",
 ) -> None:
     """Change the number of workers of an elastic run, at its next checkpoint."""
-    answer = ask(find_run(run, storage), control.Resize(workers=workers))
+    answer = ask(find_run(run, storage), protocol.Resize(workers=workers))
     print_message(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)

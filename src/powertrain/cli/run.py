@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from powertrain.cli.output import print_line, print_message
+from powertrain.cli.common.output import print_line, print_message
 from powertrain.errors import ConfigError, PreemptedError, WorkerGroupError
 
 if TYPE_CHECKING:

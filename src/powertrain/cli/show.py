@@ -11,20 +11,23 @@ import typer
 
 from powertrain.checkpoint.commit import committed
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.cli import arguments
-from powertrain.cli.asking import how_it_stands
-from powertrain.cli.finding import find_run_or_sweep
+from powertrain.cli.common import arguments
+from powertrain.cli.common.asking import how_it_stands
+from powertrain.cli.common.finding import find_run_or_sweep
 from powertrain.cli.ls import RunSummary, ago, summarize
-from powertrain.cli.output import print_json, print_lines
-from powertrain.cli.watching import Watch
+from powertrain.cli.common.output import print_json, print_lines
+from powertrain.cli.common.watching import Watch
 from powertrain.errors import StorageError
-from powertrain.run import control, journal, lifecycle, metrics, startup_report
+from powertrain.run.remote import protocol
+from powertrain.run.record import journal
+from powertrain.run import lifecycle, metrics
+from powertrain.run.startup import report as startup_report
 from powertrain.run import events as ev
-from powertrain.run.unsaved import UnsavedCheckpoint
+from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.terminal import counted, data_size, duration, failure_report, metric_pairs, rank_list
-from powertrain.worker.shards import in_words, positions_in
+from powertrain.worker.data.shards import in_words, positions_in
 
 
 def show(
@@ -38,7 +41,7 @@ def show(
     """
     found = find_run_or_sweep(run, storage)
     if found.is_sweep:
-        from powertrain.cli.sweeps import show_sweep
+        from powertrain.cli.common.sweeps import show_sweep
 
         show_sweep(found, as_json=json)
         return
@@ -64,7 +67,7 @@ def describe(
     last: Mapping[str, Any],
     now: float,
     findings: Sequence[str] = (),
-    stands: control.Description | None = None,
+    stands: protocol.Description | None = None,
 ) -> list[str]:
     """The run in lines of text; ``stands`` is what it says of itself while it is under way on this machine."""
     reason = journal.replay(events).reason
@@ -100,7 +103,7 @@ def _queue(events: Sequence[ev.Event]) -> list[str]:
     return [f"queue     {newest.reason}"] if isinstance(newest, ev.SlotsWaited) else []
 
 
-def _now(stands: control.Description) -> list[str]:
+def _now(stands: protocol.Description) -> list[str]:
     """What a run under way is doing."""
     row = f"row {stands.row}, {duration(stands.row_age)} ago" if stands.row_age >= 0 else "no row yet"
     lines = [f"now       {row}"]
@@ -121,7 +124,7 @@ def as_json(
     manifests: Sequence[Manifest],
     last: Mapping[str, Any],
     findings: Sequence[str] = (),
-    stands: control.Description | None = None,
+    stands: protocol.Description | None = None,
 ) -> dict[str, Any]:
     """The run for JSON: what :func:`describe` tells, for programs."""
     state = journal.replay(events)

@@ -10,19 +10,19 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from powertrain.cli import arguments
-from powertrain.cli.asking import ask, out_of_reach
-from powertrain.cli.finding import FoundRun, find_run
+from powertrain.cli.common import arguments
+from powertrain.cli.common.asking import ask, out_of_reach
+from powertrain.cli.common.finding import FoundRun, find_run
 from powertrain.cli.ls import ago
-from powertrain.cli.output import print_json, print_line, print_lines, print_message, print_text
-from powertrain.cli.ranks import parse_ranks
-from powertrain.cli.watching import Watch
-from powertrain.run import control
-from powertrain.run.hang_report import where_in_words
+from powertrain.cli.common.output import print_json, print_line, print_lines, print_message, print_text
+from powertrain.cli.common.ranks import parse_ranks
+from powertrain.cli.common.watching import Watch
+from powertrain.run.remote import protocol
+from powertrain.run.health.hang_report import where_in_words
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.terminal import counted, rank_list
-from powertrain.trace.stacks import text
+from powertrain.trace.stacks.stacks import text
 from powertrain.wire import ProcessStack
 
 _KEPT = re.compile(r"stacks/attempt-(\d+)-hang-(\d+)\.txt")
@@ -39,10 +39,10 @@ def stacks(
     if found.live is None:
         _print_kept(found, json=json)
         return
-    parts: list[control.Part] = []
-    answer = ask(found, control.LookAround(ranks=ranks), parts.append)
-    seen = sorted((part for part in parts if isinstance(part, control.RankSeen)), key=lambda part: part.rank)
-    stands = next((part for part in parts if isinstance(part, control.Description)), None)
+    parts: list[protocol.Part] = []
+    answer = ask(found, protocol.LookAround(ranks=ranks), parts.append)
+    seen = sorted((part for part in parts if isinstance(part, protocol.RankSeen)), key=lambda part: part.rank)
+    stands = next((part for part in parts if isinstance(part, protocol.Description)), None)
     if not answer.ok:
         print_message(answer.message, err=True)
         raise typer.Exit(1)
@@ -55,7 +55,7 @@ def stacks(
 
 
 def page(
-    name: str, stands: control.Description | None, seen: Sequence[control.RankSeen], *, each: bool
+    name: str, stands: protocol.Description | None, seen: Sequence[protocol.RankSeen], *, each: bool
 ) -> list[str]:
     """First where everybody is, those at the same place together; then all threads of one of each, or of ``each``."""
     groups = _by_place(seen)
@@ -76,14 +76,14 @@ def _without_ours(process: ProcessStack) -> ProcessStack:
     return msgspec.structs.replace(process, threads=threads)
 
 
-def _headline(name: str, stands: control.Description, seen: Sequence[control.RankSeen]) -> str:
+def _headline(name: str, stands: protocol.Description, seen: Sequence[protocol.RankSeen]) -> str:
     rows = sorted({one.row for one in seen})
     at = "" if not rows else f", at row {rows[0]}" if len(rows) == 1 else f", at rows {rows[0]} to {rows[-1]}"
     return f"{name}: {stands.state}, attempt {stands.attempt}, {counted(stands.workers, 'rank')}{at}"
 
 
-def _by_place(seen: Sequence[control.RankSeen]) -> dict[str, list[control.RankSeen]]:
-    groups: dict[str, list[control.RankSeen]] = {}
+def _by_place(seen: Sequence[protocol.RankSeen]) -> dict[str, list[protocol.RankSeen]]:
+    groups: dict[str, list[protocol.RankSeen]] = {}
     for one in seen:
         own = one.processes[0] if one.processes else None
         state = own.state if own is not None else "gone"
@@ -93,7 +93,7 @@ def _by_place(seen: Sequence[control.RankSeen]) -> dict[str, list[control.RankSe
 
 
 def _as_json(
-    found: FoundRun, stands: control.Description | None, seen: Sequence[control.RankSeen], missing: str
+    found: FoundRun, stands: protocol.Description | None, seen: Sequence[protocol.RankSeen], missing: str
 ) -> dict[str, Any]:
     return {
         "run": found.name,

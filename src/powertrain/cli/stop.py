@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from powertrain.cli import arguments
-from powertrain.cli.asking import ask, out_of_reach
-from powertrain.cli.finding import FoundRun, find_run_or_sweep
-from powertrain.cli.output import print_line, print_message, print_status
-from powertrain.cli.watching import Watch
-from powertrain.run import control
+from powertrain.cli.common import arguments
+from powertrain.cli.common.asking import ask, out_of_reach
+from powertrain.cli.common.finding import FoundRun, find_run_or_sweep
+from powertrain.cli.common.output import print_line, print_message, print_status
+from powertrain.cli.common.watching import Watch
+from powertrain.run.remote import protocol
 from powertrain.run import events as ev
 from powertrain.terminal import clock
 
 if TYPE_CHECKING:
-    from powertrain.cli.sweeps import SweepWatch
+    from powertrain.cli.common.sweeps import SweepWatch
 
 #: Seconds between two looks at the run; between two words about how long it takes, at a terminal.
 _LOOK_EVERY = 0.1
@@ -54,7 +54,7 @@ def stop(
     if found.live is None:
         print_line(watch.ending() if watch.is_over else out_of_reach(found), err=True)
         raise typer.Exit(1)
-    answer = ask(found, control.Stop(by=_asker(), now=now, within=timeout))
+    answer = ask(found, protocol.Stop(by=_asker(), now=now, within=timeout))
     print_message(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)
@@ -65,7 +65,7 @@ def stop(
 def _watch_of(found: FoundRun) -> Watch | SweepWatch:
     if not found.is_sweep:
         return Watch(found)
-    from powertrain.cli.sweeps import SweepWatch
+    from powertrain.cli.common.sweeps import SweepWatch
 
     return SweepWatch(found)
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from powertrain.cli import arguments
-from powertrain.cli.finding import find_run
-from powertrain.cli.output import print_line
+from powertrain.cli.common import arguments
+from powertrain.cli.common.finding import find_run
+from powertrain.cli.common.output import print_line
 from powertrain.errors import StorageError
 from powertrain.terminal import data_size
 

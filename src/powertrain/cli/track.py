@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from powertrain.cli import arguments
-from powertrain.cli.finding import FoundRun, find_run
-from powertrain.cli.output import print_line
+from powertrain.cli.common import arguments
+from powertrain.cli.common.finding import FoundRun, find_run
+from powertrain.cli.common.output import print_line
 from powertrain.errors import StorageError
 
 

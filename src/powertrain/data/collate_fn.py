@@ -28,7 +28,7 @@ from powertrain.data.arguments import (
     shortened,
     shown,
 )
-from powertrain.data.rows import Column, Rows
+from powertrain.data.rows.rows import Column, Rows
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from powertrain.data.columns import ArrowArray, Named, NumpyArray
+    from powertrain.data.rows import ArrowArray, Named, NumpyArray
 
 __all__ = [
     "CollateFn",
@@ -87,7 +87,7 @@ class RowsCollateFn(CollateFn):
     a dict of arrays or an Arrow table."""
 
     def __call__(self, batch: Mapping[str, Any] | pa.Table) -> dict[str, Any]:
-        from powertrain.data import formats
+        from powertrain.data.rows import formats
 
         try:
             if isinstance(batch, Mapping):
@@ -175,7 +175,7 @@ class _ListColumns(RowsCollateFn):
     columns: frozenset[str] | None
 
     def collate_rows(self, rows: Rows) -> dict[str, Any]:
-        from powertrain.data.columns import Named, tensor_of
+        from powertrain.data.rows import Named, tensor_of
 
         unknown = sorted((self.columns or frozenset()) - rows.columns.keys())
         if unknown:
@@ -203,7 +203,7 @@ class _ListColumns(RowsCollateFn):
 
 def _has_lists(column: Column) -> bool:
     """Whether rows are lists of numbers. A column of two dimensions may be one that happens to have one length."""
-    from powertrain.data.columns import is_list, is_number, leaf_type, plain
+    from powertrain.data.rows import is_list, is_number, leaf_type, plain
 
     if not isinstance(column, np.ndarray):
         kind = plain(column).type
@@ -215,7 +215,7 @@ def _has_lists(column: Column) -> bool:
 
 def _without_codes(column: Column, named: Named) -> Column:
     """The column in plain types. Raises DataError for nulls, and for what is no list of numbers."""
-    from powertrain.data.columns import plain, refuse_nulls
+    from powertrain.data.rows import plain, refuse_nulls
 
     if not isinstance(column, np.ndarray):
         column = plain(column)
@@ -237,7 +237,7 @@ class _Pad(_ListColumns):
     side: str = field(default="right")
 
     def collated(self, column: Column, named: Named, python_floats: bool) -> torch.Tensor:
-        from powertrain.data.columns import tensor_of
+        from powertrain.data.rows import tensor_of
 
         value = self.value.get(named.name, 0) if isinstance(self.value, Mapping) else self.value
         try:
@@ -259,7 +259,7 @@ class _Pad(_ListColumns):
 
     def _filled(self, array: ArrowArray, value: float, length: int | None, named: Named) -> NumpyArray:
         """Lists as an array, the ones inside first; ``length`` is that of the outermost."""
-        from powertrain.data.columns import flat_numbers, is_list, list_offsets
+        from powertrain.data.rows import flat_numbers, is_list, list_offsets
 
         if not is_list(array.type):
             return flat_numbers(array)
@@ -283,7 +283,7 @@ class _Pad(_ListColumns):
         return made
 
     def _filled_arrays(self, arrays: list[NumpyArray], value: float, named: Named) -> NumpyArray:
-        from powertrain.data.columns import ragged_error
+        from powertrain.data.rows import ragged_error
 
         other = next((at for at, array in enumerate(arrays) if array.ndim != arrays[0].ndim), None)
         if other is not None or arrays[0].ndim == 0:
@@ -330,7 +330,7 @@ class _Ragged(_ListColumns):
     def collated(self, column: Any, named: Named, python_floats: bool) -> Ragged:
         import torch
 
-        from powertrain.data.columns import Named, list_offsets, tensor_of
+        from powertrain.data.rows import Named, list_offsets, tensor_of
 
         values: Column
         if not isinstance(column, np.ndarray):
@@ -348,7 +348,7 @@ class _Ragged(_ListColumns):
 
 
 def _end_to_end(arrays: list[NumpyArray], named: Named) -> NumpyArray:
-    from powertrain.data.columns import ragged_error
+    from powertrain.data.rows import ragged_error
 
     other = next((at for at, array in enumerate(arrays) if array.shape[1:] != arrays[0].shape[1:]), None)
     if other is not None:

@@ -10,7 +10,7 @@ from contextlib import closing
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from powertrain.data import cutting
+from powertrain.data.plan import cutting
 from powertrain.data.arguments import (
     column_names,
     flag,
@@ -24,9 +24,9 @@ from powertrain.data.arguments import (
     values_of,
     whole,
 )
-from powertrain.data.execution import Execution
-from powertrain.data.plan import Block, Inspected, Part, Plan
-from powertrain.data.plan import union as union_of
+from powertrain.data.loading.execution import Execution
+from powertrain.data.plan.plan import Block, Inspected, Part, Plan
+from powertrain.data.plan.plan import union as union_of
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
     import torch
 
-    from powertrain.data.rows import Rows
+    from powertrain.data.rows.rows import Rows
     from powertrain.data.shard import Batches, DataShard
     from powertrain.data.sources.base import Source
-    from powertrain.data.stages import Operation
+    from powertrain.data.operations.stages import Operation
 
 Row = dict[str, Any]
 #: Datasets that a split makes, blocks that a repartition makes, processes of a function, at most: each costs memory.
@@ -224,7 +224,7 @@ class Dataset:
         ``size`` is (height, width) to scale every image to; ``mode`` is Pillow's, such as "RGB". Columns of
         :func:`read_images` and of Hugging Face's ``Image`` features are decoded without being asked.
         """
-        from powertrain.data.images import checked_mode, checked_size
+        from powertrain.data.operations.images import checked_mode, checked_size
         from powertrain.data.operations import DecodeImages
 
         names = column_names("decode_images", columns)
@@ -408,7 +408,7 @@ class Dataset:
 
     def schema(self) -> pa.Schema:
         """Columns and their types; where functions make them, those of the first row, which is computed for it."""
-        from powertrain.data.tables import declared_schema, settled_schema, table_of
+        from powertrain.data.output.tables import declared_schema, settled_schema, table_of
 
         declared = declared_schema(self._plan)
         if declared is not None:
@@ -461,8 +461,8 @@ class Dataset:
 
     def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
         """The first ``batch_size`` rows as one batch: see :meth:`iter_batches`."""
-        from powertrain.data import formats
-        from powertrain.data.gather import concat_rows
+        from powertrain.data.rows import formats
+        from powertrain.data.rows.gather import concat_rows
 
         form = _batch_format(batch_format)
         batch_size = min(whole("batch_size", batch_size, 1), sys.maxsize)
@@ -542,8 +542,8 @@ class Dataset:
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
         """All rows as one DataFrame in memory; refuses if there are more than ``limit``."""
-        from powertrain.data import formats
-        from powertrain.data.gather import concat_rows
+        from powertrain.data.rows import formats
+        from powertrain.data.rows.gather import concat_rows
 
         limit = optional_whole("limit", limit, 0)
         found: list[Rows] = []
@@ -576,7 +576,7 @@ class Dataset:
         afterwards (``"overwrite"``), or mean that nothing is done (``"ignore"``) or an error (``"error"``). ``on`` is
         as for :meth:`materialize`. Other arguments are those of ``pyarrow.parquet.write_table``.
         """
-        from powertrain.data.writing import parquet_writer
+        from powertrain.data.output.writing import parquet_writer
 
         self._write(
             path,
@@ -601,7 +601,7 @@ class Dataset:
     ) -> None:
         """Write all rows to CSV files with a header line. Other arguments are those of ``pyarrow.csv.write_csv``; the
         rest is as for :meth:`write_parquet`."""
-        from powertrain.data.writing import csv_writer
+        from powertrain.data.output.writing import csv_writer
 
         self._write(path, "csv", csv_writer(arrow_csv_args), mode, filesystem, min_rows_per_file, None, on)
 
@@ -616,7 +616,7 @@ class Dataset:
     ) -> None:
         """Write all rows to files of one JSON object per line. Times and decimals become text, NaN becomes null. The
         rest is as for :meth:`write_parquet`."""
-        from powertrain.data.writing import json_writer
+        from powertrain.data.output.writing import json_writer
 
         self._write(path, "json", json_writer(), mode, filesystem, min_rows_per_file, None, on)
 
@@ -631,7 +631,7 @@ class Dataset:
         most: int | None,
         on: str | None,
     ) -> None:
-        from powertrain.data.writing import write_files
+        from powertrain.data.output.writing import write_files
 
         with closing(self._tables(_checked_place(on))) as tables:
             write_files(
@@ -672,7 +672,7 @@ class Dataset:
 
     def _sampled(self, inspected: Inspected, kept: int) -> tuple[Dataset, Dataset]:
         """``kept`` rows from everywhere, and the others."""
-        from powertrain.data.prepared import seed_of_data
+        from powertrain.data.plan.prepared import seed_of_data
         from powertrain.data.sources.filtered import SampledSource
 
         seed = self._plan.seed if self._plan.seed is not None else seed_of_data(inspected)
@@ -712,8 +712,8 @@ class Dataset:
 
     def _stream(self, few: int | None = None) -> Generator[Rows, None, None]:
         """Batches of all rows, in order; of ``few`` rows where only the first are wanted."""
-        from powertrain.data.loader import stream
-        from powertrain.data.tables import batch_rows
+        from powertrain.data.loading.loader import stream
+        from powertrain.data.output.tables import batch_rows
 
         inspected = self._inspected()
         size = batch_rows(inspected)
@@ -726,7 +726,7 @@ class Dataset:
         return execution.watch(stream(plan, batch_rows=size, observe=execution.observe))
 
     def _row_dicts(self, few: int | None = None) -> Iterator[Row]:
-        from powertrain.data.formats import row_dicts
+        from powertrain.data.rows.formats import row_dicts
 
         with closing(self._stream(few)) as stream:
             for rows in stream:
@@ -734,14 +734,14 @@ class Dataset:
 
     def _tables(self, on: str | None, few: int | None = None) -> Generator[pa.Table, None, None]:
         """As :meth:`_stream`, as tables; computed by the tasks of a cluster where ``on`` names one."""
-        from powertrain.data.tables import table_of
+        from powertrain.data.output.tables import table_of
 
         if on is None:
             with closing(self._stream(few)) as stream:
                 for rows in stream:
                     yield table_of(rows)
             return
-        from powertrain.data.cluster_tasks import tables_by_tasks
+        from powertrain.data.ray.tasks import tables_by_tasks
 
         self._newest = execution = Execution(repr(self), len(self._inspected().blocks))
         made: Any = tables_by_tasks(self._plan)  # counted like rows: tables have a length and bytes too
@@ -752,8 +752,8 @@ class Dataset:
         self, limit: int | None = None, sizes: Sequence[int] | None = None, on: str | None = None
     ) -> Dataset:
         """All rows, or the first ``limit``, in files of this process, in blocks of these sizes if there are any."""
-        from powertrain.data.materialized import BLOCK_BYTES, materialize
-        from powertrain.data.tables import first_rows, pieces_by_bytes, pieces_by_rows
+        from powertrain.data.output.materialized import BLOCK_BYTES, materialize
+        from powertrain.data.output.tables import first_rows, pieces_by_bytes, pieces_by_rows
 
         seeded = self._seeded()
         with closing(seeded._tables(on, limit)) as stream:
@@ -767,7 +767,7 @@ class Dataset:
 
     def _seeded(self) -> Dataset:
         """The same dataset with a seed, so that keeping its rows again gives the same rows in the same order."""
-        from powertrain.data.prepared import seed_of_data
+        from powertrain.data.plan.prepared import seed_of_data
 
         if self._plan.seed is not None:
             return self

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data.arguments import ODD, column_name, refused, shown
-from powertrain.data.nesting import check_nesting
+from powertrain.data.rows.nesting import check_nesting
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:

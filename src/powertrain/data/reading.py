@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data import arguments
-from powertrain.data.plan import Part, Plan
+from powertrain.data.plan.plan import Part, Plan
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from powertrain.data.dataset import Dataset
     from powertrain.data.sources.base import Source
-    from powertrain.data.sources.files import Paths
+    from powertrain.data.sources.files.files import Paths
 
 #: Numbers that range() gives at most: each block of them is known beforehand.
 _LARGEST_RANGE = 2**40
@@ -63,9 +63,9 @@ def read_parquet(
     files that count; by default, of those in directories, "parquet". ``filesystem``: a pyarrow or fsspec file system
     that ``paths`` are paths of. ``include_paths`` adds the column "path".
     """
-    from powertrain.data.sources.files import file_paths
+    from powertrain.data.sources.files.files import file_paths
     from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
-    from powertrain.data.sources.parquet import ParquetSource
+    from powertrain.data.sources.files.parquet import ParquetSource
 
     found = file_paths(paths, file_extensions, usual=["parquet"], filesystem=filesystem)
     chosen = None if columns is None else _names(columns)
@@ -114,8 +114,8 @@ def read_csv(
     """
     from pyarrow import csv
 
-    from powertrain.data.sources.files import file_paths
-    from powertrain.data.sources.text import CsvSource
+    from powertrain.data.sources.files.files import file_paths
+    from powertrain.data.sources.files.text import CsvSource
 
     arguments.option_of("read_options", read_options, csv.ReadOptions, "a pyarrow.csv.ReadOptions")
     arguments.option_of("parse_options", parse_options, csv.ParseOptions, "a pyarrow.csv.ParseOptions")
@@ -149,8 +149,8 @@ def read_json(
     """
     from pyarrow import json
 
-    from powertrain.data.sources.files import file_paths
-    from powertrain.data.sources.text import JsonSource
+    from powertrain.data.sources.files.files import file_paths
+    from powertrain.data.sources.files.text import JsonSource
 
     arguments.option_of("parse_options", parse_options, json.ParseOptions, "a pyarrow.json.ParseOptions")
     lines, include_paths = arguments.flag("lines", lines), arguments.flag("include_paths", include_paths)
@@ -172,9 +172,9 @@ def read_images(
     ``size``: (height, width) to which all are resized. ``mode``: a mode of Pillow's to which all are converted, such as
     "RGB" or "L". See :func:`read_parquet` for the other arguments.
     """
-    from powertrain.data.images import checked_mode, checked_size
-    from powertrain.data.sources.files import file_paths
-    from powertrain.data.sources.images import IMAGE_EXTENSIONS, ImageSource
+    from powertrain.data.operations.images import checked_mode, checked_size
+    from powertrain.data.sources.files.files import file_paths
+    from powertrain.data.sources.files.images import IMAGE_EXTENSIONS, ImageSource
 
     size, mode, include_paths = (
         checked_size(size),
@@ -263,7 +263,7 @@ def _table_of_series(series: Any, name: str) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
-    from powertrain.data.nesting import check_nesting
+    from powertrain.data.rows.nesting import check_nesting
     from powertrain.data.sources.base import ARRAYS
     from powertrain.data.sources.items import holds_arrays, table_of_columns
 
@@ -319,7 +319,7 @@ def _array(values: Any) -> Any:
     """Values as an array; those of a tensor without its gradient."""
     import numpy as np
 
-    from powertrain.data.nesting import check_nesting
+    from powertrain.data.rows.nesting import check_nesting
 
     if not isinstance(values, np.ndarray):
         check_nesting([values], "an array")

@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from powertrain.data.arguments import flag, one_of, seed_number, whole
-from powertrain.data.changes import changed_message
-from powertrain.data.early_ends import EarlyEnds, is_look
-from powertrain.data.epoch_batches import first_batch, open_epoch
-from powertrain.data.loader import Cut, Loader, Ready, budgets_alone
-from powertrain.data.order import after_epoch, steps_left
-from powertrain.data.own_skips import ResumedEpoch
-from powertrain.data.plan import Plan
-from powertrain.data.position import Position
-from powertrain.data.prepared import Prepared, prepare_alone
-from powertrain.data.rows import Rows
-from powertrain.data.tf_batches import TensorflowBatches
+from powertrain.data.plan.changes import changed_message
+from powertrain.data.loading.early_ends import EarlyEnds, is_look
+from powertrain.data.loading.epoch_batches import first_batch, open_epoch
+from powertrain.data.loading.loader import Cut, Loader, Ready, budgets_alone
+from powertrain.data.plan.order import after_epoch, steps_left
+from powertrain.data.loading.own_skips import ResumedEpoch
+from powertrain.data.plan.plan import Plan
+from powertrain.data.plan.position import Position
+from powertrain.data.plan.prepared import Prepared, prepare_alone
+from powertrain.data.rows.rows import Rows
+from powertrain.data.rows.tf_batches import TensorflowBatches
 from powertrain.errors import DataChangedError, DataError
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
 
     from powertrain.data.dataset import Dataset
-    from powertrain.data.execution import Execution
-    from powertrain.data.scratch import Scratch
+    from powertrain.data.loading.execution import Execution
+    from powertrain.data.loading.scratch import Scratch
 
 T = TypeVar("T")
 TAILS = ("partial", "drop", "carry")
@@ -155,7 +155,7 @@ class DataShard(TensorflowBatches):
     @classmethod
     def alone(cls, plan: Plan, execution: Execution | None = None) -> DataShard:
         """All of a plan's rows, for a process that reads them by itself; ``execution`` is told what it costs."""
-        from powertrain.data.scratch import Scratch
+        from powertrain.data.loading.scratch import Scratch
 
         prepared, scratch = prepare_alone(plan), Scratch()
         shard = cls(prepared, cache_directory=scratch.path, **budgets_alone(prepared, scratch.path))
@@ -213,7 +213,7 @@ class DataShard(TensorflowBatches):
         batch instead: see :mod:`powertrain.data.collate_fn`. ``seed`` orders epochs in place of the dataset's own.
         ``local_shuffle_buffer_size`` shuffles data that is not shuffled otherwise, within windows of so many rows.
         """
-        from powertrain.data.torch_batches import TorchConversion
+        from powertrain.data.rows.torch_batches import TorchConversion
 
         chosen = self._device if isinstance(device, str) and device == "auto" else device
         conversion = TorchConversion(dtypes, chosen, collate_fn, pin_memory, prefetch_batches)
@@ -259,7 +259,7 @@ class DataShard(TensorflowBatches):
 
     def iter_rows(self, *, prefetch_batches: int = 1) -> Iterator[dict[str, Any]]:
         """One dict per row, for one epoch."""
-        from powertrain.data.formats import row_dicts
+        from powertrain.data.rows.formats import row_dicts
 
         # One row of each rank is a step, so that the position is that of the row handed out.
         cut = self._cut(None, self._ranks, None, False, prefetch_batches, None, row_dicts)
@@ -304,7 +304,7 @@ class DataShard(TensorflowBatches):
 
             frame = powertrain.get_dataset_shard("train").materialize().to_pandas()
         """
-        from powertrain.data.formats import to_arrow
+        from powertrain.data.rows.formats import to_arrow
         from powertrain.data.reading import from_arrow
 
         began = self.watch.wait()
@@ -781,7 +781,7 @@ def watched_copies(
 
 def formatted(batch_format: str | None) -> Callable[[Rows], Any]:
     """Return what makes batches of this form."""
-    from powertrain.data import formats
+    from powertrain.data.rows import formats
 
     makers = {
         None: formats.to_arrow,

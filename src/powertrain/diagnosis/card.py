@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from powertrain.diagnosis import words
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.root_cause import is_trouble
+from powertrain.diagnosis.rules.root_cause import is_trouble
 from powertrain.diagnosis.summary import PhaseTime, Report
-from powertrain.run.hang_report import rank_names
-from powertrain.terminal_text import escape_controls
+from powertrain.run.health.hang_report import rank_names
+from powertrain.text.printable import escape_controls
 
 #: Lines of a card.
 LINES = 25

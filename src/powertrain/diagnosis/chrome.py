@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from powertrain.diagnosis.samples import Samples
-from powertrain.diagnosis.steps import Floats, Steps
-from powertrain.trace import phases
+from powertrain.diagnosis.tables.samples import Samples
+from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.trace.recording import phases
 
 #: Rows of a rank.
 STEPS, PHASES, DEVICE = 1, 2, 3

@@ -18,11 +18,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from powertrain.diagnosis import statistics, words
-from powertrain.diagnosis.settled import Settled, settled
-from powertrain.diagnosis.steps import Floats, Steps
-from powertrain.terminal_text import escape_controls
-from powertrain.trace import phases
+from powertrain.diagnosis.tables import statistics
+from powertrain.diagnosis import words
+from powertrain.diagnosis.tables.settled import Settled, settled
+from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.text.printable import escape_controls
+from powertrain.trace.recording import phases
 
 BETTER, SAME, WORSE, UNKNOWN = "better", "same", "worse", "unknown"
 #: What `powertrain compare` exits with, for CI. 1 is an error, 2 a wrong call.

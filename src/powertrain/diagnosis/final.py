@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from powertrain.diagnosis import recorded
-from powertrain.diagnosis.settled import LEAST_STEPS
+from powertrain.diagnosis.tables.settled import LEAST_STEPS
 from powertrain.diagnosis.summary import Report, from_json, to_json
 from powertrain.errors import StorageError
 from powertrain.storage import Storage

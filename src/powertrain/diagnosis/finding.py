@@ -22,7 +22,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     #: One sentence that says what to do, with sizes where they follow from the evidence; "" where there is nothing.
     action: str = ""
-    #: The phase it is about, by its name in :mod:`powertrain.trace.phases`; "" where it is about none.
+    #: The phase it is about, by its name in :mod:`powertrain.trace.recording.phases`; "" where it is about none.
     phase: str = ""
     #: The ranks it is about, and their hosts; empty where it is about all of them.
     ranks: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from time import monotonic
 
 from powertrain.diagnosis import recorded, words
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.root_cause import is_trouble
+from powertrain.diagnosis.rules.root_cause import is_trouble
 from powertrain.diagnosis.summary import Report
 from powertrain.errors import StorageError
 from powertrain.storage import Storage

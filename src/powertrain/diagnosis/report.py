@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from powertrain.diagnosis import machine, memory, step_time, stragglers, words
+from powertrain.diagnosis.rules import machine, memory, step_time, stragglers
+from powertrain.diagnosis import words
 from powertrain.diagnosis.card import render
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.root_cause import fold, is_trouble
-from powertrain.diagnosis.samples import Samples
-from powertrain.diagnosis.settled import Settled, settled
-from powertrain.diagnosis.steps import Floats, Steps
+from powertrain.diagnosis.rules.root_cause import fold, is_trouble
+from powertrain.diagnosis.tables.samples import Samples
+from powertrain.diagnosis.tables.settled import Settled, settled
+from powertrain.diagnosis.tables.steps import Floats, Steps
 from powertrain.diagnosis.summary import (
     PhaseTime,
     RankTimes,
@@ -25,7 +26,7 @@ from powertrain.diagnosis.summary import (
     plain_finding,
     to_json,
 )
-from powertrain.trace import phases
+from powertrain.trace.recording import phases
 
 __all__ = ["Report", "diagnose", "from_json", "render", "to_json"]
 

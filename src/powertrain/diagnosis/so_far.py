@@ -19,13 +19,14 @@ from powertrain.diagnosis.card import render
 from powertrain.diagnosis.final import is_telling
 from powertrain.diagnosis.recorded import report_of
 from powertrain.diagnosis.report import diagnose
-from powertrain.diagnosis.samples import SAMPLE, samples_of
-from powertrain.diagnosis.steps import RECORD, aligned
+from powertrain.diagnosis.tables.samples import SAMPLE, samples_of
+from powertrain.diagnosis.tables.steps import RECORD, aligned
 from powertrain.diagnosis.summary import Report
 from powertrain.errors import OutsideWorkerError, StorageError
-from powertrain.trace import alone, spans, store
-from powertrain.trace.alone import Kept
-from powertrain.trace.phases import REPORT
+from powertrain.trace.recording import standalone
+from powertrain.trace import recording, store
+from powertrain.trace.recording.standalone import Kept
+from powertrain.trace.recording.phases import REPORT
 from powertrain.worker import context
 from powertrain.worker.context import Session
 
@@ -102,7 +103,7 @@ def say(kept: Kept) -> None:
 def _report(rank0_only: bool, timeout: float, every: float, *, final: bool) -> Report | None:
     if context.in_worker():
         session = context.current("final_summary")
-        recorder = spans.recording()
+        recorder = recording.recording()
         is_asked = session.place.rank == 0 or not rank0_only
         if recorder is None or session.service.tracing is None or not is_asked:
             return None
@@ -112,16 +113,16 @@ def _report(rank0_only: bool, timeout: float, every: float, *, final: bool) -> R
             recorder.settle()
         with recorder.phase(REPORT):
             return _of_run(session, recorder, time.monotonic() + timeout, every)
-    if rank0_only and alone.own_rank() != 0:
+    if rank0_only and standalone.own_rank() != 0:
         return None
     return _of_script(final)
 
 
 def _of_script(final: bool) -> Report:
-    own, recorder = alone.newest(), spans.recording()
+    own, recorder = standalone.newest(), recording.recording()
     if own is not None:
         if final:
-            alone.end()
+            standalone.end()
         return _report_of(own.kept())
     if recorder is None:
         raise OutsideWorkerError(
@@ -129,12 +130,12 @@ def _of_script(final: bool) -> Report:
             "the training loop, or give the loop to a trainer."
         )
     recorder.flush()
-    return _report_of(_in_ring(recorder, alone.own_rank()))
+    return _report_of(_in_ring(recorder, standalone.own_rank()))
 
 
-def _in_ring(recorder: spans.Recorder, rank: int) -> Kept:
+def _in_ring(recorder: recording.Recorder, rank: int) -> Kept:
     """The newest steps. They are not drained: that is for whoever keeps them."""
-    _, steps = spans.read_ring(recorder._ring.buffer)
+    _, steps = recording.read_ring(recorder._ring.buffer)
     return Kept(rank, socket.gethostname(), steps, b"", {})
 
 
@@ -151,7 +152,7 @@ def _report_of(kept: Kept, *notes: str) -> Report:
 # --------------------------------------------------------------------------- of a whole run
 
 
-def _of_run(session: Session, recorder: spans.Recorder, until: float, every: float) -> Report:
+def _of_run(session: Session, recorder: recording.Recorder, until: float, every: float) -> Report:
     place = session.place
     if session.storage.local_path("telemetry") is not None and not place.run_filesystem:
         tracing = session.service.tracing

@@ -33,9 +33,9 @@ from powertrain.engine.base import (
     SlotShape,
     Started,
 )
-from powertrain.engine.server import apply_env
+from powertrain.engine.local.server import apply_env
 from powertrain.errors import ConfigError
-from powertrain.trace.stacks import dump_path
+from powertrain.trace.stacks.stacks import dump_path
 from powertrain.wire import Hub
 from powertrain.worker.context import in_worker
 from powertrain.worker.main import Rank, WorkerSpec

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from powertrain.engine.base import Inspection
-from powertrain.trace import processes, stacks
+from powertrain.trace.machine import processes
+from powertrain.trace.stacks import stacks
 
 
 def oom_kills() -> int:

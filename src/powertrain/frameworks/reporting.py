@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.worker import context
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from powertrain.errors import DataError
 from powertrain.worker import context
-from powertrain.worker.batch_plan import gradient_weight
+from powertrain.worker.data.batch_plan import gradient_weight
 
 #: Batches that Lightning may hold beyond the one that it trains on, and the one itself.
 _REMEMBERED = 8

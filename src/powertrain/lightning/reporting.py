@@ -6,7 +6,7 @@ import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import as_flag, as_whole, plain_scalar
+from powertrain.values.arguments import as_flag, as_whole, plain_scalar
 from powertrain.config import CheckpointUploadMode, ValidationTaskConfig
 from powertrain.errors import ConfigError
 from powertrain.lightning.packages import PackageClass, callback

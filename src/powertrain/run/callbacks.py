@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.run.events import Fact
 from powertrain.run.forced_end import EndedAtOnce
 

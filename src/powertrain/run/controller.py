@@ -31,7 +31,7 @@ from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.manifest import Manifest, Validation
 from powertrain.checkpoint.saver import remove_share, sealed_reports
 from powertrain.engine import base
-from powertrain.error_text import describe_error, message_of
+from powertrain.text.errors import describe_error, message_of
 from powertrain.errors import (
     EngineError,
     FencedError,
@@ -39,49 +39,42 @@ from powertrain.errors import (
     ResourceError,
     WireError,
 )
-from powertrain.run import attempt as phases
-from powertrain.run import (
-    control,
-    failure_policy,
-    failures,
-    hooks,
-    launch,
-    lifecycle,
-    notices,
-    placement,
-    stopping,
-    visits,
-)
+from powertrain.run.workers import attempt as phases
+from powertrain.run.remote import protocol, status
+from powertrain.run.health import failure_policy, failures
+from powertrain.run.workers import backend_hooks, launch, placement
+from powertrain.run import lifecycle, stopping
+from powertrain.run.scaling import preemption
 from powertrain.run import events as ev
-from powertrain.run.asks import Asks
-from powertrain.run.attempt import Attempt, Member
+from powertrain.run.checkpoints.queries import Asks
+from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.callbacks import Callbacks, RunContext
-from powertrain.run.carriers import Carriers
-from powertrain.run.checkpoints import Checkpoints
-from powertrain.run.committer import Committer, Done, Trouble
-from powertrain.run.debugging import Debugging, place_of
+from powertrain.run.checkpoints.uploads import Carriers
+from powertrain.run.checkpoints.tracker import Checkpoints
+from powertrain.run.checkpoints.committer import Committer, Done, Trouble
+from powertrain.run.debugging.sessions import Debugging, place_of
 from powertrain.run.forced_end import EndedAtOnce
-from powertrain.run.hangs import Hangs, Looked
-from powertrain.run.hooks import HookDone
-from powertrain.run.inspections import Inspections, SeenFromOutside
-from powertrain.run.journal import Journal
-from powertrain.run.keyboard import Typed
+from powertrain.run.health.hangs import Hangs, Looked
+from powertrain.run.workers.backend_hooks import HookDone
+from powertrain.run.remote.inspections import Inspections, SeenFromOutside
+from powertrain.run.record.journal import Journal
+from powertrain.run.debugging.keyboard import Typed
 from powertrain.run.metrics import MetricsStore, PointRecord
-from powertrain.run.notices import Notice, Regroup
-from powertrain.run.pending import Pending
-from powertrain.run.rows import Row
-from powertrain.run.scaling_policy import Elastic, in_words
-from powertrain.run.slots import Slots
+from powertrain.run.scaling.preemption import Notice, Regroup
+from powertrain.run.checkpoints.pending import Pending
+from powertrain.run.workers.rows import Row
+from powertrain.run.scaling.policy import Elastic, in_words
+from powertrain.run.scaling.slots import Slots
 from powertrain.run.spec import RunSpec
-from powertrain.run.startup import Startup
-from powertrain.run.steering import Steering
+from powertrain.run.startup.recorder import Startup
+from powertrain.run.scaling.steering import Steering
 from powertrain.run.telemetry import Telemetry
-from powertrain.run.unsaved import error_text
-from powertrain.run.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
-from powertrain.run.worker_group import WorkerCallError
+from powertrain.run.checkpoints.unsaved import error_text
+from powertrain.run.checkpoints.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
+from powertrain.run.workers.worker_group import WorkerCallError
 from powertrain.storage import Storage, safety
 from powertrain.values.exceptions import exceptions_of
-from powertrain.worker.mark import marked_row
+from powertrain.worker.checkpoints.row_mark import marked_row
 from powertrain.worker.signals import SAME_NOTICE
 
 #: Seconds within which every forked process must have said its first word.
@@ -438,9 +431,9 @@ class Controller:
         """The run began ``at`` the call of ``fit``; see :meth:`Startup.launched`. Before ``run``."""
         self._startup.launched(at, parts)
 
-    def visit(self, question: control.Question, visitor: control.Visitor) -> None:
+    def visit(self, question: protocol.Question, visitor: protocol.Visitor) -> None:
         """Somebody asks from outside; the visitor is told and answered. Any thread."""
-        self._inbox.put(visits.Asked(question, visitor))
+        self._inbox.put(status.Asked(question, visitor))
 
     def say(self, message: str) -> None:
         """Have a warning recorded, as soon as the run has begun. Any thread."""
@@ -668,8 +661,8 @@ class Controller:
     def _run_hooks(self, attempt: Attempt, hook: str) -> None:
         attempt.shut_down |= hook == "shutdown"
         if attempt.group is None:
-            attempt.group = hooks.group_of(attempt, self._hub)
-        hooks.run(self._spec.backend, attempt, hook, self._inbox.put)
+            attempt.group = backend_hooks.group_of(attempt, self._hub)
+        backend_hooks.run(self._spec.backend, attempt, hook, self._inbox.put)
 
     def _hook_done(self, done: HookDone) -> None:
         attempt = self._attempt
@@ -1348,7 +1341,7 @@ class Controller:
 
     def _preemption(self, attempt: Attempt) -> wire.Preemption | None:
         """What ranks are told of the notice that has come, if any."""
-        return notices.preemption_of(self._notice, attempt.placements) if self._notice is not None else None
+        return preemption.preemption_of(self._notice, attempt.placements) if self._notice is not None else None
 
     def _held(self, member: Member, message: wire.Held) -> None:
         self._steering.held(member, message)
@@ -1411,7 +1404,7 @@ class Controller:
                 deadline=notice.deadline,
             )
         )
-        self._notice = notices.merged(self._notice, notice)
+        self._notice = preemption.merged(self._notice, notice)
         self._noticed_slots |= notice.slots
         self._is_to_leave |= not notice.slots
         if self._after_validations is not None or self._ends_well() or self._is_decided:
@@ -1450,7 +1443,7 @@ class Controller:
     def _save_and_leave(self, notice: Notice) -> None:
         """Bring the ranks to a boundary; who is left goes on from there, if that is enough."""
         before = self._steering.regroup
-        workers = notices.workers_after(
+        workers = preemption.workers_after(
             notice,
             before.workers if before is not None and before.cause == "notice" else self._slots.wanted,
             self._spec.min_workers,
@@ -1459,7 +1452,7 @@ class Controller:
             replaces=self._engine.replaces,
         )
         if self._attempt is not None and self._attempt.phase in (phases.STARTING, phases.TRAINING):
-            self._deadlines["grace"] = time.monotonic() + notices.boundary_within(notice, time.time())
+            self._deadlines["grace"] = time.monotonic() + preemption.boundary_within(notice, time.time())
         if workers:
             self._leave_behind(notice, workers)
         else:
@@ -1493,10 +1486,10 @@ class Controller:
 
     # ------------------------------------------------------------------ visitors
 
-    def _asked(self, asked: visits.Asked) -> None:
+    def _asked(self, asked: status.Asked) -> None:
         _QUESTIONS[type(asked.question)](self, asked.question, asked.visitor)
 
-    def _asked_to_resize(self, question: control.Resize, visitor: control.Visitor) -> None:
+    def _asked_to_resize(self, question: protocol.Resize, visitor: protocol.Visitor) -> None:
         """To go on with another number of workers: what will come of it, or why nothing does."""
         name, lowest, highest = self._spec.name, self._spec.min_workers, self._spec.max_workers
         if not self._elastic.is_elastic or not self._engine.restarts:
@@ -1517,12 +1510,12 @@ class Controller:
             size = self._attempt.world_size if self._attempt is not None else self._slots.wanted
             visitor.answer(self._elastic.prospect(question.workers, size))
 
-    def _asked_to_stop(self, question: control.Stop, visitor: control.Visitor) -> None:
+    def _asked_to_stop(self, question: protocol.Stop, visitor: protocol.Visitor) -> None:
         """End as Ctrl-C does, but without its hurry; with ``now`` as the second Ctrl-C does."""
         over = self._after_validations is not None or self._ends_well() or self._is_decided
         can_end = self._engine.name not in ("inline", "torchrun")
         visitor.answer(
-            visits.stop_prospect(
+            status.stop_prospect(
                 self._state, self._attempt, question, ends_in_place=over, can_be_ended=can_end
             )
         )
@@ -1531,7 +1524,7 @@ class Controller:
         if over:
             self._hurry(2 if question.now else 1)
             return
-        self._stop("asked", visits.stop_reason(question.by))
+        self._stop("asked", status.stop_reason(question.by))
         if not can_end or self._outcome is not None:
             return
         if question.now:
@@ -1540,7 +1533,7 @@ class Controller:
             until = time.monotonic() + question.within
             self._deadlines["grace"] = min(until, self._deadlines.get("grace", until))
 
-    def _asked_to_look(self, question: control.LookAround, visitor: control.Visitor) -> None:
+    def _asked_to_look(self, question: protocol.LookAround, visitor: protocol.Visitor) -> None:
         attempt = self._attempt
         if attempt is None or attempt.phase in (phases.DISMISSED, phases.CLEARING):
             visitor.answer(f"The run {self._spec.name!r} has no ranks now: it is {self._state.state}.", False)
@@ -1549,13 +1542,13 @@ class Controller:
         self._inspections.begin(attempt, question.ranks, visitor)
         self._watch_visits()
 
-    def _asked_to_describe(self, question: control.Describe, visitor: control.Visitor) -> None:
+    def _asked_to_describe(self, question: protocol.Describe, visitor: protocol.Visitor) -> None:
         visitor.tell(self._description())
         visitor.answer("")
 
-    def _description(self) -> control.Description:
+    def _description(self) -> protocol.Description:
         now, row_at = time.monotonic(), self._row_at
-        return visits.describe(
+        return status.describe(
             self._state,
             self._attempt,
             self._checkpoints.pending,
@@ -2144,7 +2137,7 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     _Interrupt: Controller._interrupted,
     _EndEarly: Controller._ended_early,
     _Noticed: Controller._driver_noticed,
-    visits.Asked: Controller._asked,
+    status.Asked: Controller._asked,
     SeenFromOutside: Controller._rank_seen,
     Looked: Controller._looked,
     _Said: Controller._said,
@@ -2179,11 +2172,11 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     "visits": Controller._visits_due,
     "retry": Controller._retry,
 }
-_QUESTIONS: dict[type, Callable[[Controller, Any, control.Visitor], None]] = {
-    control.Resize: Controller._asked_to_resize,
-    control.Stop: Controller._asked_to_stop,
-    control.LookAround: Controller._asked_to_look,
-    control.Describe: Controller._asked_to_describe,
+_QUESTIONS: dict[type, Callable[[Controller, Any, protocol.Visitor], None]] = {
+    protocol.Resize: Controller._asked_to_resize,
+    protocol.Stop: Controller._asked_to_stop,
+    protocol.LookAround: Controller._asked_to_look,
+    protocol.Describe: Controller._asked_to_describe,
 }
 _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
     wire.Hello: Controller._hello,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union
 
 import msgspec
 
-from powertrain.redaction import redact_values
+from powertrain.text.redaction import redact_values
 from powertrain.values.exceptions import ExceptionData
 
 #: Values outside of these bounds were never written: a line with one is damaged, or was changed on purpose.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from powertrain.run import events as ev
-from powertrain.run.unsaved import UnsavedCheckpoint, find_newest, fold
+from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint, find_newest, fold
 
 NEW = "new"
 WAITING = "waiting"

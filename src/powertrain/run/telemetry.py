@@ -9,12 +9,12 @@ import msgspec
 
 from powertrain import wire
 from powertrain.engine import base
-from powertrain.run import launch
-from powertrain.run.attempt import Member
+from powertrain.run.workers import launch
+from powertrain.run.workers.attempt import Member
 from powertrain.run.spec import RunSpec
 from powertrain.storage import Storage
-from powertrain.trace.phases import RECORD_SIZE
-from powertrain.trace.samples import SAMPLE_SIZE
+from powertrain.trace.recording.phases import RECORD_SIZE
+from powertrain.trace.machine.samples import SAMPLE_SIZE
 from powertrain.trace.store import FACTS, SAMPLES, STEPS, Frame, TelemetryStore
 from powertrain.worker.tracing import newest_steps, remove_ring
 

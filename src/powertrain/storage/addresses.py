@@ -18,7 +18,7 @@ from typing import Literal
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from powertrain.errors import StorageError
-from powertrain.redaction import HIDDEN, has_secrets, strip_secrets, without_secrets
+from powertrain.text.redaction import HIDDEN, has_secrets, strip_secrets, without_secrets
 
 __all__ = [
     "OBJECT_STORES",

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
-from powertrain.arguments import as_path, has_attribute, shorten
+from powertrain.values.arguments import as_path, has_attribute, shorten
 from powertrain.errors import ArgumentError, PowertrainError, StorageError
-from powertrain.redaction import redact
+from powertrain.text.redaction import redact
 from powertrain.storage.addresses import OBJECT_STORES, without_secrets
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import errno
 import re
 
 from powertrain.errors import StorageError
-from powertrain.redaction import redact
+from powertrain.text.redaction import redact
 from powertrain.storage.addresses import Address, without_secrets
 
 #: What of an answer in XML is worth telling.

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from powertrain.error_text import message_of
+from powertrain.text.errors import message_of
 from powertrain.storage import safety
 
 #: Errors of a write that found no room: the file system or the user's quota on it is used up.

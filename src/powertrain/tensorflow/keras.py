@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import ConfigError
 from powertrain.frameworks.reporting import as_names

@@ -58,9 +58,9 @@ from powertrain.engine.base import (
 from powertrain.errors import CollectiveError, EngineError, ResourceError
 from powertrain.worker import failure
 from powertrain.worker.main import ENTRY, WorkerSpec
-from powertrain.worker.mark import RowMark
+from powertrain.worker.checkpoints.row_mark import RowMark
 from powertrain.worker.progress import Boundaries, Gate, Progress, StopRun
-from powertrain.worker.service import Service
+from powertrain.worker.service.service import Service
 
 #: Seconds that ``close`` waits for a played process; one that plays on longer is a fault of its script.
 _PATIENCE = 10.0

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from powertrain.errors import ConfigError
 from powertrain.torch.prepare import scale_in_place
-from powertrain.worker.batch_plan import gradient_weight
+from powertrain.worker.data.batch_plan import gradient_weight
 
 #: Arguments of fully_shard that are passed on as they are.
 _OWN = frozenset(inspect.signature(fully_shard).parameters) - {"module"}

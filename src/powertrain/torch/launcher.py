@@ -23,7 +23,7 @@ from powertrain.frameworks.ports import on_one_host
 from powertrain.torch.backend import gloo_variables
 from powertrain.torch.rendezvous import Meeting, ReservedPort, open_tcp_store
 from powertrain.trainer import DataParallelTrainer, _new_name
-from powertrain.worker import main_script
+from powertrain.worker.scripts import main_script
 
 if TYPE_CHECKING:
     from powertrain.config import RunConfig, ScalingConfig
@@ -160,7 +160,7 @@ class Program:
                 main.__dict__.pop("__file__", None)
 
     def for_ranks(self, *, on_this_machine: bool = True) -> dict[str, Any]:
-        """What :func:`powertrain.worker.main_script.run` takes. To be called inside :meth:`as_main`.
+        """What :func:`powertrain.worker.scripts.main_script.run` takes. To be called inside :meth:`as_main`.
 
         Nodes of a cluster keep an import path of their own: their Python may be installed elsewhere.
         """

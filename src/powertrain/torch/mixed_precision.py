@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from powertrain.arguments import shorten
-from powertrain.data.device import map_tensors
+from powertrain.values.arguments import shorten
+from powertrain.data.rows.device import map_tensors
 from powertrain.errors import ConfigError
 
 #: What ``prepare_model(mixed_precision=...)`` takes, beside torch's own types.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from powertrain.arguments import as_flag, has_attribute, shorten
+from powertrain.values.arguments import as_flag, has_attribute, shorten
 from powertrain.errors import ArgumentError
 from powertrain.torch import prepare
 from powertrain.torch.mixed_precision import ScaledOptimizer, amp_precision

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from powertrain.arguments import as_flag, as_text_keys, as_whole, shorten
+from powertrain.values.arguments import as_flag, as_text_keys, as_whole, shorten
 from powertrain.config import did_you_mean
 from powertrain.errors import ArgumentError, ConfigError
 from powertrain.torch.mixed_precision import (
@@ -32,7 +32,7 @@ from powertrain.torch.mixed_precision import (
     precision_of,
 )
 from powertrain.torch.state_keys import drop_wrapper_name, versions_under_wrapper, with_metadata, wrapped_key
-from powertrain.worker.batch_plan import gradient_weight
+from powertrain.worker.data.batch_plan import gradient_weight
 
 if TYPE_CHECKING:
     from powertrain.worker.context import TrainContext

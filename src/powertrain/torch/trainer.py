@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.config import BackendConfig, TorchConfig
 from powertrain.errors import ConfigError
 from powertrain.trainer import DataParallelTrainer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from powertrain.diagnosis.so_far import final_summary, summary
-    from powertrain.trace.wrappers import (
+    from powertrain.trace.recording.wrappers import (
         init,
         trace_step,
         wrap_backward,
@@ -45,7 +45,7 @@ _ALIASES = {"start": "init"}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'powertrain.trace' has no attribute {name!r}")
-    home = "powertrain.diagnosis.so_far" if name in _OF_DIAGNOSIS else "powertrain.trace.wrappers"
+    home = "powertrain.diagnosis.so_far" if name in _OF_DIAGNOSIS else "powertrain.trace.recording.wrappers"
     value = getattr(import_module(home), _ALIASES.get(name, name))
     globals()[name] = value
     return value

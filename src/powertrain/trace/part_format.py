@@ -20,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from powertrain.trace import phases, samples
+from powertrain.trace.recording import phases
+from powertrain.trace.machine import samples
 
 #: Kinds of frames: records of steps, samples, and text (one JSON object).
 #: 1 is what looks were before they told of stolen cores: it is passed over.

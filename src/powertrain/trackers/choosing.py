@@ -9,11 +9,11 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.arguments import plain_scalar, shorten
+from powertrain.values.arguments import plain_scalar, shorten
 from powertrain.config import TRACKER_NAMES, Refusal, did_you_mean
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError, StorageError
-from powertrain.redaction import redact_values
+from powertrain.text.redaction import redact_values
 from powertrain.storage import Storage, signed
 from powertrain.storage.addresses import without_secrets
 from powertrain.trackers.base import TrackedRun, Tracker

@@ -17,11 +17,11 @@ import msgspec
 
 from powertrain.config import RunConfig
 from powertrain.diagnosis.final import SUMMARY
-from powertrain.diagnosis.root_cause import is_trouble
+from powertrain.diagnosis.rules.root_cause import is_trouble
 from powertrain.diagnosis.summary import from_json
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError, PowertrainError
-from powertrain.redaction import redact
+from powertrain.text.redaction import redact
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import RECORD_BYTES_LIMIT

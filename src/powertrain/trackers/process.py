@@ -20,7 +20,7 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from powertrain.run.child import end_with_parent
+from powertrain.run.workers.child import end_with_parent
 from powertrain.storage import Storage
 from powertrain.storage.files.descriptors import open_for_append
 from powertrain.trackers.base import RunEnding, TrackedRun, Tracker

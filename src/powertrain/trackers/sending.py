@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from powertrain.error_text import describe_error
-from powertrain.redaction import redact
-from powertrain.run import journal
+from powertrain.text.errors import describe_error
+from powertrain.text.redaction import redact
+from powertrain.run.record import journal
 from powertrain.run.lifecycle import RunState
 from powertrain.storage import Storage
 from powertrain.trackers import cursor as cursors

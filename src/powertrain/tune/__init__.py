@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig
     from powertrain.errors import TuneError
-    from powertrain.result import Result
+    from powertrain.result.result import Result
     from powertrain.tune.callback import Callback
     from powertrain.tune.config import ResumeConfig, TuneConfig
     from powertrain.tune.registry import register_trainable
@@ -52,7 +52,7 @@ _LATER = {
     "JupyterNotebookReporter": "powertrain.tune.reporter",
     "PlacementGroupFactory": "powertrain.tune.trainable",
     "ProgressReporter": "powertrain.tune.reporter",
-    "Result": "powertrain.result",
+    "Result": "powertrain.result.result",
     "ResultGrid": "powertrain.tune.result_grid",
     "ResumeConfig": "powertrain.tune.config",
     "RunConfig": "powertrain.config",

@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
-from powertrain.error_text import describe_error
+from powertrain.values.arguments import shorten
+from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
 from powertrain.run.forced_end import EndedAtOnce
 

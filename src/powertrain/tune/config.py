@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.config import Config, Refusal, flag, ignored, option, optional, positive, whole
 from powertrain.tune.schedulers.base import TrialScheduler, find_other_signature
 from powertrain.tune.search.base import Searcher

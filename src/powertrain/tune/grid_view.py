@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from powertrain.result_view import _CELL, _FAINT, _GREEN, _MONO, _RED, _RULE, _div, _span
+from powertrain.result.html import _CELL, _FAINT, _GREEN, _MONO, _RED, _RULE, _div, _span
 from powertrain.tune.reporter.table import find_best, status_of, summary_line
 
 if TYPE_CHECKING:

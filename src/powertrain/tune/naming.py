@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.config import NAME_LIMIT_BYTES
 from powertrain.errors import ConfigError
-from powertrain.tune.sweep.record import RESERVED_NAMES
+from powertrain.tune.sweep.journal.record import RESERVED_NAMES
 
 if TYPE_CHECKING:
     from powertrain.tune.config import TuneConfig

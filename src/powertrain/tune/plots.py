@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def draw_sweep(grid: ResultGrid, metric: str, mode: str) -> Figure:
         ConfigError: matplotlib is not installed.
     """
     try:
-        from powertrain.result_plot import Plot
+        from powertrain.result.plot import Plot
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.config import did_you_mean
 from powertrain.errors import ConfigError
 

@@ -7,19 +7,19 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import as_path
+from powertrain.values.arguments import as_path
 from powertrain.config import did_you_mean
 from powertrain.errors import ConfigError
 from powertrain.storage.addresses import without_secrets
 from powertrain.tune import trial as tr
-from powertrain.tune.sweep import record as sweep_record
-from powertrain.tune.sweep.state import SweepState, replay
+from powertrain.tune.sweep.journal import record as sweep_record
+from powertrain.tune.sweep.journal.state import SweepState, replay
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from powertrain.result import Result
+    from powertrain.result.result import Result
     from powertrain.storage import Storage
     from powertrain.tune.trial import Trial
 
@@ -198,7 +198,7 @@ class ResultGrid:
     def curves(self, metric: str) -> dict[str, list[tuple[int, float]]]:
         """Return by trial its reports of a metric, as (iteration, value) pairs."""
         from powertrain.checkpoint.manifest import from_json_value
-        from powertrain.tune.sweep.events import TrialReported
+        from powertrain.tune.sweep.journal.events import TrialReported
 
         found: dict[str, dict[int, float]] = {trial.trial_id: {} for trial in self.trials}
         for event in sweep_record.read_journal(self._storage):
@@ -223,8 +223,8 @@ class ResultGrid:
 
     def _best_report(self, trial: Trial, metric: str, mode: str) -> dict[str, Any] | None:
         from powertrain.checkpoint.manifest import from_json_value
-        from powertrain.tune.sweep.events import TrialReported
-        from powertrain.tune.sweep.state import result_of
+        from powertrain.tune.sweep.journal.events import TrialReported
+        from powertrain.tune.sweep.journal.state import result_of
 
         best: tuple[float, TrialReported, float] | None = None
         sign, before = (1.0 if mode == "max" else -1.0), 0.0
@@ -238,7 +238,7 @@ class ResultGrid:
         return {**result_of(trial, best[1]), "time_this_iter_s": best[2]}
 
     def _reports(self) -> dict[str, list[Any]]:
-        from powertrain.tune.sweep.events import TrialReported
+        from powertrain.tune.sweep.journal.events import TrialReported
 
         if not hasattr(self, "_by_trial"):
             self._by_trial: dict[str, list[Any]] = {}
@@ -248,7 +248,7 @@ class ResultGrid:
         return self._by_trial
 
     def _result(self, trial: Trial) -> Result:
-        from powertrain.result import Result
+        from powertrain.result.result import Result
 
         error = self._error(trial) if trial.status == tr.ERROR else None
         result = Result(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, as_config, replace
 from powertrain.errors import ConfigError, TuneError
 from powertrain.trainer import _checkpoint_to_begin_from
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.result import Result
+    from powertrain.result.result import Result
     from powertrain.tune.result_grid import ResultGrid
     from powertrain.tune.trial import Trial
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.arguments import shorten
-from powertrain.error_text import describe_error
+from powertrain.values.arguments import shorten
+from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
 
 #: The keys that lead to an entry of a nested space.

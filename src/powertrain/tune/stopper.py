@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
-from powertrain.arguments import as_whole, shorten
+from powertrain.values.arguments import as_whole, shorten
 from powertrain.errors import ConfigError
 from powertrain.run.stopping import reason_to_stop
 from powertrain.tune.trial import flat_numbers

@@ -117,7 +117,7 @@ class Trial:
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint of its run, read from the storage; None where there is none, or no address of it."""
-        from powertrain.result import Result
+        from powertrain.result.result import Result
 
         return Result(path=self.path, state="running").checkpoint if self.path else None
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import as_path, shorten
+from powertrain.values.arguments import as_path, shorten
 from powertrain.config import CheckpointConfig, RunConfig, as_config, replace, without_effect
 from powertrain.errors import ConfigError, PreemptedError
 from powertrain.storage.addresses import without_secrets
@@ -30,9 +30,9 @@ from powertrain.tune.search.choosing import choose_searcher
 from powertrain.tune.space import check_space
 from powertrain.tune.stopper import add_spent, as_stopper, copy_stopper
 from powertrain.tune.sweep import continuing
-from powertrain.tune.sweep import events as ev
-from powertrain.tune.sweep import record as sweep_record
-from powertrain.tune.sweep.description import as_list, describe_sweep, first_of, objective_of
+from powertrain.tune.sweep.journal import events as ev
+from powertrain.tune.sweep.journal import record as sweep_record
+from powertrain.tune.sweep.journal.description import as_list, describe_sweep, first_of, objective_of
 from powertrain.tune.sweep.interrupts import interrupts_of
 from powertrain.tune.sweep.trial_run import make_trainer, split_sections
 from powertrain.tune.trainable import as_function, is_trainable_class
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from powertrain.tune.sweep.judge import Judge
     from powertrain.tune.sweep.loop import SweepLoop
     from powertrain.tune.sweep.screen import SweepScreen
-    from powertrain.tune.sweep.state import Exploit
+    from powertrain.tune.sweep.journal.state import Exploit
     from powertrain.tune.sweep.trial_run import TrialRun
 
 
@@ -224,7 +224,7 @@ class Tuner:
 
     def _open_sweep(self, name: str, stack: ExitStack) -> Storage:
         """The sweep's own storage, with its lease held."""
-        from powertrain.run.lease import Lease
+        from powertrain.run.record.lease import Lease
         from powertrain.storage import open_storage, probe
         from powertrain.storage.files.run_directory import refuse_links, refuse_other_owners
 
@@ -253,14 +253,14 @@ class Tuner:
     def _make_loop(
         self, name: str, storage: Storage, server: WarmServer | None, stack: ExitStack
     ) -> tuple[SweepLoop, SweepScreen]:
-        from powertrain.run.journal import Journal
-        from powertrain.run.journal_lines import as_line
+        from powertrain.run.record.journal import Journal
+        from powertrain.run.record.journal_lines import as_line
         from powertrain.tune.sweep import control as sweep_control
         from powertrain.tune.sweep.callback_states import CallbackStates
         from powertrain.tune.sweep.capacity import count_concurrent_trials
         from powertrain.tune.sweep.loop import SweepLoop
         from powertrain.tune.sweep.policies import with_policies
-        from powertrain.tune.sweep.state import replay
+        from powertrain.tune.sweep.journal.state import replay
 
         earlier = sweep_record.read_journal(storage)
         record = sweep_record.read(storage) if earlier else {}
@@ -331,7 +331,7 @@ class Tuner:
 
     def _make_judge(self, storage: Storage, prefix: str, before: Mapping[str, Any]) -> Judge:
         from powertrain.tune.sweep.judge import Judge
-        from powertrain.tune.sweep.state import SweepState
+        from powertrain.tune.sweep.journal.state import SweepState
 
         searcher = continuing.choose_kept(before, self._new_searcher())
         searcher.set_num_samples(self._tune.num_samples)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from powertrain.error_text import message_of, sendable
+from powertrain.text.errors import message_of, sendable
 from powertrain.errors import WorkerFailedError
 from powertrain.values.kinds import NoPlainForm, decoded, encoded, is_small, known_class
 

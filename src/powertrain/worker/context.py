@@ -18,7 +18,7 @@ import cloudpickle
 import msgspec
 
 from powertrain import wire
-from powertrain.arguments import as_flag, as_seconds, shorten
+from powertrain.values.arguments import as_flag, as_seconds, shorten
 from powertrain.config import CheckpointConsistencyMode, CheckpointUploadMode, ValidationTaskConfig
 from powertrain.errors import (
     ArgumentError,
@@ -27,26 +27,26 @@ from powertrain.errors import (
     OutsideWorkerError,
     ReportError,
 )
-from powertrain.redaction import strip_secrets
+from powertrain.text.redaction import strip_secrets
 from powertrain.storage.boundaries import training_step
-from powertrain.trace import spans
-from powertrain.trace.phases import COLLECTIVE, REPORT
-from powertrain.worker import saving
-from powertrain.worker.mark import RowMark
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import COLLECTIVE, REPORT
+from powertrain.worker.checkpoints import saving
+from powertrain.worker.checkpoints.row_mark import RowMark
 from powertrain.worker.progress import Boundaries, Gate, StopRun, progress
-from powertrain.worker.shards import Shards
-from powertrain.worker.shared_directory import listing_of
-from powertrain.worker.storage_context import StorageContext
+from powertrain.worker.data.shards import Shards
+from powertrain.worker.checkpoints.shared_directory import listing_of
+from powertrain.worker.checkpoints.storage_context import StorageContext
 from powertrain.worker.values import DroppedValues, read
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
     from powertrain.checkpoint.saver import CheckpointDirectory, Staging
     from powertrain.data.shard import DataShard
-    from powertrain.data.streamed import StreamedShard
+    from powertrain.data.ray.shard import StreamedShard
     from powertrain.storage import Storage
-    from powertrain.worker.batch_plan import BatchPlan
-    from powertrain.worker.service import Service
+    from powertrain.worker.data.batch_plan import BatchPlan
+    from powertrain.worker.service.service import Service
 
 T = TypeVar("T")
 #: Bytes of a message beside the data that it carries.
@@ -127,7 +127,7 @@ class Session:
     """One rank's live state."""
 
     def __init__(self, place: Place, service: Service, gate: Gate, datasets: bytes = b"") -> None:
-        """``datasets`` is what :class:`~powertrain.worker.shards.Shards` takes."""
+        """``datasets`` is what :class:`~powertrain.worker.data.shards.Shards` takes."""
         self.place = place
         self.service = service
         #: What the launch directory held when this rank began, for checkpoints that are reported from it.
@@ -210,7 +210,7 @@ class Session:
                 "be sent to the other ranks. Put large data into a file or a dataset, and send its name."
             )
         self.syncs += 1
-        with spans.phase(COLLECTIVE):
+        with recording.phase(COLLECTIVE):
             opened = self.service.meet(wire.Arrived(sync=self.syncs, kind=kind, data=data))
         if opened.error:
             raise CollectiveError(opened.error)
@@ -309,7 +309,7 @@ class TrainContext:
         A model from ``prepare_model`` weighs this rank's gradient accordingly, by the plan that was made or iterated
         last: see :class:`BatchPlan`.
         """
-        from powertrain.worker import batch_plan
+        from powertrain.worker.data import batch_plan
 
         place = self._place
         found = batch_plan.plan(global_batch_size, place.rank, place.world_size, max_micro_batch)
@@ -409,8 +409,8 @@ def report(
         checkpoint_upload_fn,
         validation,
     )
-    recorder = spans.recording()
-    depth = recorder.enter(REPORT) if recorder is not None else spans.IGNORED
+    recorder = recording.recording()
+    depth = recorder.enter(REPORT) if recorder is not None else recording.IGNORED
     try:
         if solo:
             _report_solo(session, metrics, checkpoint, barrier)
@@ -458,7 +458,7 @@ def _report(
         )
         _report_with_share(session, checkpoint, point, how)
     if barrier:
-        with spans.phase(COLLECTIVE):
+        with recording.phase(COLLECTIVE):
             session.service.wait_for_row(row)
         session.sees_newest = True
         if session.service.stop_at_row:
@@ -494,7 +494,7 @@ def _report_with_share(
 
 
 def _automatic_checkpoint(session: Session, row: int, save_now: bool) -> Checkpoint | None:
-    from powertrain.worker.state import automatic_checkpoint
+    from powertrain.worker.checkpoints.state import automatic_checkpoint
 
     return automatic_checkpoint(session, row, save_now)
 
@@ -514,12 +514,12 @@ def checkpoint_dir() -> CheckpointDirectory:
 
     def begun() -> None:
         progress.enter("checkpoint")
-        if (recorder := spans.recording()) is not None:
+        if (recorder := recording.recording()) is not None:
             depths.append(recorder.enter(REPORT))
 
     def done() -> None:
         progress.enter(phase)
-        if depths and (recorder := spans.recording()) is not None:
+        if depths and (recorder := recording.recording()) is not None:
             recorder.leave(depths.pop())
 
     directory.begun, directory.done = begun, done
@@ -545,7 +545,7 @@ def get_all_reported_checkpoints(
         )
     validated = consistency_mode is CheckpointConsistencyMode.VALIDATED
     limit = as_seconds(timeout_s, "get_all_reported_checkpoints(timeout_s=...)", ReportError)
-    with spans.phase(REPORT):
+    with recording.phase(REPORT):
         answer = session.service.ask_checkpoints(session.row, validated, -1.0 if limit is None else limit)
     return [
         ReportedCheckpoint(
@@ -616,7 +616,7 @@ def get_checkpoint() -> Checkpoint | None:
 
 def _newest_reported(session: Session) -> Checkpoint | None:
     """The newest kept checkpoint of this run, once those of all reports so far are settled; None for none."""
-    with spans.phase(REPORT):
+    with recording.phase(REPORT):
         found = session.service.ask_checkpoints(session.row, False, -1.0)
     return session.checkpoint_at(found[-1].path, session.place.run_filesystem) if found else None
 

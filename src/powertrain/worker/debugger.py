@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from powertrain import wire
-from powertrain.trace.frames import as_frame, is_users
+from powertrain.trace.stacks.frames import as_frame, is_users
 from powertrain.worker import failure
 
 #: Characters that one command may print: what is beyond them is left out, so that no memory fills up with it.

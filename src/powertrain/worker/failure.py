@@ -6,10 +6,10 @@ import linecache
 import traceback
 from types import TracebackType
 
-from powertrain.error_text import describe_error, message_of, sendable
+from powertrain.text.errors import describe_error, message_of, sendable
 from powertrain.storage.full_disk import hint_about_room
-from powertrain.trace.frames import OURS as _OURS
-from powertrain.trace.frames import is_users
+from powertrain.trace.stacks.frames import OURS as _OURS
+from powertrain.trace.stacks.frames import is_users
 from powertrain.values.exceptions import cause_of, data_of
 from powertrain.wire import ErrorReport
 

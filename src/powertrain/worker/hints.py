@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from powertrain.error_text import message_of
-from powertrain.worker.working_directory import explain_missing_path
+from powertrain.text.errors import message_of
+from powertrain.worker.scripts.working_directory import explain_missing_path
 
 #: What torch says to a second init_process_group.
 _GROUP_TWICE = "initialize the default process group twice"

@@ -18,20 +18,21 @@ import cloudpickle
 import msgspec
 
 from powertrain import wire
-from powertrain.error_text import message_of
+from powertrain.text.errors import message_of
 from powertrain.errors import EngineError
-from powertrain.redaction import redact
+from powertrain.text.redaction import redact
 from powertrain.storage import boundaries
-from powertrain.trace import stacks
-from powertrain.worker import context, failure, script
+from powertrain.trace.stacks import stacks
+from powertrain.worker import context, failure
+from powertrain.worker.scripts import script
 from powertrain.worker.context import Place, Session
 from powertrain.worker.debugger import Debugger, Dialogue, where_quit
 from powertrain.worker.hints import hint_for
 from powertrain.worker.progress import Gate, StopProcess, StopRun, progress
-from powertrain.worker.service import Service
+from powertrain.worker.service.service import Service
 from powertrain.worker.signals import NoticedSignals
 from powertrain.worker.tracing import TraceSettings, Tracing, Untraced
-from powertrain.worker.working_directory import (
+from powertrain.worker.scripts.working_directory import (
     enter_launch_dir,
     launch_dir_here,
 )

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from powertrain import wire
-from powertrain.trace import spans
-from powertrain.trace.arrival import Arrival
-from powertrain.trace.devices import peak_flops
-from powertrain.trace.phases import NAMES, RECORD_SIZE
-from powertrain.trace.whereabouts import Whereabouts
+from powertrain.trace import recording
+from powertrain.trace.recording.arrival import Arrival
+from powertrain.trace.machine.devices import peak_flops
+from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
+from powertrain.trace.stacks.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
-    from powertrain.trace import patches
-    from powertrain.trace.samplers import Sampler
+    from powertrain.trace.recording import patches
+    from powertrain.trace.machine.samplers import Sampler
 
 #: Seconds between two messages, and until the first: what was not sent dies with the run's driver.
 _SEND_EVERY, _SEND_FIRST = 0.5, 0.1
@@ -35,7 +35,7 @@ _RIDE_BEFORE, _RIDE_AFTER = 0.4, 1.4
 _TRY_AGAIN = 0.05
 #: Seconds between two looks at where the training thread is.
 _GLANCE_EVERY = 0.25
-_PATCHES = "powertrain.trace.patches"
+_PATCHES = "powertrain.trace.recording.patches"
 #: Steps in one message: half a megabyte. So many do not wait: the ring holds four times as many.
 _MOST_STEPS = 4096
 
@@ -63,9 +63,9 @@ class Untraced:
     train inline. Until the rank is traced, what its loop says of itself is heard by nobody."""
 
     def __init__(self) -> None:
-        self._recorder = spans.recording()
+        self._recorder = recording.recording()
         self._patches = patches.installed() if (patches := sys.modules.get(_PATCHES)) else None
-        spans.use(spans.Recorder(bytearray(spans.ring_size(2)), thread=spans.NOBODY))
+        recording.use(recording.Recorder(bytearray(recording.ring_size(2)), thread=recording.NOBODY))
 
     def restore(self) -> None:
         """As it was. Whatever the rank has patched is gone. Again is fine."""
@@ -73,7 +73,7 @@ class Untraced:
             patches.uninstall()
             if self._patches is not None:
                 patches.install(self._patches.recorder, self._patches.choice)
-        spans.use(self._recorder)
+        recording.use(self._recorder)
 
 
 class Tracing:
@@ -84,7 +84,7 @@ class Tracing:
         rank sends something ``every`` so many seconds, where that is less often than usual."""
         self._settings, self._tell = settings, tell
         self._every = max(_SEND_EVERY, every)
-        self._recorder = spans.Recorder(_mapped(settings.ring))
+        self._recorder = recording.Recorder(_mapped(settings.ring))
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._is_over = False
         self._sent = 0
@@ -110,22 +110,22 @@ class Tracing:
     ) -> Tracing | None:
         """The user's function is about to be called, on this thread, with the ``gpu``-th as its own unless that is -1.
         None where it cannot be traced, which is told."""
-        before = spans.recording()
+        before = recording.recording()
         try:
             tracing = cls(settings, tell, every)
             tracing._given_gpu = gpu if gpu >= 0 else None
             if settings.steps:
-                spans.use(tracing._recorder)
+                recording.use(tracing._recorder)
                 tracing._patch()
         except Exception as error:
-            spans.use(before)
+            recording.use(before)
             tell(f"This rank is not traced: {type(error).__name__}: {error}")
             return None
         return tracing
 
     def _patch(self) -> None:
         """What torch does is noted from here on, or from the moment on when the function has loaded it."""
-        from powertrain.trace import patches
+        from powertrain.trace.recording import patches
 
         s = self._settings
         choice = patches.choose(s.mode, s.dataloader, s.forward, s.backward, s.h2d)
@@ -133,7 +133,7 @@ class Tracing:
         self._torch.wait()
 
     def _install(self, choice: patches.Choice) -> None:
-        from powertrain.trace import patches
+        from powertrain.trace.recording import patches
 
         if not self._is_over and os.getpid() == self._pid:  # and not a process that the function has forked
             patches.install(self._recorder, choice)
@@ -224,8 +224,8 @@ class Tracing:
         return wire.Telemetry(first=first, steps=steps, samples=samples, facts=facts)
 
     def _look(self) -> None:
-        from powertrain.trace import samples
-        from powertrain.trace.samplers import Sampler
+        from powertrain.trace.machine import samples
+        from powertrain.trace.machine.samplers import Sampler
 
         if self._sampler is None:
             self._sampler = Sampler(lambda: self._gpu)
@@ -251,7 +251,7 @@ def newest_steps(path: str, after: int = 0, most: int = 0) -> bytes:
     where there is no ring. The rank may be dead."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as ring:
-            records = spans.read_ring(bytes(ring), after)[1]
+            records = recording.read_ring(bytes(ring), after)[1]
     except (OSError, ValueError):  # none, or not yet written
         return b""
     return records[-most * RECORD_SIZE :] if most else records
@@ -266,15 +266,15 @@ def remove_ring(path: str) -> None:
 def _mapped(path: str) -> bytearray | mmap.mmap:
     """A ring in a file that others can read, whatever becomes of this process; in memory where that cannot be."""
     if not path:
-        return bytearray(spans.ring_size())
+        return bytearray(recording.ring_size())
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             # Written, and not only made longer: a full disk is an error here, and a crash once it is mapped.
-            os.posix_fallocate(descriptor, 0, spans.ring_size())
-            return mmap.mmap(descriptor, spans.ring_size())
+            os.posix_fallocate(descriptor, 0, recording.ring_size())
+            return mmap.mmap(descriptor, recording.ring_size())
         finally:
             os.close(descriptor)
     except OSError:
-        return bytearray(spans.ring_size())
+        return bytearray(recording.ring_size())

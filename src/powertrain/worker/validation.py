@@ -17,9 +17,10 @@ from powertrain import wire
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import ReportError
 from powertrain.storage import boundaries
-from powertrain.worker import failure, script
+from powertrain.worker import failure
+from powertrain.worker.scripts import script
 from powertrain.worker.values import Drop, DroppedValues, normalise, resolve
-from powertrain.worker.working_directory import enter_launch_dir, explain_missing_path, launch_dir_here
+from powertrain.worker.scripts.working_directory import enter_launch_dir, explain_missing_path, launch_dir_here
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.validation:run"

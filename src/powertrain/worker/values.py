@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from powertrain.arguments import has_attribute, shorten
-from powertrain.error_text import describe_error
+from powertrain.values.arguments import has_attribute, shorten
+from powertrain.text.errors import describe_error
 from powertrain.errors import ReportError
 from powertrain.values.kinds import LEAST_INT, MOST_INT, NoPlainForm, encoded, is_small, plain_form
 

@@ -16,7 +16,7 @@ from pyarrow.fs import FileSystem
 
 import powertrain
 from powertrain.checkpoint import Checkpoint
-from powertrain.result import Result
+from powertrain.result.result import Result
 
 #: What is called with arguments rather than read.
 METHODS = {"from_path", "get_best_checkpoint", "open_return_value", "plot"}

@@ -18,7 +18,7 @@ import msgspec
 
 from powertrain import RunConfig, ScalingConfig
 from powertrain.errors import CheckpointError, TrainingFailedError
-from powertrain.result import Result
+from powertrain.result.result import Result
 
 #: A story that does not get on within this time has hung.
 PATIENCE = 60.0

@@ -1,7 +1,7 @@
 """``python two_controllers.py SETTINGS``: a driver whose run another driver may try to take.
 
 SETTINGS is a JSON object: "storage" and "name" of the run, "who" this driver is, "marks" the directory in which it
-tells every fact and how it ended and in which it is told to stop, "lease" the seconds of :mod:`powertrain.run.lease`.
+tells every fact and how it ended and in which it is told to stop, "lease" the seconds of :mod:`powertrain.run.record.lease`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 import powertrain
 from powertrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, UserCallback
-from powertrain.run import events, lease
+from powertrain.run import events
+from powertrain.run.record import lease
 
 # As where it is not installed: loading it would take each driver's server four seconds.
 sys.modules["torch"] = None  # type: ignore[assignment]

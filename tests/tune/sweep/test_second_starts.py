@@ -21,7 +21,7 @@ from powertrain.tune.stopper import (
     add_spent,
     copy_stopper,
 )
-from powertrain.tune.sweep import record
+from powertrain.tune.sweep.journal import record
 
 
 def report_x(config: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from powertrain.checkpoint import state
+from powertrain.checkpoint.state import objects as state
 from powertrain.checkpoint.parallel.holdings import Gather
 from powertrain.errors import CheckpointError
 

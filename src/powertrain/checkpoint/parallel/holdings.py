@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from powertrain.checkpoint import state
-from powertrain.checkpoint.sharded import Piece, hole_in, local_part, piece_of
+from powertrain.checkpoint.state import objects as state
+from powertrain.checkpoint.state import Piece, hole_in, local_part, piece_of
 from powertrain.errors import CheckpointError
 
 #: Gives every rank's value to all ranks, in the order of ranks.

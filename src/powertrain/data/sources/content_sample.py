@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from powertrain.data.sources.files import DataFile, is_object
+from powertrain.data.sources.files.files import DataFile, is_object
 
 #: Files of up to this many bytes together are hashed whole.
 _WHOLE_BYTES = 16 << 20

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from powertrain.data.arguments import shortened
-from powertrain.data.order import Ints, permutation
+from powertrain.data.plan.order import Ints, permutation
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.plain import checked_columns
 from powertrain.data.sources.remembering import RememberingSource

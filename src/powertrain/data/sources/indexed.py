@@ -13,10 +13,10 @@ import pyarrow as pa
 import xxhash
 
 from powertrain.data.arguments import ODD, refused
-from powertrain.data.calls import defined_at, said, users_line
+from powertrain.data.operations.calls import defined_at, said, users_line
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.content_hash import content_hash
-from powertrain.data.sources.images import encoded_images, image_field, is_stored_image
+from powertrain.data.sources.files.images import encoded_images, image_field, is_stored_image
 from powertrain.data.sources.items import table_of_items
 from powertrain.data.sources.plain import as_type, one_batch, plain_table, with_rows_only
 from powertrain.data.sources.remembering import RememberingSource

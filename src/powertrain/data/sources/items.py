@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from powertrain.data.arguments import ODD, column_name, shown
-from powertrain.data.nesting import check_nesting
+from powertrain.data.rows.nesting import check_nesting
 from powertrain.data.sources.base import ARRAYS, PYTHON_FLOATS
 from powertrain.errors import DataError
 
@@ -134,7 +134,7 @@ def _as_numpy(value: Any) -> Any:
     if value is None:
         return None
     if _is_image(value):
-        from powertrain.data.images import pixels_of
+        from powertrain.data.operations.images import pixels_of
 
         return pixels_of(value)
     if _is_tensor(value):

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from powertrain.data.plan import Block
+from powertrain.data.plan.plan import Block
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.remembering import RememberingSource
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from typing import Any
 
-from powertrain.arguments import as_whole, shorten
+from powertrain.values.arguments import as_whole, shorten
 from powertrain.config import TRAIN_DATASET_KEY, RunConfig, as_config, replace
 from powertrain.errors import ConfigError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.huggingface.library import load
 from powertrain.huggingface.transformers.loading import ShardSource, is_of_run, loader_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from powertrain.trace import patches, wrappers
+from powertrain.trace.recording import patches, wrappers
 
 
 class Attachment:

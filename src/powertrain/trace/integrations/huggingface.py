@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from powertrain.trace.integrations.attaching import Attachment
-from powertrain.trace.wrappers import init
+from powertrain.trace.recording.wrappers import init
 
 __all__ = ["TraceCallback", "TraceMLTrainerCallback", "init"]
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-from powertrain.arguments import as_flag, plain_scalar, shorten
+from powertrain.values.arguments import as_flag, plain_scalar, shorten
 from powertrain.errors import ConfigError
 from powertrain.frameworks.reporting import as_names, check_filename, file_checkpoint
 from powertrain.worker import context

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from powertrain.arguments import plain_scalar, shorten
-from powertrain.redaction import strip_secrets
+from powertrain.values.arguments import plain_scalar, shorten
+from powertrain.text.redaction import strip_secrets
 from powertrain.tune.callback import Callback
 
 if TYPE_CHECKING:

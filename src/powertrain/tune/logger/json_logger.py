@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.trackers.text_files import cut_to_whole_lines
 from powertrain.tune.logger.base import FileLogger, as_json
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import plain_scalar
-from powertrain.error_text import describe_error
+from powertrain.values.arguments import plain_scalar
+from powertrain.text.errors import describe_error
 from powertrain.tune.logger.base import FileLogger, flatten
 from powertrain.tune.trial import flat_numbers
 

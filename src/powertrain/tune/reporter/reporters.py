@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
-from powertrain.terminal_text import escape_controls
+from powertrain.text.printable import escape_controls
 from powertrain.tune.reporter.table import error_table, summary_line, trial_table
 from powertrain.tune.trial import Trial
 

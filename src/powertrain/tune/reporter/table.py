@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
-from powertrain.terminal_text import escape_controls
+from powertrain.values.arguments import shorten
+from powertrain.text.printable import escape_controls
 from powertrain.tune import trial as states
 from powertrain.tune.trial import Trial
 

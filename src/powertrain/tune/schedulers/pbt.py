@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.schedulers.base import Action, Decision, TrialScheduler, check_numbers, number_of
 from powertrain.tune.space import Categorical, Domain, Float, Integer

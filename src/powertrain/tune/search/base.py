@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from powertrain.arguments import plain_scalar, shorten
+from powertrain.values.arguments import plain_scalar, shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.space import Path, is_grid, show_path, walk
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.arguments import as_flag, as_whole, shorten
+from powertrain.values.arguments import as_flag, as_whole, shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.search.base import (
     FINISHED,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import as_whole, shorten
-from powertrain.error_text import describe_error
+from powertrain.values.arguments import as_whole, shorten
+from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
 from powertrain.tune.search.base import (
     FINISHED,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.arguments import as_flag, as_whole
+from powertrain.values.arguments import as_flag, as_whole
 from powertrain.errors import ConfigError
 from powertrain.tune.search.base import Searcher, SearcherWrapper, find_number
 

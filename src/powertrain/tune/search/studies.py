@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
-from powertrain.error_text import describe_error
+from powertrain.values.arguments import shorten
+from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
 from powertrain.tune.search.translation import import_optuna
 

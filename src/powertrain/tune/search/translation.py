@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from powertrain.arguments import shorten
-from powertrain.error_text import describe_error
+from powertrain.values.arguments import shorten
+from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
 from powertrain.tune.space import Categorical, Float, Integer, Normal, Path, is_grid, show_path, walk
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.storage import signed
-from powertrain.tune.sweep import record
+from powertrain.tune.sweep.journal import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable

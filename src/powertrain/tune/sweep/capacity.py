@@ -48,7 +48,7 @@ def _room_here(trainer: DataParallelTrainer, workers: int) -> int:
 
 
 def _room_on_ray(amounts: Mapping[str, float], workers: int) -> int:
-    from powertrain.engine.ray_client import cluster_resources
+    from powertrain.engine.ray.client import cluster_resources
 
     return count_fitting(cluster_resources(), {name: amount * workers for name, amount in amounts.items()})
 

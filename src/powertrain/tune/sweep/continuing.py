@@ -11,8 +11,8 @@ from powertrain.tune import trial as tr
 from powertrain.tune.config import ResumeConfig, ResumeType
 from powertrain.tune.naming import restart_name
 from powertrain.tune.search.base import Searcher
-from powertrain.tune.sweep import events as ev
-from powertrain.tune.sweep import record
+from powertrain.tune.sweep.journal import events as ev
+from powertrain.tune.sweep.journal import record
 from powertrain.tune.sweep.judge import Judge
 
 if TYPE_CHECKING:

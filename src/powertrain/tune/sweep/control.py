@@ -1,6 +1,6 @@
 """Lets the command line find a sweep that is under way, and end it so that it can be continued.
 
-A sweep has a control socket as runs have (see :mod:`powertrain.run.control`). It answers ``powertrain stop SWEEP``;
+A sweep has a control socket as runs have (see :mod:`powertrain.run.remote.protocol`). It answers ``powertrain stop SWEEP``;
 what concerns ranks is asked of a trial, which is a run.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from powertrain.run import control
+from powertrain.run.remote import protocol
 
 if TYPE_CHECKING:
     from powertrain.storage import Storage
@@ -43,9 +43,9 @@ def listen(
     try:
         runtime = local.make_runtime_directory(name)
         stack.enter_context(local.removed_at_the_end(runtime))
-        card = control.card_of(name, storage.uri, files, lease)
+        card = protocol.card_of(name, storage.uri, files, lease)
         stack.callback(visits.close)
-        stack.enter_context(control.listening(runtime, card, visits.visit))
+        stack.enter_context(protocol.listening(runtime, card, visits.visit))
     except OSError as error:
         tell(f"'powertrain stop' and others will not find this sweep: its socket cannot be made ({error}).")
 
@@ -65,11 +65,11 @@ class SweepVisits:
         self._is_ending_now = False
         self._timers: list[threading.Timer] = []
 
-    def visit(self, question: control.Question, visitor: control.Visitor) -> None:
+    def visit(self, question: protocol.Question, visitor: protocol.Visitor) -> None:
         """Answer one question."""
-        if isinstance(question, control.Stop):
+        if isinstance(question, protocol.Stop):
             visitor.answer(*self._stop(question))
-        elif isinstance(question, control.Describe):
+        elif isinstance(question, protocol.Describe):
             visitor.tell(self.describe())
             visitor.answer("")
         else:
@@ -79,13 +79,13 @@ class SweepVisits:
                 False,
             )
 
-    def describe(self) -> control.Description:
+    def describe(self) -> protocol.Description:
         """Return how the sweep stands: ``workers`` counts the trials that run, ``row`` those that have ended."""
         state = self._loop.state
         trials = list(state.trials.values())
         running, done = self._count_running(), sum(trial.is_ended for trial in trials)
         is_stopping = self._loop.is_interrupted and state.state == "running"
-        return control.Description(
+        return protocol.Description(
             state="stopping" if is_stopping else state.state,
             reason=f"{done} of {len(trials)} trials done, {running} running",
             workers=running,
@@ -101,7 +101,7 @@ class SweepVisits:
         for timer in timers:
             timer.join()
 
-    def _stop(self, question: control.Stop) -> tuple[str, bool]:
+    def _stop(self, question: protocol.Stop) -> tuple[str, bool]:
         """Return what will come of ``powertrain stop``, and whether it was heard."""
         if self._loop.state.state != "running":
             return f"The sweep {self._name!r} is over already: it has {self._loop.state.state}.", False

@@ -11,15 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.checkpoint.manifest import to_json_value
 from powertrain.errors import ConfigError
 from powertrain.tune import trial as tr
 from powertrain.tune.schedulers.base import Action, Decision, TrialScheduler
 from powertrain.tune.search.base import FINISHED, Searcher
 from powertrain.tune.stopper import Stopper
-from powertrain.tune.sweep import events as ev
-from powertrain.tune.sweep.state import SweepState, json_form, result_of
+from powertrain.tune.sweep.journal import events as ev
+from powertrain.tune.sweep.journal.state import SweepState, json_form, result_of
 from powertrain.tune.trial import Trial
 
 #: Keeps a configuration that JSON cannot hold, and returns its key.

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.error_text import describe_error
+from powertrain.text.errors import describe_error
 from powertrain.errors import StorageError
 from powertrain.storage import Storage
-from powertrain.tune.sweep import events as ev
+from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.trial import Trial
 
 _logger = logging.getLogger("powertrain")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.trainable.resources import PlacementGroupFactory
 from powertrain.worker import context

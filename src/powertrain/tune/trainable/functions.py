@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from powertrain.arguments import as_flag, as_whole, shorten
+from powertrain.values.arguments import as_flag, as_whole, shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.trainable.base import Trainable
 from powertrain.worker import context

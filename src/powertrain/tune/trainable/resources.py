@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from powertrain.arguments import plain_scalar, shorten
+from powertrain.values.arguments import plain_scalar, shorten
 from powertrain.config import PLACEMENT_STRATEGIES, ScalingConfig
 from powertrain.errors import ConfigError
 

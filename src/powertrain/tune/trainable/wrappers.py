@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from powertrain.arguments import shorten
+from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.trainable.base import Trainable
 from powertrain.tune.trainable.functions import is_trainable_class

@@ -1,0 +1,342 @@
+"""Sweeps on the command line. All is read from ``sweep.json`` and the journal, never from the trials' directories."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from powertrain.cli.common.finding import FoundRun
+from powertrain.cli.ls import INTERRUPTED, UNREADABLE, ago, style_of, was_running
+from powertrain.cli.common.output import cell, print_json, print_line, print_lines, print_table
+from powertrain.cli.common.watching import JournalTail
+from powertrain.errors import ConfigError, StorageError
+from powertrain.storage.addresses import without_secrets
+from powertrain.terminal import duration
+from powertrain.tune.reporter.table import error_table, find_best, summary_line, trial_table
+from powertrain.tune.sweep.journal import events as ev
+from powertrain.tune.sweep.journal import record as sweep_record
+from powertrain.tune.sweep.journal.state import SweepState
+from powertrain.tune.trial import Trial
+
+#: How a sweep has ended, in words.
+_ENDED = {"finished": "has finished", "stopped": "was stopped", "failed": "has failed"}
+#: States in which no driver works on a sweep that can be continued.
+_LEFT = frozenset({"stopped", "failed", INTERRUPTED})
+
+
+class SweepWatch:
+    """One sweep, looked at again and again.
+
+    ``sweep`` is what its facts add up to so far; of the history of a metric only the last value is right.
+    """
+
+    def __init__(self, found: FoundRun) -> None:
+        self._found = found
+        self._tail = JournalTail(found, ev.decode_event)
+        self.sweep = SweepState()
+        self.start: ev.SweepStarted | None = None
+        self.newest = 0.0
+
+    def look(self) -> list[ev.SweepEvent]:
+        """Return the facts that are new since the last look."""
+        facts: list[ev.SweepEvent] = self._tail.new_facts()
+        for fact in leave_out_superseded(facts):
+            self.sweep.apply(fact)
+            self.newest = max(self.newest, fact.time)
+            if isinstance(fact, ev.SweepStarted):
+                self.start = fact
+        return facts
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials so far."""
+        return list(self.sweep.trials.values())
+
+    @property
+    def state(self) -> str:
+        """The state; "interrupted" where the sweep was going on in a process of this machine that is gone."""
+        start = self.start
+        if self.sweep.state != "running" or start is None or start.host != socket.gethostname():
+            return self.sweep.state
+        return self.sweep.state if was_running(start.pid, start.time) else INTERRUPTED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of this driver: it has left the sweep, or its process is gone."""
+        return self.state != "running"
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it was left to be continued."""
+        return self.sweep.state == "stopped"
+
+    def ending(self) -> str:
+        """How it ended, in one sentence; or that its process is gone."""
+        name, done = self._found.name, sum(trial.is_ended for trial in self.trials)
+        trials = f"{done} of {len(self.trials)} trials are done"
+        if self.sweep.state == "running":
+            pid = self.start.pid if self.start is not None else 0
+            return f"The sweep {name!r} is not under way any more: its process ({pid}) is gone. {trials}."
+        reason = f": {self.sweep.reason.rstrip('.')}" if self.sweep.reason else ""
+        return f"The sweep {name!r} {_ENDED.get(self.sweep.state, self.sweep.state)}{reason}. {trials}."
+
+    def continuing(self) -> str:
+        """How it is continued; "" where there is nothing left to do."""
+        if self.state not in _LEFT:
+            return ""
+        path = without_secrets(self._found.place.uri)
+        return f"The same script continues it, or Tuner.restore({path!r}).fit()."
+
+
+def leave_out_superseded(facts: Sequence[ev.SweepEvent]) -> list[ev.SweepEvent]:
+    """Return the facts without reports that change nothing of where a trial stands: most of those of a long sweep.
+
+    The last two reports of a trial stay, because the time between them is told, and so does the last one with each of
+    its metrics.
+    """
+    kept: list[ev.SweepEvent] = []
+    later: dict[str, list[set[str]]] = {}
+    for fact in reversed(facts):
+        if isinstance(fact, ev.TrialReported):
+            reports = later.setdefault(fact.trial, [])
+            names = {key for key, value in fact.metrics.items() if type(value) in (int, float)}
+            if len(reports) > 1 and len(names) == len(fact.metrics) and names <= set().union(*reports):
+                continue
+            reports.append(names)
+        elif isinstance(fact, (ev.SweepStarted, ev.TrialRevived)):
+            later.clear()  # what came before a restart counts by itself
+        kept.append(fact)
+    return kept[::-1]
+
+
+# --------------------------------------------------------------------------- one line
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """A sweep in one line. ``total`` is None where nobody knows how many trials there will be."""
+
+    name: str
+    state: str
+    done: int = 0
+    total: int | None = None
+    best: str = ""
+    started: float = 0.0
+    seconds: float = 0.0
+    #: The process that runs it on this machine; 0 where none does.
+    pid: int = 0
+
+
+def summarize(found: FoundRun) -> SweepSummary:
+    """Return a sweep in one line; raises :class:`StorageError` where its journal or record cannot be read."""
+    watch = SweepWatch(found)
+    watch.look()
+    return _summary(found, watch, read_record(found))
+
+
+def read_record(found: FoundRun) -> dict[str, Any]:
+    """Return what ``sweep.json`` says; {} where it is out of reach, as on a file system of its user's own."""
+    try:
+        return sweep_record.read(found.place)
+    except ConfigError:  # there is none
+        return {}
+
+
+def _summary(found: FoundRun, watch: SweepWatch, record: Mapping[str, Any]) -> SweepSummary:
+    if watch.start is None:
+        return SweepSummary(found.name, UNREADABLE)
+    metric, mode = objective(watch.sweep, record)
+    best = find_best(watch.trials, metric, mode)
+    until = time.time() if watch.state == "running" else watch.newest
+    return SweepSummary(
+        name=found.name,
+        state=watch.state,
+        done=sum(trial.is_ended for trial in watch.trials),
+        total=count_trials(watch.sweep, record),
+        best=f"{metric}={best.metrics[metric].last:.6g}" if best is not None else "",
+        started=watch.start.time,
+        seconds=max(0.0, until - watch.start.time),
+        pid=found.live.card.pid if found.live is not None else 0,
+    )
+
+
+def objective(sweep: SweepState, record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the metric and the mode by which trials are compared; "" for one that is not known."""
+    named = [record.get(key) for key in ("metric", "mode")]
+    first = [str(value[0]) if isinstance(value, list) and value else "" for value in named]
+    return sweep.metric or first[0], sweep.mode or first[1]
+
+
+def count_trials(sweep: SweepState, record: Mapping[str, Any]) -> int | None:
+    """Return how many trials there will be; None where that is not known."""
+    samples = record.get("num_samples")
+    if sweep.is_search_over:
+        return len(sweep.trials)
+    if not isinstance(samples, int) or samples < 0:
+        return None
+    grids = math.prod(_grid_sizes(record.get("param_space")))
+    return max(len(sweep.trials), samples * grids)
+
+
+def _grid_sizes(space: Any) -> Iterator[int]:
+    if isinstance(space, Mapping):
+        values = space.get("grid_search")
+        if len(space) == 1 and isinstance(values, list):
+            yield len(values)
+        else:
+            for entry in space.values():
+                yield from _grid_sizes(entry)
+
+
+def print_summaries(sweeps: Sequence[SweepSummary]) -> None:
+    """Print the table of the sweeps of a storage path."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("sweep", "state"):
+        table.add_column(column, overflow="fold")
+    table.add_column("trials", justify="right")
+    for column in ("best", "started", "under way"):
+        table.add_column(column)
+    now = time.time()
+    for sweep in sweeps:
+        style = "green" if sweep.state == "running" else style_of(sweep.state)
+        if sweep.state == UNREADABLE:
+            table.add_row(cell(sweep.name), sweep.state, "", "", "", "", style=style)
+            continue
+        total = "?" if sweep.total is None else str(sweep.total)
+        process = f"pid {sweep.pid}" if sweep.pid else ""
+        cells = (
+            sweep.name,
+            sweep.state,
+            f"{sweep.done}/{total}",
+            sweep.best,
+            ago(sweep.started, now),
+            process,
+        )
+        table.add_row(*map(cell, cells), style=style)
+    print_table(table)
+
+
+# --------------------------------------------------------------------------- one sweep
+
+
+def show_sweep(found: FoundRun, *, as_json: bool) -> None:
+    """Print a sweep: what was asked for, its trials, and how it stands."""
+    watch = SweepWatch(found)
+    watch.look()
+    uri = without_secrets(found.place.uri)
+    if watch.start is None:
+        raise StorageError(f"Nothing is known of the sweep at {uri}: it has no journal.")
+    record = read_record(found)
+    summary = _summary(found, watch, record)
+    metric, mode = objective(watch.sweep, record)
+    if as_json:
+        print_json(_as_json(summary, uri, watch, record, metric, mode))
+        return
+    print_lines(describe_sweep(summary, uri, watch, record, time.time()))
+    print_line("")
+    width = shutil.get_terminal_size((100, 24)).columns
+    table = trial_table(
+        watch.trials, metric=metric or None, mode=mode or None, sort_by_metric=True, width=width
+    )
+    print_table(table, width)
+    failed = error_table(watch.trials)
+    if failed is not None:
+        print_line("")
+        print_table(failed, width)
+    print_line("")
+    elapsed = summary.seconds if summary.state == "running" else None
+    print_line(
+        summary_line(
+            watch.trials, total=summary.total, metric=metric or None, mode=mode or None, elapsed=elapsed
+        )
+    )
+    if text := watch.continuing():
+        print_line(text)
+
+
+def describe_sweep(
+    summary: SweepSummary, uri: str, watch: SweepWatch, record: Mapping[str, Any], now: float
+) -> list[str]:
+    """Return what was asked for, and how the sweep stands, in lines of text."""
+    reason, starts = watch.sweep.reason, watch.sweep.starts
+    times = f", {starts} starts" if starts > 1 else ""
+    lines = [
+        f"sweep      {summary.name}",
+        f"path       {uri}",
+        f"state      {summary.state}" + (f": {reason}" if reason else ""),
+        f"started    {ago(summary.started, now)}, went on for {duration(summary.seconds)}{times}",
+    ]
+    if summary.pid:
+        lines.append(f"process    {summary.pid}")
+    if by := record.get("started_by"):
+        lines.append(f"by         {_starter(by)}")
+    metric, mode = objective(watch.sweep, record)
+    samples = record.get("num_samples")
+    search = [str(record.get("searcher") or "")]
+    search += [f"{samples} samples"] if isinstance(samples, int) and samples > 0 else []
+    search += [f"{mode} {metric}".strip()] if metric else []
+    lines += [
+        f"trainable  {record.get('trainable') or 'unknown'}",
+        f"search     {', '.join(filter(None, search)) or 'unknown'}",
+        f"scheduler  {record.get('scheduler') or 'unknown'}",
+    ]
+    space = [f"  {path} = {value}" for path, value in _flat(record.get("param_space"))]
+    return [*lines, "", "space", *space] if space else lines
+
+
+def _starter(by: Any) -> str:
+    if not isinstance(by, Mapping):
+        return str(by)
+    script = by.get("argv")
+    name = f", {script[0]}" if isinstance(script, list) and script else ""
+    return f"{by.get('user')}@{by.get('host')} pid {by.get('pid')}{name}"
+
+
+def _flat(space: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in space.items() if isinstance(space, Mapping) else ():
+        if isinstance(value, Mapping) and list(value) == ["grid_search"]:
+            yield f"{prefix}{key}", f"grid_search({value['grid_search']})"
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", str(value)
+
+
+def _as_json(
+    summary: SweepSummary, uri: str, watch: SweepWatch, record: Mapping[str, Any], metric: str, mode: str
+) -> dict[str, Any]:
+    best = find_best(watch.trials, metric, mode)
+    return {
+        **asdict(summary),
+        "path": uri,
+        "reason": watch.sweep.reason,
+        "metric": metric,
+        "mode": mode,
+        "best": best.name if best is not None else None,
+        "record": dict(record),
+        "trials": [_trial_as_json(trial) for trial in watch.trials],
+    }
+
+
+def _trial_as_json(trial: Trial) -> dict[str, Any]:
+    result = {key: value for key, value in trial.last_result.items() if key not in ("config", "trial_id")}
+    return {
+        "trial_id": trial.trial_id,
+        "name": trial.name,
+        "status": trial.status,
+        "reason": trial.reason,
+        "was_stopped_early": trial.was_stopped_early,
+        "params": trial.evaluated_params,
+        "config": trial.config,
+        "iteration": trial.iteration,
+        "starts": trial.starts,
+        "seconds": trial.seconds,
+        "metrics": result or None,
+    }

@@ -1,0 +1,187 @@
+"""How a run goes on, seen from its journal by somebody who waits: new facts, and whether it is over.
+
+Facts are read as they are appended. Where the run is under way on this machine and its storage has no real files, they
+are read where they grow, and once it is over from storage.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from powertrain.cli.common.finding import FoundRun
+from powertrain.cli.ls import was_running
+from powertrain.run import events as ev
+from powertrain.run.record import journal
+from powertrain.run import lifecycle
+from powertrain.run.record.journal_lines import Lines
+from powertrain.storage import Storage
+from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, join_within, too_large
+from powertrain.storage.files.descriptors import open_below
+from powertrain.terminal import duration
+
+#: How a run has ended, in words.
+_ENDED = {
+    lifecycle.FINISHED: "has finished",
+    lifecycle.STOPPED: "was stopped",
+    lifecycle.FAILED: "has failed",
+    lifecycle.PREEMPTED: "was preempted",
+}
+
+
+class JournalTail:
+    """The facts of a run or a sweep as they are appended to its journal.
+
+    Args:
+        found: The run or sweep.
+        decode: Turns a line into a fact.
+    """
+
+    def __init__(self, found: FoundRun, decode: Callable[[bytes], Any] = ev.decode) -> None:
+        self._found, self._decode = found, decode
+        self._places = found.places
+        #: Bytes of each journal file that have been read.
+        self._read: dict[str, int] = {}
+
+    def new_facts(self) -> list[Any]:
+        """Return the facts that were appended since the last call."""
+        facts: list[Any] = []
+        for key, (size, place) in sorted(self._files().items()):
+            if size > self._read.get(key, 0):
+                facts += self._facts_of(place, key)
+        return facts
+
+    def _files(self) -> dict[str, tuple[int, Storage]]:
+        """The journal's files with their sizes, each where it is largest.
+
+        After the first look, storage across a network is asked again only once nothing grows on this machine any more.
+        """
+        found: dict[str, tuple[int, Storage]] = {}
+        for place in self._places:
+            if found and self._read:
+                break
+            for key, size in place.list("journal"):
+                if key.endswith(".jsonl") and (key not in found or found[key][0] < size):
+                    found[key] = size, place
+        return found
+
+    def _facts_of(self, place: Storage, key: str) -> list[Any]:
+        """What whole lines are new in a file."""
+        before = self._read.get(key, 0)
+        try:
+            new = _content_from(place, key, before)
+        except FileNotFoundError:  # it has just been moved from where it grew
+            return []
+        except OSError as error:
+            raise journal.unreadable(place, key, error) from error
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read[key] = before + len(whole)
+        lines = Lines(decode=self._decode)
+        lines.feed(whole)
+        journal.warn_of_damage(place, key, lines.damaged)
+        if before == 0 and self._found.live is None and not self._found.is_sweep:
+            journal.warn_if_cut(place, key, lines.events, len(whole) < len(new))
+        return lines.events
+
+
+class Watch:
+    """One run, looked at again and again. ``run`` is what its facts add up to so far."""
+
+    def __init__(self, found: FoundRun) -> None:
+        self._found = found
+        self._tail = JournalTail(found)
+        self.run = lifecycle.RunState()
+        self._start: ev.RunStarted | None = None
+        self._end: ev.Ended | None = None
+        #: True once the process that ran it is known to be gone.
+        self._is_gone = False
+
+    def look(self) -> list[ev.Event]:
+        """The facts that are new since the last look."""
+        facts = self._new_facts()
+        if self._is_behind or self.is_over or not self._process_is_gone():
+            return facts
+        facts += self._new_facts()  # what it wrote before it went
+        self._is_gone = not self.has_ended
+        return facts
+
+    @property
+    def has_ended(self) -> bool:
+        """True when its journal says so."""
+        return self.run.state in lifecycle.ENDED and not self._is_behind
+
+    @property
+    def _is_behind(self) -> bool:
+        """True while the journal tells only of earlier starts than the one that is under way on this machine."""
+        return self._found.live is not None and self.run.lease < self._found.live.card.lease
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing more will come of it: it has ended, or its process is gone."""
+        return self.has_ended or self._is_gone
+
+    @property
+    def has_stopped(self) -> bool:
+        """True when it ended because it was asked to."""
+        return self.run.state == lifecycle.STOPPED
+
+    def continuing(self) -> str:
+        """How it goes on; "" where it has no checkpoint."""
+        if not self.run.committed:
+            return ""
+        row, checkpoint = self.run.committed[-1]
+        return f"The same script goes on from {checkpoint} (row {row})."
+
+    @property
+    def engine(self) -> str:
+        return self._start.engine if self._start is not None else ""
+
+    def ending(self) -> str:
+        """How it ended, in one sentence; or that its process is gone."""
+        name = self._found.name
+        if self._end is None or not self.has_ended:
+            pid = self._start.pid if self._start is not None else 0
+            return (
+                f"The run {name!r} is not under way any more: its process ({pid}) is gone, and left it "
+                f"{self.run.state}. The same script goes on with it."
+            )
+        reason = f": {self._end.reason.rstrip('.')}" if self._end.reason else ""
+        return f"The run {name!r} {_ENDED[self._end.state]} after {duration(self._end.seconds)}{reason}."
+
+    def _new_facts(self) -> list[ev.Event]:
+        facts = self._tail.new_facts()
+        for fact in facts:
+            self._take(fact)
+        return facts
+
+    def _take(self, fact: ev.Event) -> None:
+        try:
+            self.run = lifecycle.apply(self.run, fact)
+        except lifecycle.IllegalTransition:
+            return
+        if isinstance(fact, ev.RunStarted):
+            self._start, self._end, self._is_gone = fact, None, False
+        elif isinstance(fact, ev.Ended):
+            self._end = fact
+
+    def _process_is_gone(self) -> bool:
+        """True when it ran on this machine and does no more. Of another machine's nothing is known."""
+        start = self._start
+        return (
+            start is not None
+            and start.host == socket.gethostname()
+            and not was_running(start.pid, start.time)
+        )
+
+
+def _content_from(place: Storage, key: str, start: int) -> bytes:
+    path = place.local_path(key)
+    if path is None:
+        return place.get(key, limit=LARGE_RECORD_BYTES_LIMIT)[start:]
+    with open(open_below(path, len(key.split("/"))), "rb") as file:
+        if os.fstat(file.fileno()).st_size > LARGE_RECORD_BYTES_LIMIT:
+            raise too_large(key, LARGE_RECORD_BYTES_LIMIT)
+        file.seek(start)
+        return join_within(iter(lambda: file.read(1 << 20), b""), key, LARGE_RECORD_BYTES_LIMIT)

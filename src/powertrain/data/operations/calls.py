@@ -1,0 +1,239 @@
+"""Calling a user's function on rows: its random numbers, and who is to blame when it fails."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import linecache
+import os
+import random
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from powertrain.data.plan.order import Ints
+from powertrain.errors import DataError
+
+#: Below it lies this package.
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+
+def _one_after_the_other(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [function(item) for item in items]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a call depends on beside its rows. Says nothing of ranks, threads or processes, but for the last two."""
+
+    seed: int
+    epoch: int
+    #: Which operation of the dataset it is: two of them draw different numbers for the same row.
+    position: int
+    #: True in a process that does one call at a time: the global generators are that call's alone, and seeded for it.
+    own_process: bool = False
+    #: ``[function(item) for item in items]``, on several threads where there are some.
+    over: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = field(
+        default=_one_after_the_other, repr=False
+    )
+
+    def words(self, number: int, copy: int) -> bytes:
+        """16 random bytes that belong to row ``number``, or to the ``copy``-th row that was made from it."""
+        key = f"{self.seed}/{self.epoch}/{self.position}/{number}/{copy}"
+        return hashlib.blake2b(key.encode(), digest_size=16, person=b"powertrain.rng").digest()
+
+
+class FunctionFailed(Exception):
+    """A function of the user's raised, or returned what cannot be used. Can be pickled whatever was raised.
+
+    ``problem`` is what happened, ``number`` the row it happened on, ``rows`` how many rows the call had (0 where it had
+    none: the constructor of a class); ``file`` and ``line`` are the user's, or "" and 0. ``error`` is what was raised.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        number: int = -1,
+        rows: int = 0,
+        file: str = "",
+        line: int = 0,
+        error: BaseException | None = None,
+    ) -> None:
+        super().__init__(problem, number, rows, file, line, error)
+        self.problem, self.number, self.rows = problem, number, rows
+        self.file, self.line, self.error = file, line, error
+
+    def __str__(self) -> str:
+        return self.problem
+
+    def sentence(self, operation: str, name_row: Callable[[int], str]) -> str:
+        """The whole of it for the user: operation and function, row, line, what happened."""
+        # The text of a notebook's cells is known in the rank's own process only, so it is looked up here.
+        source = linecache.getline(self.file, self.line).strip() if self.file else ""
+        place = f" at {self.file}, line {self.line}" if self.file else ""
+        place += f" ({source})" if source else ""
+        return f"{operation} failed{_on_rows(self.number, self.rows, name_row)}{place}: {self.problem}"
+
+
+def _on_rows(number: int, rows: int, name_row: Callable[[int], str]) -> str:
+    if rows == 0:
+        return ""
+    if rows == 1:
+        return f" on {name_row(number)}"
+    return f" on the batch of {rows} rows that begins with {name_row(number)}"
+
+
+class Call:
+    """A user's function, or an instance of their class, ready to be called in this process."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        constructor_args: tuple[Any, ...] = (),
+        constructor_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises :class:`FunctionFailed` where ``fn`` is a class and its constructor raises."""
+        self._args, self._kwargs = args, dict(kwargs or {})
+        self.file, _ = defined_at(fn)
+        #: Threads share the one instance of a class, which need not be made for that.
+        self._one_at_a_time = threading.Lock() if isinstance(fn, type) else None
+        if isinstance(fn, type):
+            try:
+                fn = fn(*constructor_args, **(constructor_kwargs or {}))
+            except (Exception, SystemExit) as error:
+                raise self._failed(error, -1, 0) from error
+        self._fn = fn
+        self._draws = "rng" not in self._kwargs and _takes_rng(fn)
+
+    def __call__(self, argument: Any, setting: Setting, numbers: Ints, copy: int = 0) -> Any:
+        """What the function returns for ``argument``, which holds the rows of these numbers."""
+        try:
+            if self._one_at_a_time is None:
+                return self._fn(argument, *self._args, **self._keywords(setting, int(numbers[0]), copy))
+            with self._one_at_a_time:
+                return self._fn(argument, *self._args, **self._keywords(setting, int(numbers[0]), copy))
+        except (Exception, SystemExit) as error:
+            raise self._failed(error, int(numbers[0]), len(numbers)) from error
+
+    def failed(self, error: BaseException, numbers: Ints) -> FunctionFailed:
+        """To be raised where the function raised ``error`` while what it returned for these rows was drawn from it."""
+        return self._failed(error, int(numbers[0]), len(numbers))
+
+    def returned(self, problem: str, numbers: Ints) -> FunctionFailed:
+        """To be raised where what was returned for these rows cannot be used."""
+        return FunctionFailed(problem, int(numbers[0]), len(numbers), *self._first_line())
+
+    def _first_line(self) -> tuple[str, int]:
+        return defined_at(self._fn)
+
+    def _keywords(self, setting: Setting, number: int, copy: int) -> dict[str, Any]:
+        if setting.own_process:
+            _seed_globals(setting.words(number, copy))
+        if not self._draws:
+            return self._kwargs
+        key = np.frombuffer(setting.words(number, copy), "<u8").astype(np.uint64)
+        return {**self._kwargs, "rng": np.random.Generator(np.random.Philox(key=key))}
+
+    def _failed(self, error: BaseException, number: int, rows: int) -> FunctionFailed:
+        file, line = users_line(error.__traceback__, self.file)
+        return FunctionFailed(said(error), number, rows, file, line, error)
+
+
+def name_of(fn: Any) -> str:
+    """What to call a function in a message."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    name = name.rpartition("<locals>.")[2]
+    file, line = defined_at(fn)
+    return f"lambda of {os.path.basename(file)}:{line}" if name == "<lambda>" else str(name)
+
+
+def _takes_rng(fn: Callable[..., Any]) -> bool:
+    if isinstance(fn, functools.partial) and "rng" in fn.keywords:
+        return False
+    try:
+        return "rng" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return False  # some builtins have no signature
+
+
+def _seed_globals(words: bytes) -> None:
+    """Seed every generator that a function may use without being given one.
+
+    Torch's only once torch is loaded, which a pool does beforehand where it can see that it will be used.
+    """
+    seed = int.from_bytes(words[:8], "little")
+    random.seed(seed)
+    np.random.seed(seed >> 32)  # with more bits it would take longer than all the rest
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # torch.manual_seed would also keep a note for CUDA, with a stack of where it was called, on every row.
+        torch.default_generator.manual_seed(seed & (2**63 - 1))
+
+
+# --------------------------------------------------------------------------- blame
+
+
+def said(error: BaseException) -> str:
+    """Type and message of an exception; a fault in its own ``__str__`` must not hide it."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        text = str(error)
+    except Exception as fault:
+        text = f"<its message cannot be shown: {type(fault).__name__}>"
+    return f"{name}: {text}" if text else name
+
+
+def defined_at(fn: Any) -> tuple[str, int]:
+    """File and line where a function, method, class or callable object is defined; ("", 0) where nobody knows."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn) if callable(fn) else fn
+    if not hasattr(fn, "__code__"):
+        owner = fn if isinstance(fn, type) else type(fn)
+        fn = getattr(fn, "__func__", None) or inspect.getattr_static(owner, "__call__", None)
+    code = getattr(fn, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
+
+
+def users_line(tb: TracebackType | None, file: str) -> tuple[str, int]:
+    """File and line of the innermost frame in ``file``, where the function is; else of the innermost not ours."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(tb)]
+    own = [place for place in frames if place[0] == file]
+    others = [place for place in frames if not place[0].startswith(_OURS)]
+    return (own or others or [("", 0)])[-1]
+
+
+def users_place(error: BaseException, fn: Any) -> str:
+    """Where in the user's code ``fn`` raised ``error``: " at file, line 3 (source)", or "" if unknown."""
+    file, line = users_line(error.__traceback__, defined_at(fn)[0])
+    if not file:
+        return ""
+    source = linecache.getline(file, line).strip()
+    return f" at {file}, line {line}" + (f" ({source})" if source else "")
+
+
+def call_collate(collate_fn: Callable[[Any], Any], batch: Any) -> Any:
+    """Call a user's ``collate_fn``. Its StopIteration or SystemExit, which would silently end the epoch or the
+    process, becomes a DataError; other errors pass as they are."""
+    try:
+        return collate_fn(batch)
+    except (StopIteration, SystemExit) as error:
+        raise DataError(
+            f"collate_fn {name_of(collate_fn)} failed{users_place(error, collate_fn)}: {said(error)}. Rows of the "
+            "epoch would be missing. Let it return a batch for any rows that it is given; a next() in it that may find "
+            "nothing needs a default."
+        ) from error

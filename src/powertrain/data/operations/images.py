@@ -1,0 +1,230 @@
+"""Encoded images to arrays of pixels. Pillow does the work, and lets other threads run while it does."""
+
+from __future__ import annotations
+
+import io
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from powertrain.data.arguments import ODD, shown
+from powertrain.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from powertrain.data.loading.pixels import KeptRows
+
+#: Images that a thread takes at a time: handing them over costs little beside the work, and none waits long.
+_DECODED_TOGETHER, _COPIED_TOGETHER = 4, 64
+#: What pixels mean without a palette or a conversion table: kept unless another mode is asked for.
+_PLAIN_MODES = frozenset({"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B"})
+
+
+#: Pillow's names of modes.
+MODES = (
+    *("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
+    *("I", "F", "I;16", "I;16L", "I;16B"),
+)
+#: Of those the ones whose pixels have more than 8 bits for each channel.
+_DEEP_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B"})
+
+
+def checked_mode(mode: Any) -> str | None:
+    """``mode`` where it is one of Pillow's; raises :class:`DataError` otherwise."""
+    if mode is not None and not (isinstance(mode, str) and mode in MODES):
+        raise DataError(
+            f"mode={shown(mode)} is not an image mode. Give a mode of Pillow: {', '.join(map(repr, MODES))}. Most "
+            "images are wanted as 'RGB' or, grey, as 'L'."
+        )
+    return None if mode is None else str(mode)
+
+
+def checked_size(size: Any) -> tuple[int, int] | None:
+    """``size`` as two whole numbers; raises :class:`DataError` where it is something else."""
+    if size is None:
+        return None
+    try:
+        height, width = map(operator.index, size)
+    except ODD:
+        height = width = 0
+    if not (0 < height < 2**31 and 0 < width < 2**31):
+        raise DataError(
+            f"size={shown(size)} is not an image size. Give (height, width) in pixels, such as (224, 224)."
+        )
+    return height, width
+
+
+class BadImage(Exception):
+    """The value at ``index`` of a column is no image that can be decoded."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(index, problem)
+        self.index, self.problem = index, problem
+
+
+def require_pillow() -> None:
+    """Raise :class:`DataError` where images cannot be decoded at all."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            "Images are decoded by Pillow, which is not installed. Install it with: pip install 'powertrain[images]'."
+        ) from error
+
+
+def decode_column(
+    column: Any,
+    size: tuple[int, int] | None,
+    mode: str | None,
+    over: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]],
+    kept: KeptRows | None = None,
+) -> npt.NDArray[Any]:
+    """The images of a column: one array (rows, height, width[, channels]) where all have one shape, else an object
+    array of arrays, with None where the column has a null.
+
+    ``column`` holds encoded images: binary values, or structs of "bytes" and "path" as Hugging Face has them. ``over``
+    applies a function to each of many items, in order. What ``kept`` has is not decoded, and it is given what is. The
+    outcome is the same with and without. Raises :class:`BadImage`.
+    """
+    made = _Pixels(len(column))
+    missing: Sequence[int] = range(len(column))
+
+    def decode_some(indices: Sequence[int]) -> None:
+        for index in indices:
+            image = _decoded(column, index, size, mode)
+            if kept is not None and image is not None:
+                kept.keep(index, image)
+            made.put(index, image)
+
+    if kept is not None and len(kept.there):
+        stacked = made.begin(kept.shape, kept.dtype)
+        over(lambda some: kept.copy(some, stacked), _cut(kept.there, _COPIED_TOGETHER))
+        missing = kept.missing.tolist()
+    else:  # the first by itself: its shape is that of all, most likely
+        over(decode_some, _cut(missing[:1], 1))
+        missing = missing[1:]
+    over(decode_some, _cut(missing, _DECODED_TOGETHER))
+    return made.column()
+
+
+def _cut(indices: Any, size: int) -> list[Any]:
+    return [indices[at : at + size] for at in range(0, len(indices), size)]
+
+
+class _Pixels:
+    """Images as they are decoded: written straight into one array while all have one shape. Any thread may put."""
+
+    def __init__(self, count: int) -> None:
+        self._stacked: npt.NDArray[Any] | None = None
+        #: By index those that do not fit into the array: of another shape or type, or null.
+        self._others: dict[int, npt.NDArray[Any] | None] = {}
+        self._count = count
+
+    def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Images of this shape go into one array, which is returned."""
+        self._stacked = np.empty((self._count, *shape), dtype)
+        return self._stacked
+
+    def put(self, index: int, image: npt.NDArray[Any] | None) -> None:
+        if index == 0 and image is not None and self._stacked is None:
+            self.begin(image.shape, image.dtype)
+        stacked = self._stacked
+        if image is not None and stacked is not None and self._fits(image, stacked):
+            stacked[index] = image
+        else:
+            self._others[index] = None if image is None else image.copy()  # Pillow's own are not writable
+
+    @staticmethod
+    def _fits(image: npt.NDArray[Any], stacked: npt.NDArray[Any]) -> bool:
+        return image.shape == stacked.shape[1:] and image.dtype == stacked.dtype
+
+    def column(self) -> npt.NDArray[Any]:
+        """All of them: see :func:`decode_column`."""
+        if self._stacked is not None and not self._others:
+            return self._stacked
+        column = np.empty(self._count, object)
+        for index in range(self._count):
+            stacked = None if self._stacked is None else self._stacked[index].copy()
+            column[index] = self._others.get(index, stacked)
+        return column
+
+
+def decode(data: bytes, size: tuple[int, int] | None = None, mode: str | None = None) -> npt.NDArray[Any]:
+    """One image as (height, width) or (height, width, channels), uint8 unless the image has more than 8 bits.
+
+    ``size`` is (height, width) to scale it to. ``mode`` is Pillow's; without one, palettes and odd colour spaces
+    become RGB (RGBA where there is transparency), and black-and-white becomes grey.
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        wanted = mode or _usual_mode(image)
+        converted = image if image.mode == wanted else _converted(image, wanted)
+        if size is not None and (converted.height, converted.width) != tuple(size):
+            converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        return np.asarray(converted)
+
+
+def pixels_of(image: Image) -> npt.NDArray[Any]:
+    """An image of Pillow's as :func:`decode` would give it."""
+    wanted = _usual_mode(image)
+    return np.array(image if image.mode == wanted else image.convert(wanted))
+
+
+def _converted(image: Image, mode: str) -> Image:
+    """``image`` in another mode. Pixels of 16 bits are scaled to 8: Pillow would cut off all above 255."""
+    from PIL import Image as pillow
+
+    if image.mode not in _DEEP_MODES or mode in _DEEP_MODES:
+        return image.convert(mode)
+    # Pillow before 11.3 opens PNG files of 16 bits as "I".
+    if not image.mode.startswith("I;16") and image.format != "PNG":
+        raise ValueError(
+            f"its pixels are of mode {image.mode!r}, and how large these can be is not known, so they cannot be made "
+            f"{mode!r}: decode it without a mode, and scale it in map()"
+        )
+    pixels = np.asarray(image)
+    return pillow.fromarray((pixels >> 8).astype(np.uint8)).convert(mode)
+
+
+def _usual_mode(image: Image) -> str:
+    if image.mode in _PLAIN_MODES:
+        return image.mode
+    if image.mode == "1":
+        return "L"
+    return "RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB"
+
+
+def _encoded(column: Any, index: int) -> Any:
+    """The bytes of one image, or whatever is there instead."""
+    value = column[index].as_py() if isinstance(column, pa.Array) else column[index]
+    if not isinstance(column, pa.StructArray) or value is None:
+        return value
+    if value.get("bytes") is not None or not value.get("path"):
+        return value.get("bytes")
+    try:
+        with open(value["path"], "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise BadImage(index, f"its file {value['path']!r} cannot be read: {error.strerror}") from error
+
+
+def _decoded(
+    column: Any, index: int, size: tuple[int, int] | None, mode: str | None
+) -> npt.NDArray[Any] | None:
+    data = _encoded(column, index)
+    if data is None:
+        return None
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise BadImage(index, f"it is of type {type(data).__name__}, and an encoded image is bytes")
+    try:
+        return decode(bytes(data), size, mode)
+    except Exception as error:  # Pillow raises whatever the broken file made its decoders do
+        kind = "" if type(error).__name__ == "UnidentifiedImageError" else f"{type(error).__name__}: {error}"
+        problem = kind or "its bytes are of no image format that Pillow knows"
+        raise BadImage(index, f"{problem} ({len(data)} bytes, beginning {bytes(data[:8])!r})") from error

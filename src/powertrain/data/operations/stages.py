@@ -1,0 +1,282 @@
+"""One operation where it is done: on the threads that ask for it, or in processes of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from powertrain.data.operations.calls import FunctionFailed, Setting, said
+from powertrain.data.plan.order import Ints
+from powertrain.data.operations.returned import quoted
+from powertrain.data.rows.rows import Rows
+from powertrain.errors import DataError, TrainFunctionError
+
+if TYPE_CHECKING:
+    from powertrain.data.operations.pool import ProcessPool
+
+
+@dataclass(frozen=True)
+class Applied:
+    """Rows after something was done to them."""
+
+    rows: Rows
+    #: How many rows each row that went in has become, in order; None for one each.
+    counts: Ints | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows that an operation is given at once."""
+
+    rows: Rows
+    #: Which of the rows made from the same stored row each is; None where each is the only one.
+    copies: Ints | None = None
+
+    def copy(self, index: int) -> int:
+        return 0 if self.copies is None else int(self.copies[index])
+
+
+#: What an operation has become in a process. Raises FunctionFailed, or DataError where no function is to blame.
+Apply = Callable[[Piece, Setting], Applied]
+
+
+class Operation(ABC):
+    """One thing done to every row of a dataset. A value: frozen, pickled by cloudpickle."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """For messages: "map(tokenize)"."""
+
+    @property
+    def keeps_count(self) -> bool:
+        """True when it is known beforehand that every row gives exactly one."""
+        return True
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many neighbours it must be given together; None where each row stands for itself."""
+        return None
+
+    @property
+    def concurrency(self) -> int:
+        """How many processes of a node do it; 0 where the threads that prefetch do."""
+        return 0
+
+    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
+        """Which columns hold after it exactly what the source has stored for the row, by the name that each has there.
+
+        ``columns`` says the same of the columns before it. Where nothing is known, none.
+        """
+        return {}
+
+    @abstractmethod
+    def begin(self) -> Apply:
+        """Make it ready in this process. What is returned may be called by several threads at once."""
+
+
+# --------------------------------------------------------------------------- doing it
+
+
+class Stage:
+    """One operation where it is done: on the threads that ask, or in a pool of processes."""
+
+    def __init__(self, operation: Operation, position: int, processes: int) -> None:
+        self.operation, self.position = operation, position
+        self.seconds = 0.0
+        self.processes = processes if operation.concurrency else 0
+        self._beginning = threading.Lock()
+        self._apply: Apply | None = None
+        self._pool: ProcessPool | None = None
+        self._closed = False
+
+    def run(self, rows: Rows, setting: Setting) -> Applied:
+        started = time.perf_counter()
+        pieces = _pieces(rows, self.operation.batch_size, self.processes)
+        done = self._in_processes(pieces, setting) if self.processes else self._here(pieces, setting)
+        applied = _joined(pieces, done)
+        taken = time.perf_counter() - started
+        with self._beginning:
+            self.seconds += taken
+        return applied
+
+    def close(self) -> None:
+        """End its processes, and start none from now on."""
+        with self._beginning:
+            self._closed = True
+        if self._pool is not None:
+            self._pool.close()
+
+    def _here(self, pieces: list[Piece], setting: Setting) -> list[Applied]:
+        with self._beginning:
+            if self._apply is None:
+                self._apply = self.operation.begin()
+            apply = self._apply
+        return [apply(piece, setting) for piece in pieces]
+
+    def _in_processes(self, pieces: list[Piece], setting: Setting) -> list[Applied]:
+        from powertrain.data.operations.pool import PoolClosed, ProcessDied
+
+        there = Setting(setting.seed, setting.epoch, setting.position, own_process=True)
+        try:
+            return self._started_pool().map((piece, there) for piece in pieces)
+        except (FunctionFailed, PoolClosed, DataError):
+            raise
+        except ProcessDied as death:
+            problem = f"a process that ran it {death}"
+            if death.task is None:
+                raise FunctionFailed(problem) from None
+            numbers = pieces[death.task].rows.numbers
+            raise FunctionFailed(problem, int(numbers[0]), len(numbers)) from None
+        except Exception as error:
+            # Of the pool itself, since what functions raise comes as FunctionFailed.
+            problem = (
+                f"its processes could not be started, or rows not be sent to or from them: {said(error)}"
+            )
+            raise FunctionFailed(problem, error=error) from error
+
+    def _started_pool(self) -> ProcessPool:
+        import cloudpickle
+
+        from powertrain.data.operations.pool import PoolClosed, ProcessPool
+        from powertrain.functions import pickle_function
+
+        with self._beginning:
+            if self._closed:
+                raise PoolClosed("The pool is closed.")
+            if self._pool is None:
+                fn = getattr(self.operation, "fn", type(self.operation))
+                try:
+                    pickled = pickle_function(fn, self.operation, "The function of a dataset,")
+                except TrainFunctionError as error:
+                    raise DataError(str(error).replace("the workers", "processes of its own", 1)) from error
+                self._pool = ProcessPool(cloudpickle.dumps(_InProcess(pickled)), self.processes)
+            return self._pool
+
+
+class _InProcess:
+    """Makes the work of one process of a pool."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def __call__(self) -> Callable[[tuple[Piece, Setting]], Applied]:
+        """Raises :class:`FunctionFailed` where the user's modules or their class cannot be made ready here."""
+        import cloudpickle
+
+        from powertrain.data.operations.pool import travelling
+
+        try:
+            _, operation = cloudpickle.loads(self._pickled)
+        except Exception as error:
+            problem = f"it cannot be loaded in a process of its own: {said(error)}"
+            raise FunctionFailed(problem, error=travelling(error)) from error
+        with _sendable_failures():
+            apply = operation.begin()
+        return lambda task: _in_process(apply, *task)
+
+
+def _in_process(apply: Apply, piece: Piece, setting: Setting) -> Applied:
+    with _sendable_failures():
+        return apply(piece, setting)
+
+
+@contextmanager
+def _sendable_failures() -> Iterator[None]:
+    """Failures of the user's function can be pickled, whatever it raised."""
+    from powertrain.data.operations.pool import travelling
+
+    try:
+        yield
+    except FunctionFailed as failed:
+        if failed.error is None:
+            raise
+        error = travelling(failed.error)
+        raise FunctionFailed(
+            failed.problem, failed.number, failed.rows, failed.file, failed.line, error
+        ) from failed.error
+
+
+class Threads:
+    """A few threads, started when there is first something for them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._starting = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """``[function(item) for item in items]``."""
+        items = list(items)
+        if self._count < 2 or len(items) < 2:
+            return [function(item) for item in items]
+        with self._starting:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="powertrain-images")
+        return list(self._executor.map(function, items))
+
+    def close(self) -> None:
+        with self._starting:
+            if self._executor is not None:
+                self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor, self._count = None, 1
+
+
+def _pieces(rows: Rows, batch_size: int | None, processes: int) -> list[Piece]:
+    """What an operation is given at once: its batches, or where rows stand alone, a part for each process."""
+    copies = _copies(rows.numbers)
+    size = batch_size or -(-len(rows) // max(1, processes))
+    if size >= len(rows):
+        return [Piece(rows, copies)]
+    cuts = [slice(start, start + size) for start in range(0, len(rows), size)]
+    return [Piece(_cut(rows, cut), None if copies is None else copies[cut]) for cut in cuts]
+
+
+def _cut(rows: Rows, cut: slice) -> Rows:
+    """Some rows, without copying them."""
+    columns = {name: column[cut] for name, column in rows.columns.items()}
+    return replace(rows, columns=columns, numbers=rows.numbers[cut])
+
+
+def _copies(numbers: Ints) -> Ints | None:
+    """How many rows of the same number stand directly before each; None where there are none."""
+    again = numbers[1:] == numbers[:-1]
+    if not again.any():
+        return None
+    places = np.arange(len(numbers))
+    firsts = np.where(np.concatenate([[False], again]), 0, places)
+    return np.asarray(places - np.maximum.accumulate(firsts), np.int64)
+
+
+def _joined(pieces: list[Piece], done: list[Applied]) -> Applied:
+    """The outcome of all pieces, in order."""
+    from powertrain.data.rows.gather import concat_rows
+
+    if len(done) == 1:
+        return done[0]
+    full = [(piece, applied.rows) for piece, applied in zip(pieces, done, strict=True) if len(applied.rows)]
+    for piece, rows in full[1:]:
+        if rows.columns.keys() != full[0][1].columns.keys():
+            numbers = piece.rows.numbers
+            raise FunctionFailed(
+                f"it returned the columns {quoted(rows.columns)}, but {quoted(full[0][1].columns)} for the rows "
+                "before",
+                int(numbers[0]),
+                len(numbers),
+            )
+    rows = concat_rows([rows for _, rows in full]) if full else done[0].rows
+    if all(applied.counts is None for applied in done):
+        return Applied(rows)
+    counts = [
+        np.ones(len(piece.rows), np.int64) if applied.counts is None else applied.counts
+        for piece, applied in zip(pieces, done, strict=True)
+    ]
+    return Applied(rows, np.concatenate(counts))

@@ -1,0 +1,395 @@
+"""Files of data: found by path, directory, pattern or address, and opened from any process.
+
+A directory stands for all files below it, except those whose own or whose directory's name begins with "." or "_"
+(unfinished writes, ``_SUCCESS``). Files come sorted by their path, whatever order they were named in, so that the same
+data has the same order on every machine and after every restart.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from powertrain.data.arguments import ODD, path_text, shown, texts, values_of
+from powertrain.data.sources.files.object_files import list_objects, objects_at, open_object
+from powertrain.errors import DataError, StorageError
+from powertrain.storage.addresses import OBJECT_STORES, parse, without_secrets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+#: The value that stands for "none" in the names of partition directories.
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+#: Requests for small pieces of different objects that are on their way at the same time.
+_CONCURRENT = 16
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of data."""
+
+    #: What opens it: an absolute path, an address, or a path of the file system that was given.
+    path: str
+    #: Its path below what was given, for people and fingerprints: the same when all is moved elsewhere.
+    name: str
+    size: int
+
+    @property
+    def shown(self) -> str:
+        return without_secrets(self.path)
+
+    @property
+    def partitions(self) -> dict[str, str | None]:
+        """What directories named "key=value" say about all rows of the file."""
+        found: dict[str, str | None] = {}
+        for part in self.name.split("/")[:-1]:
+            key, equals, value = part.partition("=")
+            if key and equals:
+                found[key] = None if value == _HIVE_NULL else unquote(value)
+        return found
+
+
+@dataclass(frozen=True)
+class FilePaths:
+    """What was asked for. Relative paths are made absolute at once, because ranks work in other directories."""
+
+    paths: tuple[str, ...]
+    #: Endings of the names that count, without the dot; None for all.
+    extensions: tuple[str, ...] | None = None
+    #: True where files that are named one by one count whatever their ending.
+    only_in_directories: bool = False
+    filesystem: Any = None
+
+    @property
+    def is_local(self) -> bool:
+        """True when all files are on a disk of this machine."""
+        return self.filesystem is None and not any(is_object(path) for path in self.paths)
+
+
+def file_paths(
+    paths: Paths,
+    file_extensions: Sequence[str] | str | None,
+    *,
+    usual: Sequence[str] | None = None,
+    filesystem: Any = None,
+) -> FilePaths:
+    """What the arguments of a ``read_...`` function say. ``usual`` endings hold for directories and patterns, where
+    none were given."""
+    what = "Give a file, a directory, a pattern, an address, or a list of these."
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else values_of("paths", paths, what)
+    if not given:
+        raise DataError("No path of data was given: the list of paths is empty. Name a file or a directory.")
+    found = [path_text("paths", path) for path in given]
+    listed = texts("file_extensions", file_extensions, "Give endings such as ['parquet'].")
+    chosen = usual if listed is None else listed
+    return FilePaths(
+        tuple(_absolute(path, filesystem) for path in found),
+        None if chosen is None else tuple(each.lstrip(".").lower() for each in chosen),
+        only_in_directories=listed is None,
+        filesystem=as_arrow_filesystem(filesystem),
+    )
+
+
+def is_object(path: str) -> bool:
+    """True for an address in an object store."""
+    return "://" in path and path.partition("://")[0].lower() in OBJECT_STORES
+
+
+def _absolute(path: str, filesystem: Any) -> str:
+    if filesystem is not None:
+        return path.partition("://")[2] if "://" in path else path
+    if is_object(path):
+        return path
+    if path.startswith("file://"):
+        return os.path.abspath(unquote(urlsplit(path).path))
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", path):
+        raise DataError(
+            f"The path {path!r} cannot be read: {path.partition(':')[0]!r} is not a supported scheme "
+            f"(file, {', '.join(OBJECT_STORES)}). Give filesystem=..., a pyarrow or fsspec file system that has it."
+        )
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def as_arrow_filesystem(filesystem: Any) -> Any:
+    """Return a file system of pyarrow's; raise :class:`DataError` for what is neither that nor one of fsspec's."""
+    if filesystem is None:
+        return None
+    from pyarrow import fs
+
+    if isinstance(filesystem, fs.FileSystem):
+        return filesystem
+    if _is_fsspec(filesystem):
+        handler: Any = fs.FSSpecHandler  # its stub leaves out that its methods are there
+        return fs.PyFileSystem(handler(filesystem))
+    raise DataError(
+        f"filesystem={shown(filesystem)} is neither a pyarrow.fs.FileSystem nor an fsspec file system. Give one of "
+        "these, or leave it out and write the paths as addresses such as 's3://bucket/data'."
+    )
+
+
+def _is_fsspec(filesystem: Any) -> bool:
+    try:
+        methods = [getattr(filesystem, name) for name in ("open", "info", "find")]
+        return all(map(callable, methods)) and bool(filesystem.protocol)
+    except ODD:
+        return False
+
+
+# --------------------------------------------------------------------------- finding
+
+
+def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
+    """All files of data, sorted by path. Raises :class:`DataError` where there are none, or one is meant twice."""
+    found = []
+    for path in wanted.paths:
+        try:
+            listed = _listed(path, wanted.filesystem)
+        except (OSError, StorageError) as error:
+            raise DataError(
+                f"The data at {without_secrets(path)!r} cannot be listed: {str(error).rstrip('.')}. Check "
+                "the path and who may read it."
+            ) from error
+        if listed is None:
+            raise DataError(_nothing_at(path, wanted))
+        chosen = _chosen(listed, wanted)
+        if not chosen:
+            raise DataError(_nothing_fits(path, listed, wanted))
+        found += chosen
+    found.sort(key=lambda file: file.path)
+    for one, next_one in pairwise(found):
+        if one.path == next_one.path:
+            raise DataError(
+                f"The file {one.shown!r} is named by several of the given paths, so its rows would be read twice. Name "
+                "it once; to have its rows twice, use union()."
+            )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What a path leads to: itself, where it is a file, or all that is below it or fits its pattern."""
+
+    files: tuple[DataFile, ...]
+    is_one_file: bool = False
+
+
+def _listed(path: str, filesystem: Any) -> _Listed | None:
+    if filesystem is not None:
+        return _in_filesystem(path, filesystem)
+    if is_object(path):
+        return _in_bucket(path)
+    return _on_disk(path)
+
+
+def _on_disk(path: str) -> _Listed | None:
+    if os.path.isfile(path):
+        return _Listed((DataFile(path, os.path.basename(path), os.path.getsize(path)),), True)
+    if os.path.isdir(path):
+        return _Listed(tuple(_below(path, path)))
+    if not glob.has_magic(path):
+        return None
+    base = _base_of_pattern(path)
+    files: list[DataFile] = []
+    for match in glob.glob(path, recursive=True):
+        if os.path.isdir(match):
+            # "**" names directories as well as the files in them.
+            files += [] if path.endswith("**") else _below(match, base)
+        else:
+            files.append(DataFile(match, _relative(match, base), os.path.getsize(match)))
+    return _Listed(tuple({file.path: file for file in files}.values())) if files else None
+
+
+def _below(directory: str, base: str) -> Iterable[DataFile]:
+    for root, _, names in os.walk(directory, onerror=_raise, followlinks=True):
+        for name in names:
+            path = os.path.join(root, name)
+            if os.path.isfile(path):
+                yield DataFile(path, _relative(path, base), os.path.getsize(path))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _relative(path: str, base: str) -> str:
+    return os.path.relpath(path, base).replace(os.sep, "/")
+
+
+def _base_of_pattern(pattern: str) -> str:
+    """The directory above the first part that has a wildcard."""
+    parts = pattern.split("/")
+    first = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return "/".join(parts[:first]) or ("/" if pattern.startswith("/") else "")
+
+
+def _in_bucket(path: str) -> _Listed | None:
+    address = parse(path)
+    if not glob.has_magic(address.prefix):
+        size = objects_at(address.uri).size() if address.prefix else None
+        if size is not None:
+            return _Listed((DataFile(address.uri, address.prefix.rpartition("/")[2], size),), True)
+        below = list_objects(address)
+        return _Listed(tuple(DataFile(*each) for each in below)) if below else None
+    base = replace(address, prefix=_base_of_pattern(address.prefix))
+    tail = address.prefix.removeprefix(base.prefix).lstrip("/")
+    fits = pattern_regex(tail)
+    matching = tuple(DataFile(*each) for each in list_objects(base) if fits.match(each[1]))
+    return _Listed(matching) if matching else None
+
+
+def _in_filesystem(path: str, filesystem: Any) -> _Listed | None:
+    from pyarrow import fs
+
+    info = filesystem.get_file_info(path)
+    if info.type == fs.FileType.File:
+        return _Listed((DataFile(path, path.rpartition("/")[2], info.size),), True)
+    is_pattern = info.type == fs.FileType.NotFound and glob.has_magic(path)
+    if info.type == fs.FileType.NotFound and not is_pattern:
+        return None
+    base = _base_of_pattern(path) if is_pattern else path
+    fits = pattern_regex(path.removeprefix(base).lstrip("/")) if is_pattern else re.compile("")
+    files = []
+    for each in filesystem.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True)):
+        name = each.path.lstrip("/").removeprefix(base.strip("/")).lstrip("/")
+        if each.type == fs.FileType.File and fits.match(name):
+            files.append(DataFile(each.path, name, each.size))
+    return _Listed(tuple(files)) if files or not is_pattern else None
+
+
+def pattern_regex(pattern: str) -> re.Pattern[str]:
+    """Matches the names that a shell's pattern matches, and all names below those: "*" stays within one directory,
+    "**" does not."""
+    out = ""
+    for token in re.findall(r"\*\*/|\*\*|\[[^\]]+\]|.", pattern, re.DOTALL):
+        if token == "**/":
+            out += "(?:.*/)?"
+        elif token == "**":
+            out += ".*"
+        elif token == "*":
+            out += "[^/]*"
+        elif token == "?":
+            out += "[^/]"
+        elif len(token) > 1:
+            out += token.replace("[!", "[^", 1).replace("\\", "\\\\")
+        else:
+            out += re.escape(token)
+    return re.compile(f"{out}(?:/.*)?$", re.DOTALL)
+
+
+def _chosen(listed: _Listed, wanted: FilePaths) -> list[DataFile]:
+    if listed.is_one_file:
+        file = listed.files[0]
+        return [file] if wanted.only_in_directories or _has_ending(file.name, wanted.extensions) else []
+    return [
+        file
+        for file in listed.files
+        if not _is_hidden(file.name) and _has_ending(file.name, wanted.extensions)
+    ]
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in name.split("/"))
+
+
+def _has_ending(name: str, extensions: Sequence[str] | None) -> bool:
+    return extensions is None or any(name.lower().endswith(f".{each}") for each in extensions)
+
+
+def _nothing_at(path: str, wanted: FilePaths) -> str:
+    shown = without_secrets(path)
+    if glob.has_magic(parse(path).prefix if is_object(path) else path):
+        return (
+            f"No file matches the pattern {shown!r}. Check it; '*' stays within one directory, '**' does not."
+        )
+    return f"There is no data at {shown!r}: no such file or directory.{_beside(path, wanted)} Check the path."
+
+
+def _beside(path: str, wanted: FilePaths) -> str:
+    """What lies where the path was expected, if that can be seen cheaply."""
+    parent = os.path.dirname(path)
+    if not wanted.is_local or not os.path.isdir(parent):
+        return ""
+    names = sorted(os.listdir(parent))
+    shown = ", ".join(repr(name) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+    return f" {parent!r} holds {shown or 'nothing'}."
+
+
+def _nothing_fits(path: str, listed: _Listed, wanted: FilePaths) -> str:
+    shown = without_secrets(path)
+    if not listed.files:
+        return f"The directory {shown!r} has no files in it. Check the path, or write the data there first."
+    names = sorted(file.name for file in listed.files)
+    there = ", ".join(repr(name) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+    if wanted.extensions is None:
+        looked_for = "names that begin with neither '.' nor '_'"
+    else:
+        looked_for = "names that end in " + " or ".join(f"'.{each}'" for each in wanted.extensions)
+    return (
+        f"No file at {shown!r} is one to read: looked for {looked_for}, and there are {len(names)} files: {there}. "
+        "Give file_extensions=[...] with the endings of yours, or name the files."
+    )
+
+
+# --------------------------------------------------------------------------- opening
+
+
+def open_file(file: DataFile, filesystem: Any = None) -> pa.NativeFile:
+    """The file, for reading at any place. Raises ``OSError`` or :class:`StorageError`."""
+    import pyarrow as pa
+
+    if filesystem is not None:
+        opened: pa.NativeFile = filesystem.open_input_file(file.path)
+        return opened
+    if is_object(file.path):
+        return pa.PythonFile(open_object(file.path, file.size), "r")
+    return pa.OSFile(file.path, "rb")
+
+
+def read_whole(file: DataFile, filesystem: Any = None) -> bytes:
+    """All bytes of the file."""
+    if filesystem is None and is_object(file.path):
+        return objects_at(file.path).ranges([(0, file.size)])[0] if file.size else b""
+    with open_file(file, filesystem) as opened:
+        return bytes(opened.read())
+
+
+def read_tail(file: DataFile, length: int, filesystem: Any = None) -> bytes:
+    """The last bytes of the file, at most ``length``."""
+    start = max(0, file.size - length)
+    if filesystem is None and is_object(file.path):
+        return objects_at(file.path).ranges([(start, file.size)])[0] if file.size else b""
+    with open_file(file, filesystem) as opened:
+        opened.seek(start)
+        return bytes(opened.read(file.size - start))
+
+
+def for_each(files: Sequence[DataFile], action: Callable[[DataFile], _T]) -> list[_T]:
+    """What ``action`` gives for each file, in order; for files across a network, several at a time."""
+    if not any(is_object(file.path) for file in files):
+        return [action(file) for file in files]
+    from concurrent.futures import ThreadPoolExecutor
+
+    # obstore has threads anyway from its first use on, so these keep nothing from being forked that could be.
+    with ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="powertrain-inspect") as pool:
+        return list(pool.map(action, files))
+
+
+def unreadable(file: DataFile, error: BaseException) -> DataError:
+    """The error for a file that could not be opened or read at all."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(
+            f"The file {file.shown!r} is gone: it was there when the data was inspected. Restore it, or start anew."
+        )
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return DataError(
+        f"The file {file.shown!r} cannot be read: {reason.rstrip('.')}. Check who may read it and the disk or network."
+    )

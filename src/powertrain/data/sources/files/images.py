@@ -1,0 +1,132 @@
+"""Images: files of them, and columns in which others have stored them. They stay encoded here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from powertrain.data.sources.base import IMAGES, BlockFacts, SourceFacts
+from powertrain.data.sources.files.files import FilePaths, find_files, read_whole, unreadable
+from powertrain.data.sources.remembering import RememberingSource
+from powertrain.errors import DataError, StorageError
+
+#: Endings of the names of image files, as Ray Data has them, and webp.
+IMAGE_EXTENSIONS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif", "webp")
+#: A block has at most so many files, and gives batches of about so many bytes.
+FILES_PER_BLOCK = 64
+_BATCH_BYTES = 32 << 20
+
+
+def image_field(name: str, size: tuple[int, int] | None = None, mode: str | None = None) -> Any:
+    """The field of a column of encoded images, to be decoded to ``size`` (height, width) and ``mode``."""
+    wish = json.dumps({"size": list(size) if size else None, "mode": mode})
+    return pa.field(name, pa.binary(), metadata={IMAGES: wish.encode()})
+
+
+class ImageSource(RememberingSource):
+    """Image files: the column "image", and with ``include_paths`` the column "path".
+
+    The fingerprint is made of names and sizes: a file that another of exactly its size has replaced is not noticed.
+    """
+
+    def __init__(
+        self,
+        paths: FilePaths,
+        *,
+        size: tuple[int, int] | None = None,
+        mode: str | None = None,
+        include_paths: bool = False,
+        files_per_block: int = FILES_PER_BLOCK,
+    ) -> None:
+        super().__init__()
+        self._paths, self._per_block = paths, files_per_block
+        fields = [image_field("image", size, mode)]
+        self._schema = pa.schema([*fields, pa.field("path", pa.string())] if include_paths else fields)
+        # A cache of what is read would hold the very bytes that are in the files.
+        self.cheap_to_decode = paths.is_local
+
+    @property
+    def cache_key(self) -> str:
+        return f"{self.inspect().fingerprint}/{self._paths.paths}"
+
+    def _look(self) -> SourceFacts:
+        self._files = find_files(self._paths)
+        digest = xxhash.xxh3_128()
+        for file in self._files:
+            digest.update(f"{file.name}\0{file.size}\0".encode())
+        blocks = []
+        for first in range(0, len(self._files), self._per_block):
+            files = self._files[first : first + self._per_block]
+            blocks.append(BlockFacts(len(files), sum(file.size for file in files)))
+        return SourceFacts(tuple(blocks), self._schema, digest.hexdigest())
+
+    def read(self, block: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        self.inspect()
+        names = self._schema.names if columns is None else list(columns)
+        schema = pa.schema([self._schema.field(name) for name in names])
+        files = self._files[block * self._per_block : (block + 1) * self._per_block]
+        values: dict[str, list[bytes | str]] = {name: [] for name in names}
+        held = 0
+        for number, file in enumerate(files):
+            if "image" in values:
+                try:
+                    values["image"].append(read_whole(file, self._paths.filesystem))
+                except (OSError, StorageError) as error:
+                    raise unreadable(file, error) from error
+                held += file.size
+            if "path" in values:
+                values["path"].append(file.shown)
+            if held > _BATCH_BYTES or number == len(files) - 1:
+                yield pa.RecordBatch.from_pydict(values, schema=schema)
+                values, held = {name: [] for name in names}, 0
+
+    def name_row(self, block: int, row: int) -> str:
+        self.inspect()
+        return self._files[block * self._per_block + row].name
+
+
+# --------------------------------------------------------------------------- Hugging Face's form
+
+
+def is_stored_image(given: pa.DataType) -> bool:
+    """True for the type in which Hugging Face's datasets keep images: the bytes, or the path of a file."""
+    if isinstance(given, pa.BaseExtensionType):
+        return is_stored_image(given.storage_type)
+    return pa.types.is_struct(given) and {given.field(i).name for i in range(given.num_fields)} == {
+        "bytes",
+        "path",
+    }
+
+
+def encoded_images(array: Any) -> Any:
+    """The bytes of each image, read from its file where there is only a path."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    # Flattened, so that an image that is null has null bytes.
+    parts = dict(
+        zip((array.type.field(i).name for i in range(array.type.num_fields)), array.flatten(), strict=True)
+    )
+    stored = parts["bytes"].cast(pa.binary())
+    paths = parts["path"]
+    if stored.null_count == 0 or paths.null_count == len(paths):
+        return stored
+    values = [
+        data if data is not None or path is None else _read_path(path)
+        for data, path in zip(stored.to_pylist(), paths.to_pylist(), strict=True)
+    ]
+    return pa.array(values, pa.binary())
+
+
+def _read_path(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise DataError(
+            f"The image {path!r}, which the dataset names by its path only, cannot be read: {error.strerror}. Restore "
+            "the file, or save the dataset with the images in it."
+        ) from error

@@ -1,0 +1,495 @@
+"""The warm process that workers are forked from.
+
+Importing torch takes about 2 s and the first optimizer as long again; forking a process that has done both
+takes 15 ms. So one process per driver does it once, and then only waits: it runs no tensor operation beyond
+one step of a dummy optimizer, opens no socket but its own, starts no thread. That makes each fork of it safe.
+
+It hangs on its driver twice: by the control socket, and by a descriptor of the driver's process (a child of
+the driver's that inherited the socket would keep it open). When either closes it kills every worker's scope,
+removes the directories it was told to sweep, and ends. Workers hang on it by the parent-death signal, which is
+reliable here because this process has one thread only.
+
+Processes that a worker started and left behind become children of this one (it is a subreaper), so they can
+be found and ended when their worker is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Union
+
+import msgspec
+
+from powertrain.engine import process
+from powertrain.storage.files.descriptors import remove_quietly
+from powertrain.storage.files.private_roots import remove_empty_parents
+from powertrain.trace.machine import processes
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+#: Seconds between looks at the kernel's count of processes killed for want of memory, while there are workers.
+_LOOK_EVERY = 1.0
+#: Seconds for a resource tracker to clean up after a worker that is gone, and between looks at it.
+_TRACKER_GRACE, _TRACKER_LOOK = 1.0, 0.005
+#: Signals by which a scheduler, or a terminal that is closed, says that a job must end.
+_ASK_FOR_AN_END = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+#: The largest control message; payloads travel as descriptors.
+_MESSAGE_LIMIT = 1 << 18
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a process. Descriptors that come along: the payload, the end to write output to, and of one that uses
+    something of the machine the file of the claim, which it holds until it ends."""
+
+    id: str
+    entry: str
+    env: dict[str, str | None]
+    #: What ``sys.path`` is to be.
+    path: list[str]
+    cwd: str
+    title: str
+    #: True leaves it to the process to unblock the signals that ask for an end.
+    shielded: bool = False
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    signal: int
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Directories to remove should the driver die; an empty list takes it back."""
+
+    id: str
+    paths: list[str]
+
+
+Command = Union[Fork, Kill, Sweep]
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    seconds: float
+    #: How many of them went into imports, which are the last thing that it does before.
+    imports: float = 0.0
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    pid: int
+    code: int
+    out_of_memory: bool
+
+
+class Signalled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to ``Kill``: the signal was sent, so this process does not hang."""
+
+    id: str
+
+
+Report = Union[Ready, Forked, Ended, Signalled]
+
+encode = msgspec.msgpack.Encoder().encode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+_decode_command = msgspec.msgpack.Decoder(Command).decode
+
+
+def serve(
+    control: socket.socket, driver: int, started: float, preloads_torch: bool | None = True
+) -> NoReturn:
+    """Be the warm server until the driver is gone. Never returns. ``preloads_torch=None`` imports nothing at all."""
+    code = 1
+    try:
+        _detach()
+        began = time.monotonic()
+        _preload(preloads_torch)
+        imports = time.monotonic() - began
+        _Server(control, driver).loop(Ready(seconds=time.time() - started, imports=imports))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def serve_clean(descriptor: int, driver: int, started: float, preloads_torch: bool = True) -> NoReturn:
+    """Entry of a server that was started as a fresh interpreter."""
+    serve(socket.socket(fileno=descriptor), driver, started, preloads_torch)
+
+
+def _detach() -> None:
+    """Leave the driver's terminal and its signals: Ctrl-C is for the driver to handle."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A scheduler may send them to every process of a job. The driver decides what follows; this ends with the driver.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ASK_FOR_AN_END)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _set_name("powertrain-warm")
+
+
+def _preload(torch_too: bool | None) -> None:
+    """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
+    gc.disable()
+    if torch_too is None:
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)
+    elif import_for_workers(torch_too):
+        _make_first_calls(sys.modules["torch"])
+    gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
+
+
+def _make_first_calls(torch: Any) -> None:
+    """Call functions of torch that load or build something when they are called first, so that no worker does.
+
+    A gradient that is set, not computed, starts no thread of autograd. Workers seed themselves.
+    """
+    torch.set_num_threads(1)
+    parameter = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.grad = torch.zeros(1)
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.manual_seed(0)
+
+
+def import_for_workers(torch_too: bool) -> bool:
+    """Import the modules that every worker needs; return whether torch is among them."""
+    for name in ("powertrain.worker.main", "powertrain.trace.recording.patches", "powertrain.trace.machine.samplers"):
+        importlib.import_module(name)
+    if not torch_too:
+        return False
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError:
+        return False  # a framework-neutral run needs none
+    for name in (
+        "torch._dynamo",  # the first optimizer and DDP load it
+        "torch.distributed",
+        "torch.nn.parallel.distributed",
+        "torch.utils.data",
+    ):
+        importlib.import_module(name)
+    importlib.import_module("powertrain.torch.backend")
+    importlib.import_module("powertrain.torch.data_loader")
+    importlib.import_module("powertrain.torch.prepare")
+    return True
+
+
+class _Server:
+    def __init__(self, control: socket.socket, driver: int) -> None:
+        self._control = control
+        self._workers: dict[int, str] = {}
+        self._oom = OomKills(process.oom_kills)
+        self._sweeps: dict[str, list[str]] = {}
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._driver = process.descriptor(driver)
+        if self._driver >= 0:
+            self._poll.register(self._driver, select.POLLIN)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._poll.register(self._wake_read, select.POLLIN)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def loop(self, warmed: Ready) -> None:
+        self._tell(warmed)
+        while True:
+            ready = {source for source, _ in self._poll.poll(_LOOK_EVERY * 1000 if self._workers else None)}
+            self._oom.look(time.monotonic())
+            if self._driver in ready:
+                return self._end()
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._command():
+                return self._end()
+
+    def _command(self) -> bool:
+        """Handle one command; False when the driver has closed its end."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_LIMIT, 4)
+        except ConnectionResetError:  # it is gone, and had not read all that it was told
+            return False
+        if not data:
+            return False
+        command = _decode_command(data)
+        if isinstance(command, Fork):
+            self._fork(command, *descriptors)
+        elif isinstance(command, Kill):
+            self._kill(command)
+        elif command.paths:
+            self._sweeps[command.id] = command.paths
+        else:
+            self._sweeps.pop(command.id, None)
+        return True
+
+    def _fork(self, command: Fork, payload: int, output: int, *claim: int) -> None:
+        before = process.oom_kills()  # before the fork: it may be killed before we are back
+        server = os.getpid()
+        for descriptor in claim:  # what the process executes has no part in it
+            os.set_inheritable(descriptor, False)
+        pid = os.fork()
+        if pid == 0:
+            for descriptor in (self._wake_read, self._wake_write, self._driver):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._control.close()
+            _become(command, payload, output, server)
+        for descriptor in (payload, output, *claim):
+            os.close(descriptor)
+        self._workers[pid] = command.id
+        self._oom.began(pid, before)
+        self._tell(Forked(id=command.id, pid=pid))
+
+    def _kill(self, command: Kill) -> None:
+        for pid, id in self._workers.items():
+            if id == command.id:
+                if command.signal == signal.SIGKILL:
+                    process.kill_scope(pid)
+                else:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, command.signal)
+        self._tell(Signalled(id=command.id))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            id = self._workers.pop(pid, None)
+            if id is None:
+                continue  # something a worker had left behind
+            code = os.waitstatus_to_exitcode(status)
+            self._end_scope(pid)
+            oom = self._oom.ended(pid, code)
+            self._tell(Ended(id=id, pid=pid, code=code, out_of_memory=oom))
+
+    def _end_scope(self, leader: int) -> None:
+        """End what the dead worker left: its group, and orphans that have become our children, until none comes up.
+
+        A resource tracker among them gets a moment to clean up, which it begins when those it serves are gone.
+        """
+        patience = time.monotonic() + _TRACKER_GRACE
+        while orphans := [pid for pid in processes.children(os.getpid()) if pid not in self._workers]:
+            waits = time.monotonic() < patience
+            trackers = [pid for pid in orphans if waits and process.is_resource_tracker(pid)]
+            process.kill_all(pid for pid in orphans if pid not in trackers)
+            for pid in orphans:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG if pid in trackers else 0)
+            if trackers:
+                time.sleep(_TRACKER_LOOK)
+        with contextlib.suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
+
+    def _hear_last_sweeps(self) -> None:
+        """What a driver had said that died while this was warming up. Nothing is forked for it any more."""
+        self._control.setblocking(False)
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_LIMIT, 4)
+            except ConnectionResetError:
+                continue  # said once; what was sent before comes after it
+            except OSError:
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not data:
+                return
+            command = _decode_command(data)
+            if isinstance(command, Sweep):
+                self._sweeps[command.id] = command.paths
+
+    def _end(self) -> None:
+        self._hear_last_sweeps()
+        for pid in list(self._workers):
+            process.kill_scope(pid)
+        process.kill_all(processes.descendants(os.getpid()))
+        for paths in self._sweeps.values():
+            for path in paths:
+                remove_quietly(path)
+                remove_empty_parents(path)
+
+    def _tell(self, report: Report) -> None:
+        with contextlib.suppress(OSError):  # a driver that is gone is noticed by the loop
+            self._control.send(encode(report))
+
+
+class OomKills:
+    """Tells a worker that the kernel killed for want of memory from one that was killed otherwise.
+
+    The kernel only counts such kills. So one counts against a worker when it came shortly before that worker's end
+    and is not accounted for by another worker's.
+    """
+
+    #: Seconds that a large process may take from its kill to its end.
+    TEARDOWN = 10.0
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        #: By worker: how many kills are known not to be its own.
+        self._others: dict[int, int] = {}
+        #: Counts with their times; the first is the newest that is older than the teardown.
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def began(self, pid: int, count: int) -> None:
+        self._others[pid] = count
+
+    def look(self, now: float) -> None:
+        """Call at least every second while there are workers: what is old is no longer held against any."""
+        if not self._others:
+            self._seen.clear()
+            return
+        if not self._seen or now - self._seen[-1][0] >= _LOOK_EVERY / 2:
+            self._seen.append((now, self._count()))
+        while len(self._seen) > 1 and now - self._seen[1][0] >= self.TEARDOWN:
+            self._seen.popleft()
+        when, old = self._seen[0]
+        if now - when >= self.TEARDOWN:
+            self._others = {pid: max(others, old) for pid, others in self._others.items()}
+
+    def ended(self, pid: int, code: int) -> bool:
+        """True when the worker that has ended with ``code`` was killed for want of memory."""
+        others = self._others.pop(pid)
+        killed = code == -signal.SIGKILL and self._count() > others
+        if killed:
+            self._others = {other: count + 1 for other, count in self._others.items()}
+        return killed
+
+
+def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
+    """In the new process: become the worker, run its entry, end."""
+    code = 1
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(
+            _PR_SET_CHILD_SUBREAPER, 1
+        )  # its orphans stay its own, and come to the server only when it is dead
+        if os.getppid() != server:
+            os._exit(1)  # the server died before the signal was armed
+        _take_over_output(output)
+        _forget_parent()
+        _set_name(command.title)
+        apply_env(command.env)
+        sys.path[:] = command.path
+        importlib.invalidate_caches()
+        if command.cwd:
+            os.makedirs(command.cwd, exist_ok=True)
+            os.chdir(command.cwd)
+        if not command.shielded:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASK_FOR_AN_END)
+        code = call_entry(command.entry, _read_all(payload))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def apply_env(env: Mapping[str, str | None]) -> None:
+    """Set the given variables; ``None`` removes one."""
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def call_entry(entry: str, payload: bytes) -> int:
+    """Call "package.module:function" with the payload; its return value is the exit code."""
+    module, _, name = entry.partition(":")
+    function: Any = getattr(importlib.import_module(module), name)
+    return int(function(payload) or 0)
+
+
+def _take_over_output(output: int) -> None:
+    """Send descriptors 1 and 2, and Python's own streams, to the worker's output."""
+    _KEPT.extend((sys.stdout, sys.stderr, sys.stdin))  # never flushed again: what they hold is the driver's
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    os.close(output)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        stream = io.TextIOWrapper(
+            open(number, mode + "b", closefd=False),  # noqa: SIM115 (lives as long as the process)
+            "utf-8",
+            "backslashreplace",
+            line_buffering=True,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+_KEPT: list[Any] = []
+
+
+def _forget_parent() -> None:
+    """Drop what belongs to the processes this one was forked from: handlers, exit functions, child lists."""
+    import atexit
+    from multiprocessing import process as mp_process
+    from multiprocessing import util as mp_util
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    mp_process._children.clear()  # type: ignore[attr-defined]
+    mp_util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    mp_util._run_after_forkers()  # type: ignore[attr-defined]
+    gc.enable()
+
+
+def _leave(code: int) -> NoReturn:
+    """End as an interpreter would: threads, exit functions, children, output; then without its finalisation."""
+    import atexit
+    import threading
+    from multiprocessing import util as mp_util
+
+    ends: list[Any] = [threading._shutdown, mp_util._exit_function, atexit._run_exitfuncs]  # type: ignore[attr-defined]
+    for finish in (*ends, sys.stdout.flush, sys.stderr.flush):
+        try:
+            finish()
+        except BaseException:
+            traceback.print_exc()
+    os._exit(code)
+
+
+def _read_all(descriptor: int) -> bytes:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def _set_name(name: str) -> None:
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def _prctl(option: int, value: Any) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

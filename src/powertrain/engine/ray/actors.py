@@ -1,0 +1,100 @@
+"""What of a run lives in Ray's own processes: on each node its agent, and for each worker what holds its resources."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import ray
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a slot came to lie, and which GPUs of the node are its own."""
+
+    node: str
+    address: str
+    host: str
+    gpus: tuple[str, ...]
+
+
+def whereabouts() -> Whereabouts:
+    """Of the Ray process that calls this."""
+    context = ray.get_runtime_context()
+    gpus: Sequence[str] = context.get_accelerator_ids().get("GPU", [])
+    return Whereabouts(
+        node=context.get_node_id(),
+        address=own_address(),
+        host=socket.gethostname(),
+        gpus=tuple(map(str, gpus)),
+    )
+
+
+def own_address() -> str:
+    """Under which other nodes of the cluster reach this one."""
+    address: Any = ray.util.get_node_ip_address  # not typed
+    return str(address())
+
+
+class SlotActor:
+    """Holds one worker's resources as long as it lives. The worker itself is a process of the node's agent."""
+
+    async def where(self) -> Whereabouts:
+        return whereabouts()
+
+    async def hold(self) -> None:
+        """Never returns: whoever waits for it learns of the actor's end."""
+        await asyncio.Event().wait()
+
+    async def feed(self, streams: Mapping[str, Any]) -> None:
+        """Serve these iterators over Ray's datasets, by the path of the socket for each, in place of earlier ones."""
+        await asyncio.to_thread(self._serve, streams)
+
+    def _serve(self, streams: Mapping[str, Any]) -> None:
+        from powertrain.engine.ray.feed import Feed
+
+        # Ray warns of whatever waits for it in an actor with an event loop; feeds do so on threads of their own.
+        os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")
+        for feed in getattr(self, "_feeds", []):
+            feed.close()
+        for path in streams:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._feeds = [Feed(iterator, path) for path, iterator in streams.items()]
+
+
+class AgentActor:
+    """The node's agent, in a process that the node's raylet started and ends."""
+
+    def __init__(self, spec: bytes) -> None:
+        """``spec`` is an encoded :class:`NodeSpec`."""
+        from powertrain.engine.ray.node.agent import NodeAgent, NodeSpec  # not for those that only hold resources
+
+        working_dir, is_of_job = self._working_dir()
+        os.chdir("/")  # its directory may be one that goes with the job
+        # Ray's debugger is for its own processes, and workers are none.
+        os.environ.pop("PYTHONBREAKPOINT", None)
+        self._agent = NodeAgent(msgspec.msgpack.decode(spec, type=NodeSpec), working_dir, is_of_job=is_of_job)
+
+    @staticmethod
+    def _working_dir() -> tuple[str, bool]:
+        """Where Ray has put the ``working_dir`` of a ``runtime_env``, "" where none was given; and whether it is that
+        of the whole job. Before anything changes the directory of this process."""
+        given = ray.get_runtime_context().runtime_env.get("working_dir")
+        worker: Any = ray._private.worker.global_worker  # not typed
+        job = worker.core_worker.get_job_config()
+        of_job = json.loads(job.runtime_env_info.serialized_runtime_env or "{}").get("working_dir")
+        return (os.getcwd(), given == of_job) if given else ("", False)
+
+    def run(self) -> str:
+        """Returns when everything on the node is over: with why the run was never reached, or ""."""
+        return self._agent.run()
+
+    def bring(self, parcels: Mapping[str, Any]) -> None:
+        """Unpack archives, given as references, each where it is to be."""
+        self._agent.bring({place: ray.get(archive) for place, archive in parcels.items()})

@@ -1,0 +1,31 @@
+"""What the Ray engine is told of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from powertrain.engine.ray.streams import Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """What the engine is told of its run."""
+
+    run: str
+    #: The run's directories, the same on every node; the first of them is the driver's runtime directory.
+    runtime_dir: str
+    directories: Sequence[str] = ()
+    #: Directories whose modules workers may import, by what nodes call them: ``node.LAUNCH``, ``node.SCRIPT``.
+    modules: Mapping[str, str] = field(default_factory=dict)
+    #: Where the driver finds modules.
+    import_path: Sequence[str] = ()
+    #: Directories of the driver that every node needs a copy of.
+    copied: Sequence[str] = ()
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    trainer_resources: Mapping[str, float] = field(default_factory=dict)
+    #: False for processes that need no torch: nodes are ready sooner then.
+    preloads_torch: bool = True
+    #: Datasets of Ray's that ranks are fed from.
+    streams: Sequence[Stream] = ()

@@ -1,0 +1,598 @@
+"""Where a run's workers lie: what Ray was asked for, what it has given, and which slots that makes.
+
+A claim for a gang is one placement group with a bundle for each worker, so that it gets all or nothing; of other claims
+each worker has an actor, which holds what the worker needs, and they come one by one. Bundles get such an actor too
+where it has something to tell (the GPUs that Ray chose) or to do (feeding the worker).
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from powertrain.engine.ray import capacity, client
+from powertrain.engine.base import EventSink, Granted, Refused, Slot, SlotShape, Waiting
+from powertrain.engine.ray.actors import SlotActor, Whereabouts
+from powertrain.engine.ray.agents import Agents
+from powertrain.engine.ray.client import RayThread
+from powertrain.engine.ray.options import RayOptions
+
+#: Seconds in which an actor that has room is there.
+_STARTS_WITHIN = 5.0
+#: How many workers a run asks room for ahead of time: each is looked after once a second. And for how many seconds it
+#: keeps such room without using it, and then asks for none.
+_MOST_WISHES, _WISH_KEPT = 32, 300.0
+#: A label that Ray gives every node.
+_NODE_LABEL = "ray.io/node-id"
+#: For claims and slots of all engines of this process.
+numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class RayClaim:
+    id: str
+    count: int
+    shape: SlotShape
+    asked: float
+
+
+@dataclass(eq=False)
+class Group:
+    """A placement group, and its bundles that no slot uses: Ray places those of a lost node anew by itself."""
+
+    group: PlacementGroup
+    #: The claim that it was made for, "" for a wish; and what each bundle has.
+    claim: str
+    shape: SlotShape
+    used: set[int] = field(default_factory=set)
+    vacant: list[int] = field(default_factory=list)
+    #: Of a wish: when it got room, and on which node that is as of the last look.
+    granted: float = 0.0
+    node: str = ""
+
+    @property
+    def is_wish(self) -> bool:
+        return not self.claim
+
+
+@dataclass(eq=False)
+class Holder:
+    """What holds the resources of one slot: a bundle of a group, an actor, or an actor in a bundle."""
+
+    claim: str
+    shape: SlotShape
+    #: Which worker of the claim it is for, and which bundle of the group.
+    number: int
+    index: int
+    #: None where the bundle is enough.
+    actor: Any
+    group: Group | None
+    tries: int = 1
+    where: Whereabouts | None = None
+    slot: Slot | None = None
+    #: True once its slot is given back or lost.
+    gone: bool = False
+
+
+class Placing:
+    """Claims and slots of one run. The thread that talks to Ray, unless said otherwise."""
+
+    def __init__(
+        self,
+        asking: RayThread,
+        changed: threading.Condition,
+        agents: Agents,
+        options: RayOptions,
+        tell: EventSink,
+        lose: Callable[[Slot, str], None],
+    ) -> None:
+        """``changed`` guards what is asked for and held; ``lose`` is called for a slot whose resources are gone."""
+        self._ray, self._changed, self._agents, self._options = asking, changed, agents, options
+        self._tell, self._lose = tell, lose
+        #: Those that are not met yet.
+        self._claims: dict[str, RayClaim] = {}
+        self._withdrawn: set[str] = set()
+        self._holders: dict[str, list[Holder]] = {}
+        self._slots: dict[str, Holder] = {}
+        self._groups: list[Group] = []
+        self._told_waiting: dict[str, str] = {}
+        #: What holds the trainer's own resources, whether it has them, and the claims that come after it.
+        self._trainer: Any = None
+        self._trainer_has = not any(options.trainer_resources.values())
+        self._after_trainer: list[RayClaim] = []
+        #: No wishes before this time: those that the run had were of no use to it.
+        self._wishes_from = 0.0
+        self._seen: Sequence[capacity.Node] = ()
+
+    # -- asking
+
+    def ask(self, count: int, shape: SlotShape) -> RayClaim:
+        """Any thread."""
+        claim = RayClaim(f"ray-{next(numbers)}", count, shape, time.monotonic())
+        with self._changed:
+            self._claims[claim.id] = claim
+            self._holders[claim.id] = []
+        self._ray.soon(partial(self._place, claim))
+        return claim
+
+    def withdraw(self, claim: str) -> None:
+        """Any thread."""
+        with self._changed:
+            if self._claims.pop(claim, None) is None:
+                return
+            self._withdrawn.add(claim)
+        self._ray.soon(partial(self._drop_pending, claim))
+
+    def vacant(self, shape: SlotShape) -> int:
+        """How many bundles of this shape have no worker and wait for one. Any thread."""
+        with self._changed:
+            return sum(len(group.vacant) for group in self._groups if group.shape == shape)
+
+    def refuse(self, reason: str) -> None:
+        """Tell that what is still waited for will never come. Any thread."""
+        with self._changed:
+            claims = list(self._claims)
+        for id in claims:
+            self._tell(Refused(id, reason))
+
+    def tell_waiting(self, what: str) -> None:
+        """Tell all that is waited for what it waits for. Any thread."""
+        with self._changed:
+            claims = [(id, sum(h.slot is not None for h in self._holders[id])) for id in self._claims]
+        for id, granted in claims:
+            self._tell(Waiting(id, granted, what))
+
+    def is_placing(self) -> bool:
+        """True while it is open where some of what was asked for will lie. Any thread."""
+        with self._changed:
+            return any(holder.where is None for id in self._claims for holder in self._holders[id])
+
+    # -- wishing
+
+    def wish(self, shape: SlotShape, wanted: int) -> None:
+        """Have a bundle asked for, each in a group of its own, for every worker that is missing to ``wanted``.
+
+        An autoscaler adds nodes for what is asked for and finds no room. A bundle that gets room is kept vacant for the
+        next claim, so that the room is still there when the run has come to a point where it can grow; but not for
+        ever, since others may need it. While a claim waits there are no wishes: they could get the room that it needs.
+        Workers that must lie in a certain way to each other are not wished for one by one.
+        """
+        wishes, now = self._wishes(), time.monotonic()
+        if any(group.vacant and now - group.granted > _WISH_KEPT for group in wishes):
+            self._wishes_from = now + _WISH_KEPT
+        can = not self._claims and now >= self._wishes_from
+        can = can and shape.placement in ("PACK", "SPREAD") and len(shape.labels) <= 1
+        can = can and bool(capacity.demand(shape))
+        missing = min(_MOST_WISHES, max(0, wanted - len(self._live(shape)))) if can else 0
+        # Those without room go first: a vacant bundle is as good as a worker.
+        for group in sorted(wishes, key=lambda group: len(group.vacant))[: max(0, len(wishes) - missing)]:
+            self._remove(group)
+        for _ in range(missing - len(wishes)):
+            group = self._reserve("", shape, range(1))
+            self._ray.then(group.group.ready(), partial(self._wish_granted, group))
+
+    def _wishes(self) -> list[Group]:
+        return [group for group in self._groups if group.is_wish and not group.used]
+
+    def _wish_granted(self, group: Group, _: Any, error: BaseException | None) -> None:
+        if error is None and group in self._groups:
+            group.granted, group.node = time.monotonic(), self._node_of(group, 0)
+            with self._changed:
+                group.vacant.append(0)
+
+    # -- placing
+
+    def _place(self, claim: RayClaim) -> None:
+        """Ask Ray for the holders of a claim."""
+        if claim.id in self._withdrawn or self._ray.closing:
+            return
+        if not self._reserve_for_trainer():
+            self._after_trainer.append(claim)
+            return
+        reused = list(itertools.islice(self._usable(claim.shape), claim.count))
+        for number, (group, index) in enumerate(reused):
+            group.vacant.remove(index)
+            self._hold(claim, number, group, index)
+        rest = range(len(reused), claim.count)
+        if not rest:
+            return
+        for wish in self._wishes():
+            self._remove(wish)
+        if claim.shape.gang and capacity.demand(claim.shape):
+            self._place_together(claim, rest)
+        else:
+            for number in rest:
+                self._hold(claim, number, None, -1)
+
+    def _usable(self, shape: SlotShape) -> Iterator[tuple[Group, int]]:
+        """Vacant bundles that a worker may have: Ray starts nothing in those on a node that is drained, and one that
+        was given up may be there for Ray still."""
+        candidates = [
+            (group, index) for group in self._groups if group.shape == shape for index in group.vacant
+        ]
+        leaving = {found.id for found in client.nodes() if found.draining} if candidates else set()
+        for group, index in candidates:
+            node = self._node_of(group, index)  # none while Ray places it anew
+            if node not in leaving and (not node or self._agents.may_count_on(node)):
+                yield group, index
+
+    @staticmethod
+    def _node_of(group: Group, index: int) -> str:
+        return str(placement_group_table(group.group).get("bundles_to_node_id", {}).get(index) or "")
+
+    def _place_together(self, claim: RayClaim, workers: range) -> None:
+        group = self._reserve(claim.id, claim.shape, workers)
+
+        def ready(_: Any, error: BaseException | None) -> None:
+            if group not in self._groups or self._ray.closing:
+                return
+            if error is not None:
+                self._tell(Refused(claim.id, f"Ray cannot place the workers: {_in_a_line(error)}"))
+                return
+            if claim.id not in self._withdrawn:
+                nodes_of_bundles = placement_group_table(group.group)["bundles_to_node_id"]
+                self._agents.start(nodes_of_bundles.values())
+                for index, number in enumerate(workers):
+                    self._take_bundle(claim, number, group, index, nodes_of_bundles[index])
+                self.grant()
+
+        self._ray.then(group.group.ready(), ready)
+
+    def _reserve(self, claim: str, shape: SlotShape, workers: range) -> Group:
+        """Ask for a placement group with a bundle for each of these workers."""
+        selectors = [self._selector(shape, number) for number in workers]
+        made = placement_group(
+            [capacity.demand(shape) for _ in workers],
+            strategy=shape.placement,
+            name=f"powertrain-{self._options.run}-{secrets.token_hex(4)}",
+            bundle_label_selector=selectors if any(selectors) else None,
+        )
+        group = Group(made, claim, shape)
+        with self._changed:
+            self._groups.append(group)
+        return group
+
+    def _take_bundle(self, claim: RayClaim, number: int, group: Group, index: int, node: str) -> None:
+        """Have one worker's resources in a bundle that Ray has placed: without an actor where nothing would be asked of
+        it, since its process would start just when the node has most to do."""
+        with self._changed:
+            found = self._agents.on(node)
+        if claim.shape.gpus or self._options.streams or found is None:
+            self._hold(claim, number, group, index)
+            return
+        group.used.add(index)
+        where = Whereabouts(node, found.address, found.host, gpus=())
+        with self._changed:
+            self._holders[claim.id].append(
+                Holder(claim.id, claim.shape, number, index, None, group, where=where)
+            )
+
+    def _selector(self, shape: SlotShape, number: int) -> dict[str, str]:
+        """The labels that the node of this worker must have: no node that was refused is asked for again."""
+        refused = self._agents.refused()
+        others = {_NODE_LABEL: f"!in({','.join(refused)})"} if refused else {}
+        return {**others, **capacity.selector(shape, number)}
+
+    # -- what the trainer asks for itself
+
+    def _reserve_for_trainer(self) -> bool:
+        """True once the trainer's own resources are held: workers come after it, and leave it room."""
+        if not self._trainer_has and self._trainer is None:
+            self._trainer = self._actor(self._trainer_needs()).remote()
+            self._ray.then(self._trainer.where.remote(), self._trainer_found)
+        return self._trainer_has
+
+    def _trainer_needs(self) -> dict[str, float]:
+        return {name: amount for name, amount in self._options.trainer_resources.items() if amount}
+
+    def _trainer_found(self, _: Whereabouts | None, error: BaseException | None) -> None:
+        if self._ray.closing:
+            return
+        if error is not None:
+            self._trainer = None
+            self.refuse(f"Ray cannot hold trainer_resources: {_in_a_line(error)}")
+            return
+        self._trainer_has = True
+        self._ray.then(self._trainer.hold.remote(), self._trainer_ended)
+        claims, self._after_trainer = self._after_trainer, []
+        for claim in claims:
+            self._ray.soon(partial(self._place, claim))
+
+    def _trainer_ended(self, _: None, error: BaseException | None) -> None:
+        """Its node is gone: it is held elsewhere as soon as there is room, and the workers go on meanwhile."""
+        if not self._ray.closing:
+            self._trainer = self._actor(self._trainer_needs()).remote()
+            self._ray.then(self._trainer.hold.remote(), self._trainer_ended)
+
+    def _actor(self, needs: Mapping[str, float], **options: Any) -> Any:
+        custom = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU", "memory")}
+        return ray.remote(SlotActor).options(
+            num_cpus=needs.get("CPU", 0),
+            num_gpus=needs.get("GPU", 0),
+            memory=int(needs["memory"]) if needs.get("memory") else None,
+            resources=custom,
+            runtime_env=dict(self._options.runtime_env) or None,
+            max_concurrency=100,
+            **options,
+        )
+
+    def _hold(self, claim: RayClaim, number: int, group: Group | None, index: int, tries: int = 1) -> None:
+        """Start the actor that holds one worker's resources."""
+        options: dict[str, Any] = {}
+        if group is not None:
+            group.used.add(index)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                group.group, placement_group_bundle_index=index
+            )
+        else:
+            if selector := self._selector(claim.shape, number):
+                options["label_selector"] = selector
+            if claim.shape.placement == "SPREAD":
+                options["scheduling_strategy"] = "SPREAD"
+        actor = self._actor(capacity.demand(claim.shape), **options).remote()
+        holder = Holder(claim.id, claim.shape, number, index, actor, group, tries)
+        with self._changed:
+            self._holders[claim.id].append(holder)
+        self._ray.then(actor.where.remote(), partial(self._found, holder))
+
+    def _found(self, holder: Holder, where: Whereabouts | None, error: BaseException | None) -> None:
+        """An actor has its resources, or never will."""
+        if holder.gone or self._ray.closing:
+            return
+        if error is not None or where is None:
+            self._try_again(holder, error)
+            return
+        holder.where = where
+        self._ray.then(holder.actor.hold.remote(), partial(self._ended, holder))
+        self._agents.start([where.node])
+        self.grant()
+
+    def _try_again(self, holder: Holder, error: BaseException | None) -> None:
+        """Its node went away before the actor was there; or it cannot be started at all, and the claim never met."""
+        with self._changed:
+            claim = self._claims.get(holder.claim)
+        if claim is None:
+            self.forget(holder)
+            return
+        with self._changed:
+            holder.gone = True
+            self._holders[claim.id].remove(holder)
+        self._ray.kill(holder.actor)
+        if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+            reason = "Ray cannot set up what ScalingConfig(engine_options={'runtime_env': ...}) asks for"
+            self._tell(Refused(claim.id, f"{reason}: {_in_a_line(error)}"))
+        elif holder.tries >= client.TRIES:
+            why = _in_a_line(error) if error is not None else "its node went away each time"
+            reason = f"Ray has tried {holder.tries} times to start a process that holds a worker's resources: {why}"
+            self._tell(Refused(claim.id, reason))
+        else:
+            self._ray.at_next_look(partial(self._hold_again, claim, holder))
+
+    def _hold_again(self, claim: RayClaim, ended: Holder) -> None:
+        """Start another actor in place of one that has ended, unless nobody waits for it any more."""
+        if claim.id not in self._withdrawn:
+            self._hold(claim, ended.number, ended.group, ended.index, ended.tries + 1)
+        elif ended.group is not None:
+            self._vacate(ended.group, ended.index)
+
+    # -- granting
+
+    def grant(self) -> None:
+        """Tell of slots whose resources are held and whose node's agent is there: of a gang, when all are."""
+        for claim in list(self._claims.values()):
+            with self._changed:
+                if claim.id in self._withdrawn:
+                    continue
+                holders = self._holders[claim.id]
+                ready = [holder for holder in holders if holder.slot is None and self._is_ready(holder)]
+                granted = sum(holder.slot is not None for holder in holders)
+                if not ready or (claim.shape.gang and len(ready) + granted < claim.count):
+                    continue
+                slots = tuple(self._slot_of(holder) for holder in ready)
+                if len(slots) + granted == claim.count:
+                    del self._claims[claim.id]
+            self._tell(Granted(claim.id, slots))
+
+    def _is_ready(self, holder: Holder) -> bool:
+        return not holder.gone and holder.where is not None and self._agents.is_ready(holder.where.node)
+
+    def _slot_of(self, holder: Holder) -> Slot:
+        where = holder.where
+        assert where is not None
+        slot = Slot(
+            id=f"{holder.claim}/{next(numbers)}",
+            host=where.host,
+            address=where.address,
+            local=where.node == ray.get_runtime_context().get_node_id(),
+            gpus=where.gpus,
+            node=where.node,
+        )
+        holder.slot = slot
+        self._slots[slot.id] = holder
+        return slot
+
+    def holder_of(self, slot: Slot) -> Holder | None:
+        """What holds the slot, as long as the run has it. Any thread, with the guard held."""
+        return self._slots.get(slot.id)
+
+    def slots(self) -> list[Slot]:
+        """All that the run has. Any thread, with the guard held."""
+        return [holder.slot for holder in self._slots.values() if holder.slot is not None]
+
+    def slots_on(self, node: str) -> list[Slot]:
+        """The slots that the run has on a node. Any thread, with the guard held."""
+        return [slot for slot in self.slots() if slot.node_id == node]
+
+    def held_by_node(self, shape: SlotShape) -> Counter[str]:
+        """For how many workers of this shape there is something on each node: a slot, what is on the way to one, or a
+        wish that came true."""
+        there = {found.id for found in self._seen if not found.draining}
+        with self._changed:
+            wishes = [
+                group.node
+                for group in self._wishes()
+                if group.shape == shape and group.vacant and group.node in there
+            ]
+        return Counter(wishes) + Counter(
+            holder.where.node for holder in self._live(shape) if holder.where is not None
+        )
+
+    def _live(self, shape: SlotShape) -> list[Holder]:
+        with self._changed:
+            holders = [holder for holders in self._holders.values() for holder in holders]
+        return [holder for holder in holders if holder.shape == shape and not holder.gone]
+
+    # -- giving back and losing
+
+    def take_slot(self, slot: Slot) -> Holder | None:
+        """The run has the slot no more; what held it is to be forgotten. Any thread, with the guard held."""
+        return self._slots.pop(slot.id, None)
+
+    def forget(self, holder: Holder) -> None:
+        """Its resources are free again; those of a bundle when the whole group is."""
+        with self._changed:
+            if holder.gone:
+                return
+            holder.gone = True
+            holders = self._holders.get(holder.claim, [])
+            if holder in holders:
+                holders.remove(holder)
+        self._ray.kill(holder.actor)
+        if holder.group is not None:
+            self._vacate(holder.group, holder.index)
+
+    def _vacate(self, group: Group, index: int) -> None:
+        group.used.discard(index)
+        group.vacant.append(index)
+        if not group.used:
+            self._remove(group)
+
+    def _remove(self, group: Group) -> None:
+        with self._changed:
+            self._groups.remove(group)
+        self._ray.remove(group.group)
+
+    def _drop_pending(self, claim: str) -> None:
+        """What a withdrawn claim still waits for."""
+        with self._changed:
+            pending = [holder for holder in self._holders.get(claim, []) if holder.slot is None]
+        for holder in pending:
+            self.forget(holder)
+        for group in [g for g in self._groups if g.claim == claim and not g.used and not g.vacant]:
+            self._remove(group)
+
+    def _ended(self, holder: Holder, _: None, error: BaseException | None) -> None:
+        """An actor that holds resources is gone, and with it the right to them."""
+        if holder.gone or self._ray.closing:
+            return
+        if holder.slot is None:
+            self._try_again(holder, error)
+        else:
+            # Where its whole node is gone, the end of the node's agent says so, and says it better.
+            self._ray.at_next_look(partial(self._lost_alone, holder))
+
+    def _lost_alone(self, holder: Holder) -> None:
+        if holder.slot is not None and not holder.gone:
+            self._lose(holder.slot, f"what held its resources on {holder.slot.host} was ended")
+
+    def lost_node(self, node: str) -> None:
+        """What was on the way to a slot on a node that is lost is asked for again."""
+        with self._changed:
+            pending = [
+                holder
+                for holders in self._holders.values()
+                for holder in holders
+                if holder.slot is None and holder.where is not None and holder.where.node == node
+            ]
+        for holder in pending:
+            self._try_again(holder, None)
+
+    # -- looking
+
+    def look(self, seen: Sequence[capacity.Node]) -> None:
+        """Tell what has changed since the last look: groups that somebody has removed, and what is missing."""
+        self._seen = seen
+        for group in list(self._groups):
+            if placement_group_table(group.group).get("state", "REMOVED") == "REMOVED":
+                self._group_removed(group)
+            elif group.is_wish and group.vacant:
+                group.node = self._node_of(group, 0)
+        for claim in list(self._claims.values()):
+            self._tell_missing(claim, seen)
+
+    def _group_removed(self, group: Group) -> None:
+        """Somebody else has taken away what the run held, or waited for."""
+        with self._changed:
+            slots = [slot for slot in self.slots() if self._slots[slot.id].group is group]
+        for slot in slots:
+            self._lose(slot, f"the placement group of its resources on {slot.host} was removed")
+        if not slots and group in self._groups:
+            self._remove(group)
+            if group.claim in self._claims:
+                self._tell(Refused(group.claim, "the placement group that the run waited for was removed"))
+
+    def _tell_missing(self, claim: RayClaim, seen: Sequence[capacity.Node]) -> None:
+        with self._changed:
+            if claim.id in self._withdrawn:
+                return
+            granted = sum(holder.slot is not None for holder in self._holders[claim.id])
+            held = sum(holder.where is not None for holder in self._holders[claim.id])
+            missing = claim.count - max(held, granted)
+        if claim in self._after_trainer:
+            reason = f"waiting for room for trainer_resources={self._trainer_needs()!r}, before the workers"
+            self._tell_reason(claim, granted, reason)
+            return
+        if (
+            missing <= 0
+            or self._is_being_placed(claim)
+            or capacity.fitting(seen, claim.shape, missing) >= missing
+        ):
+            return
+        self._tell_reason(
+            claim, granted, f"waiting for room: {capacity.why_waiting(seen, claim.shape, missing)}"
+        )
+
+    def _tell_reason(self, claim: RayClaim, granted: int, reason: str) -> None:
+        if self._told_waiting.get(claim.id) != reason:
+            self._told_waiting[claim.id] = reason
+            self._tell(Waiting(claim.id, granted, reason))
+
+    def _is_being_placed(self, claim: RayClaim) -> bool:
+        """True when Ray has found the room, or may have, although the actors are not there yet."""
+        groups = [group for group in self._groups if group.claim == claim.id]
+        if groups:
+            return all(placement_group_table(g.group)["state"] == "CREATED" for g in groups)
+        # Of a single actor Ray does not tell whether it waits for room or is being started.
+        return time.monotonic() - claim.asked < _STARTS_WITHIN
+
+    # -- the end
+
+    def leave(self) -> None:
+        """Nothing of it stays in the cluster. After the thread that talks to Ray has stopped."""
+        for holder in [holder for holders in self._holders.values() for holder in holders]:
+            self._ray.kill(holder.actor)
+        self._ray.kill(self._trainer)
+        for group in self._groups:
+            self._ray.remove(group.group)
+        self._groups.clear()
+
+
+def _in_a_line(error: BaseException) -> str:
+    """What Ray says of its failure: the last line that says something, since the first ones are tracebacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,526 @@
+"""The checkpoints of one run: what is on its way, what is committed, what to go on from, what to delete.
+
+::
+
+    row complete ─▶ pending ─▶ carried by every node ─▶ committed ─▶ kept ─▶ deleted by retention
+                       └────────────┴───▶ failed: told, and nothing of it stays
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from powertrain import wire
+from powertrain.checkpoint import commit, retention
+from powertrain.checkpoint.chain import Chain
+from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpointStatus
+from powertrain.checkpoint.manifest import Manifest
+from powertrain.checkpoint.saver import give_back, remove_share
+from powertrain.config import CheckpointConfig
+from powertrain.text.errors import message_of
+from powertrain.errors import CheckpointError, FencedError
+from powertrain.run.checkpoints import pending as pd
+from powertrain.run.workers.attempt import Attempt, Member
+from powertrain.run.checkpoints.uploads import Carriers
+from powertrain.run.checkpoints.committer import Committer
+from powertrain.run.checkpoints.pending import Pending
+from powertrain.run.workers.rows import Row
+from powertrain.storage import Storage
+from powertrain.storage.addresses import without_secrets
+from powertrain.storage.full_disk import describe_write_error, full_place
+from powertrain.worker.data.shards import gaps_in, positions_in
+
+#: Seconds for which a deletion is tried.
+_DISCARD_WITHIN = 30.0
+#: Called on the controller's thread with a pending checkpoint and its manifest, or None and why it failed.
+Settled = Callable[[Pending, "Manifest | None", "BaseException | str"], None]
+
+
+class Checkpoints:
+    """All about checkpoints for the controller, on its thread. Trouble with storage is told, never raised."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        chain: Chain,
+        config: CheckpointConfig,
+        newest: Manifest | None,
+        *,
+        tag: str,
+        committer: Committer,
+        before_commit: Callable[[], object],
+        settled: Settled,
+        unstaged: Callable[[Pending, int], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """``before_commit`` is called on the committer's thread; ``settled`` once for each reported checkpoint,
+        ``unstaged`` for each share that has left the staging area."""
+        self._storage, self._chain, self._config, self._tag = storage, chain, config, tag
+        self._committer, self._before_commit = committer, before_commit
+        self._settled, self._unstaged, self._tell = settled, unstaged, tell
+        self._scores_checked = False
+        self._carriers: Carriers | None = None
+        #: The newest committed and verified one.
+        self.newest = newest
+        self._kept = commit.committed(storage)
+        self._validations = commit.validations(storage)
+        self._pending: dict[pd.Key, Pending] = {}
+        #: Names under which something may still be on its way that nobody waits for: they are not used again.
+        self._spent: set[str] = set(commit.void_names(storage))
+        #: Who brought the shares of those on their way.
+        self._members: dict[pd.Key, dict[int, Member]] = {}
+        #: Rows whose checkpoint has been begun in this attempt or an earlier one.
+        self._begun: set[pd.Key] = set()
+        #: Shares that a rank had uploaded itself before the row was complete.
+        self._early: dict[pd.Key, list[wire.Carried]] = {}
+        self._told_clash = self._told_empty = False
+        #: True while the run is ending: what storage does not take now stays where it is, in ``left``.
+        self.last_chance = False
+        self.left: list[str] = []
+        #: The row that waits for room while there is nothing yet that could make it; 0 for none.
+        self._wants_room = 0
+        #: How often each (row, rank) has called for room, and how many have yielded to each row.
+        self._calls: Counter[tuple[int, int]] = Counter()
+        self._yielded: Counter[int] = Counter()
+        #: Name of the one committed last, for the next to name. The committer's thread only.
+        self._parent = newest.name if newest is not None else ""
+
+    @property
+    def _impatient(self) -> Storage:
+        """The storage for what must not hold up commits."""
+        return self._storage.within(_DISCARD_WITHIN)
+
+    def carried_by(self, carriers: Carriers) -> None:
+        """Who carries shares. Once, before the first row closes."""
+        self._carriers = carriers
+
+    # -- what there is
+
+    @property
+    def kept(self) -> list[Manifest]:
+        """The committed ones that were not deleted, oldest first, with what validations found."""
+        return commit.with_validations(self._kept, self._validations)
+
+    @property
+    def pending(self) -> list[Pending]:
+        """Those on their way, oldest first."""
+        return sorted(self._pending.values(), key=lambda p: p.key)
+
+    def newest_path(self) -> str:
+        """Where the newest one lies; "" for none."""
+        return self.value(self.newest).address if self.newest is not None else ""
+
+    def data_positions(self) -> dict[str, dict[str, Any]]:
+        """By dataset where the newest one left it; empty where there is none, or it was saved without data."""
+        return positions_in(self.newest.extras) if self.newest is not None else {}
+
+    def data_gaps(self) -> dict[str, int]:
+        """By dataset how many batches were drawn without an optimizer step before the newest one, at most."""
+        return gaps_in(self.newest.extras) if self.newest is not None else {}
+
+    def value(self, manifest: Manifest) -> Checkpoint:
+        return commit.checkpoint_of(self._storage, manifest)
+
+    @property
+    def _local_place(self) -> str:
+        """The directory of all checkpoints; "" where storage has no real files."""
+        return str(self._storage.local_path("checkpoints") or "")
+
+    def place_of(self, pending: Pending) -> str:
+        """The place that did not take a checkpoint: a full file system, or its place in the run's storage."""
+        return pending.place or without_secrets(f"{self._storage.uri}/checkpoints/{pending.name}")
+
+    def given_names(self) -> list[str]:
+        """Names of committed checkpoints that the user chose."""
+        return [m.name for m in self._kept if m.name != commit.name_of_row(m.row, self._tag)]
+
+    # -- on the way
+
+    def begin(self, attempt: Attempt, row: Row) -> None:
+        """A row is complete on all ranks: have its shares carried."""
+        parts = dict(row.parts)
+        reported = [*row.metrics, *(metrics for _, metrics in sorted(row.late.items()))]
+        metrics = next((m for m in reported if m is not None), {})
+        if (attempt.number, row.number) in self._begun:
+            self._leave_out(attempt, row)
+            return
+        name = self._name_of(parts, row.number)
+        pending = Pending(
+            attempt.number, row.number, name, dict(metrics), attempt.world_size, parts, time.monotonic()
+        )
+        self._pending[pending.key] = pending
+        self._members[pending.key] = {rank: attempt.members[rank] for rank in parts}
+        self._begun.add(pending.key)
+        merged = pending.merged()
+        if merged.errors:
+            pending.place = next((part.error_place for part in parts.values() if part.error), "")
+            self.fail(pending, "; ".join(merged.errors.values()))
+            return
+        if self._is_taken(pending):
+            self.fail(pending, f"the run has a checkpoint named {name!r} already")
+            return
+        if merged.clashes and not self._told_clash:
+            self._told_clash = True
+            self._tell(merged.clashes[0])
+        is_awaited = any(part.pending for part in parts.values())
+        if merged.is_empty and not is_awaited and not self._told_empty:
+            self._told_empty = True
+            self._tell(
+                f"The checkpoint {name!r} is empty: the directories that ranks reported for row {row.number} hold no "
+                "file. It is committed as it is. Write files into the directory on at least one rank before report()."
+            )
+        pending.awaited = {rank for rank, part in parts.items() if part.pending}
+        for carried in self._early.pop(pending.key, []):
+            self.carried(carried)
+        self._advance()
+        self._yielded.pop(pending.row, None)  # all ranks have had room for it
+        for call in [call for call in self._calls if call[0] <= pending.row]:
+            del self._calls[call]
+        if self._wants_room > pending.row:
+            self._have_one_yield(self._wants_room)
+
+    def _leave_out(self, attempt: Attempt, row: Row) -> None:
+        """Shares of ranks that had been declared absent: the checkpoint of their row was made without them."""
+        late = Pending(
+            attempt.number, row.number, "", {}, attempt.world_size, dict(row.parts), time.monotonic()
+        )
+        back = []
+        for rank, part in sorted(late.parts.items()):
+            if part.staged and part.taken:
+                back.append(self._given_back(late, rank, {rank: attempt.members[rank]}))
+            elif part.staged:
+                remove_share(part.staged)
+        reason = (
+            f"ranks {sorted(late.parts)} made this report after the row had been closed without them, so their files "
+            "are not in its checkpoint"
+        )
+        self._settled(late, None, _with_places(reason, back))
+
+    def _order(self, pending: Pending) -> None:
+        assert self._carriers is not None
+        pending.ordered = True
+        members = self._members[pending.key]
+        for rank, names in pd.shares_to_carry(pending.parts).items():
+            if members[rank].exited and not self._carriers.outlives(members[rank]):
+                self.fail(pending, f"rank {rank} ended before it could carry its share to the storage")
+                return
+            pending.awaited.add(rank)
+            self._carriers.carry(
+                members[rank],
+                wire.Carry(
+                    attempt=pending.attempt,
+                    row=pending.row,
+                    rank=rank,
+                    checkpoint=pending.name,
+                    staged=pending.parts[rank].staged,
+                    names=names,
+                    keeps=bool(pending.parts[rank].taken),
+                ),
+            )
+
+    def _name_of(self, parts: dict[int, wire.Part], row: int) -> str:
+        """The name that the lowest rank gave; the usual one where none did."""
+        given = [part.checkpoint for _, part in sorted(parts.items()) if part.checkpoint]
+        if len(set(given)) > 1:
+            self._tell(
+                f"The ranks named the checkpoint of row {row} differently ({', '.join(sorted(set(given)))}); "
+                f"{given[0]!r} is taken."
+            )
+        name = wanted = commit.final_name(row, given[0] if given else "", self._tag)
+        number = 1
+        while name in self._spent:
+            name, number = f"{wanted}.{number}", number + 1
+        if given and name != given[0]:
+            self._tell(
+                f"The checkpoint {given[0]!r} is kept as {name!r}: something of an earlier try may still be on its way "
+                "to the storage under that name."
+            )
+        return name
+
+    def _is_taken(self, pending: Pending) -> bool:
+        """True when another checkpoint, committed or on its way, has this one's name."""
+        others = [p.name for p in self._pending.values() if p is not pending]
+        return pending.name in others or any(m.name == pending.name for m in self._kept)
+
+    def carried(self, message: wire.Carried) -> None:
+        """A share is in storage, or never will be."""
+        assert self._carriers is not None
+        self._carriers.done((message.attempt, message.row, message.rank))
+        pending = self._pending.get((message.attempt, message.row))
+        if pending is None:
+            if message.elsewhere or message.error:
+                self._early.setdefault((message.attempt, message.row), []).append(message)
+            return
+        if message.rank not in pending.awaited:
+            return
+        if message.error:
+            pending.place = message.error_place
+        if message.error and self.last_chance:
+            self.leave(pending, message.error)
+            self._advance()
+            return
+        if message.error:
+            self.fail(pending, message.error)
+            return
+        pending.arrived(message)
+        if not pending.parts[message.rank].taken:  # which stays until it is committed
+            self._unstaged(pending, message.rank)
+        self._advance()
+
+    def trouble(self, message: wire.CarryTrouble) -> None:
+        """Storage refuses a share; it is tried again."""
+        pending = self._pending.get((message.attempt, message.row))
+        if pending is not None:
+            pending.trouble, pending.place = message.reason, message.place
+
+    def will_never_come(self, shares: Iterable[wire.Carry], why: str) -> None:
+        """These shares are lost with who had to carry them."""
+        for share in list(shares):
+            pending = self._pending.get((share.attempt, share.row))
+            if pending is not None and share.rank in pending.awaited:
+                self.fail(pending, why)
+
+    def rank_ended(self, attempt: int, rank: int) -> None:
+        """A rank is gone: what its user's own upload function had not finished is lost."""
+        self._calls.clear()  # those of an attempt that is over; who still waits calls again
+        self._yielded.clear()
+        for pending in self.pending:
+            part = pending.parts.get(rank)
+            if pending.attempt == attempt and part is not None and part.pending and rank in pending.awaited:
+                self.fail(pending, f"rank {rank} ended before its checkpoint_upload_fn had returned")
+
+    def yield_to(self, row: int, rank: int = 0) -> None:
+        """The staging area of ``rank`` is full: the oldest that is not being committed makes room for that of ``row``.
+
+        Ranks are full at about the same time, and what makes room for one makes it for all: a rank's second call for a
+        row is answered by the second that yields to that row, whoever called first.
+        """
+        self._calls[row, rank] += 1
+        if self._calls[row, rank] > self._yielded[row]:
+            self._have_one_yield(row)
+
+    def _have_one_yield(self, row: int) -> None:
+        """A rank's call for room can overtake its reports: then the first that comes to be pending makes it."""
+        pending = pd.to_yield(self._pending, row)
+        self._wants_room = row if pending is None else 0
+        if pending is not None:
+            self._yielded[row] += 1
+            waited = time.monotonic() - pending.since
+            why = f" ({pending.trouble})" if pending.trouble else ""
+            self.fail(
+                pending,
+                f"it waited {waited:.0f} s for the storage{why}, the staging area is full, and the newer one of row "
+                f"{row} takes its place",
+            )
+
+    def fail(self, pending: Pending, reason: BaseException | str) -> None:
+        """Give a checkpoint up: its shares are removed, and so is what had reached storage. The user's directories
+        that were moved go back, and the reason names them."""
+        assert self._carriers is not None
+        self._wants_room = 0
+        members = self._members.get(pending.key, {})
+        self._give_up(pending)
+        back = []
+        for rank, part in sorted(pending.parts.items()):
+            if part.staged and part.taken:
+                back.append(self._given_back(pending, rank, members))
+            elif part.staged:
+                self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
+                remove_share(part.staged)
+        if not self._is_taken(pending):
+            self._committer.submit(self._discarding(pending.name), _ignored, persist=False)
+        self._settled(pending, None, _with_places(reason, back))
+        self._advance()
+
+    def _given_back(self, pending: Pending, rank: int, members: Mapping[int, Member]) -> str:
+        """Give a share back to the user; returns where its files are."""
+        assert self._carriers is not None
+        part = pending.parts[rank]
+        if os.path.isdir(part.staged):
+            place = give_back(part.staged, part.taken)  # first: a carrier removes what is left of it
+            self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
+            self.left.append(place)
+            return place
+        drop = wire.Drop(
+            attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged, back=part.taken
+        )
+        self._carriers.clear(members[rank], drop)
+        return f"{part.taken} on {members[rank].placement.slot.host}"
+
+    def _remove_taken(self, pending: Pending, members: Mapping[int, Member]) -> None:
+        """It is committed: what was taken from the user is not needed any more."""
+        assert self._carriers is not None
+        for rank, part in sorted(pending.parts.items()):
+            if not (part.staged and part.taken):
+                continue
+            if os.path.isdir(part.staged):
+                remove_share(part.staged)
+            else:
+                drop = wire.Drop(attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged)
+                self._carriers.clear(members[rank], drop)
+            self._unstaged(pending, rank)
+
+    def _forget(self, pending: Pending) -> None:
+        self._pending.pop(pending.key, None)
+        self._members.pop(pending.key, None)
+
+    def _give_up(self, pending: Pending) -> None:
+        pending.given_up = True
+        self._forget(pending)
+        if pending.ordered and not self._is_taken(pending):
+            self._spent.add(pending.name)
+
+    def leave(self, pending: Pending, reason: str) -> None:
+        """Stop waiting for a checkpoint; its shares stay, or go back to the user, and the reason says where."""
+        members = self._members.get(pending.key, {})
+        self._give_up(pending)
+        places = []
+        for rank, part in sorted(pending.parts.items()):
+            if part.staged and part.taken:
+                places.append(self._given_back(pending, rank, members))
+            elif os.path.isdir(part.staged):
+                places.append(part.staged)
+        self.left += places
+        self._settled(pending, None, _with_places(reason, places))
+
+    # -- committing
+
+    def _advance(self) -> None:
+        """Have the oldest carried, then committed."""
+        if (carried := pd.next_to_carry(self._pending)) is not None:
+            self._order(carried)
+        if (ready := pd.ready_to_commit(self._pending)) is not None:
+            ready.committing = True
+            self._submit(ready)
+
+    def _submit(self, pending: Pending) -> None:
+        def do() -> Manifest:
+            if pending.given_up:
+                raise CheckpointError("no rank waits for it any longer")
+            self._before_commit()
+            merged = pending.merged()
+            manifest = commit.commit(
+                self._storage,
+                self._chain,
+                name=pending.name,
+                row=pending.row,
+                attempt=pending.attempt,
+                files=merged.files,
+                metrics=pending.metrics,
+                world_size=pending.world_size,
+                parent=self._parent,
+                metadata=merged.metadata,
+                extras={**merged.extras, **pending.own_extras},
+                elsewhere=merged.elsewhere,
+            )
+            self._parent = manifest.name
+            return manifest
+
+        def then(manifest: Any, error: BaseException | None) -> None:
+            self._committed(pending, manifest, error)
+
+        def trouble(reason: str, place: str) -> None:
+            pending.trouble, pending.place = reason, place
+
+        self._committer.submit(do, then, trouble, place=self._local_place)
+
+    def _committed(self, pending: Pending, manifest: Manifest | None, error: BaseException | None) -> None:
+        if pending.given_up:
+            return  # nobody relies on it: what is left of it was told, and is removed or stays where it is
+        if manifest is None:
+            pending.place = full_place(error, self._local_place)
+            text = describe_write_error(error, self._local_place) if pending.place else ""
+            self.fail(pending, text or error or "unknown reason")
+            return
+        self._remove_taken(pending, self._members.get(pending.key, {}))
+        self._forget(pending)
+        self._wants_room = 0  # who still lacks room after this says so again
+        self.newest = manifest
+        self._kept.append(manifest)
+        self._settled(pending, manifest, "")
+        self._advance()
+
+    # -- validations
+
+    def validated(self, name: str, validation: Any) -> None:
+        """Keep what a validation found beside its checkpoint."""
+        self._validations[name] = validation
+
+        def record() -> None:
+            self._chain.check_held(self._storage)
+            commit.record_validation(self._storage, name, validation)
+
+        self._committer.submit(record, self._noted)
+
+    def _noted(self, _: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._tell(f"The result of a validation could not be kept: {error}")
+
+    def status(self, manifest: Manifest) -> str:
+        """Whether it was validated, in the words of a reported checkpoint."""
+        found = self._validations.get(manifest.name)
+        return found.status if found is not None else "COMMITTED"
+
+    # -- deleting
+
+    def discard_old(self, pinned: Collection[str]) -> None:
+        """Delete what retention does not keep; never what is pinned."""
+        self.check_scores(pinned, least=2)
+        for name in retention.to_delete(
+            self.kept,
+            num_to_keep=self._config.num_to_keep,
+            score_attribute=self._config.checkpoint_score_attribute,
+            score_order=self._config.checkpoint_score_order,
+            pinned=frozenset(pinned),
+        ):
+            self._kept = [m for m in self._kept if m.name != name]
+            self._committer.submit(self._discarding(name), self._discarded(name), persist=False)
+
+    def check_scores(self, pinned: Collection[str] = (), *, least: int = 1) -> None:
+        """Warn once where at least so many checkpoints have no score, although one was named."""
+        attribute = self._config.checkpoint_score_attribute
+        if attribute is None or self._scores_checked:
+            return
+        pending = ReportedCheckpointStatus.PENDING_VALIDATION.value  # its validation may find the score
+        manifests = [m for m in self.kept if m.name not in pinned and self.status(m) != pending]
+        if len(manifests) < least:
+            return
+        if warning := retention.missing_score(manifests, attribute):
+            self._tell(warning)
+        self._scores_checked = True
+
+    def _discarding(self, name: str) -> Callable[[], None]:
+        def discard() -> None:
+            self._chain.check_held(self._impatient)
+            commit.discard(self._impatient, name)
+
+        return discard
+
+    def _discarded(self, name: str) -> Callable[[Any, BaseException | None], None]:
+        def then(_: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self._tell(f"The checkpoint {name} is no longer needed but could not be deleted: {error}")
+
+        return then
+
+
+def described(manifest: Manifest, value: Checkpoint, status: str) -> wire.ReportedCheckpoint:
+    """A committed checkpoint as workers are told of it."""
+    return wire.ReportedCheckpoint(path=value.address, metrics=dict(manifest.metrics), status=status)
+
+
+def _with_places(reason: BaseException | str, back: Sequence[str]) -> BaseException | str:
+    """``reason``, and where the user's files are."""
+    places = [place for place in back if place]
+    if not places:
+        return reason
+    text = f"{message_of(reason).removesuffix('.')}. Its files are in {', '.join(places)}."
+    return FencedError(text) if isinstance(reason, FencedError) else text  # which ends the run
+
+
+def _ignored(_: Any, __: BaseException | None) -> None:
+    """What could not be removed is swept at the next start."""

@@ -1,0 +1,186 @@
+"""Who carries staged shares to storage: on each node one uploader, started when it is first needed.
+
+An uploader that dies is replaced and told again what it had not finished. Where the engine starts no processes beside
+its slots, this process carries for its own machine; elsewhere each rank is its own carrier, and what it had not
+finished dies with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from powertrain import wire
+from powertrain.checkpoint import uploader
+from powertrain.engine import base
+from powertrain.run.workers.attempt import Member
+
+#: Deaths of a node's uploader, with nothing carried in between, after which its shares are given up.
+_TRIES = 5
+
+
+@dataclass
+class _Uploader:
+    """A node's uploader: a process on ``slot``, or threads ``here``; neither where ranks carry for themselves."""
+
+    beside: base.Slot
+    slot: base.Slot | None = None
+    key: bytes = b""
+    deaths: int = 0
+    here: uploader.Carrier | None = None
+
+
+@dataclass(frozen=True)
+class _Order:
+    node: str
+    #: The rank that carries for itself; None where the node's uploader does.
+    member: Member | None
+    carry: wire.Carry
+
+
+class Carriers:
+    """All of a run's carriers. The controller's thread only."""
+
+    def __init__(
+        self,
+        engine: base.Engine,
+        hub: wire.Hub,
+        storage: bytes,
+        timeout: float,
+        log_path: str,
+        tell: Callable[[wire.FromWorker], None],
+        lease: tuple[int, str] = (0, ""),
+    ) -> None:
+        """``storage`` is the run's, pickled; ``timeout`` the seconds for which a refused file is tried again.
+        ``tell`` is called, on any thread, with the results of what this process carries itself; ``lease`` is the number
+        and the token of the lease for which they carry."""
+        self._lease = lease
+        self._engine, self._hub, self._tell = engine, hub, tell
+        self._storage, self._timeout, self._log_path = storage, timeout, log_path
+        self._nodes: dict[str, _Uploader] = {}
+        self._orders: dict[uploader.ShareKey, _Order] = {}
+
+    def is_uploader(self, key: bytes) -> bool:
+        return any(node.key == key for node in self._nodes.values() if node.key)
+
+    @property
+    def ranks_carry(self) -> bool:
+        """True when shares are on their way that die with the rank that carries them."""
+        return any(order.member is not None for order in self._orders.values())
+
+    def outlives(self, member: Member) -> bool:
+        """True when whoever carries on the rank's node does not end with the rank."""
+        node = self._node_of(member)
+        return node.slot is not None or node.here is not None
+
+    def carry(self, member: Member, order: wire.Carry) -> None:
+        """Have a share of ``member`` carried by whoever does that on its node."""
+        node = self._node_of(member)
+        alone = node.slot is None and node.here is None
+        mine = _Order(member.placement.slot.node_id, member if alone else None, order)
+        self._orders[(order.attempt, order.row, order.rank)] = mine
+        if node.here is not None:
+            node.here.carry(order)
+        else:
+            self._hub.send(member.key if alone else node.key, order)
+
+    def drop(self, key: uploader.ShareKey, staged: str) -> None:
+        """Have a share forgotten and removed."""
+        attempt, row, rank = key
+        order = self._orders.pop(key, None)
+        if order is None:
+            return
+        drop, node = wire.Drop(attempt=attempt, row=row, rank=rank, staged=staged), self._nodes[order.node]
+        self._send_drop(node, order.member, drop)
+
+    def clear(self, member: Member, drop: wire.Drop) -> None:
+        """Have a share of ``member`` removed or given back on its node, whether it was to be carried or not."""
+        self._orders.pop((drop.attempt, drop.row, drop.rank), None)
+        node = self._node_of(member)
+        self._send_drop(node, member if node.slot is None and node.here is None else None, drop)
+
+    def _send_drop(self, node: _Uploader, member: Member | None, drop: wire.Drop) -> None:
+        """``member`` is the rank that carries for itself, if it does."""
+        if node.here is not None:
+            node.here.drop(drop)
+        else:
+            self._hub.send(member.key if member is not None else node.key, drop)
+
+    def done(self, key: uploader.ShareKey) -> None:
+        """A share has been carried or given up."""
+        order = self._orders.pop(key, None)
+        if order is not None and order.node in self._nodes:
+            self._nodes[order.node].deaths = 0
+
+    def uploader_ended(self, slot: base.Slot, give_up: Callable[[wire.Carry], None]) -> bool:
+        """False when ``slot`` is no uploader's. Otherwise it is replaced; after too many deaths ``give_up`` is called
+        with each share it had."""
+        id = next(
+            (n for n, node in self._nodes.items() if node.slot is not None and node.slot.id == slot.id), None
+        )
+        if id is None:
+            return False
+        node = self._nodes.pop(id)
+        orders = [order.carry for order in self._orders.values() if order.node == id]
+        if node.deaths + 1 >= _TRIES:
+            self._orders = {key: order for key, order in self._orders.items() if order.node != id}
+            for carry in orders:
+                give_up(carry)
+        elif orders:
+            self._start(id, node.beside, node.deaths + 1)
+            for carry in orders:
+                self._hub.send(self._nodes[id].key, carry)
+        return True
+
+    def rank_ended(self, member: Member) -> list[wire.Carry]:
+        """What this rank had to carry for itself, and now never will."""
+        return [order.carry for order in self._orders.values() if order.member is member]
+
+    def close(self) -> None:
+        """Nothing will come any more. Processes beside the slots end with the engine."""
+        for node in self._nodes.values():
+            if node.here is not None:
+                node.here.close()
+
+    def remove_empty_log(self) -> None:
+        """An uploader that had nothing to say leaves no log."""
+        with contextlib.suppress(OSError):
+            if os.path.getsize(self._log_path) == 0:
+                os.unlink(self._log_path)
+
+    def _node_of(self, member: Member) -> _Uploader:
+        slot = member.placement.slot
+        if slot.node_id not in self._nodes:
+            self._start(slot.node_id, slot, 0)
+        return self._nodes[slot.node_id]
+
+    def _start(self, id: str, beside: base.Slot, deaths: int) -> None:
+        door = self._hub.admit()
+        number, token = self._lease
+        spec = uploader.UploaderSpec(
+            door=door, storage=self._storage, timeout=self._timeout, lease=number, token=token
+        )
+        slot = self._engine.attend(
+            beside,
+            base.ProcessSpec(
+                entry=uploader.ENTRY,
+                payload=msgspec.msgpack.encode(spec),
+                env={},
+                log_path=self._log_path,
+                title="uploader",
+                shielded=True,
+            ),
+        )
+        node = self._nodes[id] = _Uploader(beside, slot, deaths=deaths)
+        if slot is not None:
+            node.key = door.keys.public
+        elif beside.host == socket.gethostname():
+            node.here = uploader.Carrier(
+                lambda: pickle.loads(self._storage), self._tell, self._timeout, lease=self._lease
+            )

@@ -1,0 +1,453 @@
+"""Validations of committed checkpoints: which wait, which one runs, and how each ended.
+
+One at a time, in the order of commits, so that slow ones do not eat the machine that trains::
+
+    waiting ─▶ has a slot ─▶ runs ─▶ over ─▶ its process is gone ─▶ the next
+                  └──────────┴──▶ failed, timed out
+
+A validation never fails the run. What the end of the run cuts off stays pending in storage and is started again when
+the run is resumed.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from powertrain import functions, wire
+from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpointStatus
+from powertrain.checkpoint.manifest import Manifest, Validation
+from powertrain.config import ValidationConfig
+from powertrain.engine import base
+from powertrain.errors import EngineError, ResourceError
+from powertrain.run.workers import launch, placement
+from powertrain.run.workers.child import Child
+from powertrain.run.checkpoints.pending import VALIDATION_EXTRA
+from powertrain.run.spec import RunSpec
+from powertrain.worker import validation as process
+
+PENDING = Validation(status=ReportedCheckpointStatus.PENDING_VALIDATION.value)
+#: Seconds for a process to leave after its validation is over.
+_LEAVE_WITHIN = 10.0
+#: What launchers tell ranks. A validation is none, and libraries that see these would look for others.
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
+
+
+# --------------------------------------------------------------------------- pure
+
+
+@dataclass(frozen=True)
+class Task:
+    """One validation that was asked for."""
+
+    checkpoint: str
+    row: int
+    #: Where the checkpoint lies; ``on_filesystem`` when that is a path of the filesystem that the user gave.
+    path: str
+    on_filesystem: bool = False
+    #: Keyword arguments that go over those of the trainer, which travel with the function.
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: Seconds it may take.
+    timeout: float = math.inf
+
+
+def task_of(
+    config: ValidationConfig, asked: wire.Validation, manifest: Manifest, checkpoint: Checkpoint
+) -> Task:
+    """What ``report`` asked for counts over what the trainer was given."""
+    usual = config.task_config
+    return Task(
+        checkpoint=manifest.name,
+        row=manifest.row,
+        path=checkpoint.address,
+        on_filesystem=checkpoint.given_filesystem is not None,
+        arguments=asked.arguments,
+        timeout=asked.timeout or usual.timeout_s or math.inf,
+    )
+
+
+def cut_off(manifests: Iterable[Manifest], status: Callable[[Manifest], str]) -> list[Manifest]:
+    """The checkpoints whose validation was asked for and has not ended, oldest first."""
+    open_ones = (PENDING.status, ReportedCheckpointStatus.COMMITTED.value)
+    return [m for m in manifests if asked_for(m) is not None and status(m) in open_ones]
+
+
+def asked_for(manifest: Manifest) -> wire.Validation | None:
+    """The validation that was asked for when the checkpoint was reported."""
+    try:
+        return msgspec.convert(manifest.extras[VALIDATION_EXTRA], wire.Validation)
+    except (KeyError, msgspec.ValidationError):
+        return None
+
+
+def shape_of(config: ValidationConfig) -> base.SlotShape | None:
+    """The slot that a validation reserves; None where nothing was asked for."""
+    asked = config.ray_remote_kwargs
+    cpus, gpus = asked.get("num_cpus", 0.0), asked.get("num_gpus", 0.0)
+    return base.SlotShape(cpus=cpus or 1.0, gpus=gpus, explicit=True) if cpus or gpus else None
+
+
+def found(message: wire.Validated) -> Validation:
+    """What a validation's process said."""
+    if message.error is None:
+        return Validation(
+            status=ReportedCheckpointStatus.VALIDATED.value, metrics=message.metrics, seconds=message.seconds
+        )
+    return failed(_in_words(message.error), message.seconds)
+
+
+def failed(reason: str, seconds: float = 0.0) -> Validation:
+    status = ReportedCheckpointStatus.VALIDATION_FAILED.value
+    return Validation(status=status, error=reason, seconds=round(seconds, 3))
+
+
+def no_room(seconds: float, missing: str) -> Validation:
+    because = f": {missing}" if missing else ""
+    return failed(
+        f"there was no room for it within queue_timeout_s={seconds:g} s after the training{because}"
+    )
+
+
+def timed_out(task: Task) -> Validation:
+    return Validation(
+        status=ReportedCheckpointStatus.VALIDATION_TIMEOUT.value,
+        error=f"it took more than timeout_s={task.timeout:g} s and was ended",
+        seconds=task.timeout,
+    )
+
+
+def _in_words(error: wire.ErrorReport) -> str:
+    where = f" ({error.file}:{error.line} in {error.function}: {error.source})" if error.file else ""
+    return f"{error.type}: {error.message}{where}"
+
+
+def _why_gone(event: base.Exited | base.SlotLost, log: str) -> str:
+    if isinstance(event, base.SlotLost):
+        return f"its slot was lost: {event.reason}"
+    words = event.error or base.describe_exit(event)[1]
+    return f"its process ended without a result: it {words}; {log} may say why"
+
+
+# --------------------------------------------------------------------------- at work
+
+
+@dataclass
+class _Current:
+    """The validation that has its turn."""
+
+    task: Task
+    #: For its slot; None where it needs none.
+    claim: base.Claim | None = None
+    #: What the engine says is missing for its slot.
+    missing: str = ""
+    slot: base.Slot | None = None
+    child: Child | None = None
+    #: The public key of its process.
+    key: bytes = b""
+    began: float = 0.0
+    #: True once its outcome is known; its process may still be there.
+    over: bool = False
+
+    def claimed(self, claim: str) -> bool:
+        return self.claim is not None and self.claim.id == claim
+
+
+class Validations:
+    """All validations of one run. The controller's thread only."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: base.Engine,
+        hub: wire.Hub,
+        *,
+        post: Callable[[base.Exited], None],
+        over: Callable[[Task, Validation], None],
+        idle: Callable[[], None],
+        remind: Callable[[float], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """``post`` is the controller's inbox. ``over`` hears how each ended, ``idle`` that none waits or runs,
+        ``remind`` when :meth:`overdue` is to be called next (monotonic; infinity for never).
+
+        Raises :class:`TrainFunctionError` where the user's function cannot be pickled.
+        """
+        self._spec, self._engine, self._hub = spec, engine, hub
+        self._post, self._over, self._idle, self._remind, self._tell = post, over, idle, remind, tell
+        self._queue: deque[Task] = deque()
+        self._current: _Current | None = None
+        self._beside: base.Slot | None = None
+        self._trained = False
+        self._shown: set[str] = set()
+        config = spec.validation
+        self._shape = shape_of(config) if config is not None else None
+        self._function = b""
+        if config is not None:
+            usual = dict(config.task_config.fn_kwargs)
+            self._function = functions.pickle_function(
+                config.fn, usual, "the validation function", "fn_kwargs"
+            )
+
+    # -- what there is
+
+    @property
+    def names(self) -> list[str]:
+        """Checkpoints whose validation waits or runs."""
+        return [task.checkpoint for task in self._unfinished()]
+
+    @property
+    def busy(self) -> bool:
+        """True while there is something to wait for."""
+        return self._current is not None or (bool(self._queue) and self._beside is not None)
+
+    @property
+    def wants_slot(self) -> bool:
+        """True while the one that has its turn waits for a slot."""
+        return self._current is not None and self._current.slot is None
+
+    def awaited(self, row: int) -> bool:
+        """True while a checkpoint up to ``row`` will be validated without the ranks having to leave first."""
+        if self._current is not None and self._current.missing:
+            return False  # it may be waiting for what they hold
+        return any(task.row <= row for task in self._unfinished())
+
+    def _unfinished(self) -> list[Task]:
+        now = [self._current.task] if self._current is not None and not self._current.over else []
+        return [*now, *self._queue]
+
+    # -- what happens
+
+    def begin(self, beside: base.Slot) -> None:
+        """There are slots: validations may start, on the node of this one."""
+        self._beside = beside
+        self._advance()
+
+    def ask(self, task: Task) -> None:
+        """Validate this checkpoint when its turn has come."""
+        self._queue.append(task)
+        self._advance()
+
+    def granted(self, event: base.Granted) -> bool:
+        """False when the slot is not for a validation."""
+        current = self._current
+        if current is None or not current.claimed(event.claim):
+            return False
+        if current.slot is None and event.slots:
+            current.missing = ""
+            self._start(current, event.slots[0])
+            self._advance()
+        else:
+            self._engine.release(event.slots)
+        return True
+
+    def slot_awaited(self, event: base.Waiting) -> bool:
+        """False when it is not a validation that waits."""
+        current = self._current
+        if current is None or not current.claimed(event.claim):
+            return False
+        if not current.missing:
+            self._tell(
+                f"The validation of {current.task.checkpoint} is {event.reason}. It begins when that is free, at the "
+                "latest after the training."
+            )
+        current.missing = event.reason
+        return True
+
+    def slot_refused(self, event: base.Refused) -> bool:
+        """The engine will never give the slot after all: False when it is not a validation's."""
+        current = self._current
+        if current is None or not current.claimed(event.claim):
+            return False
+        if current.slot is None:
+            self._conclude(current, failed(f"there is no slot for it: {event.reason}"))
+            self._leave(current)
+            self._advance()
+        return True
+
+    def heard(self, received: wire.Received) -> bool:
+        """A batch from a process: False when it is not a validation's."""
+        current = self._current
+        if current is None or received.sender != current.key:
+            return False
+        for message in received.envelope.messages:
+            if isinstance(message, wire.Validated) and not current.over:
+                self._pass_on(message.warnings)
+                self._conclude(current, found(message))
+        return True
+
+    def _pass_on(self, warnings: list[str]) -> None:
+        """Show each warning of validation functions once: they return the same metrics for every checkpoint."""
+        for warning in warnings:
+            if warning not in self._shown:
+                self._shown.add(warning)
+                self._tell(f"Validation: {warning}")
+
+    def ended(self, event: base.Exited | base.SlotLost) -> bool:
+        """A process is gone: False when it is not a validation's."""
+        current = self._current
+        if current is None or current.slot is None or current.slot.id != event.slot.id:
+            return False
+        if not current.over:
+            self._conclude(current, failed(_why_gone(event, self._log(current.task)), _since(current.began)))
+        self._leave(current)
+        self._advance()
+        return True
+
+    def training_over(self) -> None:
+        """The ranks hold nothing any more: what still waits for room waits no longer than the run itself would."""
+        self._trained = True
+        self._bound_wait()
+
+    def _bound_wait(self) -> None:
+        if self._trained and self.wants_slot and self._spec.queue_timeout is not None:
+            self._remind(time.monotonic() + self._spec.queue_timeout)
+
+    def overdue(self) -> None:
+        """The time that was asked for with ``remind`` has come."""
+        current = self._current
+        if current is None:
+            return
+        if not current.over and current.slot is None:
+            self._conclude(current, no_room(self._spec.queue_timeout or 0.0, current.missing))
+            self._leave(current)
+            self._advance()
+        elif not current.over:
+            self._kill(current)
+            self._conclude(current, timed_out(current.task))
+        else:
+            self._leave(current)
+            self._advance()
+
+    def cut_short(self) -> None:
+        """Wait for none any more. Those that did not end stay pending."""
+        self._queue.clear()
+        if self._current is not None:
+            self._leave(self._current)
+        self._advance()
+
+    def close(self) -> None:
+        """End what runs here; what the engine started ends with it."""
+        if self._current is not None and self._current.child is not None:
+            self._current.child.close()
+
+    # -- how
+
+    def _advance(self) -> None:
+        while self._current is None and self._queue and self._beside is not None:
+            current = self._current = _Current(self._queue.popleft())
+            if self._shape is None:
+                self._start(current, None)
+            else:
+                self._claim_slot(current, self._shape)
+        if not self.busy:
+            self._idle()
+
+    def _claim_slot(self, current: _Current, shape: base.SlotShape) -> None:
+        try:
+            if not self._engine.restarts:
+                raise ResourceError(
+                    "the launcher has given what the machine has to its own processes, and nothing can be reserved "
+                    "beside them. Leave ray_remote_kwargs out to validate on the CPU"
+                )
+            current.claim = self._engine.request(1, shape)
+            self._bound_wait()
+        except (ResourceError, EngineError) as error:
+            self._conclude(current, failed(f"ValidationConfig(ray_remote_kwargs=...) cannot be met: {error}"))
+            self._leave(current)
+
+    def _start(self, current: _Current, granted: base.Slot | None) -> None:
+        """Start the process: on a slot of its own, beside the others, or, where the engine starts none, from here."""
+        assert self._beside is not None
+        where = granted or base.Slot(
+            f"validation/{current.task.checkpoint}", self._beside.host, self._beside.address
+        )
+        door = self._hub.admit()
+        current.key, current.began = door.keys.public, time.monotonic()
+        spec = self._process_of(current.task, where, door)
+        try:
+            if granted is None:
+                current.slot = self._engine.attend(self._beside, spec)
+            elif not _shares_this_process(self._engine):
+                current.slot = granted
+                self._engine.fork(granted, spec)
+            if current.slot is None:
+                current.slot = where
+                current.child = Child(where, spec, self._post)
+        except (OSError, EngineError) as error:
+            self._conclude(current, failed(f"its process could not be started: {error}"))
+            self._leave(current)
+        else:
+            self._remind(current.began + current.task.timeout)
+
+    def _process_of(self, task: Task, slot: base.Slot, door: wire.Door) -> base.ProcessSpec:
+        spec, config = self._spec, self._spec.validation
+        assert config is not None
+        place = placement.arrange([slot])[0]
+        threads = max(1, int(config.ray_remote_kwargs.get("num_cpus", 1)))
+        env: dict[str, str | None] = {
+            **placement.environment(place, 1),
+            **dict.fromkeys(_OF_RANKS),
+            "OMP_NUM_THREADS": str(threads),
+            **spec.env,
+        }
+        return base.ProcessSpec(
+            entry=process.ENTRY,
+            payload=msgspec.msgpack.encode(
+                process.ValidationSpec(
+                    door=door,
+                    checkpoint=task.checkpoint,
+                    path=task.path,
+                    filesystem=spec.filesystem if task.on_filesystem else b"",
+                    function=self._function,
+                    arguments=dict(task.arguments),
+                    sources=dict(spec.sources),
+                    launch_dir=spec.launch_dir,
+                    working_dir=spec.working_dir,
+                )
+            ),
+            env=env,
+            log_path=self._log(task),
+            cwd=spec.working_dir,
+            title="validation",
+        )
+
+    def _log(self, task: Task) -> str:
+        return launch.log_path(self._spec, f"validation-{task.checkpoint}.log")
+
+    def _conclude(self, current: _Current, outcome: Validation) -> None:
+        """The outcome is known; the process has a little time to leave."""
+        current.over = True
+        self._remind(time.monotonic() + _LEAVE_WITHIN)
+        self._over(current.task, outcome)
+
+    def _leave(self, current: _Current) -> None:
+        """Have done with it; ends a process that is still there."""
+        self._kill(current)
+        if current.slot is not None and current.child is None:
+            self._engine.release([current.slot])
+        elif current.slot is None and current.claim is not None:
+            self._engine.withdraw(current.claim)
+        self._current = None
+        self._remind(math.inf)
+
+    def _kill(self, current: _Current) -> None:
+        if current.child is not None:
+            current.child.kill()
+        elif current.slot is not None:
+            self._engine.signal(current.slot, signal.SIGKILL)
+
+
+def _shares_this_process(engine: base.Engine) -> bool:
+    """True where the slots of an engine are this very process: what is forked on one would run in it."""
+    return hasattr(engine, "serve")
+
+
+def _since(began: float) -> float:
+    return time.monotonic() - began

@@ -1,0 +1,330 @@
+"""One metric of one rank as a line to draw: of each pixel the smallest, largest and last value.
+
+A pixel is a stretch of rows. All metrics of a rank have the same pixels, so that their curves can be drawn one
+below the other. Points that a restart went back behind are left out, and so are solo reports, which stand outside
+rows. Runs that are under way can be looked at while they write.
+
+Long runs are not read point by point: full batches of segments carry a summary of their stretches
+(:mod:`powertrain.run.metrics.summary`), and pixels are made as wide as whole stretches. The points themselves are
+read where there is no summary yet (the newest ones), where a restart cuts a stretch in two, and where pixels are
+narrower than stretches. What comes out is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from powertrain.errors import StorageError
+from powertrain.run.lifecycle import RunState
+from powertrain.run.metrics.segments import Segment
+from powertrain.run.metrics.summary import (
+    PLACE,
+    STRETCH_ROWS,
+    Numbers,
+    has_numbers,
+    is_metric,
+    numbers_in_more,
+    numbers_of,
+)
+from powertrain.run.metrics import (
+    consistently,
+    first_abandoned_rows,
+    intact_batches,
+    passing_over_damage,
+    shown_names,
+    stored_points,
+)
+from powertrain.run.metrics.points import MISSING, MORE, name_of_path, values_of
+from powertrain.storage import Storage
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+#: More rows than any run has; their pixels still fit into 64 bits.
+_LARGEST_ROW = 1 << 61
+
+__all__ = ["Curve", "curve", "metric_names"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric in pixels. The arrays have one entry a pixel that has a value, in the order of rows.
+
+    NaN is a value of ``last``; ``low`` and ``high`` pass over it and are NaN only where a pixel has nothing else.
+    Infinities are kept. What is no number (text, truth values, None) is as if it was not reported.
+    """
+
+    #: The first row of each pixel.
+    rows: NDArray[np.int64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    last: NDArray[np.float64]
+    #: How many values the pixels were made of.
+    points: int
+
+
+def metric_names(storage: Storage, run_state: RunState) -> list[str]:
+    """The metrics that are numbers, called as in the data frame, in order of first appearance.
+
+    Those that only an abandoned attempt reported are there too; their curves are empty. Those that have no column of
+    their own because a segment has too many (:data:`powertrain.run.metrics.points.MORE`) are not; they do have curves.
+    """
+    return consistently(lambda: _metric_names_now(storage))
+
+
+def curve(storage: Storage, run_state: RunState, name: str, *, pixels: int = 1000, rank: int = 0) -> Curve:
+    """The metric ``name`` of ``rank`` in at most ``pixels`` pixels; empty where it has none. "timestamp" is when its
+    reports were made."""
+    if pixels < 1:
+        raise ValueError(f"A curve cannot have {pixels} pixels: it needs at least one.")
+    return consistently(lambda: _curve_now(storage, run_state, name, pixels, rank))
+
+
+# --------------------------------------------------------------------------- names
+
+
+def _metric_names_now(storage: Storage) -> list[str]:
+    sources = stored_points(storage)
+    shown = shown_names(_column_names(sources))
+    numeric: dict[str, None] = {}
+    for source in sources:
+        known = source.footer.numeric if isinstance(source, Segment) else None
+        numeric.update(dict.fromkeys(_look_for_numbers(source) if known is None else known))
+    return [shown[name] for name in shown if name in numeric]
+
+
+def _column_names(sources: Iterable[Segment | pa.Table]) -> list[str]:
+    """The columns of all metrics, in order of first appearance."""
+    return list(dict.fromkeys(name for source in sources for name in filter(is_metric, source.schema.names)))
+
+
+def _look_for_numbers(source: Segment | pa.Table) -> Iterator[str]:
+    """The metrics with numbers in rows, where no footer tells them."""
+    for name in filter(is_metric, source.schema.names):
+        field = source.schema.field(name)
+        if any(
+            has_numbers(batch.column(name), field, batch.column("solo").to_numpy(zero_copy_only=False))
+            for batch in _batches(source, ["solo", name])
+        ):
+            yield name
+
+
+def _batches(
+    source: Segment | pa.Table, columns: list[str], numbers: Iterable[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Batches with those of these columns that there are; of a segment only those of these numbers."""
+    if isinstance(source, Segment):
+        yield from intact_batches(source, columns, numbers)
+    else:
+        yield from source.select([name for name in columns if name in source.column_names]).to_batches()
+
+
+# --------------------------------------------------------------------------- curves
+
+
+class _Stretches(NamedTuple):
+    """Parts of a rank's live rows, each with what one metric was there. A point is a part of one row."""
+
+    first: Array
+    last_row: Array
+    low: Array
+    high: Array
+    last: Array
+    points: Array
+
+
+def _curve_now(storage: Storage, run_state: RunState, name: str, pixels: int, rank: int) -> Curve:
+    sources = stored_points(storage)
+    column = _column_of(sources, name)
+    looking = _Looking(run_state, column, rank)
+    found = _end_to_end(looking.at(source) for source in sources)
+    width = _pixel_width(found, pixels)
+    has_stretches = bool((found.first != found.last_row).any())
+    if has_stretches and (width % STRETCH_ROWS or _overlap(found)):
+        looking = _Looking(run_state, column, rank, only_points=True)
+        found = _end_to_end(looking.at(source) for source in sources)
+    return _in_pixels(found, width)
+
+
+def _column_of(sources: Iterable[Segment | pa.Table], name: str) -> str:
+    """The column of what the data frame calls ``name``."""
+    if name == "timestamp":
+        return "at"
+    for column, shown in shown_names(_column_names(sources)).items():
+        if shown == name:
+            return column
+    found = (leaf for leaf in _leaves_beyond(sources) if shown_names([leaf])[leaf] == name)
+    return next(found, name_of_path([name]))
+
+
+def _leaves_beyond(sources: Iterable[Segment | pa.Table]) -> Iterator[str]:
+    """The metrics among what has no column of its own, each once, as they would be called as columns."""
+    seen: set[str] = set()
+    for source in sources:
+        if MORE not in source.schema.names:
+            continue
+        field = source.schema.field(MORE)
+        for batch in _batches(source, [MORE]):
+            for point in values_of(batch.column(MORE), field):
+                new = [] if point is MISSING else [leaf for leaf in point if leaf not in seen]
+                seen.update(new)
+                yield from new
+
+
+@dataclass(frozen=True)
+class _Looking:
+    """What is looked for in each source."""
+
+    run_state: RunState
+    column: str
+    rank: int
+    only_points: bool = False
+
+    def at(self, source: Segment | pa.Table) -> _Stretches:
+        """What a source has of it, from its summary where that tells all."""
+        if not isinstance(source, Segment):
+            return self._points(source)
+        has_more = MORE in source.schema.names  # which is JSON text, of which nothing is summarized
+        if self.only_points or has_more or not source.summarized:
+            return self._points(source)
+        with passing_over_damage(source), source.held_open():
+            summarized, cut = self._summarized(source)
+            rest = sorted({*range(source.batch_count)} - source.summarized | cut)
+            return _end_to_end([summarized, self._points(source, rest)])
+        return _end_to_end([])
+
+    def _summarized(self, segment: Segment) -> tuple[_Stretches, set[int]]:
+        """The stretches of batches that are told by their summary, and the batches that a restart has cut."""
+        import numpy as np
+
+        summary = segment.summary([PLACE, self.column])
+        place = {part: _part(summary, PLACE, part) for part in ("batch", "attempt", "rank", "first", "last")}
+        abandoned = first_abandoned_rows(self.run_state, place["attempt"])
+        live = (place["rank"] == self.rank) & (place["first"] < abandoned)
+        cut = np.unique(place["batch"][live & (place["last"] >= abandoned)])
+        chosen = np.flatnonzero(live & ~np.isin(place["batch"], cut))
+        first, last = place["first"][chosen], place["last"][chosen]
+        if self.column not in summary.column_names:
+            return _without_values(first, last), set(cut.tolist())
+        parts = (_part(summary, self.column, part)[chosen] for part in ("low", "high", "last", "count"))
+        low, high, newest, count = parts
+        return _Stretches(first, last, low, high, newest, np.nan_to_num(count)), set(cut.tolist())
+
+    def _points(self, source: Segment | pa.Table, numbers: list[int] | None = None) -> _Stretches:
+        """The points themselves, of these batches or of all."""
+        columns = ["rank", "attempt", "row", "solo", self.column, MORE]
+        return _end_to_end(map(self._points_of_batch, _batches(source, columns, numbers)))
+
+    def _points_of_batch(self, batch: pa.RecordBatch) -> _Stretches:
+        import numpy as np
+
+        rank, attempt, row, solo = (
+            batch.column(name).to_numpy(zero_copy_only=False) for name in ("rank", "attempt", "row", "solo")
+        )
+        chosen = np.flatnonzero((rank == self.rank) & ~solo)
+        chosen = chosen[row[chosen] < first_abandoned_rows(self.run_state, attempt[chosen])]
+        rows = row[chosen]
+        numbers = self._numbers(batch.take(chosen)) if len(chosen) else None
+        if numbers is None:
+            return _without_values(rows, rows)
+        values = np.where(numbers.present, numbers.values, np.nan)
+        return _Stretches(rows, rows, values, values, values, numbers.present.astype(np.int64))
+
+    def _numbers(self, batch: pa.RecordBatch) -> Numbers | None:
+        """From the metric's column, and of points that have it beyond the columns from there."""
+        import numpy as np
+
+        schema, found = batch.schema, None
+        if self.column in schema.names:
+            found = numbers_of(batch.column(self.column), schema.field(self.column))
+        if MORE not in schema.names:
+            return found
+        beyond = numbers_in_more(batch.column(MORE), schema.field(MORE), self.column)
+        if found is None:
+            return beyond
+        values = np.where(beyond.present, beyond.values, found.values)
+        return Numbers(values, beyond.present | found.present)
+
+
+def _part(summary: pa.Table, column: str, part: str) -> Array:
+    """One field of a summary's column; NaN where a batch has nothing of this metric."""
+    import numpy as np
+
+    structs: list[Any] = summary.column(column).chunks
+    chunks = [
+        struct.flatten()[struct.type.get_field_index(part)].to_numpy(zero_copy_only=False)
+        for struct in structs
+    ]
+    return np.concatenate(chunks) if chunks else np.empty(0, np.int64)
+
+
+def _without_values(first: Array, last: Array) -> _Stretches:
+    import numpy as np
+
+    nothing = np.full(len(first), np.nan)
+    return _Stretches(first, last, nothing, nothing, nothing, np.zeros(len(first), np.int64))
+
+
+def _end_to_end(parts: Iterable[_Stretches]) -> _Stretches:
+    """All of them, by row, and those of one row as they came."""
+    import numpy as np
+
+    nothing = _without_values(*[np.empty(0, np.int64)] * 2)
+    columns = [np.concatenate(column) for column in zip(nothing, *parts, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    return _Stretches(*(column[order] for column in columns))
+
+
+def _overlap(found: _Stretches) -> bool:
+    """True where points came out of order, so that stretches do not tell which was last."""
+    import numpy as np
+
+    reached = np.maximum.accumulate(found.last_row)[:-1]
+    is_stretch = found.first != found.last_row
+    return bool(((found.first[1:] <= reached) & (is_stretch[1:] | is_stretch[:-1])).any())
+
+
+def _pixel_width(found: _Stretches, pixels: int) -> int:
+    """How many rows a pixel has, so that there are at most so many; whole stretches where it has that many rows."""
+    if not len(found.first):
+        return STRETCH_ROWS
+    first, last = int(found.first[0]), int(found.last_row.max())
+    if first < 0 or last > _LARGEST_ROW:
+        raise StorageError(
+            f"The metrics of the run have the rows {first} to {last}, which cannot be: they were changed. Restore "
+            "metrics/ from a copy."
+        )
+    width = -(-(last - first + 1) // pixels)
+    while True:
+        if width > STRETCH_ROWS:
+            width = -(-width // STRETCH_ROWS) * STRETCH_ROWS
+        if last // width - first // width < pixels:
+            return width
+        width += 1
+
+
+def _in_pixels(found: _Stretches, width: int) -> Curve:
+    """Pixels begin at multiples of their width, the first where the rows begin."""
+    import numpy as np
+
+    begin = found.first[:1]
+    found = _Stretches(*(column[found.points > 0] for column in found))
+    if not len(found.first):
+        nothing = np.empty(0)
+        return Curve(np.empty(0, np.int64), nothing, nothing, nothing, 0)
+    pixel = found.first // width
+    starts = np.flatnonzero(np.diff(pixel, prepend=-1))
+    ends = np.append(starts[1:], len(pixel)) - 1
+    return Curve(
+        rows=np.maximum(pixel[starts] * width, begin),
+        low=np.fmin.reduceat(found.low, starts),
+        high=np.fmax.reduceat(found.high, starts),
+        last=found.last[ends],
+        points=int(found.points.sum()),
+    )

@@ -1,0 +1,135 @@
+"""Pure: what is known of each stretch of rows of a batch, so that a view need not read the points themselves.
+
+A stretch is the part of a batch that belongs to one attempt, one rank and :data:`STRETCH_ROWS` neighbouring rows.
+A summary has one line a stretch: where it is, and of each metric that has numbers the smallest, the largest, the
+last and how many; of the time likewise. Solo reports stand outside rows and so outside stretches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from powertrain.run.metrics.points import MISSING, MORE, OWN_COLUMNS, is_json, values_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+#: Stretches begin at multiples of this.
+STRETCH_ROWS = 64
+#: The column of a summary that says where a stretch is. No metric is ever called so.
+PLACE = "\\stretch"
+
+
+class Numbers(NamedTuple):
+    """A column as floats, and where it has a number at all: NaN is one, what is missing or no number is not."""
+
+    values: NDArray[np.float64]
+    present: NDArray[np.bool_]
+
+
+def numbers_of(column: pa.Array[Any], field: pa.Field[Any]) -> Numbers | None:
+    """The numbers of a metric's column; None where its type has none. Truth values and text are no numbers."""
+    import pyarrow as pa
+
+    if field.type == pa.float64() or field.type == pa.int64():
+        floats = column.cast(pa.float64(), safe=False)
+        return Numbers(floats.to_numpy(zero_copy_only=False), _is_valid(column))
+    return numbers_among(values_of(column, field)) if is_json(field) else None
+
+
+def numbers_among(values: list[Any]) -> Numbers:
+    """Those of the values that are numbers."""
+    import numpy as np
+
+    kinds = {int, float}
+    present = np.fromiter((type(value) in kinds for value in values), bool, len(values))
+    floats = (value if type(value) in kinds else np.nan for value in values)
+    return Numbers(np.fromiter(floats, np.float64, len(values)), present)
+
+
+def numbers_in_more(column: pa.Array[Any], field: pa.Field[Any], name: str) -> Numbers:
+    """The numbers of a metric that has no column of its own, from the column of what is beyond."""
+    beyond = values_of(column, field)
+    return numbers_among([MISSING if point is MISSING else point.get(name, MISSING) for point in beyond])
+
+
+def _is_valid(column: pa.Array[Any]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def has_numbers(column: pa.Array[Any], field: pa.Field[Any], solo: NDArray[np.bool_]) -> bool:
+    """True where a report that is part of a row has a number in this column."""
+    numbers = numbers_of(column, field)
+    return numbers is not None and bool((numbers.present & ~solo).any())
+
+
+def is_metric(name: str) -> bool:
+    """True for columns of metrics, but for what is beyond them."""
+    return name not in OWN_COLUMNS and name != MORE
+
+
+def summary_of(batch: pa.RecordBatch, number: int) -> pa.Table:
+    """The stretches of a batch, which is the ``number``-th of its segment, sorted by attempt, rank and row."""
+    import numpy as np
+    import pyarrow as pa
+
+    attempt, rank, row, solo = (_numpy(batch.column(name)) for name in ("attempt", "rank", "row", "solo"))
+    order = np.lexsort((row, rank, attempt))
+    order = order[~solo[order]]
+    attempt, rank, row = attempt[order], rank[order], row[order]
+    starts = _starts(attempt, rank, row // STRETCH_ROWS)
+    ends = np.append(starts[1:], len(order)) - 1 if len(starts) else starts
+    place = {
+        "batch": np.full(len(starts), number, np.int32),
+        "attempt": attempt[starts],
+        "rank": rank[starts],
+        "first": row[starts],
+        "last": row[ends],
+    }
+    columns = {PLACE: _struct(place)}
+    for name in ("at", *filter(is_metric, batch.schema.names)):
+        numbers = numbers_of(batch.column(name), batch.schema.field(name))
+        if numbers is not None and numbers.present[order].any():
+            columns[name] = _struct(_reduced(numbers.values[order], numbers.present[order], starts))
+    return pa.table(columns)
+
+
+def _starts(*keys: Array) -> NDArray[np.int64]:
+    """Where one of the keys differs from the one before."""
+    import numpy as np
+
+    changes = np.zeros(len(keys[0]), bool)
+    changes[:1] = True
+    for key in keys:
+        changes[1:] |= key[1:] != key[:-1]
+    return np.flatnonzero(changes)
+
+
+def _reduced(values: Array, present: Array, starts: Array) -> dict[str, Array]:
+    """Smallest and largest but NaN, the last present one, and how many, of each stretch."""
+    import numpy as np
+
+    newest = np.maximum.reduceat(np.where(present, np.arange(len(values)), -1), starts)
+    values = np.where(present, values, np.nan)
+    return {
+        "low": np.fmin.reduceat(values, starts),
+        "high": np.fmax.reduceat(values, starts),
+        "last": np.where(newest >= 0, values[newest], np.nan),
+        "count": np.add.reduceat(present, starts, dtype=np.int32),
+    }
+
+
+def _numpy(column: pa.Array[Any]) -> Array:
+    found: Array = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _struct(parts: dict[str, Array]) -> pa.StructArray:
+    import pyarrow as pa
+
+    return pa.StructArray.from_arrays([pa.array(part) for part in parts.values()], names=list(parts))

@@ -1,0 +1,110 @@
+"""Bringing all ranks of an attempt to one boundary.
+
+Each rank is asked to hold its next boundary and answers how many are behind it; all are sent on to the first that none
+has passed, and act there together. A run whose loop cannot save when it is told to can still be stopped so that
+nothing is redone: its ranks are sent from one boundary to the next (``step``), and stopped at one whose checkpoint was
+committed. They wait at each for no longer than a message takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from powertrain import wire
+from powertrain.run.workers.attempt import Attempt, Hold, Member
+
+
+class Holds:
+    """The agreements of a run, one at a time."""
+
+    def __init__(self, send: Callable[[Member, wire.FromController], None]) -> None:
+        self._send = send
+        self._count = 0
+
+    def begin(
+        self,
+        attempt: Attempt,
+        reason: str,
+        *,
+        needs_commit: bool = False,
+        preemption: wire.Preemption | None = None,
+        resize_to: int = 0,
+    ) -> None:
+        """Ask the ranks that still run. What was asked of them before is void."""
+        self._count += 1
+        attempt.hold = Hold(
+            self._count,
+            reason,
+            {member.rank for member in attempt.running()},
+            needs_commit=needs_commit,
+            preemption=preemption,
+            resize_to=resize_to,
+        )
+        for member in attempt.running():
+            self._send(member, wire.Hold(hold=self._count))
+
+    def held(self, member: Member, message: wire.Held) -> bool:
+        """A rank has answered; True when all have, and none has been sent on yet."""
+        hold = member.attempt.hold
+        if hold is None or hold.number != message.hold:
+            return False
+        hold.answers[member.rank] = message
+        return self.is_ready(member.attempt)
+
+    def is_ready(self, attempt: Attempt) -> bool:
+        """True when all who still run have answered, and none has been sent on yet. Ask again when a rank has ended."""
+        if attempt.hold is None:
+            return False
+        attempt.hold.asked &= {member.rank for member in attempt.running()}
+        return attempt.hold.agreed() is not None
+
+    def send_on(self, attempt: Attempt, action: str) -> None:
+        """Send all to the boundary that was agreed on, to ``stop`` or to wait (``step``) there."""
+        hold = attempt.hold
+        assert hold is not None
+        hold.boundary = hold.agreed() or hold.boundary
+        hold.stops = action == "stop"
+        self._tell(attempt, hold.goto(action))
+
+    def reached(self, member: Member, message: wire.Reached) -> bool:
+        """A rank waits at the boundary; True when it is the first to."""
+        hold = member.attempt.hold
+        if hold is None or hold.number != message.hold or hold.boundary != message.boundary:
+            return False
+        hold.reached[member.rank] = message.row
+        return len(hold.reached) == 1
+
+    def row_of_all(self, attempt: Attempt) -> int | None:
+        """The row at which all who still run wait to be sent on; ``None`` while some have not come."""
+        hold = attempt.hold
+        if hold is None or not hold.reached:
+            return None
+        if not {member.rank for member in attempt.running()} <= hold.reached.keys():
+            return None
+        return max(hold.reached.values())
+
+    def step(self, attempt: Attempt) -> None:
+        """Send all who wait one boundary further."""
+        hold = attempt.hold
+        assert hold is not None
+        hold.boundary += 1
+        hold.reached.clear()
+        self._tell(attempt, hold.goto("step"))
+
+    def stop_here(self, attempt: Attempt) -> None:
+        """End the function of all who wait."""
+        hold = attempt.hold
+        assert hold is not None
+        hold.reached.clear()
+        hold.stops = True
+        self._tell(attempt, hold.goto("stop"))
+
+    def let_go(self, attempt: Attempt) -> None:
+        """Give it up: everybody goes on as if nothing had been asked."""
+        if attempt.hold is not None:
+            self._tell(attempt, attempt.hold.goto("go"))
+            attempt.hold = None
+
+    def _tell(self, attempt: Attempt, goto: wire.Goto) -> None:
+        for member in attempt.running():
+            self._send(member, goto)

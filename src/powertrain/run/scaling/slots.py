@@ -1,0 +1,205 @@
+"""The slots of a run: how many to ask for, which it has, what to do when some are not to be had."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, MutableMapping
+
+from powertrain.engine import base
+from powertrain.errors import EngineError, ResourceError
+from powertrain.run import events as ev
+from powertrain.run.scaling import policy
+from powertrain.run.lifecycle import WAITING, RunState
+from powertrain.run.scaling.policy import Elastic
+from powertrain.run.spec import RunSpec
+
+#: Seconds in which an engine says how many slots there are; one that does not has as many as it can be asked for.
+_CAPACITY_WITHIN = 2.0
+#: Seconds that a run which could go on with fewer waits for slots that seemed to be there.
+_MORE_SLOTS_WITHIN = 10.0
+
+
+class Slots:
+    """What the run holds of its engine. The controller's thread only."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: base.Engine,
+        elastic: Elastic,
+        deadlines: MutableMapping[str, float],
+        *,
+        state: Callable[[], RunState],
+        record: Callable[[ev.Event], None],
+        ready: Callable[[], None],
+    ) -> None:
+        """``ready`` is called when all that were asked for are there. Deadlines: "capacity", "slots", "queue"."""
+        self._spec, self._engine, self._elastic, self._deadlines = spec, engine, elastic, deadlines
+        self._state, self._record, self._ready = state, record, ready
+        self._claim: base.Claim | None = None
+        self._awaits_capacity = False
+        self.wanted = 0
+        self.held: list[base.Slot] = []
+        #: What the engine said last of what is missing.
+        self.reason = ""
+
+    # -- asking
+
+    def look(self) -> None:
+        """Ask for slots; a run that can do with fewer first hears how many there are."""
+        if self._elastic.is_elastic and self._engine.restarts:
+            self._awaits_capacity = True
+            self._deadlines["capacity"] = time.monotonic() + _CAPACITY_WITHIN
+            self.watch()
+        else:
+            self.request()
+
+    def watch(self) -> None:
+        """Hear from now on how many there are; the engine hears how many the run would use."""
+        self._engine.watch_capacity(self._spec.shape, self._elastic.limit)
+
+    def want_no_more(self) -> None:
+        """Nobody trains any more: nothing is to be added to the cluster for this run."""
+        if self._elastic.is_elastic and self._engine.restarts:
+            self._engine.watch_capacity(self._spec.shape, 0)
+
+    def capacity_known(self) -> None:
+        """The engine has said how many there are, or will not."""
+        self._deadlines.pop("capacity", None)
+        if self._awaits_capacity:
+            self._awaits_capacity = False
+            self.request()
+
+    def request(self) -> None:
+        """Ask for as many as there is room for, fewer where the engine can never give so many; those held go back."""
+        self._engine.release(self.held)
+        self.held = []
+        problem: ResourceError | None = None
+        for count in policy.sizes_to_try(self._spec.min_workers, self._elastic.size()):
+            self._say_requested(count)
+            try:
+                self._ask_for(count)
+                return
+            except ResourceError as error:
+                problem = problem or error
+        raise problem or ResourceError("no number of workers was allowed")
+
+    def again(self) -> None:
+        """Use those that are held again, and others for those that are gone."""
+        if len(self.held) == self.wanted:
+            self._say_requested(self.wanted)
+            self._ready()
+        elif self._engine.replaces and self.held and not self._elastic.is_elastic:
+            self._say_requested(self.wanted)
+            self._ask_for(self.wanted - len(self.held))
+        else:
+            self.request()
+
+    def change_to(self, workers: int) -> None:
+        """Go on with so many: with those that are held, and new ones where they are short."""
+        self._engine.release(self.held[workers:])
+        self.held = self.held[:workers]
+        self._say_requested(workers)
+        missing = workers - len(self.held)
+        if missing == 0:
+            self._ready()
+            return
+        try:
+            self._ask_for(missing)
+        except (ResourceError, EngineError):
+            self.overdue()
+            return
+        if len(self.held) >= self._spec.min_workers and len(self.held) < self.wanted:
+            self._deadlines["slots"] = time.monotonic() + _MORE_SLOTS_WITHIN
+
+    def overdue(self) -> None:
+        """Those to be added are not to be had after all: go on with what there is, if that is enough."""
+        self._give_up_claim()
+        if len(self.held) >= self._spec.min_workers:
+            self.wanted = len(self.held)
+            self._ready()
+        else:
+            self.request()
+
+    def _ask_for(self, count: int) -> None:
+        self._give_up_claim()
+        self.reason = ""
+        if self._spec.queue_timeout is not None:
+            self._deadlines["queue"] = time.monotonic() + self._spec.queue_timeout
+        self._claim = self._engine.request(count, self._spec.shape)
+
+    def waited_long_enough(self) -> str:
+        """What to say of slots that did not come within the time that was set."""
+        self._give_up_claim()
+        missing = self.reason or f"{len(self.held)} of {self.wanted} workers were placed"
+        return (
+            f"There was no room for the run within {self._spec.queue_timeout:g} s: {missing}. Wait longer with "
+            "ScalingConfig(queue_timeout_s=...), ask for fewer workers or resources, or free what others hold."
+        )
+
+    def refused(self, event: base.Refused) -> bool:
+        """True when the claim of this run will never be met."""
+        return self._claim is not None and event.claim == self._claim.id
+
+    def _give_up_claim(self) -> None:
+        """What is still to come of an earlier claim is not wanted any more."""
+        self._deadlines.pop("slots", None)
+        self._deadlines.pop("queue", None)
+        if self._claim is not None:
+            self._engine.withdraw(self._claim)
+            self._claim = None
+
+    def _say_requested(self, count: int) -> None:
+        self.wanted = count
+        number = self._state().attempt + 1
+        self._record(ev.SlotsRequested(time=time.time(), attempt=number, count=count))
+
+    # -- what the engine says
+
+    def granted(self, event: base.Granted) -> None:
+        """Keep what was asked for; what comes after it was given up goes back."""
+        if self._claim is None or event.claim != self._claim.id:
+            self._engine.release(event.slots)
+            return
+        self.held += event.slots
+        if len(self.held) == self.wanted:
+            self._deadlines.pop("slots", None)
+            self._deadlines.pop("queue", None)
+            self._ready()
+
+    def waited(self, event: base.Waiting) -> None:
+        state = self._state()
+        self.reason = event.reason
+        if state.state == WAITING:
+            self._record(
+                ev.SlotsWaited(
+                    time=time.time(),
+                    attempt=state.attempt + 1,
+                    granted=max(event.granted, len(self.held)),
+                    count=self.wanted,
+                    reason=f"{event.reason}; {self._until()}",
+                )
+            )
+
+    def _until(self) -> str:
+        if "queue" not in self._deadlines:
+            return "it waits as long as it takes (queue_timeout_s sets an end)"
+        ends = time.time() + self._deadlines["queue"] - time.monotonic()
+        return f"it waits until {time.strftime('%H:%M:%S', time.localtime(ends))} (queue_timeout_s)"
+
+    def lose(self, slot: base.Slot) -> bool:
+        """A slot is gone; True when it was one of ours."""
+        left = [held for held in self.held if held.id != slot.id]
+        was_ours, self.held = len(left) < len(self.held), left
+        return was_ours
+
+    # -- giving back
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Give these back."""
+        self._engine.release([slot for slot in self.held if slot.id in ids])
+        self.held = [slot for slot in self.held if slot.id not in ids]
+
+    def release(self) -> None:
+        self._engine.release(self.held)
+        self.held = []

@@ -1,0 +1,201 @@
+"""Bringing a run to a boundary in order to go on with other workers: resizes, and the agreements behind them.
+
+A resize waits until the ranks can be stopped where nothing is redone. A loop that can save when it is told to is told
+at the next boundary. Any other is sent from report to report until it stands at one whose checkpoint is committed. A
+run that never commits is left as it is, which is said once. Whether a loop can save shows only once it has come to its
+first boundary, and may change later: it is asked again then, and every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, MutableMapping
+
+from powertrain import wire
+from powertrain.run.workers import attempt as phases
+from powertrain.run.workers.attempt import Attempt, Member
+from powertrain.run.checkpoints.tracker import Checkpoints
+from powertrain.run.scaling.boundaries import Holds
+from powertrain.run.scaling.preemption import Regroup
+from powertrain.run.scaling.policy import Elastic
+
+#: Seconds in which all ranks must have answered, and come to the same boundary, before a resize is put off.
+_TOGETHER_WITHIN = 5.0
+#: Seconds that ranks stand still for a checkpoint to be committed before a resize is put off: so many times what the
+#: last one took, and this much more, at most the third.
+_COMMITTED_TIMES, _COMMITTED_MORE, _COMMITTED_WITHIN = 2.0, 2.0, 60.0
+#: Seconds until a resize that was put off is tried again.
+_TRY_AGAIN = 30.0
+#: Seconds until a loop that could not save when it was told to is asked again whether it can.
+_ASK_AGAIN = 3.0
+
+
+class Steering:
+    """Where the ranks are sent, and with how many the run should go on. The controller's thread only.
+
+    Its deadlines are called "resize" and "together".
+    """
+
+    def __init__(
+        self,
+        elastic: Elastic,
+        checkpoints: Checkpoints,
+        deadlines: MutableMapping[str, float],
+        *,
+        send: Callable[[Member, wire.FromController], None],
+        tell_once: Callable[[str], None],
+        has_committed: bool,
+    ) -> None:
+        self.holds = Holds(send)
+        self._elastic, self._checkpoints, self._deadlines = elastic, checkpoints, deadlines
+        self._tell_once = tell_once
+        self._has_committed, self._commit_seconds = has_committed, 0.0
+        #: What the attempt is being brought to a boundary for; ``None`` while it is to go on as it is.
+        self.regroup: Regroup | None = None
+        #: When the ranks were last asked to come together for a resize.
+        self._asked_at = float("-inf")
+
+    # -- agreeing on a boundary
+
+    def stop(self, attempt: Attempt, reason: str, preemption: wire.Preemption | None = None) -> None:
+        """Bring all ranks to a boundary where they end, for good or to be regrouped.
+
+        Those who are on their way to one already end there: some may have come to it, and all must end at the same.
+        """
+        self._deadlines.pop("together", None)
+        if attempt.hold is not None and attempt.hold.stops:
+            return
+        workers = self.regroup.workers if self.regroup is not None else 0
+        self.holds.begin(attempt, reason, preemption=preemption, resize_to=workers)
+
+    def held(self, member: Member, message: wire.Held) -> None:
+        if self.holds.held(member, message):
+            self._send_on(member.attempt)
+
+    def rank_ended(self, member: Member) -> None:
+        """A function is over: the others need not wait for it. Where it has returned there is nothing to resize for."""
+        attempt = member.attempt
+        others_may_have_ended = attempt.hold is not None and attempt.hold.stops
+        if self._is_resizing() and not member.was_stopped and not others_may_have_ended:
+            self._put_off(attempt)
+            return
+        if self.holds.is_ready(attempt):
+            self._send_on(attempt)
+        self.look_at_commits(attempt)
+
+    def _send_on(self, attempt: Attempt) -> None:
+        """All who still run have answered: send them to the first boundary none has passed."""
+        assert attempt.hold is not None
+        self._deadlines.pop("together", None)
+        if attempt.hold.can_save or not attempt.hold.needs_commit:
+            self.holds.send_on(attempt, "stop")
+        elif self._has_committed:
+            self.holds.send_on(attempt, "step")
+        else:
+            self._put_off(attempt)
+            self._deadlines["resize"] = time.monotonic() + _ASK_AGAIN
+            if attempt.first_row_seen:  # before that, nobody knows what the loop can do
+                self._tell_once(
+                    "The number of workers is to change, but this run has not committed a checkpoint yet: it is "
+                    "changed when it has, so that nothing is redone. A loop that uses register_state or asks "
+                    "should_checkpoint() need not wait for that."
+                )
+
+    # -- another number of workers
+
+    def consider(self, attempt: Attempt | None, *, is_free: bool) -> None:
+        """Have a look at when the run should change its size, if it should at all, and nothing else is under way."""
+        wanted = None
+        if attempt is not None and attempt.phase == phases.TRAINING and is_free and self.regroup is None:
+            wanted = self._elastic.wanted(attempt.world_size)
+        if wanted is None or (attempt is not None and attempt.out_of_step):
+            self._deadlines.pop("resize", None)
+        else:
+            self._deadlines["resize"] = max(wanted.when, time.monotonic())
+
+    def resize(self, attempt: Attempt | None, *, is_free: bool) -> None:
+        """It is time: ask the ranks to come together where nothing is lost."""
+        wanted = self._elastic.wanted(attempt.world_size) if attempt is not None else None
+        if attempt is None or attempt.phase != phases.TRAINING or wanted is None:
+            return
+        if not is_free or self.regroup is not None or any(m.outcome is not None for m in attempt.members):
+            return
+        self.regroup = Regroup("resize", wanted.reason, wanted.workers)
+        self._ask_to_come_together(attempt, self.regroup)
+
+    def _ask_to_come_together(self, attempt: Attempt, regroup: Regroup) -> None:
+        self._asked_at = time.monotonic()
+        self._deadlines["together"] = self._asked_at + self._together_within(attempt)
+        self.holds.begin(attempt, regroup.reason, needs_commit=True, resize_to=regroup.workers)
+
+    def reached(self, member: Member, message: wire.Reached) -> None:
+        """A rank waits at a boundary to be sent on."""
+        if self.holds.reached(member, message):
+            self._deadlines["together"] = time.monotonic() + self._together_within(member.attempt)
+        self.look_at_commits(member.attempt)
+
+    def look_at_commits(self, attempt: Attempt) -> None:
+        """Where all ranks wait at the same row: end them if its checkpoint is committed, send them on otherwise."""
+        row = self.holds.row_of_all(attempt)
+        if row is None or attempt.rows.closed < row or attempt.phase != phases.TRAINING:
+            return
+        newest = self._checkpoints.newest
+        if any(pending.row == row for pending in self._checkpoints.pending):
+            patience = _COMMITTED_TIMES * self._commit_seconds + _COMMITTED_MORE
+            self._deadlines["together"] = time.monotonic() + min(patience, _COMMITTED_WITHIN)
+            return
+        self._deadlines.pop("together", None)
+        if newest is not None and newest.row == row:
+            self.holds.stop_here(attempt)
+        elif self.regroup is not None and self._is_to_be_asked_again(attempt):
+            self._ask_to_come_together(attempt, self.regroup)
+        else:
+            self.holds.step(attempt)
+
+    def _is_to_be_asked_again(self, attempt: Attempt) -> bool:
+        """True when ranks that are sent from report to report may be able to save by now: without that, a loop that
+        leaves its checkpoints to us would be sent on for ever."""
+        answers = attempt.hold.answers.values() if attempt.hold is not None else ()
+        had_not_begun = any(answer.boundary == 0 for answer in answers)
+        return had_not_begun or time.monotonic() - self._asked_at >= _ASK_AGAIN
+
+    def not_together(self, attempt: Attempt | None) -> None:
+        """A rank did not answer, or does not make the reports that others make, or storage is slow: wait no longer."""
+        if attempt is None or not self._is_resizing():
+            return
+        waits_for_storage = self.holds.row_of_all(attempt) is not None
+        missed = bool(attempt.hold and attempt.hold.reached) and not waits_for_storage
+        late = [m.rank for m in attempt.running() if attempt.hold and m.rank not in attempt.hold.reached]
+        attempt.misses += missed
+        self._put_off(attempt)
+        if attempt.out_of_step:
+            self._tell_once(
+                f"The number of workers is not changed: {phases.MISSES_ALLOWED} times ranks {late} did not come to the "
+                "report at which the others waited for them. Let every rank report at the same place of its loop, use "
+                "register_state, or ask should_checkpoint()."
+            )
+        else:
+            self._deadlines["resize"] = time.monotonic() + _TRY_AGAIN
+
+    @staticmethod
+    def _together_within(attempt: Attempt) -> float:
+        """Longer after each time that it was not enough: one rank may evaluate before it reports."""
+        return float(_TOGETHER_WITHIN * 2**attempt.misses)
+
+    def committed(self, seconds: float) -> bool:
+        """A checkpoint is, so long after it was reported; True when it is the run's first."""
+        first, self._has_committed, self._commit_seconds = not self._has_committed, True, seconds
+        return first
+
+    def take(self) -> Regroup | None:
+        """What the attempt that is over was brought to a boundary for; from here on that is done."""
+        regroup, self.regroup = self.regroup, None
+        return regroup
+
+    def _is_resizing(self) -> bool:
+        return self.regroup is not None and self.regroup.cause == "resize"
+
+    def _put_off(self, attempt: Attempt) -> None:
+        self.regroup = None
+        self._deadlines.pop("together", None)
+        self.holds.let_go(attempt)

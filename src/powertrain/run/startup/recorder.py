@@ -1,0 +1,141 @@
+"""The start of each attempt: moments gathered as they come, and one fact when every rank has made its first step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from powertrain import wire
+from powertrain.engine.base import Started
+from powertrain.run import events as ev
+from powertrain.run.startup import timeline
+from powertrain.run.startup.timeline import RankStart, Start
+
+#: Seconds in the queue from which it is worth to say what was waited for.
+_WORTH_A_REASON = 1.0
+
+
+class Startup:
+    """The controller's thread only. What is told of an attempt that is over is the controller's to keep out."""
+
+    def __init__(
+        self,
+        record: Callable[[ev.StartupMeasured], None],
+        engine: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``record`` is given one fact for each attempt; ``engine`` is the name of the run's."""
+        self._record, self._engine, self._clock = record, engine, clock
+        self._begun = clock()
+        self._opening: Mapping[str, float] = {}
+        self._opening_rest = timeline.PREPARE
+        self._asked: float | None = None
+        #: The attempt that is starting, and its number; None where its fact is written.
+        self._start: Start | None = None
+        self._number = self._steps_left = 0
+        self._waited_for = ""
+        #: Whether the ranks run a whole script.
+        self.runs_script = False
+        self._had_torch = sys.modules.get("torch") is not None
+
+    def launched(self, at: float, parts: Mapping[str, float]) -> None:
+        """The run began ``at`` the call of ``fit``, and ``parts`` of the time since then are known by phase."""
+        self._begun, self._opening = at, dict(parts)
+
+    def slots_asked(self) -> None:
+        if self._asked is None:
+            self._asked = self._clock()
+
+    def attempt_began(self, number: int, world_size: int, waited_for: str = "") -> None:
+        """All slots are there; ``waited_for`` is what the engine said last of what was missing."""
+        now = self._clock()
+        asked = self._asked if self._asked is not None else now
+        self._start = Start(
+            begun=self._begun,
+            ranks=[RankStart() for _ in range(world_size)],
+            opening=self._opening,
+            opening_rest=self._opening_rest,
+            asked=asked,
+            granted=now,
+        )
+        self._number, self._steps_left = number, world_size
+        self._waited_for = waited_for if now - asked >= _WORTH_A_REASON else ""
+
+    def started(self, rank: int, event: Started) -> None:
+        """A rank's process exists."""
+        if self._start is not None:
+            known = self._start.ranks[rank]
+            known.started = self._clock()
+            known.awaited = {timeline.IMPORTS: event.imports, timeline.SERVER: event.waited - event.imports}
+
+    def greeted(self, rank: int) -> None:
+        """A rank has said its first word."""
+        if self._start is not None:
+            self._start.ranks[rank].greeted = self._clock()
+
+    def trained(self) -> None:
+        """Every rank was told to call the user's function."""
+        if self._start is not None:
+            self._start.trained = self._clock()
+
+    def first_step(self, rank: int, message: wire.FirstStep) -> None:
+        """A rank has made its first step, or has ended without one. With the last of them the fact is written."""
+        start = self._start
+        if start is None or start.ranks[rank].done is not None:
+            return
+        known = start.ranks[rank]
+        known.done, known.has_stepped, known.loaded = self._clock(), message.stepped, message.loaded
+        known.own = {
+            timeline.FUNCTION: message.function,
+            timeline.DATA: message.data,
+            timeline.SET_UP: message.setup,
+            timeline.FIRST_STEP: message.step,
+        }
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            self._write(start)
+
+    def over(self) -> None:
+        """The attempt is given up or at its end. What is known of a start that was not over is written; the next one
+        begins here."""
+        if self._start is not None:
+            self._write(self._start)
+        if self._opening_rest != timeline.CLEARING or self._asked is not None:
+            self._begun, self._asked = self._clock(), None
+            self._opening, self._opening_rest = {}, timeline.CLEARING
+
+    def _write(self, start: Start) -> None:
+        self._start = None
+        fact = fact_of(start, self._number, self._clock())
+        self._record(
+            msgspec.structs.replace(
+                fact,
+                waited_for=self._waited_for,
+                engine=self._engine,
+                torch_was_loaded=self._had_torch,
+                runs_script=self.runs_script,
+            )
+        )
+
+
+def fact_of(start: Start, attempt: int, now: float) -> ev.StartupMeasured:
+    """What is written down of a start; ``now`` is when one that is not over was given up."""
+    at, last = time.time(), timeline.slowest(start)
+    kept = timeline.columns(start.by_rank(now), first=last)
+    path = {name: round(seconds, 4) for name, seconds in timeline.critical_path(start, now).items()}
+    return ev.StartupMeasured(
+        time=at,
+        attempt=attempt,
+        rank=last if timeline.stands_out(start, last) else -1,
+        seconds=round(start.ended(now) - start.begun, 4),
+        world_size=len(start.ranks),
+        path=path,
+        ranks=kept.ranks,
+        phases=dict(kept.phases),
+        spread=dict(kept.spread),
+        unfinished=tuple(number for number, rank in enumerate(start.ranks) if not rank.has_stepped),
+        loaded=start.ranks[last].loaded,
+    )

@@ -1,0 +1,110 @@
+"""A start in words: a line for the terminal, a table for ``powertrain show``, what could be done about it. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from powertrain.run.startup import timeline
+from powertrain.run.events import StartupMeasured
+
+#: A phase of less than this part of a start, or so many seconds, is told with what is left.
+_WORTH_TELLING, _WORTH_TELLING_SECONDS = 0.02, 0.01
+#: A phase of at least this part of a start, and so many seconds, is worth a word of advice.
+_DOMINATES, _DOMINATES_SECONDS = 0.4, 2.0
+#: Ranks that a table has a column for; of more it has the fastest, the median and the slowest.
+_COLUMNS = 8
+#: A process with other threads is not forked: what it has imported is imported again.
+_IN_TIME = "and no other thread runs by then, workers are forked from a process that has it"
+
+
+def line(fact: StartupMeasured) -> str:
+    """ "first step after 3.4 s: imports 1.7, process group 0.4, data 0.6, first step 0.7 (rank 1 was last)"."""
+    last = f" (rank {fact.rank} was last)" if fact.rank >= 0 else ""
+    return f"{_headline(fact)}: {_told(fact.path, fact.seconds)}{last}"
+
+
+def is_told(fact: StartupMeasured) -> bool:
+    """False for facts of old journals, which are about one phase of one rank, and have no more to say."""
+    return bool(fact.path)
+
+
+def table(fact: StartupMeasured) -> list[str]:
+    """By phase, each rank's seconds where ranks are few, and otherwise the fastest, the median and the slowest."""
+    named = len(fact.ranks) <= _COLUMNS and not fact.spread
+    heads = [f"rank {rank}" for rank in fact.ranks] if named else ["fastest", "median", "slowest"]
+    rows = [["phase", *heads]]
+    for name, seconds in fact.phases.items():
+        values: Sequence[float] = seconds if named else _spread(fact, name)
+        rows.append([name, *map(_seconds, values)])
+    if named:
+        rows.append(["together", *map(_seconds, map(sum, zip(*fact.phases.values(), strict=True)))])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+
+
+def section(facts: Sequence[StartupMeasured]) -> list[str]:
+    """Every start of a run: a line for each, and below the longest its table and what could be done about it."""
+    longest = max(facts, key=lambda fact: fact.seconds, default=None)
+    lines: list[str] = []
+    for fact in facts:
+        lines.append(f"{fact.attempt}: {line(fact)}")
+        if fact is longest:
+            lines += [f"   {text}" for text in (*table(fact), *advice(fact))]
+    return lines
+
+
+def advice(fact: StartupMeasured) -> list[str]:
+    """What took most of a long start, where something can be done about it: a sentence for each."""
+    said = []
+    # Elsewhere workers come from a process that knows nothing of the script's own.
+    is_forked = fact.engine == "local" and not fact.runs_script
+    if is_forked and not fact.torch_was_loaded and (took := _dominating(fact, timeline.IMPORTS)) is not None:
+        said.append(f"{took} went into imports. Where the script imports torch before fit(), {_IN_TIME}")
+    if (took := _dominating(fact, timeline.SLOTS)) is not None and fact.waited_for:
+        said.append(f"{took} went into waiting for slots: {fact.waited_for}")
+    if is_forked and fact.loaded and (took := _dominating(fact, timeline.FUNCTION)) is not None:
+        said.append(
+            f"{took} went into loading the function; most of what it loads is of {fact.loaded}: where the script "
+            f"imports that before fit(), {_IN_TIME}"
+        )
+    return said
+
+
+def _headline(fact: StartupMeasured) -> str:
+    after = f"after {_seconds(fact.seconds)} s"
+    if not fact.unfinished:
+        return f"{'back' if timeline.CLEARING in fact.path else 'first step'} {after}"
+    if len(fact.unfinished) == fact.world_size:
+        return f"no rank had made a step or a report {after}"
+    some = f"rank {fact.unfinished[0]}" if len(fact.unfinished) == 1 else f"{len(fact.unfinished)} ranks"
+    return f"{some} had made no step and no report {after}"
+
+
+def _told(path: Mapping[str, float], whole: float) -> str:
+    least = max(_WORTH_TELLING_SECONDS, _WORTH_TELLING * whole)
+    told = {name: s for name, s in path.items() if s >= least and name != timeline.OTHER}
+    rest = whole - sum(told.values())
+    if rest >= least or not told:
+        told[timeline.OTHER] = max(0.0, rest)
+    return ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in told.items())
+
+
+def _spread(fact: StartupMeasured, name: str) -> tuple[float, float, float]:
+    if fact.spread:
+        return fact.spread[name]
+    values = fact.phases[name]
+    return min(values), statistics.median(values), max(values)
+
+
+def _dominating(fact: StartupMeasured, name: str) -> str | None:
+    """The seconds of a phase in words, where it has most of a start that was not short."""
+    seconds = fact.path.get(name, 0.0)
+    return f"{_seconds(seconds)} s" if seconds >= max(_DOMINATES_SECONDS, _DOMINATES * fact.seconds) else None
+
+
+def _seconds(seconds: float) -> str:
+    """0.05, 3.4, 128: as many digits as tell something."""
+    if seconds < 0.995:
+        return f"{seconds:.2f}"
+    return f"{seconds:.1f}" if seconds < 99.5 else f"{seconds:.0f}"

@@ -1,0 +1,216 @@
+"""The state of one attempt: its members, where each stands, and the boundary they agree on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from powertrain import wire
+from powertrain.run.events import WorkerFailure
+from powertrain.run.workers.pacing import gathering_seconds
+from powertrain.run.workers.placement import Placement
+from powertrain.run.workers.rows import RowTable
+from powertrain.run.workers.worker_group import RemoteWorkers
+
+#: The phases of an attempt, in order. "clearing" may follow any of them.
+STARTING = "starting"
+TRAINING = "training"
+SHUTTING_DOWN = "shutting down"
+DISMISSED = "dismissed"
+CLEARING = "clearing"
+#: How often ranks may miss each other at a report before it is clear that they do not come to the same ones.
+MISSES_ALLOWED = 4
+#: Ranks that are named for each of several different calls.
+_CALLS_NAMED = 8
+
+
+@dataclass(eq=False)
+class Member:
+    """One rank of the attempt."""
+
+    placement: Placement
+    #: The public key its messages are signed with: who it is, whatever it says.
+    key: bytes
+    attempt: Attempt
+    pid: int = 0
+    greeted: bool = False
+    outcome: wire.Outcome | None = None
+    exited: bool = False
+    failure: WorkerFailure | None = None
+    beat: wire.Beat | None = None
+    #: Rows whose reports were found in the staging area after its death.
+    recovered: set[int] = field(default_factory=set)
+
+    @property
+    def rank(self) -> int:
+        return self.placement.rank
+
+    @property
+    def was_stopped(self) -> bool:
+        """True when its function was ended at an agreed boundary, and had not come to its own end."""
+        return self.outcome is not None and self.outcome.status == "stopped"
+
+
+@dataclass
+class Hold:
+    """A boundary being agreed on: who was asked, who has answered, and what will be done there."""
+
+    number: int
+    reason: str
+    asked: set[int]
+    #: True when the ranks are to end only where a checkpoint of theirs was committed, so that nothing is redone.
+    needs_commit: bool = False
+    preemption: wire.Preemption | None = None
+    resize_to: int = 0
+    answers: dict[int, wire.Held] = field(default_factory=dict)
+    #: The boundary that all were sent to; 0 before. And whether they end there.
+    boundary: int = 0
+    stops: bool = False
+    #: Ranks that wait at it to be sent on, with the row each has come to.
+    reached: dict[int, int] = field(default_factory=dict)
+
+    def agreed(self) -> int | None:
+        """The first boundary no rank has passed, once all who were asked have answered."""
+        if self.boundary or not self.asked <= self.answers.keys() or not self.answers:
+            return None
+        return max(answer.boundary for answer in self.answers.values()) + 1
+
+    @property
+    def can_save(self) -> bool:
+        """True when every rank can save by itself when it is told to."""
+        return all(answer.can_save for answer in self.answers.values())
+
+    def goto(self, action: str) -> wire.Goto:
+        """What to tell the ranks of the boundary that was agreed on."""
+        return wire.Goto(
+            hold=self.number,
+            boundary=self.boundary,
+            action=action,
+            reason=self.reason,
+            preemption=self.preemption,
+            resize_to=0 if action == "go" else self.resize_to,
+        )
+
+
+class Attempt:
+    """Everything the controller knows about the workers that run now."""
+
+    def __init__(self, number: int, placements: list[Placement], first_row: int) -> None:
+        self.number = number
+        self.first_row = first_row
+        self.placements = placements
+        self.began = time.monotonic()
+        self.phase = STARTING
+        #: The backend's one instance for this attempt, made by its first hook.
+        self.backend: Any = None
+        self.first_row_seen = False
+        #: True once some rank has come to a boundary, or has made an optimizer step.
+        self.has_trained = False
+        #: How often ranks did not come to the reports at which others waited for them.
+        self.misses = 0
+        #: True once the backend's on_shutdown has been called.
+        self.shut_down = False
+        self.members: list[Member] = []
+        #: All members before these have greeted, or exited: who has is not looked at again.
+        self._greeted = self._exited = 0
+        #: Ranks whose functions have ended.
+        self._over: set[int] = set()
+        self._ranks_by_slot = {placement.slot.id: placement.rank for placement in placements}
+        self.group: RemoteWorkers | None = None
+        self.rows = RowTable(len(placements), first_row)
+        self.failures: list[WorkerFailure] = []
+        #: When the first failure came that reads like an echo of another.
+        self.failing_since = 0.0
+        self.losses: list[tuple[int, str]] = []
+        self.hold: Hold | None = None
+        #: By collective who has come to it, and what they call there.
+        self.arrivals: dict[int, dict[int, wire.Arrived]] = {}
+        self._calls: dict[int, set[str]] = {}
+        self.barrier_rows: dict[int, set[int]] = {}
+        #: By row why all ranks end there.
+        self.stops_at: dict[int, str] = {}
+
+    @property
+    def world_size(self) -> int:
+        return len(self.placements)
+
+    @property
+    def gather(self) -> float:
+        """Seconds for which its ranks let reports gather: see ``wire.Train``."""
+        return gathering_seconds(self.world_size)
+
+    def by_slot(self, slot_id: str) -> Member | None:
+        rank = self._ranks_by_slot.get(slot_id, self.world_size)
+        return self.members[rank] if rank < len(self.members) else None
+
+    def running(self) -> list[Member]:
+        """Members whose user function has not ended and whose process lives."""
+        return [m for m in self.members if m.outcome is None and not m.exited]
+
+    def all_greeted(self) -> bool:
+        while self._greeted < len(self.members) and self.members[self._greeted].greeted:
+            self._greeted += 1
+        return self._greeted == self.world_size
+
+    def all_exited(self) -> bool:
+        while self._exited < len(self.members) and self.members[self._exited].exited:
+            self._exited += 1
+        return self._exited == len(self.members)
+
+    def all_done(self) -> bool:
+        """True when every rank's function has returned or was stopped."""
+        return len(self._over) == self.world_size and all(m.failure is None for m in self.members)
+
+    def end(self, member: Member, outcome: wire.Outcome) -> None:
+        """A member's function has ended."""
+        member.outcome = outcome
+        self._over.add(member.rank)
+
+    @property
+    def out_of_step(self) -> bool:
+        """True when the ranks do not come to the same reports: they cannot be stopped at one of them."""
+        return self.misses >= MISSES_ALLOWED
+
+    def age(self) -> float:
+        return time.monotonic() - self.began
+
+    def arrive(self, rank: int, message: wire.Arrived) -> None:
+        """Note a rank at a collective."""
+        self.arrivals.setdefault(message.sync, {})[rank] = message
+        self._calls.setdefault(message.sync, set()).add(message.kind)
+
+    def settled_collectives(self) -> list[tuple[wire.Opened, list[Member]]]:
+        """Collectives whose ranks need not wait any longer, with those ranks: all are there, or one never will be."""
+        settled = []
+        for sync, here in list(self.arrivals.items()):
+            opened = self._answer(sync, here)
+            if opened is not None:
+                del self.arrivals[sync], self._calls[sync]
+                settled.append((opened, [self.members[rank] for rank in here]))
+        return settled
+
+    def _answer(self, sync: int, here: dict[int, wire.Arrived]) -> wire.Opened | None:
+        if len(self._calls[sync]) > 1:
+            return wire.Opened(
+                sync=sync, error=f"The ranks do not call the same thing: {_different_calls(here)}."
+            )
+        if gone := sorted(self._over - here.keys()):
+            kind = next(iter(here.values())).kind
+            return wire.Opened(
+                sync=sync,
+                error=f"Rank {gone[0]} has ended without calling this {kind}(). Call it as often on every rank.",
+            )
+        return wire.Opened(sync=sync, data=here[0].data) if len(here) == self.world_size else None
+
+
+def _different_calls(here: dict[int, wire.Arrived]) -> str:
+    """Who called what: of each call the first few ranks."""
+    by_kind: dict[str, list[int]] = {}
+    for rank, message in sorted(here.items()):
+        by_kind.setdefault(message.kind, []).append(rank)
+    calls = [
+        f"rank {rank} called {kind}()" for kind, ranks in by_kind.items() for rank in ranks[:_CALLS_NAMED]
+    ]
+    more = sum(max(0, len(ranks) - _CALLS_NAMED) for ranks in by_kind.values())
+    return ", ".join([*sorted(calls), *([f"{more} more ranks one of these"] if more else [])])

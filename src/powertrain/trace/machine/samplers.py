@@ -1,0 +1,192 @@
+"""Looks at the machine beside a rank: processor, memory, disk, network, and the rank's own GPU.
+
+A look takes about a millisecond and is taken on the service thread, once a second by default. It must never disturb the
+training: what cannot be read is 0, and a GPU is looked at only once the rank itself uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from powertrain.trace.machine import processes, samples
+from powertrain.trace.machine.samples import Sample
+
+_MIB = float(1 << 20)
+#: Of what psutil gives for a machine's processors: time in which they did nothing, or nothing for this machine, or that
+#: is counted twice.
+_NOT_BUSY = ("idle", "iowait", "steal", "guest", "guest_nice")
+
+
+class Sampler:
+    """Looks of one process at itself and its machine. One thread only."""
+
+    def __init__(self, gpu: Callable[[], int | None] = lambda: None) -> None:
+        """``gpu`` answers with the number of the one that is trained on, as far as that is known."""
+        self._gpu_number = gpu
+        self._process = psutil.Process()
+        self._below: dict[int, psutil.Process] = {}
+        self._gpu: _Gpu | None = None
+        self._before = self._counters()
+
+    def look(self, step: int) -> Sample:
+        """What holds now, and rates since the look before."""
+        counters, before = self._counters(), self._before
+        self._before = counters
+        seconds = max(1e-3, counters["time"] - before["time"])
+        rates = {name: max(0.0, counters[name] - before[name]) / seconds for name in counters}
+        memory = psutil.virtual_memory()
+        return Sample(
+            time=time.time(),
+            step=step,
+            cpu=rates["cpu"],
+            host_cpu=rates["host_cpu"],
+            host_cores=float(psutil.cpu_count() or 1),
+            stolen=rates["stolen"],
+            threads=float(_threads()),
+            rss=self._resident() / _MIB,
+            ram_used=(memory.total - memory.available) / _MIB,
+            ram_total=memory.total / _MIB,
+            disk_read=rates["disk_read"] / _MIB,
+            disk_write=rates["disk_write"] / _MIB,
+            net_in=rates["net_in"] / _MIB,
+            net_out=rates["net_out"] / _MIB,
+            **self._look_at_gpu(),
+        )
+
+    def _counters(self) -> dict[str, float]:
+        """What only grows, by the name of its rate."""
+        host, disk, net = (
+            psutil.cpu_times(),
+            _quietly(psutil.disk_io_counters),
+            _quietly(psutil.net_io_counters),
+        )
+        return {
+            "time": time.monotonic(),
+            "cpu": sum(_busy(process) for process in self._family()),
+            "host_cpu": sum(host) - sum(getattr(host, name, 0.0) for name in _NOT_BUSY),
+            "stolen": getattr(host, "steal", 0.0),
+            "disk_read": getattr(disk, "read_bytes", 0.0),
+            "disk_write": getattr(disk, "write_bytes", 0.0),
+            "net_in": getattr(net, "bytes_recv", 0.0),
+            "net_out": getattr(net, "bytes_sent", 0.0),
+        }
+
+    def _family(self) -> list[psutil.Process]:
+        """This process, and those that it has started: workers of data loaders."""
+        below = {}
+        for pid in processes.descendants(self._process.pid):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                below[pid] = self._below.get(pid) or psutil.Process(pid)
+        self._below = below
+        return [self._process, *below.values()]
+
+    def _resident(self) -> float:
+        total = 0.0
+        for process in self._family():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                total += process.memory_info().rss
+        return total
+
+    def _look_at_gpu(self) -> dict[str, Any]:
+        if self._gpu is None:
+            self._gpu = _Gpu.of_this_process(self._gpu_number())
+        return self._gpu.look() if self._gpu is not None else {}
+
+
+def _busy(process: psutil.Process) -> float:
+    try:
+        used = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(used.user + used.system)
+
+
+def _quietly(ask: Any) -> Any:
+    """None on machines where the kernel does not tell."""
+    try:
+        return ask()
+    except (OSError, RuntimeError, psutil.Error):
+        return None
+
+
+def _threads() -> int:
+    """How many threads computations use here. Never imports torch."""
+    torch = sys.modules.get("torch")
+    try:
+        return (
+            int(torch.get_num_threads()) if torch is not None else int(os.environ.get("OMP_NUM_THREADS", "1"))
+        )
+    except (AttributeError, ValueError):
+        return 1
+
+
+class _Gpu:
+    """The GPU that this process trains on, as NVIDIA's management library tells."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    @classmethod
+    def of_this_process(cls, number: int | None) -> _Gpu | None:
+        """The ``number``-th, or the only one. None while the process uses none, or nothing tells of it. Never makes
+        torch use a GPU, and never asks for the current one: each thread has its own."""
+        torch = sys.modules.get("torch")
+        try:
+            if torch is None or not torch.cuda.is_initialized():
+                return None
+            if number is None and torch.cuda.device_count() > 1:
+                return None
+            import pynvml
+
+            pynvml.nvmlInit()
+            uuid = str(torch.cuda.get_device_properties(number or 0).uuid)
+            return cls(
+                pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+            )
+        except Exception:  # no library, no driver, or a GPU that is shared in a way it does not tell of
+            return None
+
+    def look(self) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        library, handle = self._library, self._handle
+        with contextlib.suppress(Exception):  # each of them may be unknown to a GPU
+            told["gpu_busy"] = library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
+        with contextlib.suppress(Exception):
+            memory = library.nvmlDeviceGetMemoryInfo(handle)
+            told |= {"gpu_memory": memory.used / _MIB, "gpu_memory_total": memory.total / _MIB}
+        with contextlib.suppress(Exception):
+            told["gpu_power"] = library.nvmlDeviceGetPowerUsage(handle) / 1000.0
+        with contextlib.suppress(Exception):
+            told["gpu_temperature"] = float(
+                library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)
+            )
+        with contextlib.suppress(Exception):
+            told["throttle"] = throttling(library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        return told
+
+
+#: Bits of NVML's reasons: power cap, hardware slowdown, board limit, software thermal, hardware thermal, power brake.
+_REASONS = {
+    0x4: samples.POWER,
+    0x8: samples.HARDWARE,
+    0x10: samples.POWER,
+    0x20: samples.THERMAL,
+    0x40: samples.THERMAL,
+    0x80: samples.POWER,
+}
+
+
+def throttling(reasons: int) -> int:
+    """The bits of ``Sample.throttle`` for those of NVML; being idle or asked to run slower by the user are none."""
+    found = 0
+    for bit, meaning in _REASONS.items():
+        if reasons & bit:
+            found |= meaning
+    return found

@@ -1,0 +1,265 @@
+"""What a rank's GPU does in each phase: events put on its stream where phases change, read once they have happened.
+
+Where steps are short, only every second, fourth, … is timed, so that timing costs at most a quarter of a percent; the
+records of those between have the usual times of the timed ones. Nothing here waits for the device: events are asked
+whether they have happened, by a side thread, and not while the loop captures a graph. The counters of peak memory are
+read and never reset. Loading this module does not load torch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from powertrain.trace.recording.phases import BACKWARD, COLLECTIVE, COUNT, FIELDS, TIMED_ON_DEVICE, TIMED_PHASES
+
+#: Steps that wait for their device at most; those beyond stay without its times.
+_WAITING = 4096
+_MIB = 2.0**20
+#: Timed steps of which the usual times are made.
+_USUAL_OF = 9
+#: The part of a step that timing may take.
+_COST = 0.001
+#: An event costs the device about as much as it costs the thread to put it there.
+_AND_ON_DEVICE = 2.0
+#: Steps from one that is timed to the next, at most.
+_MOST_BETWEEN = 64
+
+
+class Mark(NamedTuple):
+    """From ``event`` on, what the stream does belongs to ``phase``."""
+
+    phase: int
+    event: Any
+
+
+def _offset_of(name: str) -> int:
+    """Where a field lies within a record."""
+    sizes = {"<u4": 4, "<f4": 4, "<f8": 8}
+    offset = 0
+    for field, kind, *shape in FIELDS:
+        if field == name:
+            return offset
+        offset += sizes[str(kind)] * (shape[0][0] if shape else 1)
+    raise KeyError(name)
+
+
+_MEMORY_AT, _DEVICE_AT, _FLAGS_AT = _offset_of("memory"), _offset_of("device"), _offset_of("flags")
+_MEMORY, _TIMES, _FLAGS = struct.Struct("<2f"), struct.Struct(f"<{COUNT}f"), struct.Struct("<I")
+
+
+class Captures:
+    """The CUDA graphs that are being captured. As torch captures them, a question to the device by any thread, such as
+    whether an event has happened, makes the capture fail."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: Weak, because a graph that is gone is not captured any more, whether somebody has ended that or not.
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begins(self, graph: Any) -> None:
+        """It is about to be captured. Waits while the device is being asked something, which takes microseconds."""
+        with self._lock:
+            self._graphs.add(graph)
+
+    def ended(self, graph: Any) -> None:
+        """It is not captured any more, or could not be."""
+        self._graphs.discard(graph)
+
+    def forget(self) -> None:
+        """From here on nobody says what ends."""
+        self._graphs.clear()
+
+    @contextmanager
+    def kept_out(self) -> Iterator[bool]:
+        """Whether the device may be asked something within; then no capture begins meanwhile. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield not self._graphs
+        finally:
+            self._lock.release()
+
+
+#: Of this process.
+captures = Captures()
+
+
+class DeviceTimer:
+    """Puts events on the current stream, and adds the device's times to records when they are known.
+
+    ``mark`` and ``closed`` are for the thread that records (and autograd's, while that one waits for it), ``resolve``
+    for one other.
+    """
+
+    def __init__(
+        self,
+        make_event: Callable[[], Any],
+        record: Callable[[Any], None],
+        is_capturing: Callable[[], bool] = lambda: False,
+        memory: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        clock: Callable[[], int] = time.perf_counter_ns,
+        captures: Captures = captures,
+        index: int | None = None,
+    ) -> None:
+        """``make_event`` gives what has ``query()`` and ``elapsed_time(later)`` in milliseconds, ``record`` puts it on
+        the current stream; ``memory`` tells the MiB in use and the most there ever were, ``clock`` nanoseconds;
+        ``index`` is the device's number, where it has one."""
+        self.index = index
+        self._make_event, self._record, self._is_capturing = make_event, record, is_capturing
+        self._memory, self._clock, self._captures = memory, clock, captures
+        self._unused: deque[Any] = deque()
+        self._waiting: deque[tuple[int, list[Mark]]] = deque()
+        self._newest: deque[list[float]] = deque(maxlen=_USUAL_OF)
+        #: (MiB in use and at most, seconds by phase), once steps were timed.
+        self.usual: tuple[tuple[float, float], tuple[float, ...]] | None = None
+        #: How many calls of :meth:`is_due` a step has: several with several optimizers.
+        self.calls_of_step = 1
+        self._rhythm = Rhythm()
+        self._is_timing = True
+
+    def is_due(self, ended: int, now: int) -> bool:
+        """Whether the step is to be timed that begins now, in nanoseconds; ``ended`` came before it.
+
+        The same on every rank whose steps take about as long, because ranks are compared step by step.
+        """
+        self._rhythm.ended(now, self._is_timing)
+        calls = self.calls_of_step if self.calls_of_step == 1 else 2 * self.calls_of_step
+        self._is_timing = self.usual is None or ended // calls % self._rhythm.every == 0
+        return self._is_timing
+
+    def mark(self, phase: int) -> Mark | None:
+        """What is put on the current stream from here on belongs to ``phase``.
+
+        None within a graph that is being captured: an event would be a part of it, and could not be asked anything.
+        """
+        began = self._clock()
+        if self._is_capturing():
+            return None
+        try:
+            event = self._unused.pop()
+        except IndexError:
+            event = self._make_event()
+        self._record(event)
+        self._rhythm.spent += self._clock() - began
+        return Mark(phase, event)
+
+    def closed(self, number: int, marks: list[Mark], is_whole: bool = True) -> None:
+        """The record ``number`` was written; ``marks`` were made within its step, all that there are or only some."""
+        if is_whole and len(marks) > 1 and len(self._waiting) < _WAITING:
+            self._waiting.append((number, marks))
+        else:
+            self._give_back(marks)
+
+    def resolve(self, slot_of: Callable[[int], memoryview | None]) -> int | None:
+        """Add times to the records of steps whose work is done; returns the number of the first that is not done, or
+        None. While a graph is being captured, none is known to be done. ``slot_of`` gives the bytes of a record."""
+        memory: tuple[float, float] | None = None
+        unresolved = None
+        while self._waiting:
+            number, marks = self._waiting[0]
+            if (times := self._times_once_done(marks)) is None:
+                unresolved = number
+                break
+            if memory is None:
+                memory = self._memory()
+            self._newest.append(times)
+            if (slot := slot_of(number)) is not None:
+                _write(slot, memory, times)
+            self._waiting.popleft()
+            self._give_back(marks)
+        if memory is not None:
+            usual = (statistics.median(of_phase) for of_phase in zip(*self._newest, strict=True))
+            self.usual = memory, tuple(usual)
+        return unresolved
+
+    def _times_once_done(self, marks: list[Mark]) -> list[float] | None:
+        """None where the work is not done, or nothing may be asked now."""
+        with self._captures.kept_out() as may_ask:
+            return times_on_device(marks) if may_ask and marks[-1].event.query() else None
+
+    def _give_back(self, marks: Sequence[Mark]) -> None:
+        self._unused.extend(mark.event for mark in marks)
+
+
+def _write(slot: memoryview, memory: tuple[float, float], times: list[float]) -> None:
+    """Add them to a record."""
+    _MEMORY.pack_into(slot, _MEMORY_AT, *memory)
+    _TIMES.pack_into(slot, _DEVICE_AT, *times)
+    # Last, because whoever reads the record meanwhile must not take half of the times for all.
+    _FLAGS.pack_into(slot, _FLAGS_AT, _FLAGS.unpack_from(slot, _FLAGS_AT)[0] | TIMED_ON_DEVICE)
+
+
+class Rhythm:
+    """How often steps are timed: as often as costs at most a thousandth. Counts in nanoseconds."""
+
+    __slots__ = ("_before", "_cost", "_step", "every", "spent")
+
+    def __init__(self) -> None:
+        #: Every how many steps: a power of two, so that ranks which differ have many in common.
+        self.every = 1
+        #: On putting events on the stream, since the last step ended.
+        self.spent = 0
+        self._before = 0
+        #: What a step takes, and what timing it does, with what came last counting most; 0 for not known.
+        self._step = self._cost = 0.0
+
+    def ended(self, now: int, was_timed: bool) -> None:
+        """A step has ended, or a part of one: they are all alike here."""
+        took, self._before = now - self._before, now
+        if took < now:  # which is not the first
+            # One that takes long, as with an evaluation before it, says little about the others.
+            self._step += (min(took, 2 * self._step) - self._step) / 8 if self._step else took
+        if not was_timed:
+            return
+        spent, self.spent = self.spent, 0
+        self._cost += (min(spent, 2 * self._cost) - self._cost) / 8 if self._cost else spent
+        if self._step:
+            allowed = max(self._cost * _AND_ON_DEVICE / (_COST * self._step), 1.0)
+            self.every = min(1 << math.ceil(math.log2(allowed)), _MOST_BETWEEN)
+
+
+def times_on_device(marks: Sequence[Mark]) -> list[float]:
+    """Seconds by phase between the first mark and the last, of the phases that a device takes part in."""
+    times = [0.0] * COUNT
+    for (phase, event), (then, later) in pairwise(marks):
+        # Gradients were thought to be complete, and then there were more.
+        phase = BACKWARD if phase == then == COLLECTIVE else phase
+        if phase in TIMED_PHASES:
+            times[phase] += max(event.elapsed_time(later), 0.0) * 1e-3
+    return times
+
+
+def timer() -> DeviceTimer:
+    """A timer for this process's current GPU, which is in use already."""
+    import torch
+
+    # Told by number, because a side thread has a current device of its own.
+    device = torch.cuda.current_device()
+    event_class: Any = torch.cuda.Event
+    raw_record, current_stream = event_class.__base__.record, torch._C._cuda_getCurrentStream
+    streams: dict[Any, Any] = {}
+
+    def record(event: Any) -> None:
+        # What event.record() does, without making an object for the stream each time.
+        key = current_stream(device)
+        stream = streams.get(key)
+        if stream is None:
+            stream = streams[key] = torch.cuda.current_stream(device)
+        raw_record(event, stream)
+
+    def memory() -> tuple[float, float]:
+        return torch.cuda.memory_allocated(device) / _MIB, torch.cuda.max_memory_allocated(device) / _MIB
+
+    is_capturing = torch._C._cuda_isCurrentStreamCapturing
+    return DeviceTimer(lambda: event_class(enable_timing=True), record, is_capturing, memory, index=device)

@@ -1,0 +1,812 @@
+"""Tracing a loop that knows nothing of it: torch is made to say when a phase begins and ends.
+
+Nothing is put on the user's models, loaders or optimizers: torch's own classes and functions are replaced, and put back
+by :meth:`Patches.close`. Only DDP's parameters get hooks, which torch keeps out of copies and files. Compiled code sees
+through every replacement; not through the hooks of optimizers, which are called around the compiled part of a step,
+because without them no step would be found. Loads torch when patches are installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import mmap
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from threading import get_ident
+from types import MethodType
+from typing import Any
+
+from powertrain.errors import ConfigError
+from powertrain.trace.recording import cuda
+from powertrain.trace.recording.phases import BACKWARD, COLLECTIVE, H2D, INPUT, REPORT
+from powertrain.trace.recording import (
+    BEGINS,
+    ENDED,
+    FETCHED,
+    IGNORED,
+    LEARN,
+    LEAVE,
+    LOOK,
+    MADE_HERE,
+    NOBODY,
+    SETTLE_AT,
+    Recorder,
+)
+
+MODES = ("auto", "manual", "selective")
+#: Copies below it leave pageable memory at once, and tell nothing about the loader.
+_SMALL_COPY = 64 * 1024
+#: Of DDP's parameters, those whose gradients come last: when the last of them is there, all are.
+_LAST_GRADIENTS = 4
+#: What ranks wait for each other in, of torch.distributed; asynchronous ones are waited for in ``Work.wait``.
+_COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is patched."""
+
+    dataloader: bool
+    forward: bool
+    backward: bool
+    h2d: bool
+    #: Optimizers, gradient scalers, explicit collectives and saving.
+    rest: bool
+
+
+def choose(
+    mode: str = "auto",
+    patch_dataloader: bool | None = None,
+    patch_forward: bool | None = None,
+    patch_backward: bool | None = None,
+    patch_h2d: bool | None = None,
+) -> Choice:
+    """What a mode means. Raises :class:`~powertrain.errors.ConfigError` where the arguments do not go together."""
+    given = {
+        "patch_dataloader": patch_dataloader,
+        "patch_forward": patch_forward,
+        "patch_backward": patch_backward,
+        "patch_h2d": patch_h2d,
+    }
+    named = [f"{name}={value}" for name, value in given.items() if value is not None]
+    mode = "selective" if mode == "custom" else mode
+    if mode not in MODES:
+        raise ConfigError(
+            f"mode={mode!r} is not a tracing mode. Use 'auto' to patch everything, 'manual' to patch nothing, or "
+            "'selective' to patch what patch_… names."
+        )
+    if mode != "selective" and named:
+        raise ConfigError(
+            f"{', '.join(named)} cannot be used with mode={mode!r}, which decides for all. Use mode='selective'."
+        )
+    if mode == "selective" and not any(given.values()):
+        raise ConfigError(
+            "mode='selective' was given no patch_… that is True, so nothing would be patched. Name at least one, or "
+            "use mode='manual'."
+        )
+    is_auto = mode == "auto"
+    return Choice(
+        dataloader=is_auto or bool(patch_dataloader),
+        forward=is_auto or bool(patch_forward),
+        backward=is_auto or bool(patch_backward),
+        h2d=is_auto or bool(patch_h2d),
+        rest=is_auto,
+    )
+
+
+# --------------------------------------------------------------------------- what a batch is
+
+
+_SEQUENCES = (tuple, list)
+
+
+def size_of(batch: Any) -> tuple[int, int]:
+    """(samples, tokens): the first dimension of the first tensor or array found, and the elements of ``input_ids``."""
+    try:
+        # Nearly always, and then without a search.
+        if type(batch) in _SEQUENCES and (shape := getattr(batch[0], "shape", None)) and (count := shape[0]):
+            return int(count), 0
+        return _size_of(batch, depth=3)
+    except Exception:  # what a user's own kind of batch answers is no reason to end a training
+        return 0, 0
+
+
+def _size_of(batch: Any, depth: int) -> tuple[int, int]:
+    if isinstance(batch, (list, tuple)):
+        parts, tokens = iter(batch), 0
+    elif (shape := getattr(batch, "shape", None)) is not None:
+        return (int(shape[0]) if shape else 0), 0
+    elif isinstance(batch, Mapping):
+        ids: Any = batch.get("input_ids")
+        parts, tokens = iter(batch.values()), math.prod(getattr(ids, "shape", None) or (0,))
+    else:
+        return 0, 0
+    for part in parts if depth else ():
+        samples, inner = _size_of(part, depth - 1)
+        if samples:
+            return samples, tokens or inner
+    return 0, tokens
+
+
+#: Nothing is copied to these.
+_NOT_DEVICES = ("cpu", "meta")
+
+
+def goes_to_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True where ``tensor.to(*args, **kwargs)`` of one in the host's memory copies it to a device."""
+    if args and type(args[0]) is str:  # as usual
+        return not args[0].startswith(_NOT_DEVICES)
+    target = kwargs.get("device") or kwargs.get("other") or (args[0] if args else None)
+    target = getattr(target, "device", target)
+    kind = getattr(target, "type", None)
+    if kind is None and isinstance(target, str):
+        kind = target.partition(":")[0]
+    if kind is None:
+        # Of a plain number torch makes a device of the machine's accelerator; a dtype is none.
+        return isinstance(target, int) and not isinstance(target, bool)
+    return kind not in _NOT_DEVICES
+
+
+# --------------------------------------------------------------------------- all patches
+
+
+class _Within:
+    """What the thread that records is in, for patches that must be quick."""
+
+    __slots__ = ("model",)
+
+    def __init__(self) -> None:
+        #: In a model's forward or in a backward pass: calls of modules are parts of it.
+        self.model = False
+
+
+class Patches:
+    """Torch as it says what it does to a recorder, until :meth:`close`."""
+
+    def __init__(self, recorder: Recorder, choice: Choice) -> None:
+        """Installs them. ``choice`` says which."""
+        self.recorder, self.choice = recorder, choice
+        self._within = _Within()
+        self._is_closed = False
+        self._undo = contextlib.ExitStack()
+        #: Of modules that were called on their own, whether they are models and not losses; by their id, because a
+        #: user's need not be hashable; and what says that they are gone.
+        self._is_model: dict[int, bool] = {}
+        self._met: dict[int, weakref.ref[Any]] = {}
+        self._exchanges: list[_Exchange] = []
+        #: By their iterators, what loaders' processes say.
+        self._making: weakref.WeakKeyDictionary[Any, _MakingTimes] = weakref.WeakKeyDictionary()
+        installers = [
+            (choice.dataloader, self._patch_loaders),
+            (choice.forward, self._patch_forward),
+            (choice.backward, self._patch_backward),
+            (choice.h2d, self._patch_copies),
+            (choice.rest, self._patch_optimizers),
+            (choice.rest, self._patch_collectives),
+            (choice.rest, self._patch_saving),
+            # Whatever is chosen, a model on a GPU may be met, and is timed from then on.
+            (True, self._patch_captures),
+        ]
+        try:
+            for is_chosen, patch in installers:
+                if is_chosen:
+                    patch()
+        except BaseException:
+            self._undo.close()
+            raise
+
+    def close(self) -> None:
+        """Put everything back. Again is fine."""
+        self._is_closed = True
+        self._undo.close()
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set ``owner.name`` until :meth:`close`; what somebody else has put there since then stays."""
+        is_own = name in vars(owner)
+        before = vars(owner).get(name)
+        setattr(owner, name, value)
+
+        def put_back() -> None:
+            if vars(owner).get(name) is not value:
+                return
+            if is_own:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)
+
+        self._undo.callback(put_back)
+
+    def _timed(self, function: Callable[..., Any], phase: int) -> Callable[..., Any]:
+        """``function``, its time counted as ``phase``."""
+        from torch.compiler import is_dynamo_compiling as is_compiling
+
+        recorder = self.recorder
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return function(*args, **kwargs)
+            depth = recorder.enter(phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                recorder.leave(depth)
+
+        return timed
+
+    # -- loaders
+
+    def _patch_loaders(self) -> None:
+        from torch.utils.data import DataLoader, dataloader
+
+        iterator: Any = dataloader._BaseDataLoaderIter
+        made_here: Any = dataloader._SingleProcessDataLoaderIter
+        next_of, recorder, seconds_of = iterator.__next__, self.recorder, self.seconds_of_newest
+        note, clock, log = recorder.note, recorder.clock, recorder.log
+
+        def next_within(batches: Any) -> Any:
+            with recorder.phase(INPUT):
+                return next_of(batches)
+
+        @functools.wraps(next_of)
+        def timed_next(batches: Any) -> Any:
+            if recorder.depth or get_ident() != recorder.thread:
+                return next_within(batches)
+            note((INPUT, clock()))  # as recorder.enter does: see _patch_forward
+            recorder.depth = 1
+            try:
+                batch = next_of(batches)
+                samples, tokens = size_of(batch)
+                amounts = samples, tokens, MADE_HERE if type(batches) is made_here else seconds_of(batches)
+            except BaseException:
+                recorder.leave(0)
+                raise
+            if amounts != recorder.amounts:
+                recorder.tell_amounts(amounts)
+            recorder.depth = 0
+            now = clock()
+            note((FETCHED, now))
+            if now >= recorder.due or len(log) > SETTLE_AT:
+                recorder.settle()
+            return batch
+
+        self._replace(iterator, "__next__", timed_next)
+        # Where the loader's processes are started.
+        self._replace(DataLoader, "__iter__", self._timed(DataLoader.__iter__, INPUT))
+        self._patch_loaders_processes()
+
+    def seconds_of_newest(self, batches: Any) -> float:
+        """How long the newest batch of a loader's iterator was made, as :meth:`Recorder.batch` wants to know it."""
+        if not getattr(batches, "_num_workers", 1):
+            return MADE_HERE
+        times = self._making.get(batches)
+        return 0.0 if times is None else times.newest()
+
+    def _patch_loaders_processes(self) -> None:
+        """Let them say how long they make batches."""
+        from torch.utils.data import dataloader
+
+        iterator: Any = dataloader._MultiProcessingDataLoaderIter
+        begin, making = iterator.__init__, self._making
+
+        @functools.wraps(begin)
+        def begin_telling(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            making[batches] = times = _MakingTimes(loader.num_workers)
+            with times.of_children():
+                begin(batches, loader, *args, **kwargs)
+
+        self._replace(iterator, "__init__", begin_telling)
+
+    # -- models
+
+    def _patch_forward(self) -> None:
+        from torch import is_grad_enabled, nn
+        from torch.compiler import is_dynamo_compiling as is_compiling
+
+        recorder, within, met, meet = self.recorder, self._within, self._is_model, self._meet
+        note, clock, log = recorder.note, recorder.clock, recorder.log
+        plain: Callable[..., Any] = nn.Module.__call__
+
+        def call_within(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if (depth := recorder.enter(LEARN if is_grad_enabled() else LOOK)) == IGNORED:
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            within.model = True
+            try:
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            finally:
+                within.model = False
+                recorder.leave(depth)
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if within.model or is_compiling():
+                # What torch's own does, here rather than in a call of it: parts of models then cost nothing.
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            is_model = met.get(id(module))
+            if is_model is None and get_ident() == recorder.thread:
+                is_model = meet(module)
+            if not is_model:
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            if recorder.depth or recorder.timing is not None or get_ident() != recorder.thread:
+                return call_within(module, args, kwargs)
+            # As nearly always. What the recorder does then is done here and not in calls of it: most of what they cost
+            # once in a step is that their code has to come into the processor's caches.
+            note((LEARN if is_grad_enabled() else LOOK, clock()))
+            recorder.depth = 1
+            within.model = True
+            try:
+                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            finally:
+                within.model = False
+                recorder.depth = 0
+                now = clock()
+                note((LEAVE, now))
+                if now >= recorder.due or len(log) > SETTLE_AT:
+                    recorder.settle()
+
+        self._replace(nn.Module, "__call__", functools.wraps(plain)(call))
+        self._patch_buffers()
+
+    def is_model(self, module: Any) -> bool:
+        """True for a model, False for a loss: that has no parameters. A module is looked at when it is first asked for:
+        then it becomes known whether it is on a GPU, and whether its gradients are exchanged."""
+        is_model = self._is_model.get(id(module))
+        return self._meet(module) if is_model is None else is_model
+
+    def _meet(self, module: Any) -> bool:
+        key = id(module)
+        parameter = None
+        try:
+            parameter = next(module.parameters(), None)
+            if parameter is not None and parameter.is_cuda:
+                self.recorder.time_on(cuda.timer)
+            if self.choice.backward:
+                self._watch_gradients(module)
+        except Exception:  # something that is a module by its type only: no reason to end a training
+            pass
+        self._is_model[key] = parameter is not None
+        self._met[key] = weakref.ref(module, lambda _: self._forget(key))
+        return self._is_model[key]
+
+    def _forget(self, key: int) -> None:
+        """The module is gone, and another may get its id."""
+        self._is_model.pop(key, None)
+        self._met.pop(key, None)
+
+    def _watch_gradients(self, module: Any) -> None:
+        """Of every part of it that exchanges them with other ranks."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        known = [exchange.model() for exchange in self._exchanges]
+        for part in module.modules():
+            if isinstance(part, DistributedDataParallel) and not any(part is model for model in known):
+                exchange = _Exchange(part, self.recorder)
+                self._undo.callback(exchange.close)
+                self._exchanges.append(exchange)
+
+    def _patch_buffers(self) -> None:
+        """DDP's ranks wait for the first of them to send its buffers."""
+        from torch.nn.parallel import DistributedDataParallel as Distributed
+
+        if hasattr(Distributed, "_sync_buffers"):
+            self._replace(Distributed, "_sync_buffers", self._timed(Distributed._sync_buffers, COLLECTIVE))
+
+    def _patch_backward(self) -> None:
+        import torch
+
+        #: ``Tensor.backward`` calls the first of them.
+        self._replace(
+            torch.autograd, "backward", self._backward(torch.autograd.backward, is_part_of_model=False)
+        )
+        self._replace(torch.autograd, "grad", self._backward(torch.autograd.grad, is_part_of_model=True))
+
+    def _backward(self, function: Callable[..., Any], is_part_of_model: bool) -> Callable[..., Any]:
+        """``function`` as a backward pass; within a model's forward it is a part of that if it may be."""
+        from torch.compiler import is_dynamo_compiling as is_compiling
+
+        recorder, within, exchanges = self.recorder, self._within, self._exchanges
+        note, clock, log = recorder.note, recorder.clock, recorder.log
+
+        def backward_within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if (depth := recorder.enter(BACKWARD)) == IGNORED:
+                return function(*args, **kwargs)
+            was_within, within.model = within.model, True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                within.model = was_within
+                recorder.leave(depth)
+                for exchange in exchanges:
+                    exchange.learn()
+
+        @functools.wraps(function)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or (is_part_of_model and within.model):
+                return function(*args, **kwargs)
+            if recorder.depth or recorder.timing is not None or get_ident() != recorder.thread:
+                return backward_within(args, kwargs)
+            note((BACKWARD, clock()))  # as in _patch_forward
+            recorder.depth = 1
+            within.model = True  # what is computed again in it is a part of it
+            try:
+                return function(*args, **kwargs)
+            finally:
+                within.model = False
+                recorder.depth = 0
+                now = clock()
+                note((LEAVE, now))
+                if now >= recorder.due or len(log) > SETTLE_AT:
+                    recorder.settle()
+                for exchange in exchanges:
+                    exchange.learn()
+
+        return backward
+
+    # -- optimizers
+
+    def _patch_optimizers(self) -> None:
+        import torch
+        from torch.optim import optimizer as optimizers
+
+        recorder = self.recorder
+        begins, ended = self._optimizer_hooks()
+        self._undo.callback(optimizers.register_optimizer_step_pre_hook(begins).remove)
+        self._undo.callback(optimizers.register_optimizer_step_post_hook(ended).remove)
+        scaler: Any = torch.amp.GradScaler
+        step = scaler.step
+
+        @functools.wraps(step)
+        def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.is_scaling or get_ident() != recorder.thread:
+                return step(self, optimizer, *args, **kwargs)
+            # A step also where it is left out, because gradients were infinite.
+            recorder.optimizer_begins(optimizer)
+            recorder.is_scaling = True
+            try:
+                return step(self, optimizer, *args, **kwargs)
+            finally:
+                recorder.is_scaling = False
+                recorder.optimizer_ended(optimizer)
+
+        self._replace(scaler, "step", scaled_step)
+
+    def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """What is called before and after each optimizer's step."""
+        recorder = self.recorder
+        note, clock, log = recorder.note, recorder.clock, recorder.log
+
+        def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if (
+                recorder.device is None
+                and id(optimizer) == recorder.which
+                and not recorder.is_scaling
+                and get_ident() == recorder.thread
+            ):
+                note((BEGINS, clock()))  # as in _patch_forward
+            else:
+                recorder.optimizer_begins(optimizer)
+
+        def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if (
+                recorder.device is None
+                and id(optimizer) == recorder.which
+                and not recorder.is_scaling
+                and get_ident() == recorder.thread
+            ):
+                now = clock()
+                note((ENDED, now))
+                if now >= recorder.due or len(log) > SETTLE_AT:
+                    recorder.settle()
+            else:
+                recorder.optimizer_ended(optimizer)
+
+        for hook in (begins, ended):
+            # Lets torch.compile call them as they are, where it would otherwise warn that it cannot see what they do.
+            vars(hook)["_torchdynamo_disable"] = True
+        return begins, ended
+
+    # -- copies to a device
+
+    def _patch_copies(self) -> None:
+        """At once, or when CUDA is first used: a process that computes on the CPU has nothing to copy, and need not
+        have its tensors' most called methods replaced."""
+        import torch
+
+        accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+        if accelerator is not None and accelerator.type != "cuda":
+            self._patch_tensors()
+            return
+        # Weak, because torch keeps it for as long as CUDA is not used.
+        patches = weakref.ref(self)
+
+        def cuda_is_used() -> None:
+            if (living := patches()) is not None and not living._is_closed:
+                living._patch_tensors()
+                # Models that were met before may be moved to a GPU now, and are looked at again.
+                living._is_model.clear()
+                living._met.clear()
+
+        torch_cuda: Any = torch.cuda
+        torch_cuda._lazy_call(cuda_is_used)
+
+    def _patch_tensors(self) -> None:
+        import torch
+        from torch.compiler import is_dynamo_compiling as is_compiling
+
+        recorder = self.recorder
+        note, clock, log = recorder.note, recorder.clock, recorder.log
+        to: Any = torch.Tensor.to
+        to_cuda: Any = torch.Tensor.cuda
+
+        def timed_to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not tensor.is_cpu or not goes_to_device(args, kwargs) or is_compiling():
+                return to(tensor, *args, **kwargs)
+            if recorder.depth or recorder.timing is not None or get_ident() != recorder.thread:
+                return copied(recorder, tensor, to, args, kwargs)
+            note((H2D, clock()))  # as in _patch_forward
+            recorder.depth = 1
+            try:
+                if tensor.nbytes >= _SMALL_COPY and not tensor.is_pinned():
+                    recorder.copies_pageable()
+                return to(tensor, *args, **kwargs)
+            finally:
+                recorder.depth = 0
+                now = clock()
+                note((LEAVE, now))
+                if now >= recorder.due or len(log) > SETTLE_AT:
+                    recorder.settle()
+
+        def timed_cuda(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_cpu and not is_compiling():
+                return copied(recorder, tensor, to_cuda, args, kwargs)
+            return to_cuda(tensor, *args, **kwargs)
+
+        self._replace(torch.Tensor, "to", _OfInstances(to, timed_to))
+        self._replace(torch.Tensor, "cuda", _OfInstances(to_cuda, timed_cuda))
+
+    # -- graphs
+
+    def _patch_captures(self) -> None:
+        """Nothing is asked of the device while a graph is being captured, because that would end the capture."""
+        import torch
+
+        graph: Any = torch.cuda.CUDAGraph
+        plain_begin, plain_end, captures = graph.capture_begin, graph.capture_end, cuda.captures
+
+        @functools.wraps(plain_begin)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                captures.begins(graph)
+                return plain_begin(graph, *args, **kwargs)
+            except BaseException:
+                captures.ended(graph)
+                raise
+
+        @functools.wraps(plain_end)
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return plain_end(graph, *args, **kwargs)
+            finally:
+                captures.ended(graph)
+
+        # What is under way when they are put back would never be said to have ended.
+        self._undo.callback(captures.forget)
+        self._replace(graph, "capture_begin", capture_begin)
+        self._replace(graph, "capture_end", capture_end)
+
+    # -- other ranks
+
+    def _patch_collectives(self) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return
+        from torch.distributed import _functional_collectives as functional
+        from torch.distributed import distributed_c10d
+
+        for name in _COLLECTIVES:
+            plain = getattr(distributed_c10d, name, None)
+            if plain is None:
+                continue
+            timed = self._timed(plain, COLLECTIVE)
+            for owner in (distributed_c10d, dist):
+                if vars(owner).get(name) is plain:
+                    self._replace(owner, name, timed)
+        work: Any = dist.Work
+        self._replace(work, "wait", self._timed(work.wait, COLLECTIVE))
+        # What sharded tensors wait in, as in clipping the gradients of an FSDP model.
+        self._replace(functional, "wait_tensor", self._timed(functional.wait_tensor, COLLECTIVE))
+
+    # -- checkpoints
+
+    def _patch_saving(self) -> None:
+        """Files that a loop writes before it reports them are part of what its checkpoint costs."""
+        import torch
+        from torch import serialization
+
+        plain = serialization.save
+        timed = self._timed(plain, REPORT)
+        for owner in (torch, serialization):
+            if vars(owner).get("save") is plain:
+                self._replace(owner, "save", timed)
+
+
+class _MakingTimes:
+    """How long a loader's processes make batches. They add it up in memory that they share with the one that reads.
+
+    Only processes that are forked from this one know of it; of others nothing is known.
+    """
+
+    #: In a process that is forked here, the one to add to.
+    mine: _MakingTimes | None = None
+
+    def __init__(self, processes: int) -> None:
+        #: Seconds and batches of the first process, of the second, and so on.
+        self._sums = memoryview(mmap.mmap(-1, 16 * processes)).cast("d")
+        self._seconds = self._count = self._mean = 0.0
+
+    @contextlib.contextmanager
+    def of_children(self) -> Iterator[None]:
+        """Processes that are forked within are the loader's, and say how long they make batches. This one does not: it
+        may have other loaders, and need not ask itself with each of their batches whether it does."""
+        from torch.utils.data._utils import fetch
+
+        fetchers: list[Any] = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
+        plain = [fetcher.fetch for fetcher in fetchers]
+        before, _MakingTimes.mine = _MakingTimes.mine, self
+        for fetcher in fetchers:
+            fetcher.fetch = _telling_how_long(fetcher.fetch)
+        try:
+            yield
+        finally:
+            _MakingTimes.mine = before
+            for fetcher, method in zip(fetchers, plain, strict=True):
+                fetcher.fetch = method
+
+    def add(self, process: int, seconds: float) -> None:
+        """It has made a batch. In that process."""
+        self._sums[2 * process] += seconds
+        self._sums[2 * process + 1] += 1.0
+
+    def newest(self) -> float:
+        """Seconds in which one of the newest batches was made; 0 where that is not known."""
+        sums = self._sums.tolist()
+        seconds, count = sum(sums[::2]), sum(sums[1::2])
+        if count > self._count:
+            self._mean = (seconds - self._seconds) / (count - self._count)
+            self._seconds, self._count = seconds, count
+        return self._mean
+
+
+def _telling_how_long(fetch: Callable[..., Any]) -> Callable[..., Any]:
+    """``fetch``, which makes a batch; in a loader's process it says how long that took."""
+    from torch.utils.data import get_worker_info
+
+    @functools.wraps(fetch)
+    def timed(*args: Any) -> Any:
+        times = _MakingTimes.mine
+        process = None if times is None else get_worker_info()
+        if times is None or process is None:
+            return fetch(*args)
+        began = time.perf_counter()
+        batch = fetch(*args)
+        times.add(process.id, time.perf_counter() - began)
+        return batch
+
+    return timed
+
+
+class _OfInstances:
+    """A method that is replaced for instances only: tables that are keyed by ``torch.Tensor.to``, as subclasses of
+    tensors have them, find the same as ever."""
+
+    __slots__ = ("_method", "_plain")
+
+    def __init__(self, plain: Any, method: Callable[..., Any]) -> None:
+        self._plain, self._method = plain, method
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self._plain if instance is None else MethodType(self._method, instance)
+
+
+def copied(recorder: Recorder, tensor: Any, how: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """``how(tensor, …)``, its time counted as a copy to a device, the memory it comes from noted."""
+    depth = recorder.enter(H2D)
+    try:
+        if depth != IGNORED and tensor.nbytes >= _SMALL_COPY and not tensor.is_pinned():
+            recorder.copies_pageable()
+        return how(tensor, *args, **kwargs)
+    finally:
+        recorder.leave(depth)
+
+
+class _Exchange:
+    """Says when all gradients of a DDP model are there, so that the rest of its backward pass is waiting.
+
+    The order in which they come is learned in the first pass; from then on only the last few have hooks.
+    """
+
+    def __init__(self, model: Any, recorder: Recorder) -> None:
+        self.model = weakref.ref(model)
+        self._recorder = recorder
+        self._came: list[int] = []
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._note, number))
+            for number, parameter in enumerate(parameters)
+        ]
+        self._is_learning = True
+
+    def _note(self, number: int, _: Any) -> None:
+        self._came.append(number)
+        self._recorder.gradients_are_there()
+
+    def learn(self) -> None:
+        """A backward pass is over."""
+        if not self._is_learning or not self._came:
+            return
+        self._is_learning = False
+        self.close()
+        last = list(dict.fromkeys(reversed(self._came)))[:_LAST_GRADIENTS]
+        living = [self._parameters[number]() for number in last]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._recorder.gradients_are_there)
+            for parameter in living
+            if parameter is not None
+        ]
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+# --------------------------------------------------------------------------- of this process
+
+_installed: Patches | None = None
+
+
+def install(recorder: Recorder, choice: Choice) -> Patches | None:
+    """Patch torch for this process, instead of what was patched before. Nothing, where nobody records."""
+    global _installed
+    uninstall()
+    if recorder.thread != NOBODY:
+        _installed = Patches(recorder, choice)
+    return _installed
+
+
+def uninstall() -> None:
+    """Leave torch as it was before :func:`install`. Again is fine."""
+    global _installed
+    if _installed is not None:
+        _installed.close()
+        _installed = None
+
+
+def installed() -> Patches | None:
+    """What is patched in this process now."""
+    return _installed

@@ -1,0 +1,179 @@
+"""Tracing a script that is no run: what it records is kept in its own memory, until somebody asks or it ends."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from powertrain.trace.machine import samples
+from powertrain.trace import recording, store
+from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
+from powertrain.trace.machine.samplers import Sampler
+from powertrain.trace.stacks.whereabouts import Whereabouts
+
+#: Seconds between two looks at the machine, and between two at where the loop is.
+_LOOK_EVERY = 1.0
+_GLANCE_EVERY = 0.25
+#: Bytes of steps that are kept; beyond it older ones are thinned, as those of a run are.
+_MOST = 16 << 20
+#: In about so many parts.
+_PARTS = 16
+_logger = logging.getLogger("powertrain")
+
+
+class Kept(NamedTuple):
+    """What was recorded of one process."""
+
+    rank: int
+    host: str
+    #: Records of :mod:`powertrain.trace.recording.phases` and of :mod:`powertrain.trace.machine.samples`.
+    steps: bytes
+    samples: bytes
+    #: By phase, where the loop mostly was.
+    seen: dict[str, str]
+
+
+class Alone:
+    """Records what the thread does that makes it. A thread of its own takes the steps out of the ring."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self.recorder = recording.Recorder()
+        self._most = most
+        self._lock = threading.Lock()
+        self._taken = 0
+        #: Steps in the order of time, and how often each of these parts was thinned.
+        self._parts: list[tuple[int, bytes]] = []
+        self._samples: list[bytes] = []
+        self._places: dict[str, str] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="powertrain-trace", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def kept(self) -> Kept:
+        """Everything until now. On the recording thread also what was noted last."""
+        self.recorder.settle()
+        self._take()
+        with self._lock:
+            return Kept(
+                own_rank(),
+                socket.gethostname(),
+                b"".join(part for _, part in self._parts),
+                b"".join(self._samples),
+                dict(self._places),
+            )
+
+    def end(self) -> None:
+        """The last step is closed, and nothing is recorded any more. Again is fine."""
+        self.recorder.flush()
+        self._over.set()
+        self._thread.join()
+        self._take(final=True)
+
+    # -- the watching thread
+
+    def _watch(self) -> None:
+        sampler, places, next_look = Sampler(lambda: self.recorder.gpu), Whereabouts(), 0.0
+        while not self._over.wait(_GLANCE_EVERY):
+            try:
+                places.look(NAMES[self.recorder.phase_now()], self.recorder.steps)
+                self._places = places.news() or self._places
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + _LOOK_EVERY
+                    self._samples.append(samples.pack(sampler.look(self.recorder.steps)))
+                    self._take()
+            except Exception:  # whatever the machine answers is no reason to end a training
+                _logger.debug("A look at this process failed.", exc_info=True)
+
+    def _take(self, final: bool = False) -> None:
+        """Keep the steps that have come since the last time."""
+        with self._lock:
+            first, steps = self.recorder.drain(self._taken, final)
+            self._taken = first + len(steps) // RECORD_SIZE
+            if steps:
+                self._keep(steps)
+            while sum(len(part) for _, part in self._parts) > self._most and len(self._parts) > 1:
+                self._thin()
+
+    def _keep(self, steps: bytes) -> None:
+        level, newest = self._parts[-1] if self._parts else (1, b"")
+        if level == 0 and len(newest) < self._most // _PARTS:
+            self._parts[-1] = 0, newest + steps
+        else:
+            self._parts.append((0, steps))
+
+    def _thin(self) -> None:
+        """The oldest of those parts that were thinned least; the newest stays whole."""
+        place = min(range(len(self._parts) - 1), key=lambda place: (self._parts[place][0], place))
+        level, part = self._parts[place]
+        whole = [store.Frame(0, 0, store.STEPS, part)]
+        smaller = _steps_of(store.thinned(whole, store.GROUP * 4**level))
+        self._parts[place : place + 1] = [(level + 1, smaller)] if len(smaller) < len(part) else []
+
+
+def _steps_of(frames: Iterable[store.Frame]) -> bytes:
+    return b"".join(frame.data for frame in frames if frame.kind == store.STEPS)
+
+
+def own_rank() -> int:
+    """As a launcher such as torchrun has told it; 0 where none has."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0
+
+
+# --------------------------------------------------------------------------- of this process
+
+_alone: Alone | None = None
+
+
+def begin() -> None:
+    """From here on this process records what the calling thread does. At its end the process says what was found."""
+    global _alone
+    if _alone is None:
+        atexit.register(_say_at_exit, os.getpid())
+    _alone = Alone()
+    recording.use(_alone.recorder)
+
+
+def end() -> None:
+    """Nothing is recorded any more, and torch is left as it was. What was recorded stays. Again is fine."""
+    from powertrain.trace.recording import patches
+
+    if _alone is None or _alone.is_over:
+        return
+    if recording.recording() is _alone.recorder:
+        patches.uninstall()
+        recording.use(None)
+    _alone.end()
+
+
+def newest() -> Alone | None:
+    """What this process records now or has recorded last, outside runs."""
+    return _alone
+
+
+def forget() -> None:
+    """End it, and let go of what was recorded. Nothing is said at the end of the process."""
+    global _alone
+    end()
+    _alone = None
+
+
+def _say_at_exit(pid: int) -> None:
+    """Unless it was asked for before."""
+    if _alone is None or _alone.is_over or os.getpid() != pid:
+        return
+    end()
+    if own_rank() == 0:
+        from powertrain.diagnosis.so_far import say
+
+        say(_alone.kept())

@@ -1,0 +1,352 @@
+"""What a loop may say itself about where its time goes. All of it works in a worker and elsewhere, patched or not.
+
+Two that see the same moment count it once, so none of them needs to know what else is there. Loads torch when it is
+needed, never before.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from types import GeneratorType, TracebackType
+from typing import Any, TypeVar
+
+from powertrain.errors import ConfigError
+from powertrain.trace.recording import standalone, patches
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import BACKWARD, H2D, INPUT
+
+Thing = TypeVar("Thing")
+
+
+def init(
+    mode: str = "auto",
+    patch_dataloader: bool | None = None,
+    patch_forward: bool | None = None,
+    patch_backward: bool | None = None,
+    patch_h2d: bool | None = None,
+) -> None:
+    """Say what is traced without a word in the loop: everything (``"auto"``), nothing (``"manual"``), or what the
+    ``patch_…`` name (``"selective"``). A worker of Powertrain has done this already; the last call counts.
+
+    In manual and selective mode, steps come from :func:`trace_step`, :func:`wrap_optimizer` or ``report``. In a script
+    that is no run, it begins to record what the calling thread does; when the script ends, it says on stderr what was
+    found, unless :func:`~powertrain.diagnosis.so_far.final_summary` was called. Raises
+    :class:`~powertrain.errors.ConfigError` for arguments that do not go together.
+    """
+    choice = patches.choose(mode, patch_dataloader, patch_forward, patch_backward, patch_h2d)
+    if not recording.is_kept():
+        standalone.begin()
+    patches.install(recording.current(), choice)
+
+
+# --------------------------------------------------------------------------- steps
+
+
+class _MarkedStep:
+    """One step, or every call of a function as one."""
+
+    __slots__ = ("_model", "_recorder")
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __enter__(self) -> None:
+        self._recorder = recording.current()
+        installed = patches.installed()
+        if installed is not None and self._model is not None:
+            installed.is_model(self._model)
+        self._recorder.begin_marked_step()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._recorder.end_marked_step(failed=kind is not None)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            with _MarkedStep(self._model):
+                return function(*args, **kwargs)
+
+        return marked
+
+
+def trace_step(model: Any = None) -> Any:
+    """What is within is one training step, from ``zero_grad`` to ``optimizer.step``::
+
+        for batch in loader:
+            with trace_step(model):
+                ...
+
+    Also a decorator of a function that makes one step. With ``model`` its device and its exchange of gradients are
+    known from the first step on. A step that raises is not counted; what it took is part of the next one.
+    """
+    if inspect.isroutine(model):
+        return _MarkedStep(None)(model)
+    return _MarkedStep(model)
+
+
+# --------------------------------------------------------------------------- input
+
+
+class _TimedIterator:
+    """An iterator whose ``next`` is time spent waiting for input."""
+
+    def __init__(self, batches: Iterator[Any], is_made_here: bool) -> None:
+        self._batches, self._is_made_here = batches, is_made_here
+
+    def __iter__(self) -> _TimedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        recorder = recording.current()
+        depth = recorder.enter(INPUT)
+        try:
+            batch = next(self._batches)
+            samples, tokens = (0, 0) if depth else patches.size_of(batch)
+            seconds = 0.0 if depth else self._seconds_of_newest()
+        except BaseException:
+            recorder.leave(depth)
+            raise
+        if depth:
+            recorder.leave(depth)
+        else:
+            recorder.fetched(0, samples, tokens, seconds)
+        return batch
+
+    def _seconds_of_newest(self) -> float:
+        """For how long it was made; where it comes from processes that torch was made to tell of, they say."""
+        if self._is_made_here:
+            return recording.MADE_HERE
+        installed = patches.installed() if hasattr(self._batches, "_num_workers") else None
+        return installed.seconds_of_newest(self._batches) if installed is not None else 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":  # asked by copy and pickle before anything is there
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+
+class _TimedIterable:
+    """A loader whose iterators are timed; everything else is the loader's own."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> _TimedIterator:
+        recorder = recording.current()
+        depth = recorder.enter(INPUT)
+        try:
+            batches = iter(self._loader)
+        finally:
+            recorder.leave(depth)
+        return _TimedIterator(batches, _is_made_here(self._loader, batches))
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # asked by copy and pickle before anything is there
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+def _is_made_here(loader: Any, batches: Any) -> bool:
+    """True where a batch is made in ``next`` itself, so that its time is what making it takes."""
+    return isinstance(batches, GeneratorType) or getattr(loader, "num_workers", None) == 0
+
+
+def wrap_dataloader_fetch(iterable: Any) -> Any:
+    """``iterable``, a loader or an iterator of any kind; the time its ``next`` takes counts as waiting for input."""
+    if hasattr(iterable, "__next__"):
+        return _TimedIterator(iterable, _is_made_here(iterable, iterable))
+    if hasattr(iterable, "__iter__"):
+        return _TimedIterable(iterable)
+    raise _wrong("wrap_dataloader_fetch", iterable, "a loader or an iterator")
+
+
+# --------------------------------------------------------------------------- model, loss, optimizer, batch
+
+
+class _TimedForward:
+    """Stands as ``forward`` in one model. A copy of the model gets one of its own."""
+
+    def __init__(self, model: Any, own: Callable[..., Any] | None) -> None:
+        """``own`` is a ``forward`` that the model has itself, instead of its class's."""
+        self._model, self._own = weakref.ref(model), own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return self._forward(*args, **kwargs)
+        recorder = recording.current()
+        depth = recorder.enter_forward(torch.is_grad_enabled())
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            recorder.leave(depth)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._own is not None:
+            return self._own(*args, **kwargs)
+        model: Any = self._model()
+        return type(model).forward(model, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TimedForward:
+        return _TimedForward(copy.deepcopy(self._model(), memo), copy.deepcopy(self._own, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _TimedForward, (self._model(), self._own)
+
+
+def wrap_forward(model: Thing) -> Thing:
+    """``model`` itself; calls of it, also of ``model.forward`` directly, count as forward. Twice is once."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise _wrong("wrap_forward", model, "a torch.nn.Module")
+    own = vars(model).get("forward")
+    if not isinstance(own, _TimedForward):
+        model.forward = _TimedForward(model, own)
+    return model
+
+
+class _TimedLoss:
+    """A loss whose ``backward`` is timed; everything else is the loss's own."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        with recording.current().phase(BACKWARD):
+            return self._loss.backward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loss":  # asked by copy and pickle before anything is there
+            raise AttributeError(name)
+        return getattr(self._loss, name)
+
+
+def wrap_backward(loss_or_function: Any) -> Any:
+    """Something whose ``backward`` counts as backward; or, of a function, the function doing so itself::
+
+    wrap_backward(loss).backward()
+    wrap_backward(accelerator.backward)(loss)
+    """
+    if callable(getattr(loss_or_function, "backward", None)):
+        return _TimedLoss(loss_or_function)
+    if not callable(loss_or_function):
+        raise _wrong("wrap_backward", loss_or_function, "something with a backward method, or a function")
+
+    @functools.wraps(loss_or_function)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        with recording.current().phase(BACKWARD):
+            return loss_or_function(*args, **kwargs)
+
+    return backward
+
+
+def wrap_optimizer(optimizer: Thing) -> Thing:
+    """``optimizer`` itself; its steps count as such, and end steps of the loop unless it marks them. Twice is once."""
+    from torch.optim import Optimizer
+
+    if isinstance(optimizer, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        # One that only looks like torch's, as Accelerate's: it steps another, or leaves that out to accumulate.
+        wrap_optimizer(getattr(optimizer, "optimizer", None))
+        return optimizer
+    if isinstance(optimizer, Optimizer):
+        if _optimizer_begins not in optimizer._optimizer_step_pre_hooks.values():
+            optimizer.register_step_pre_hook(_optimizer_begins)
+            optimizer.register_step_post_hook(_optimizer_ended)
+        return optimizer
+    changed: Any = optimizer
+    plain = getattr(optimizer, "step", None)
+    if not callable(plain):
+        raise _wrong("wrap_optimizer", optimizer, "something with a step method")
+    if not isinstance(plain, _TimedStep):
+        changed.step = _TimedStep(optimizer, plain)
+    return optimizer
+
+
+class _TimedStep:
+    """Stands as ``step`` in something that steps as optimizers do, and is none of torch's."""
+
+    def __init__(self, optimizer: Any, plain: Callable[..., Any]) -> None:
+        self._optimizer, self._plain = weakref.ref(optimizer), plain
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = recording.current()
+        optimizer = self._optimizer()
+        recorder.optimizer_begins(optimizer)
+        try:
+            return self._plain(*args, **kwargs)
+        finally:
+            recorder.optimizer_ended(optimizer)
+
+
+def _optimizer_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if not _are_optimizers_patched():
+        recording.current().optimizer_begins(optimizer)
+
+
+def _optimizer_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if not _are_optimizers_patched():
+        recording.current().optimizer_ended(optimizer)
+
+
+def _are_optimizers_patched() -> bool:
+    installed = patches.installed()
+    return installed is not None and installed.choice.rest
+
+
+class _TimedCopy:
+    """Something whose ``to`` is timed; everything else is its own."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        thing, recorder = self._thing, recording.current()
+        if isinstance(thing, torch.Tensor):
+            if thing.is_cpu and patches.goes_to_device(args, kwargs):
+                return patches.copied(recorder, thing, torch.Tensor.to, args, kwargs)
+            return thing.to(*args, **kwargs)
+        with recorder.phase(H2D):
+            return thing.to(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_thing":  # asked by copy and pickle before anything is there
+            raise AttributeError(name)
+        return getattr(self._thing, name)
+
+    def __len__(self) -> int:
+        return len(self._thing)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._thing)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._thing[key]
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._thing
+
+
+def wrap_h2d(thing: Any) -> Any:
+    """A tensor or batch whose ``to`` counts as a copy to a device; what ``to`` returns is the thing itself there."""
+    if not callable(getattr(thing, "to", None)):
+        raise _wrong("wrap_h2d", thing, "something with a to method")
+    return _TimedCopy(thing)
+
+
+def _wrong(function: str, thing: Any, wanted: str) -> ConfigError:
+    return ConfigError(
+        f"{function} was given an object of type {type(thing).__name__}, and cannot time that. It takes {wanted}."
+    )

@@ -1,0 +1,177 @@
+"""Whose code a frame is, and so where a rank is in the user's own terms.
+
+Which files are this package's or installed is :mod:`powertrain.text.tracebacks`'s to say.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from types import FrameType
+
+from powertrain.text.tracebacks import OURS as OURS
+from powertrain.text.tracebacks import is_installed
+from powertrain.wire import Frame, ProcessStack, Where
+
+#: (file, line, function) of one frame.
+Line = tuple[str, int, str]
+
+#: Calls the user's function. What is further out belongs to whoever started the rank.
+_LAUNCHER = f"worker{os.sep}main.py"
+#: Parts of torch.distributed that enclose whole computations; where they communicate, they call the other parts.
+_ENCLOSING = ("fsdp", "checkpoint", "elastic", "pipelining", "optim", "tensor", "algorithms", "launcher")
+#: Debuggers of editors lie wherever the editor keeps them; those of others are installed.
+_DEBUGGERS = frozenset({"debugpy", "_pydevd_bundle", "pydevd.py"})
+_INSTALLED_DEBUGGERS = frozenset({"pdb.py", "bdb.py", "ipdb", "pudb"})
+#: Functions that only pass a call on, and would say nothing as the name of it.
+_PASS_ON = frozenset(
+    {"wrapper", "wrapped", "inner", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "<lambda>"}
+)
+
+
+@lru_cache(maxsize=8192)
+def kind_of(file: str) -> str:
+    """Whose code a file holds: "user"; "launcher", "run" or "ours" within this package; "debugger", "collective",
+    "loader", "autograd" or "library" within installed ones."""
+    if file.startswith(OURS):
+        inner = file[len(OURS) :]
+        if inner == _LAUNCHER:
+            return "launcher"
+        return "run" if inner.startswith(f"worker{os.sep}") or inner == "collective.py" else "ours"
+    parts = file.split(os.sep)
+    if not _DEBUGGERS.isdisjoint(parts):
+        return "debugger"
+    if not is_installed(file):
+        return "user"
+    if not _INSTALLED_DEBUGGERS.isdisjoint(parts):
+        return "debugger"
+    return _part_of_torch(parts[parts.index("torch") + 1 :]) if "torch" in parts else "library"
+
+
+def _part_of_torch(inner: list[str]) -> str:
+    if inner[:1] == ["distributed"]:
+        encloses = inner[1:2] and inner[1] in _ENCLOSING and inner[1:3] != ["fsdp", "_fully_shard"]
+        return "library" if encloses else "collective"
+    if inner[:2] == ["utils", "data"]:
+        return "loader"
+    return "autograd" if inner[:1] in (["autograd"], ["_tensor.py"]) else "library"
+
+
+def is_users(file: str) -> bool:
+    """True for a file outside this package and everything installed."""
+    return kind_of(file) == "user"
+
+
+def lines_of(innermost: FrameType | None) -> Iterator[Line]:
+    """The frames of a thread, the innermost first."""
+    frame = innermost
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name
+        frame = frame.f_back
+
+
+def source(file: str, line: int) -> str:
+    """The text of a line, "" where it is not known."""
+    return linecache.getline(file, line).strip() if line > 0 else ""
+
+
+def as_frame(line: Line) -> Frame:
+    """The line for other people to read, with its text; characters that cannot be sent are written out."""
+    file, number, function = line
+    return Frame(
+        file=_sendable(file),
+        line=number,
+        function=_sendable(function),
+        source=_sendable(source(file, number)),
+    )
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def where(lines: Iterable[Line], averages_gradients: bool) -> Where | None:
+    """Where a thread is: the user's innermost frame, and what it waits in. ``lines`` has the innermost first.
+
+    Where no frame is the user's, the outermost of a library stands for it. ``averages_gradients`` says that a backward
+    pass waits for the other ranks. ``None`` for no frame at all.
+    """
+    within: list[Line] = []
+    for line in lines:
+        kind = kind_of(line[0])
+        if kind == "user":
+            inside = _inside(within, averages_gradients)
+            return Where(frame=as_frame(line), inside=inside, call=_call(within, inside))
+        within.append(line)
+        if kind == "launcher":
+            break
+    return _where_without_user(within, averages_gradients) if within else None
+
+
+def _where_without_user(within: list[Line], averages_gradients: bool) -> Where:
+    """A rank that sets itself up, or waits to be told what to do."""
+    foreign = [line for line in within if not line[0].startswith(OURS)]
+    telling = [line for line in foreign if line[2] not in _PASS_ON] or foreign or within
+    outermost = telling[-1]
+    inside = _inside(within, averages_gradients) or ("" if foreign else "run")
+    return Where(frame=as_frame(outermost), inside=inside, call=_name(outermost))
+
+
+def _inside(within: list[Line], averages_gradients: bool) -> str:
+    """What the innermost frame that tells anything is part of."""
+    for file, _, function in within:
+        kind = kind_of(file)
+        if kind in ("collective", "loader", "run"):
+            return kind
+        if kind == "autograd" and averages_gradients and function.rpartition(".")[2] in _BACKWARD:
+            return "collective"
+    return ""
+
+
+_BACKWARD = frozenset({"_engine_run_backward", "backward"})
+
+
+def _call(within: list[Line], inside: str) -> str:
+    """The function that the user's frame has called, those that only pass a call on left out."""
+    for line in reversed(within):
+        if _name(line) not in _PASS_ON and (inside == "run" or not line[0].startswith(OURS)):
+            return _name(line)
+    return _name(within[-1]) if within else ""
+
+
+def _name(line: Line) -> str:
+    return line[2].rpartition(".")[2]
+
+
+def where_of(process: ProcessStack, averages_gradients: bool = True) -> Where | None:
+    """The same for a process that was looked at from outside: by its main thread, C frames left out."""
+    for thread in process.threads:
+        if thread.main:
+            lines = ((frame.file, frame.line, frame.function) for frame in thread.frames if frame.line > 0)
+            return where(lines, averages_gradients)
+    return None
+
+
+def is_debugged(lines: Iterable[Line]) -> bool:
+    """True when a debugger stands on the stack of a rank's thread, as it does while it waits for a command."""
+    for file, _, _ in lines:
+        kind = kind_of(file)
+        if kind == "debugger":
+            return True
+        if kind == "launcher":
+            return False
+    return False
+
+
+def averages_gradients() -> bool:
+    """True when this process is one of several in a torch process group. Never imports torch."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        return (
+            distributed is not None and distributed.is_initialized() and int(distributed.get_world_size()) > 1
+        )
+    except Exception:  # it is being imported, set up or taken down in another thread at this moment
+        return False

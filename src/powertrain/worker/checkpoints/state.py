@@ -1,0 +1,233 @@
+"""save_state, load_state and register_state: the whole state of a training loop in one call, on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from powertrain import wire
+from powertrain.values.arguments import has_attribute, shorten
+from powertrain.errors import CheckpointError
+from powertrain.trace import recording
+from powertrain.trace.recording.phases import REPORT
+from powertrain.worker import context
+from powertrain.worker.progress import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.checkpoint.state.saver import StateSaver
+    from powertrain.worker.context import Session
+
+
+class _RankState:
+    """The saver of one session; a new session in the same process begins with a new one."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._saver: StateSaver | None = None
+
+    @property
+    def saver(self) -> StateSaver:
+        if self._saver is None:
+            from powertrain.checkpoint.state.saver import StateSaver
+
+            staging = self.session.staging
+            self._saver = StateSaver(
+                self.session.place.rank,
+                self.session.place.world_size,
+                segments=staging.segments,
+                staging=self.session.place.staging,
+                threads=_copying_threads(self.session.place.local_world_size),
+                say=partial(_say, self.session),
+            )
+            # When the next session of this process begins, or the process ends.
+            weakref.finalize(self, self._saver.close)
+        return self._saver
+
+
+#: More threads than this do not copy faster on common machines.
+_MOST_THREADS = 4
+
+
+def _copying_threads(local_world_size: int) -> int:
+    """How many threads may copy at once, so that the ranks of a node leave each other a core."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST_THREADS, usable // local_world_size))
+
+
+def _say(session: Session, message: str) -> None:
+    """Tell the user: rank 0 at the terminal, the others in their own logs."""
+    if session.place.rank == 0:
+        session.service.post(wire.Noted(message=message))
+    else:
+        warnings.warn(message, stacklevel=2)
+
+
+_rank_state: _RankState | None = None
+
+
+def _state_of(session: Session) -> _RankState:
+    global _rank_state
+    if _rank_state is None or _rank_state.session is not session:
+        _rank_state = _RankState(session)
+    return _rank_state
+
+
+def register_state(**objects: Any) -> None:
+    """Name the objects whose state makes up this run's: model, optimizer, scheduler and the like.
+
+    From then on ``save_state()`` and ``load_state()`` without objects mean these, and a run with
+    ``CheckpointConfig(checkpoint_frequency=N)`` saves by itself with every N-th report. A later call adds to them,
+    or replaces those of the same name.
+    """
+    from powertrain.checkpoint.state.objects import kind_of
+
+    session = context.current("register_state")
+    for name, value in objects.items():
+        if kind_of(value) == "value" and not isinstance(value, (dict, list)):
+            raise CheckpointError(
+                f"register_state({name}=...) was given a {type(value).__name__}, which would always be saved as it "
+                "is now. Register objects that have a state_dict(), or a dict or list that your loop changes."
+            )
+    session.registered.update(objects)
+
+
+def save_state(**objects: Any) -> Checkpoint:
+    """Save the state of these objects, and return it as a checkpoint to ``report``. All ranks call this.
+
+    Takes modules (also in DistributedDataParallel or FSDP2), optimizers, schedulers, gradient scalers, anything with
+    ``state_dict()`` and ``load_state_dict()``, random generators of torch, and plain values: numbers, text, tensors,
+    lists and dicts of them. The states of Python's, numpy's, torch's and CUDA's random generators are always
+    included. Without objects it saves what :func:`register_state` has named.
+
+    Tensor parallel modules (DTensors on any mesh) and stages of a pipeline are saved from the ranks that hold them;
+    stages keep the names that their layers have in the whole model. Raises :class:`CheckpointError` on all ranks where
+    ranks have different parameters under one name; ``save_state(model=model.state_dict())`` keeps each rank's own.
+
+    When it returns, the objects may be changed::
+
+        report({"loss": loss}, checkpoint=save_state(model=model, optimizer=optimizer, epoch=epoch))
+    """
+    session = context.current("save_state")
+    chosen = objects or _registered(session, "save_state")
+    return _save(session, chosen)
+
+
+def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str, Any] | None:
+    """Load the state of these objects in place, from ``get_checkpoint()`` or the given checkpoint. All ranks call it.
+
+    Returns the plain values that were given to :func:`save_state`, or ``None`` where there is no checkpoint to go on
+    from. Without objects it loads what :func:`register_state` has named. Objects that were saved and are not given
+    stay out of it. Any world size will do: tensors are laid out anew; random generators are restored where the
+    world size is that of the save. Raises :class:`CheckpointError` where the state does not fit, before anything
+    is changed. In pipeline parallel training each rank loads its stage, also where the stages are cut elsewhere now.
+
+    A given checkpoint can also be loaded outside a worker, to look at a model afterwards; random generators are left
+    alone then.
+    """
+    if checkpoint is not None and not has_attribute(checkpoint, "as_directory"):
+        raise CheckpointError(
+            f"load_state(checkpoint=...) was given {shorten(checkpoint)}. Give a Checkpoint, such as "
+            "Checkpoint.from_directory(path), or leave it out."
+        )
+    if checkpoint is not None and not context.in_worker():
+        return _load_outside(checkpoint, _loadable(objects))
+    session = context.current("load_state")
+    chosen = _loadable(objects) if objects else _stateful(session.registered)
+    if checkpoint is None:
+        checkpoint = context.get_checkpoint()
+    if checkpoint is None:
+        return None
+    from powertrain.checkpoint.state.saver import StateLoader
+
+    with _phase("checkpoint"), checkpoint.as_directory() as directory:
+        loader = StateLoader(directory, session.place.rank, session.place.world_size)
+        extras = loader.load(chosen)
+    if not loader.same_world and session.place.rank == 0:
+        _say(
+            session,
+            f"The state was saved by {loader.world_size} ranks and is loaded by {session.place.world_size}: tensors "
+            "are laid out anew, but the random generators are not restored, and values of a rank's own are rank 0's.",
+        )
+    return extras
+
+
+def _load_outside(checkpoint: Checkpoint, objects: dict[str, Any]) -> dict[str, Any]:
+    from powertrain.checkpoint.state.saver import StateLoader
+
+    with checkpoint.as_directory() as directory:
+        return StateLoader(directory, rank=0, world_size=1).load(objects, generators=False)
+
+
+def _stateful(objects: dict[str, Any]) -> dict[str, Any]:
+    """Those that can be loaded in place."""
+    from powertrain.checkpoint.state.objects import kind_of
+
+    return {name: value for name, value in objects.items() if kind_of(value) != "value"}
+
+
+def automatic_checkpoint(session: Session, row: int, save_now: bool = False) -> Checkpoint | None:
+    """The checkpoint that the run saves by itself with this row, ``None`` where none is due."""
+    frequency = session.place.checkpoint_frequency
+    due = save_now or (frequency > 0 and row % frequency == 0)
+    return _save(session, session.registered) if due and session.registered else None
+
+
+def _save(session: Session, objects: Mapping[str, Any]) -> Checkpoint:
+    from powertrain.checkpoint.checkpoint import Checkpoint
+
+    with _phase("checkpoint"), recording.phase(REPORT):
+        directory = os.fspath(session.staging.new_directory())
+        try:
+            _state_of(session).saver.save(objects, directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+    checkpoint = Checkpoint(directory)
+    session.data.capture(checkpoint)  # it may be reported after more batches
+    # One that is never reported goes with its last reference, and its segment becomes free.
+    weakref.finalize(checkpoint, _remove_unreported, directory, os.getpid())
+    return checkpoint
+
+
+def _remove_unreported(directory: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has a copy of the object, not the directory
+        shutil.rmtree(directory, ignore_errors=True)  # a reported one is no longer there
+
+
+def _registered(session: Session, caller: str) -> dict[str, Any]:
+    registered = session.registered
+    if not registered:
+        raise CheckpointError(
+            f"{caller}() was called without objects, and none are registered. Write {caller}(model=model, "
+            "optimizer=optimizer), or call register_state(model=model, optimizer=optimizer) first."
+        )
+    return registered
+
+
+def _loadable(objects: dict[str, Any]) -> dict[str, Any]:
+    from powertrain.checkpoint.state.objects import kind_of
+
+    for name, value in objects.items():
+        if kind_of(value) == "value":
+            raise CheckpointError(
+                f"load_state({name}=...) was given a {type(value).__name__}, which cannot be changed in place. Leave "
+                f"it out: load_state returns the plain values, so write load_state(...)[{name!r}]."
+            )
+    return objects
+
+
+@contextlib.contextmanager
+def _phase(name: str) -> Any:
+    before, progress.phase = progress.phase, name
+    try:
+        yield
+    finally:
+        progress.phase = before

@@ -1,0 +1,578 @@
+"""The one side thread of a worker: wire, beats, commands.
+
+The training thread only appends to a queue. This thread sends what is there at once, then lets more gather for a
+few milliseconds before it sends again, so that ten thousand reports a second cost a few hundred messages. Beats, and
+what is recorded of the rank's time, ride with reports that come about as often. A rank of thousands is told to let
+reports gather for seconds where nobody waits for them. When the controller does not keep up, reports go to a file until
+it does: none is dropped, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Union
+
+import msgspec
+
+from powertrain import wire
+from powertrain.errors import WireError
+from powertrain.trace.stacks import stacks
+from powertrain.worker import values
+from powertrain.worker.progress import Gate, Progress
+from powertrain.worker.service.beats import MOST_GATHERED, BeatTimes, SharedTimes, can_gather
+from powertrain.worker.signals import SAME_NOTICE, NoticedSignals
+
+if TYPE_CHECKING:
+    from powertrain.worker.tracing import Tracing
+
+#: Seconds within which messages are gathered into one batch, once one has just been sent.
+_GATHER = 0.003
+#: Messages in one batch; bounds how long the interpreter is held while encoding.
+_BATCH = 256
+#: Reports kept in memory; more go to the spill file.
+_MEMORY_LIMIT = 20_000
+_BEAT_EVERY = 1.0
+#: Seconds without a word of the run, and since its end, after which a process that was asked to end does so.
+_SILENT_RUN, _LEFT_ALONE = 10.0, 2.0
+_NOTHING = wire.Opened(sync=0)
+#: What the training thread can wait for.
+Answer = Union[wire.Opened, wire.Settled, wire.Reported]
+
+
+class Service:
+    """Owns the link. Everything public here may be called from the training thread."""
+
+    def __init__(
+        self,
+        door: wire.Door,
+        rank: int,
+        attempt: int,
+        gate: Gate,
+        progress: Progress,
+        *,
+        spill_directory: str | None = None,
+        failed: Callable[[], None] = lambda: None,
+        unreachable: Callable[[], None] = lambda: None,
+        watch: int = -1,
+        orphaned: Callable[[], None] = lambda: None,
+        signals: NoticedSignals | None = None,
+    ) -> None:
+        """``failed`` is called, on this thread, should it break: the rank is deaf and dumb then, and must end. So it is
+        where the run has never answered and cannot be reached: then ``unreachable`` is called.
+        ``watch`` is a descriptor whose readiness means the run is gone; then ``orphaned`` is called. The run is told
+        of ``signals`` that ask this process to end."""
+        self._gate, self._progress = gate, progress
+        self._watch, self._orphaned, self._broken = watch, orphaned, failed
+        self._unreachable = unreachable
+        self._signals, self._notices, self._noticed_at = signals, 0, 0.0
+        self._dismissed_at = float("inf")
+        #: Commands for the main thread, in order: Execute, Train, Dismissed.
+        self.commands: queue.SimpleQueue[wire.FromController] = queue.SimpleQueue()
+        #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
+        self.on_carry: Callable[[wire.Carry | wire.Drop], None] = lambda _: None
+        self.on_settled: Callable[[wire.Settled | wire.Unstaged], None] = lambda _: None
+        #: Called on this thread: with what a debugger of this rank is told; and whether one holds it.
+        self.on_debug: Callable[[wire.FromController], None] = lambda _: None
+        self.is_debugged: Callable[[], bool] = lambda: False
+        #: Called on this thread: how far data have been read, in words.
+        self.describe_data: Callable[[], str] = lambda: ""
+        #: What records where the rank's time goes, while it does.
+        self.tracing: Tracing | None = None
+        self._ordered: deque[wire.FromWorker] = deque()
+        self._urgent: deque[wire.FromWorker] = deque()
+        self._spill = _Spill(spill_directory)
+        self._waiters: dict[tuple[str, int], _Waiter] = {}
+        self._waiters_lock = threading.Lock()
+        self._closed_rows = 0
+        #: Why the function ends at the row that was waited for; "" where it goes on.
+        self.stop_at_row = ""
+        self._asks = 0
+        self._when_over: list[Callable[[], None]] = []
+        self._beats: BeatTimes | SharedTimes = BeatTimes(_BEAT_EVERY)
+        #: Seconds for which reports gather: see ``wire.Train``. And whether one is queued that must not wait: set after
+        #: it is in the queue, and taken back before the queue is emptied, so none is ever overlooked.
+        self.gather = 0.0
+        self._is_pressed = False
+        #: Why the run reads nothing of this rank any more; "" while it does.
+        self.refusal = ""
+        #: The rank's newest row, for the envelope.
+        self.row = 0
+        self._rank = rank
+        self._stood = _StoodStill()
+        self._awake = False
+        self._closing = False
+        self._deadline = 0.0
+        self._told_full, self._spill_again_at = False, 0.0
+        self._link = wire.Link(door, rank, attempt)  # handed to the thread, which alone uses it from then on
+        self._thread = threading.Thread(target=self._run, name="powertrain-service", daemon=True)
+        self._thread.start()
+
+    # -- the training thread's side
+
+    def post(self, message: wire.FromWorker) -> None:
+        """Send in order after everything posted before. Returns at once."""
+        self._ordered.append(message)
+        if self.gather:
+            if can_gather(message) and len(self._ordered) < MOST_GATHERED:
+                return  # it goes with the next beat
+            self._is_pressed = True
+        if not self._awake:
+            self._awake = True
+            self._link.wake()
+
+    def say(self, message: wire.FromWorker) -> None:
+        """Send ahead of what waits in the queue. Returns at once."""
+        self._urgent.append(message)
+        self._awake = True
+        self._link.wake()
+
+    def meet(self, message: wire.Arrived) -> wire.Opened:
+        """Send, and wait until every rank has arrived or one never will."""
+        waiter = self._waiter("sync", message.sync)
+        self.say(message)
+        answer = self._wait(waiter, message.kind)
+        return answer if isinstance(answer, wire.Opened) else _NOTHING
+
+    def wait_for_row(self, row: int) -> None:
+        """Wait until row ``row`` is complete on every rank."""
+        waiter = self._waiter("row", row)
+        if self._closed_rows >= row:
+            waiter.set(_NOTHING)
+        self._wait(waiter, f"row {row}")
+
+    def wait_settled(self, row: int) -> wire.Settled | None:
+        """Wait until the checkpoint of ``row`` is committed or has failed; None when the run ends before that.
+
+        Before the report of ``row`` is posted, call :meth:`expect_settled`.
+        """
+        answer = self._wait(self._waiter("settled", row), f"commit of row {row}")
+        return answer if isinstance(answer, wire.Settled) else None
+
+    def expect_settled(self, row: int) -> None:
+        """Keep the answer for :meth:`wait_settled`, however early it comes."""
+        self._waiter("settled", row)
+
+    def ask_checkpoints(self, row: int, validated: bool, timeout: float) -> list[wire.ReportedCheckpoint]:
+        """Wait for the controller's list of checkpoints; see ``wire.AskCheckpoints``."""
+        self._asks += 1
+        waiter = self._waiter("ask", self._asks)
+        self.post(wire.AskCheckpoints(ask=self._asks, row=row, validated=validated, timeout=timeout))
+        answer = self._wait(waiter, "checkpoints")
+        return list(answer.checkpoints) if isinstance(answer, wire.Reported) else []
+
+    def _wait(self, waiter: _Waiter, what: str) -> Answer:
+        """The waiter's answer; beats say meanwhile that the rank waits for ``what``. Raises :class:`WireError` where
+        none will come because the run could not read the rank's messages."""
+        self._progress.awaits = what
+        try:
+            answer = _NOTHING if self.refusal else waiter.wait()
+        finally:
+            self._progress.awaits = ""
+        self.check_heard()
+        return answer
+
+    def check_heard(self) -> None:
+        """Raise :class:`WireError` where the run could not read a message of this rank."""
+        if self.refusal:
+            raise WireError(self.refusal)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Send what is queued, wait for its acknowledgement, end the thread."""
+        self._closing = True
+        self._deadline = time.monotonic() + timeout
+        self._link.wake()
+        self._thread.join(timeout + 1.0)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        if self._watch >= 0:
+            self._link.watch(self._watch)
+        if self._signals is not None:
+            self._link.watch(self._signals.descriptor)
+        last_send = 0.0
+        try:
+            while True:
+                pause, asleep = self._pause(last_send), time.monotonic()
+                commands, watched = self._link.poll(pause)
+                self._stood.woke(asleep + pause, time.monotonic())
+                if self._watch in watched:
+                    self._orphaned()
+                    return
+                if watched:
+                    self._hear_signals()
+                if self._is_left_alone():
+                    self._orphaned()
+                    return
+                if why := self._link.why_unreachable():
+                    self._tell_unreachable(why)
+                    self._unreachable()
+                    return
+                for command in commands:
+                    self._handle(command)
+                now = time.monotonic()
+                rides = self._is_about_to_send(now, last_send)
+                # Reports have a rhythm; answers, and whatever else goes at once, have none.
+                if reports := rides and bool(self._ordered or self._spill):
+                    self._beats.other_went(now)
+                if self._beats.is_due(now, rides=reports):
+                    self._beats.sent(now)
+                    self._urgent.append(self._beat(now))
+                self._collect_telemetry(now, rides or bool(self._urgent))
+                self._keep_memory_bounded()
+                if self._is_about_to_send(now, last_send) and self._send_batch():
+                    last_send = now
+                if self._closing and (self._all_out() or now > self._deadline):
+                    return
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            self._release_waiters()
+            self._link.close()
+            self._spill.close()
+
+    def _is_about_to_send(self, now: float, last_send: float) -> bool:
+        if not (self._urgent or self._ordered or self._spill) or self._link.room <= 0:
+            return False
+        if self._urgent or self._closing:
+            return True
+        return now - last_send >= _GATHER and not self._can_wait()
+
+    def _can_wait(self) -> bool:
+        """Whether all that is queued may wait for the next beat."""
+        return self.gather > 0 and not (self._is_pressed or self._spill or self._urgent)
+
+    def _collect_telemetry(self, now: float, rides: bool) -> None:
+        """Let the rank's record be looked after. What cannot be sent now stays in it."""
+        tracing = self.tracing
+        if tracing is not None and (now >= tracing.due or (rides and now >= tracing.rides_from)):
+            telemetry = tracing.collect(can_send=self._link.room > 0, rides=rides)
+            if telemetry is not None:
+                self._urgent.append(telemetry)
+
+    def _hear_signals(self) -> None:
+        """Pass a signal on. A scheduler and a launcher may both send one for the same cause: what comes at the same
+        moment is one."""
+        assert self._signals is not None
+        for number in self._signals.take():
+            now = time.monotonic()
+            if now - self._noticed_at > SAME_NOTICE:
+                self._noticed_at = now
+                self._notices += 1
+                self._urgent.append(wire.Noticed(signal=number.name, times=self._notices))
+
+    def _is_left_alone(self) -> bool:
+        """True for a process that was asked to end and whose run is over, or does not answer: nothing is left to wait
+        for, and its main thread may wait for a rank that is gone."""
+        # Where nothing is watched the engine ends the process, or it is the user's own.
+        if not self._notices or self._watch < 0:
+            return False
+        return self._link.silence > _SILENT_RUN or time.monotonic() - self._dismissed_at > _LEFT_ALONE
+
+    def _tell_unreachable(self, why: str) -> None:
+        """In the rank's log: the run itself cannot be told."""
+        print(
+            f"Rank {self._rank} cannot reach the run at {self._link.endpoint}: {why}. A firewall may be in between: "
+            "open the port that RunConfig(port=...) names, from every node to the one on which the script runs.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _failed(self, error: BaseException) -> None:
+        """A fault of ours; without this thread the run would never learn of it."""
+        self.refusal = (
+            f"This rank can no longer talk to its run, because its service thread failed: {type(error).__name__}: "
+            f"{error}. This is a fault of Powertrain."
+        )
+        traceback.print_exception(type(error), error, error.__traceback__)
+        self._broken()
+
+    def _pause(self, last_send: float) -> float:
+        """Seconds to wait for a command. Leaves ``_awake`` set where the queue will be looked at anyway."""
+        now = time.monotonic()
+        if self._closing:
+            return 0.05
+        self._awake = False
+        if (self._ordered or self._urgent or self._spill) and not self._can_wait():
+            self._awake = True
+            if self._link.room <= 0:
+                return 0.05  # an acknowledgement ends the wait
+            return max(0.0, last_send + _GATHER - now)
+        if now - last_send < _GATHER:
+            self._awake = True
+            return _GATHER
+        due = self._beats.alone_at if self.tracing is None else min(self._beats.alone_at, self.tracing.due)
+        return max(0.0, due - now)
+
+    def _send_batch(self) -> bool:
+        if self._link.room <= 0:
+            return False
+        batch: list[wire.FromWorker] = []
+        self._is_pressed = False
+        while self._urgent:
+            batch.append(self._urgent.popleft())
+        batch += self._spill.take() if self._spill else []
+        while not self._spill and self._ordered and len(batch) < _BATCH:
+            batch.append(_finished(self._ordered.popleft()))
+        if len(self._ordered) >= MOST_GATHERED or len(batch) >= _BATCH:
+            self._is_pressed = True  # what is left goes too, and not with the next beat
+        if batch:
+            self._link.send(batch, self._gate.passed, self.row)
+        return bool(batch)
+
+    def _keep_memory_bounded(self) -> None:
+        """Move what exceeds the limit to the file; while the file has content, all new messages follow into it."""
+        full = len(self._ordered) > _MEMORY_LIMIT or (self._spill and self._ordered)
+        if not full or time.monotonic() < self._spill_again_at:
+            return
+        messages = [_finished(self._ordered.popleft()) for _ in range(len(self._ordered))]
+        try:
+            self._spill.put(messages)
+        except OSError as error:
+            self._ordered.extendleft(reversed(messages))
+            self._spill_again_at = time.monotonic() + 1.0
+            if not self._told_full:
+                self._told_full = True
+                self._urgent.append(
+                    wire.Noted(message=f"Reports pile up in memory: they cannot be put on disk ({error}).")
+                )
+
+    def _all_out(self) -> bool:
+        if self.refusal:  # nothing is taken any more
+            return True
+        return not (self._ordered or self._urgent or self._spill) and self._link.settled
+
+    def _beat(self, now: float) -> wire.Beat:
+        progress = self._progress
+        reports, steps, batches = progress.snapshot()
+        moved = progress.moved
+        where, debugged = self._look()
+        return wire.Beat(
+            reports=reports,
+            steps=steps,
+            batches=batches,
+            idle=max(0.0, now - moved - self._stood.since(moved)),
+            phase=progress.phase,
+            row=self.row,
+            collectives=progress.collectives(),
+            awaits=progress.awaits,
+            where=where,
+            debugged=debugged or self.is_debugged(),
+            data=self._data(),
+        )
+
+    def _data(self) -> str:
+        try:
+            return self.describe_data()
+        except Exception:  # it changes on another thread, and a beat is not worth more than a look
+            return ""
+
+    @staticmethod
+    def _look() -> tuple[wire.Where | None, bool]:
+        """Where the training thread is, and whether a debugger holds it. A rank is not ended because looking failed."""
+        try:
+            main = stacks.main_frame()
+            return stacks.own_where(main), stacks.own_debugged(main)
+        except Exception:
+            return None, False
+
+    def _stacks(self, ask: int) -> wire.Stacks:
+        """What this process, and those that it has started, are doing."""
+        title, pid = f"rank {self._rank}", os.getpid()
+        try:
+            found = [
+                stacks.own_process(title),
+                *stacks.children_stacks(pid, title, stacks.dump_path()),
+            ]
+        except Exception as error:
+            remark = f"It could not look at itself: {type(error).__name__}: {error}."
+            found = [wire.ProcessStack(pid=pid, title=title, state="running", remark=remark)]
+        return wire.Stacks(ask=ask, processes=found)
+
+    def _handle(self, command: wire.FromController) -> None:
+        if isinstance(command, wire.Hold):
+            can_save = self._gate.can_save()
+            held = wire.Held(hold=command.hold, boundary=self._gate.arm(command.hold), can_save=can_save)
+            self._urgent.append(held)
+        elif isinstance(command, wire.Goto):
+            self._gate.go_to(command)
+        elif isinstance(command, wire.Inspect):
+            self._urgent.append(self._stacks(command.ask))
+        elif isinstance(command, wire.Opened):
+            self._waiter("sync", command.sync).set(command)
+        elif isinstance(command, wire.RowClosed):
+            self._close_row(command)
+        elif isinstance(command, (wire.Carry, wire.Drop)):
+            self.on_carry(command)
+        elif isinstance(command, wire.Unstaged):
+            self.on_settled(command)
+        elif isinstance(command, wire.Settled):
+            self.on_settled(command)
+            self._answer(("settled", command.row), command)
+        elif isinstance(command, wire.Reported):
+            self._answer(("ask", command.ask), command)
+        elif isinstance(command, wire.Refused):
+            self.refusal = command.reason  # first: who begins to wait from now on looks at it
+            self._wake_waiters()
+        elif isinstance(command, (wire.DebugGrant, wire.DebugLine, wire.DebugEnd)):
+            self.on_debug(command)
+        else:
+            if isinstance(command, wire.Train) and command.gather > 0:
+                self._beats = SharedTimes(command.gather, self._rank, time.monotonic())
+                self.gather = command.gather
+                self._is_pressed = bool(
+                    self._ordered
+                )  # at what was posted before, nobody has looked in this way
+            if isinstance(command, wire.Dismissed):
+                self._dismissed_at = time.monotonic()
+                self.on_debug(command)
+            self.commands.put(command)
+
+    def _close_row(self, command: wire.RowClosed) -> None:
+        row, self.stop_at_row = command.row, command.stop
+        self._closed_rows = row
+        with self._waiters_lock:
+            ready = [w for (kind, number), w in self._waiters.items() if kind == "row" and number <= row]
+        for waiter in ready:
+            waiter.set(_NOTHING)
+
+    def _answer(self, key: tuple[str, int], answer: Answer) -> None:
+        """Tell who waits, if anybody does."""
+        with self._waiters_lock:
+            waiter = self._waiters.get(key)
+        if waiter is not None:
+            waiter.set(answer)
+
+    def _waiter(self, kind: str, number: int) -> _Waiter:
+        with self._waiters_lock:
+            return self._waiters.setdefault((kind, number), _Waiter(self, (kind, number)))
+
+    def forget(self, key: tuple[str, int]) -> None:
+        with self._waiters_lock:
+            self._waiters.pop(key, None)
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Call back, on this thread, when nothing will be answered any more."""
+        self._when_over.append(callback)
+
+    def _release_waiters(self) -> None:
+        self._gate.open()
+        for callback in self._when_over:
+            callback()
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        with self._waiters_lock:
+            waiters = list(self._waiters.values())
+        for waiter in waiters:
+            waiter.set(_NOTHING)
+
+
+def _finished(message: wire.FromWorker) -> wire.FromWorker:
+    """The message with all values at hand: those still on their way from a GPU are waited for, on this thread."""
+    if isinstance(message, wire.Point) and values.is_pending(message.metrics):
+        return msgspec.structs.replace(message, metrics=values.resolve(message.metrics))
+    return message
+
+
+class _StoodStill:
+    """Times in which the whole process stood still: its side thread was woken later than it had asked to be."""
+
+    #: Seconds late that a busy machine explains.
+    _USUAL = 1.0
+
+    def __init__(self) -> None:
+        #: (when it ended, seconds), oldest first.
+        self._times: deque[tuple[float, float]] = deque(maxlen=100)
+
+    def woke(self, due: float, now: float) -> None:
+        """The thread was to be woken at ``due`` and was woken ``now``."""
+        if now - due > self._USUAL:
+            self._times.append((now, now - due))
+
+    def since(self, moment: float) -> float:
+        """How many seconds of those after ``moment`` the process stood still. Forgets what was before it."""
+        while self._times and self._times[0][0] <= moment:
+            self._times.popleft()
+        return sum(min(seconds, ended - moment) for ended, seconds in self._times)
+
+
+class _Waiter:
+    """One answer, waited for once."""
+
+    def __init__(self, service: Service, key: tuple[str, int]) -> None:
+        self._service, self._key = service, key
+        self._event = threading.Event()
+        self._answer: Answer = _NOTHING
+
+    def set(self, answer: Answer) -> None:
+        self._answer = answer
+        self._event.set()
+
+    def wait(self) -> Answer:
+        self._event.wait()
+        self._service.forget(self._key)
+        return self._answer
+
+
+class _Spill:
+    """Messages on disk, first in first out. True while it holds any."""
+
+    _decode = msgspec.msgpack.Decoder(list[wire.FromWorker]).decode
+
+    def __init__(self, directory: str | None) -> None:
+        self._directory = directory
+        self._file: Any = None
+        self._read_at = 0
+
+    def __bool__(self) -> bool:
+        return self._file is not None
+
+    def put(self, messages: list[wire.FromWorker]) -> None:
+        """Append all of them, or none and raise ``OSError``."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 (closed by close)
+            self._read_at = 0
+        end = self._file.seek(0, os.SEEK_END)
+        chunks = (
+            wire.encode_messages(messages[start : start + _BATCH])
+            for start in range(0, len(messages), _BATCH)
+        )
+        try:
+            for chunk in chunks:
+                self._write(len(chunk).to_bytes(8, "little") + chunk)
+        except OSError:
+            self._file.truncate(end)
+            if end == self._read_at:
+                self.close()
+            raise
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[self._file.write(data) :]
+
+    def take(self) -> list[wire.FromWorker]:
+        """The oldest messages: one chunk as it was put."""
+        self._file.seek(self._read_at)
+        size = int.from_bytes(self._file.read(8), "little")
+        messages: list[wire.FromWorker] = self._decode(self._file.read(size)) if size else []
+        self._read_at += 8 + size if size else 0
+        self._file.seek(0, os.SEEK_END)
+        if self._read_at >= self._file.tell():
+            self.close()
+        return messages
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
