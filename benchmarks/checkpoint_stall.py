@@ -75,7 +75,7 @@ def report_and_settle(make_checkpoint: Callable[[], Any]) -> float:
     import time
 
     import powertrain
-    from powertrain.worker.context import current
+    from powertrain.worker.session import current
 
     seconds = timed(lambda: powertrain.report({"saved": 1}, checkpoint=make_checkpoint()))
     session = current("the benchmark")

@@ -3,10 +3,11 @@
 The controller is the real one, with its journal, metrics store, hub and watchdog, in a process of its own. The workers
 are simulated: real links with keys of their own, many to a process, and those processes do not count. Each makes what a
 worker makes that reports once a second: a report of four metrics and a beat. It sends them as a worker of a run of that
-size does, which lets reports gather for some seconds where nobody waits for them (``powertrain.run.workers.pacing``: with
-2,048 ranks four); every report arrives, of beats the newest. Bounds are for that. Beside it stands the same run with
-each second's report and beat sent by themselves, as runs of up to 512 ranks do: what it would cost without gathering.
-Workers are spread evenly over the time, which is the dearest way: messages that come at the same moment cost less.
+size does, which lets reports gather for some seconds where nobody waits for them (``powertrain.run.workers.pacing``:
+with 2,048 ranks four); every report arrives, of beats the newest. Bounds are for that. Beside it stands the same run
+with each second's report and beat sent by themselves, as runs of up to 512 ranks do: what it would cost without
+gathering. Workers are spread evenly over the time, which is the dearest way: messages that come at the same moment cost
+less.
 
 Measured from outside: CPU time of all threads of the controller's process from the first order to train to the last
 complete row; its resident memory, all of it, twice a second: the median of the last ten seconds less that of the ten

@@ -36,7 +36,7 @@ from typing import NamedTuple, TypeVar
 
 from harness import Bound, Outcome, Row, conclude, parse_options
 
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed
 from powertrain.errors import CheckpointError
 from powertrain.storage import open_storage
 from powertrain.storage.base import TEMPORARY_PREFIX
@@ -230,15 +230,15 @@ def newest_row(storage: Path, promised: int, mebibytes: float, workers: int, wro
         wrong.extend([f"row {promised} was committed, and no run is there"] if promised else [])
         return 0
     run = open_storage(storage / crash_driver.NAME)
-    newest = commit.newest_verified(run, wrong.append)
-    for older in (one for one in commit.committed(run) if newest is None or one.name != newest.name):
+    newest = committed.newest_verified(run, wrong.append)
+    for older in (one for one in committed.committed(run) if newest is None or one.name != newest.name):
         try:
-            commit.verify(run, older)
+            committed.verify(run, older)
         except CheckpointError as error:
             wrong.append(str(error))
     row = newest.row if newest is not None else 0
     if newest is not None:
-        directory = Path(commit.checkpoint_of(run, newest).path)
+        directory = Path(committed.checkpoint_of(run, newest).path)
         wrong.extend(crash_driver.wrong_in(directory, row, workers, mebibytes))
     if row < promised:
         wrong.append(f"row {promised} was committed, but the newest checkpoint is that of row {row}")

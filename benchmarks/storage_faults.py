@@ -51,7 +51,7 @@ from powertrain import (
     ScalingConfig,
     UserCallback,
 )
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed as checkpoint_committed
 from powertrain.errors import PowertrainError
 from powertrain.run import events as ev
 from powertrain.run.record import journal
@@ -420,14 +420,14 @@ class Fates:
         if nothing_may_fail:
             wrong += [f"the checkpoint of row {row} failed: {reason}" for row, reason in self.failed.items()]
         newest = sorted(self.committed)[-KEPT:]
-        kept = {manifest.row: manifest for manifest in commit.committed(self._storage)}
+        kept = {manifest.row: manifest for manifest in checkpoint_committed.committed(self._storage)}
         wrong += [f"the committed checkpoint of row {row} is gone" for row in newest if row not in kept]
         wrong += [
             f"the checkpoint of row {row} lies there uncommitted" for row in kept if row not in self.committed
         ]
         for row, manifest in kept.items():
             try:
-                commit.verify(self._storage, manifest)
+                checkpoint_committed.verify(self._storage, manifest)
             except (PowertrainError, OSError) as error:
                 wrong.append(f"the committed checkpoint of row {row} does not verify: {error}")
         return wrong

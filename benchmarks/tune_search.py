@@ -21,8 +21,8 @@ from powertrain.tune import trial as tr
 from powertrain.tune.search.basic_variant import BasicVariantGenerator
 from powertrain.tune.search.optuna import OptunaSearch
 from powertrain.tune.stopper import as_stopper
-from powertrain.tune.sweep.judge import Judge
 from powertrain.tune.sweep.journal.state import SweepState
+from powertrain.tune.sweep.judge import Judge
 
 SEEDS, QUICK_SEEDS = 10, 3
 RANDOM_TRIALS, EPOCHS = 64, 27

@@ -15,7 +15,8 @@ from powertrain.checkpoint import manifest as mf
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.summary import PhaseTime, RankTimes, Report, to_json
 from powertrain.run import events as ev
-from powertrain.run.metrics import MetricsStore, PointRecord
+from powertrain.run.metrics.points import PointRecord
+from powertrain.run.metrics.store import MetricsStore
 from powertrain.storage import Storage
 
 #: Clears the screen, sets the title, moves back, begins forged lines in every way there is, turns text around, and is

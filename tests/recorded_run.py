@@ -11,8 +11,9 @@ from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.commit import commit
 from powertrain.checkpoint.manifest import ManifestFile
 from powertrain.run import events as ev
+from powertrain.run.metrics.points import PointRecord
+from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.record.journal import Journal
-from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.storage import Storage, open_storage
 
 #: When the run began, in Unix seconds; a row takes ten.

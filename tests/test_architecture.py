@@ -25,10 +25,9 @@ FLOORS: list[set[str]] = [
     {"torch", "xgboost", "lightgbm", "jax", "tensorflow"},
     {"frameworks"},
     {"trainer"},
+    {"driver"},
     {"result"},
-    {"result_contents"},
-    {"result_view", "result_plot", "result_given", "return_value"},
-    {"terminal", "trackers", "tasks", "collective", "blueprint"},
+    {"terminal", "trackers", "tasks", "collective"},
     {"calls"},
     {"diagnosis"},
     {"run"},
@@ -37,10 +36,9 @@ FLOORS: list[set[str]] = [
     {"checkpoint", "data", "trace"},
     {"backend"},
     {"storage", "wire", "config", "functions"},
-    {"connections", "arguments", "values"},
-    {"errors", "error_text", "version", "value_repr"},
-    {"redaction"},
-    {"terminal_text", "terminal_echoes", "traceback_text"},
+    {"values"},
+    {"errors", "version"},
+    {"text"},
 ]
 #: The public face stands outside the floors, and so does what is published for other people's tests.
 OUTSIDE = {"__init__", "testing"}
@@ -48,21 +46,27 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 #: (importing module, imported module) -> why this one may point the other way. All of them are lazy.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("config", "torch.backend"): "TorchConfig.backend_cls names the backend that belongs to it",
-    ("config", "backend"): "BackendConfig.backend_cls names the backend that belongs to it",
-    ("engine.server", "torch.backend"): "the warm server loads what every worker would load",
-    ("engine.server", "torch.data_loader"): "the warm server loads what every worker would load",
-    ("engine.server", "torch.prepare"): "the warm server loads what every worker would load",
+    ("engine.local.server", "torch.backend"): "the warm server loads what every worker would load",
+    (
+        "engine.local.server",
+        "torch.data_loader.prepare",
+    ): "the warm server loads what every worker would load",
+    ("engine.local.server", "torch.prepare"): "the warm server loads what every worker would load",
     ("trace.integrations.ray", "torch.trainer"): "TraceML's name for our trainer, where TraceML has it",
-    ("trace.alone", "diagnosis.so_far"): "a script that is no run has nobody else to say what was found",
+    (
+        "trace.recording.standalone",
+        "diagnosis.so_far",
+    ): "a script that is no run has nobody else to say what was found",
 }
 #: Modules of other people that only some rooms may import.
 RESERVED: dict[str, set[str]] = {
     "ray": {
-        "engine.ray",
-        *(f"engine.ray_{part}" for part in ("actors", "agents", "autoscaler", "client", "feed", "placing")),
-        "data.cluster_tasks",
-        "data.ray_snapshot",
+        *(
+            f"engine.ray.{part}"
+            for part in ("actors", "agents", "autoscaler", "claims", "client", "engine", "feed", "placing")
+        ),
+        "data.ray.tasks",
+        "data.ray.snapshot",
     },
 }
 #: Functions that import the module named by their first argument.

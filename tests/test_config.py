@@ -23,32 +23,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain import config as configs
-from powertrain.config import (
-    STORAGE_VARIABLE,
-    BackendConfig,
+from powertrain.backend import Backend, BackendConfig
+from powertrain.config.checkpoint import (
     CheckpointConfig,
     CheckpointConsistencyMode,
     CheckpointUploadMode,
-    Config,
-    DataConfig,
-    FailureConfig,
-    LoggingConfig,
-    RunConfig,
-    ScalingConfig,
     SyncConfig,
-    TorchConfig,
-    TraceConfig,
-    ValidationConfig,
-    ValidationTaskConfig,
-    as_config,
-    replace,
-    to_json,
-    without_effect,
 )
+from powertrain.config.checks import Config, as_config, replace, without_effect
+from powertrain.config.data import DataConfig
+from powertrain.config.failure import FailureConfig
+from powertrain.config.json import to_json
+from powertrain.config.run import STORAGE_VARIABLE, LoggingConfig, RunConfig
+from powertrain.config.scaling import ScalingConfig
+from powertrain.config.trace import TraceConfig
+from powertrain.config.validation import ValidationConfig, ValidationTaskConfig
 from powertrain.errors import ConfigError
 from powertrain.jax import JaxConfig
 from powertrain.lightgbm import LightGBMConfig
 from powertrain.tensorflow import TensorflowConfig
+from powertrain.torch.config import TorchConfig
 from powertrain.xgboost import XGBoostConfig
 
 ALL = [
@@ -507,7 +501,8 @@ def test_pickle_copy_replace_and_repr_give_back_an_equal_config(made: Config) ->
     assert copy.copy(made) == made
     assert copy.deepcopy(made) == made
     assert replace(made) == made
-    assert eval(repr(made), vars(configs)) == made
+    names = {name: getattr(configs, name) for name in configs.__all__}
+    assert eval(repr(made), names) == made
 
 
 @given(anything)
@@ -700,12 +695,10 @@ def test_a_filesystem_goes_with_a_plain_path_on_it() -> None:
 
 
 def test_backends_are_loaded_when_they_are_asked_for(patch: pytest.MonkeyPatch) -> None:
-    neutral, torch = types.ModuleType("powertrain.backend"), types.ModuleType("powertrain.torch.backend")
-    neutral.Backend = type("Backend", (), {})  # type: ignore[attr-defined]
+    torch = types.ModuleType("powertrain.torch.backend")
     torch.TorchBackend = type("TorchBackend", (), {})  # type: ignore[attr-defined]
-    patch.setitem(sys.modules, "powertrain.backend", neutral)
     patch.setitem(sys.modules, "powertrain.torch.backend", torch)
-    assert BackendConfig().backend_cls is neutral.Backend
+    assert BackendConfig().backend_cls is Backend
     assert TorchConfig().backend_cls is torch.TorchBackend
     assert isinstance(TorchConfig(), BackendConfig)
 
@@ -739,7 +732,8 @@ def test_a_backend_that_a_plugin_registered_is_known(patch: pytest.MonkeyPatch) 
 
 
 def test_every_field_is_documented_right_below_it() -> None:
-    for node in ast.parse(inspect.getsource(configs)).body:
+    modules = {sys.modules[cls.__module__] for cls in ALL}
+    for node in [node for module in modules for node in ast.parse(inspect.getsource(module)).body]:
         if not isinstance(node, ast.ClassDef) or node.name not in {cls.__name__ for cls in ALL}:
             continue
         for statement, following in zip(node.body, node.body[1:], strict=False):

@@ -33,8 +33,8 @@ def test_every_block_of_the_guide_runs(ray_nodes: RayNodes, tmp_path: Path) -> N
 
 
 def test_its_seconds_and_sizes_are_those_of_the_code() -> None:
-    from powertrain.engine.ray.node import agent
     from powertrain.engine.ray import agents
+    from powertrain.engine.ray.node import agent, files
     from powertrain.run.scaling import policy
 
     text = " ".join(GUIDE.read_text("utf-8").split())
@@ -43,8 +43,8 @@ def test_its_seconds_and_sizes_are_those_of_the_code() -> None:
     assert f"after {agents.LOST_AFTER:g} s the controller gives the node up" in text
     assert f"silent is given up after {agents.LOST_AFTER:g} s" in text
     assert f"room for {policy.SETTLE:g} s" in text
-    assert f"files up to {agent._LARGEST_FILE // 2**20} MiB each" in text
-    assert f"more than {agent._MOST_FILES:,} files or {agent._MOST_BYTES // 2**20} MiB" in text
+    assert f"files up to {files._LARGEST_FILE // 2**20} MiB each" in text
+    assert f"more than {files._MOST_FILES:,} files or {files._MOST_BYTES // 2**20} MiB" in text
 
 
 def test_what_it_links_to_is_there() -> None:

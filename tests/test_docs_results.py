@@ -11,7 +11,7 @@ from tests.data.test_docs_data import python_of
 
 from powertrain import Result
 from powertrain.result import return_value
-from powertrain.terminal import data_size
+from powertrain.terminal.text import data_size
 
 GUIDE = Path(__file__).parents[1] / "docs" / "results.md"
 

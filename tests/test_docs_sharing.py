@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.data.test_docs_data import python_of
 
 from powertrain.engine.local import claims
-from powertrain.engine.resources import Holding, Machine
 from powertrain.engine.local.waiting_line import Place, Wish, reason
+from powertrain.engine.resources import Holding, Machine
 
 GUIDE = Path(__file__).parents[1] / "docs" / "sharing.md"
 ONE_GPU = Machine(cpus=1, gpus=("g",), visible=("0",))

@@ -13,7 +13,7 @@ import pytest
 from tests.data.test_docs_data import python_of
 
 from powertrain import RunConfig, trackers
-from powertrain.config import TRACKER_NAMES
+from powertrain.config.run import TRACKER_NAMES
 from powertrain.trackers.choosing import _BUILT_IN
 from powertrain.trackers.sending import REFUSED_TIMEOUT_S
 

@@ -18,15 +18,24 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from powertrain import Checkpoint, CheckpointConfig, DataConfig, DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
-from powertrain.text import redaction
+from powertrain import (
+    Checkpoint,
+    CheckpointConfig,
+    DataConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+)
 from powertrain.errors import ConfigError, PowertrainError, StorageError
-from powertrain.text.redaction import has_secrets, redact, strip_secrets, without_secrets
-from powertrain.run.remote import protocol as control
 from powertrain.run import events as ev
+from powertrain.run.remote import protocol as control
 from powertrain.storage import open_storage
 from powertrain.storage.addresses import Address, client_settings, parse
 from powertrain.storage.failures import passing_reason
+from powertrain.text import redaction
+from powertrain.text.redaction import has_secrets, redact, strip_secrets, without_secrets
 from powertrain.text.reprs import repr_without_secrets, short_repr
 
 #: Addresses with a secret in each place where one can stand. "%s" is the secret as it should be written.

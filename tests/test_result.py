@@ -12,12 +12,13 @@ from tests.recorded_run import at, attempt, points, write
 from tests.s3_server import S3Server
 
 from powertrain import Result
-from powertrain.result import return_value
 from powertrain.checkpoint import Checkpoint
 from powertrain.checkpoint.chain import Chain
-from powertrain.checkpoint.commit import commit, record_validation
+from powertrain.checkpoint.commit import commit
+from powertrain.checkpoint.committed import record_validation
 from powertrain.checkpoint.manifest import ManifestFile, Validation
 from powertrain.errors import ConfigError, StorageError
+from powertrain.result import return_value
 from powertrain.run import events as ev
 from powertrain.run.record.journal import Journal
 from powertrain.storage import Storage, open_storage

@@ -19,9 +19,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain import terminal as tm
 from powertrain.run import events as ev
-from powertrain.terminal import LineAssembler, Narrator, Terminal, View
+from powertrain.terminal import end_card, failures, screen
+from powertrain.terminal import lines as terminal_lines
+from powertrain.terminal import text as terminal_text
+from powertrain.terminal import view as terminal_view
+from powertrain.terminal.lines import Line, LineAssembler
+from powertrain.terminal.narrator import Narrator
+from powertrain.terminal.screen import Terminal
+from powertrain.terminal.view import View
 
 # --------------------------------------------------------------------------- facts to fold
 
@@ -94,7 +100,7 @@ def echo(rank: int) -> ev.WorkerFailure:
 
 
 def region_text(view: View, now: float, bars: Sequence[tuple[int, str]] = ()) -> str:
-    return "\n".join("".join(text for text, _ in row) for row in tm.live_rows(view, now, bars))
+    return "\n".join("".join(text for text, _ in row) for row in terminal_view.live_rows(view, now, bars))
 
 
 def narrated(view: View, narrator: Narrator, events: Sequence[ev.Event]) -> list[str]:
@@ -125,7 +131,7 @@ def narrated(view: View, narrator: Narrator, events: Sequence[ev.Event]) -> list
     ],
 )
 def test_numbers_have_four_digits(value: float, text: str) -> None:
-    assert tm.number(value) == text
+    assert terminal_text.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -134,7 +140,7 @@ def test_numbers_have_four_digits(value: float, text: str) -> None:
      (3600 * 2 + 180, "2 h 03 min"), (86400 * 3 + 3600 * 4, "3 d 4 h"), (-1, "0 ms")],
 )  # fmt: skip
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
-    assert tm.duration(seconds) == text
+    assert terminal_text.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -142,26 +148,29 @@ def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     [(1234, "1.23 k rows/s"), (12.345, "12.3 rows/s"), (1 / 185, "3 min 05 s per row"), (0, "")],
 )
 def test_slow_rates_become_time_per_row(rate: float, text: str) -> None:
-    assert tm.pace(rate) == text
+    assert terminal_text.pace(rate) == text
 
 
 def test_ranks_are_listed_and_long_stretches_folded() -> None:
-    assert tm.rank_list([1]) == "rank 1"
-    assert tm.rank_list([3, 0, 2]) == "ranks 0, 2, 3"
-    assert tm.rank_list([*range(6), 9]) == "ranks 0-5, 9"
-    assert tm.rank_list(range(0, 200, 2)).endswith("and 90 more")
+    assert terminal_text.rank_list([1]) == "rank 1"
+    assert terminal_text.rank_list([3, 0, 2]) == "ranks 0, 2, 3"
+    assert terminal_text.rank_list([*range(6), 9]) == "ranks 0-5, 9"
+    assert terminal_text.rank_list(range(0, 200, 2)).endswith("and 90 more")
 
 
 @given(st.one_of(st.integers(), st.floats(), st.text(), st.lists(st.integers()), st.none(), st.booleans()))
 def test_every_metric_value_fits_on_a_line(value: Any) -> None:
-    text = tm.metric_value(value)
+    text = terminal_text.metric_value(value)
     assert len(text) <= 40
     assert text.isprintable()
 
 
 def test_nested_metrics_are_joined_and_surplus_ones_counted() -> None:
-    assert tm.metric_pairs({"val": {"loss": 0.5}, "n": [1, 2]}) == [("val/loss", "0.5"), ("n", "[2 items]")]
-    many = tm.metric_pairs({f"m{i}": i for i in range(20)})
+    assert terminal_text.metric_pairs({"val": {"loss": 0.5}, "n": [1, 2]}) == [
+        ("val/loss", "0.5"),
+        ("n", "[2 items]"),
+    ]
+    many = terminal_text.metric_pairs({f"m{i}": i for i in range(20)})
     assert len(many) == 13
     assert many[-1] == ("", "8 more")
 
@@ -189,7 +198,7 @@ def test_the_rate_is_that_of_the_last_seconds_and_memory_stays_bounded() -> None
     for row in range(20_001, 20_101):
         view.on_row(row, {"loss": 1.0}, 30 + (row - 20_000) * 1.0)
     assert view.rate() == pytest.approx(1, rel=0.1)
-    assert len(view._samples) <= tm._RATE_SAMPLES
+    assert len(view._samples) <= terminal_view._RATE_SAMPLES
 
 
 def test_a_new_attempt_starts_rate_rows_and_phases_over() -> None:
@@ -257,7 +266,7 @@ def test_facts_in_any_order_can_be_folded_and_shown(facts: list[ev.Event]) -> No
     assert "[digits] warning: m" in said
     assert "digits" in region_text(view, 3.0)
     view.on_event(ev.Ended(time=2.0, state="failed", reason="r"))
-    assert tm.end_card(view).startswith("Run digits failed")
+    assert end_card.end_card(view).startswith("Run digits failed")
 
 
 # --------------------------------------------------------------------------- the live region
@@ -284,7 +293,7 @@ def test_it_is_shown_how_far_data_have_been_read_until_another_attempt_begins() 
     assert "data train: epoch 3, 45 %" in region_text(view, 4.0)
     assert narrator.on_row(9.0)[0].text.endswith("row 1, train: epoch 3, 45 %")
     view.on_event(ev.Ended(time=9.0, state="finished", reason="all ranks returned", rows=1, seconds=9.0))
-    assert ("data", "train: epoch 3, 45 %") in tm.end_rows(view)
+    assert ("data", "train: epoch 3, 45 %") in end_card.end_rows(view)
     view.on_event(ev.AttemptStarted(time=10.0, attempt=1, world_size=2, first_row=2))
     assert view.data == ""
 
@@ -476,7 +485,7 @@ def test_verbose_names_each_process_and_phase() -> None:
 
 
 def test_the_report_names_first_rank_frame_source_message_and_folds_echoes() -> None:
-    report = tm.failure_report(
+    report = failures.failure_report(
         [echo(0), raised(1), echo(2), echo(3)], "no retries are left", logs="/runs/digits"
     )
     assert report.splitlines() == [
@@ -495,7 +504,7 @@ def test_the_report_of_a_killed_rank_is_its_summary() -> None:
     killed = ev.WorkerFailure(
         rank=1, kind="signal", summary="rank 1 was killed by SIGKILL", host="here", pid=9
     )
-    assert tm.failure_report([killed]).splitlines() == [
+    assert failures.failure_report([killed]).splitlines() == [
         "Rank 1 was killed by SIGKILL.",
         "  before its first report, process 9 on here",
     ]
@@ -503,31 +512,33 @@ def test_the_report_of_a_killed_rank_is_its_summary() -> None:
 
 def test_equal_failures_are_folded_and_different_ones_named() -> None:
     other = raised(3, error_type="KeyError", message="'x'")
-    report = tm.failure_report([raised(0), raised(1), raised(2), other])
+    report = failures.failure_report([raised(0), raised(1), raised(2), other])
     assert "The same happened on ranks 1, 2." in report
     assert "Also: rank 3 raised KeyError: 'x'" in report
 
 
 def test_a_failure_without_a_users_frame_shows_the_end_of_its_traceback() -> None:
     failure = raised(file="", traceback="\n".join(f"frame {i}" for i in range(40)))
-    report = tm.failure_report([failure])
+    report = failures.failure_report([failure])
     assert "frame 39" in report
     assert "frame 5\n" not in report
 
 
 def test_only_echoes_still_name_the_first() -> None:
-    assert tm.failure_report([echo(2), echo(0)]).startswith("Rank 2 raised RuntimeError: Connection closed")
+    assert failures.failure_report([echo(2), echo(0)]).startswith(
+        "Rank 2 raised RuntimeError: Connection closed"
+    )
 
 
 def test_a_long_message_is_clipped_and_a_width_wraps_words() -> None:
     failure = raised(message="\n".join(f"part {i} of it" for i in range(60)))
-    report = tm.failure_report([failure], "word " * 60, width=60)
+    report = failures.failure_report([failure], "word " * 60, width=60)
     assert "39 more lines" in report
     assert all(len(line) <= 60 for line in report.splitlines())
 
 
 def test_no_failures_still_make_a_sentence() -> None:
-    assert tm.failure_report([], "the storage is gone") == (
+    assert failures.failure_report([], "the storage is gone") == (
         "The run failed before any worker did.\nThe storage is gone."
     )
 
@@ -540,7 +551,7 @@ def test_the_end_card_tells_all_that_matters() -> None:
     view = trained_view(commit)
     view.on_row(30, {"loss": 0.25}, 9.0)
     view.on_event(ev.Ended(time=200.0, state="finished", reason="", rows=30, seconds=185.0))
-    assert tm.end_card(view).splitlines() == [
+    assert end_card.end_card(view).splitlines() == [
         "Run digits finished",
         "  rows        30",
         "  time        3 min 05 s",
@@ -551,7 +562,7 @@ def test_the_end_card_tells_all_that_matters() -> None:
 
 
 def test_a_run_that_has_not_ended_has_no_card() -> None:
-    assert tm.end_card(trained_view()) == ""
+    assert end_card.end_card(trained_view()) == ""
 
 
 # --------------------------------------------------------------------------- the ranks' output
@@ -601,11 +612,11 @@ def test_undecodable_bytes_are_replaced_and_cursor_moves_dropped() -> None:
 
 
 def test_an_endless_line_is_shown_in_pieces_however_it_is_cut() -> None:
-    data = "é".encode() * tm._LINE_LIMIT
+    data = "é".encode() * terminal_lines._LINE_LIMIT
     whole = assembled([data])
     assert whole == assembled([data[i : i + 1001] for i in range(0, len(data), 1001)])
-    assert "".join(whole) == "é" * tm._LINE_LIMIT
-    assert all(len(line.encode()) <= tm._LINE_LIMIT for line in whole)
+    assert "".join(whole) == "é" * terminal_lines._LINE_LIMIT
+    assert all(len(line.encode()) <= terminal_lines._LINE_LIMIT for line in whole)
 
 
 # --------------------------------------------------------------------------- the terminal, plain
@@ -737,8 +748,8 @@ def test_a_pipe_that_nobody_reads_delays_lines_but_never_the_caller() -> None:
 
 
 def test_lines_beyond_the_limit_are_counted_not_lost_silently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tm, "_PENDING_LIMIT", 1000)
-    monkeypatch.setattr(tm, "_takes_more", lambda _: False)
+    monkeypatch.setattr(screen, "_PENDING_LIMIT", 1000)
+    monkeypatch.setattr(screen, "_takes_more", lambda _: False)
     terminal, stream = plain_terminal()
     for i in range(100):
         terminal.output(0, f"line {i:03d}\n".encode())
@@ -796,13 +807,13 @@ class FakeTty(io.StringIO):
     ],
 )
 def test_the_environment_decides_on_a_live_view(environ: dict[str, str], live: bool) -> None:
-    assert tm.wants_live(FakeTty(), environ) is live
+    assert screen.wants_live(FakeTty(), environ) is live
 
 
 def test_pipes_notebooks_and_no_stream_are_plain() -> None:
     notebook = type("OutStream", (FakeTty,), {"__module__": "ipykernel.iostream"})
     for stream in (io.StringIO(), notebook(), None):
-        assert not tm.wants_live(stream, {"TERM": "xterm"})
+        assert not screen.wants_live(stream, {"TERM": "xterm"})
 
 
 def test_a_live_view_that_cannot_be_drawn_falls_back_to_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -820,7 +831,7 @@ def test_a_live_view_that_cannot_be_drawn_falls_back_to_lines(monkeypatch: pytes
     terminal.close()
     assert "RuntimeError: no picture" in stream.getvalue()
     assert "[rank 0] hello\n" in stream.getvalue()
-    assert tm._live_owner is None
+    assert screen._live_owner is None
 
 
 def test_the_region_is_current_below_lines_that_keep_coming() -> None:
@@ -832,7 +843,7 @@ def test_the_region_is_current_below_lines_that_keep_coming() -> None:
     with Live(console=console, auto_refresh=False) as live:
         for row in (41, 42):
             terminal.view.on_row(row, {}, float(row))
-            terminal._queue([tm.Line("busy", rank=0)])
+            terminal._queue([Line("busy", rank=0)])
             terminal._refresh(console, live)
         drawn = console.file.getvalue()  # type: ignore[attr-defined]
     assert drawn.count("[rank 0] busy") == 2
@@ -852,7 +863,7 @@ def test_two_live_runs_share_one_region_and_lose_nothing() -> None:
     second.close()
     assert "[second] warning: from the second" in stream.getvalue()
     assert "[second] warning: after the first" in stream.getvalue()
-    assert tm._live_owner is None
+    assert screen._live_owner is None
 
 
 def test_the_live_region_is_gone_while_somebody_else_talks_in_the_terminal() -> None:
@@ -864,7 +875,7 @@ def test_the_live_region_is_gone_while_somebody_else_talks_in_the_terminal() -> 
         before = stream.getvalue()
         assert "[digits] warning: before" in before
         terminal.event(ev.Warned(time=0.0, message="meanwhile"))
-        time.sleep(3 * tm._REFRESH_SECONDS)  # it would have been drawn again by now
+        time.sleep(3 * screen._REFRESH_SECONDS)  # it would have been drawn again by now
         assert stream.getvalue() == before
         terminal.release()
     finally:
@@ -878,7 +889,7 @@ SCRIPT = textwrap.dedent(
     """
     import sys, time
     from powertrain.run import events as ev
-    from powertrain.terminal import Terminal
+    from powertrain.terminal.screen import Terminal
 
     terminal = Terminal("digits", "/runs/digits")
     now = time.time()
@@ -988,4 +999,4 @@ def test_a_notice_says_how_long_is_left_and_the_end_how_to_go_on() -> None:
     ]
     said = narrated(view, Narrator(view), facts)
     assert "[digits] notice: rank 1 was asked to end by SIGTERM (30.0 s left)" in said
-    assert ("to resume", "start the same script again") in tm.end_rows(view)
+    assert ("to resume", "start the same script again") in end_card.end_rows(view)

@@ -14,16 +14,11 @@ from tests.hostile_run import HOSTILE, is_harmless
 from powertrain.errors import ConfigError, StorageError, TrainingFailedError
 from powertrain.run import events as ev
 from powertrain.run.debugging.keyboard import _fit, _split_cut_sequence
-from powertrain.terminal import (
-    Line,
-    LineAssembler,
-    Narrator,
-    View,
-    end_card,
-    end_rows,
-    failure_report,
-    live_rows,
-)
+from powertrain.terminal.end_card import end_card, end_rows
+from powertrain.terminal.failures import failure_report
+from powertrain.terminal.lines import Line, LineAssembler
+from powertrain.terminal.narrator import Narrator
+from powertrain.terminal.view import View, live_rows
 from powertrain.text.printable import (
     clean_output,
     escape_controls,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import powertrain
 from powertrain.errors import WorkerFailedError
 from powertrain.run.events import WorkerFailure
-from powertrain.terminal import failure_report
+from powertrain.terminal.failures import failure_report
 from powertrain.text.tracebacks import OURS, TracebackFolder, fold_traceback, is_ours, users_frames
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

@@ -19,7 +19,9 @@ from powertrain import (
     ScalingConfig,
     TrainingFailedError,
 )
-from powertrain.engine import local, resources
+from powertrain.engine import resources
+from powertrain.engine.local import warm_server
+from powertrain.engine.local.warm_server import WarmServer
 from powertrain.errors import ConfigError, ResourceError, RunInUseError, StorageError, TrainFunctionError
 from powertrain.run.record.lease import Lease
 from powertrain.storage import open_storage
@@ -37,9 +39,9 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any, **__: Any) -> None:
         raise AssertionError("a process was about to be started")
 
-    monkeypatch.setattr(local, "_shared", [])
-    monkeypatch.setattr(local, "_start_forked", start)
-    monkeypatch.setattr(local, "_start_clean", start)
+    monkeypatch.setattr(warm_server, "_shared", [])
+    monkeypatch.setattr(warm_server, "_start_forked", start)
+    monkeypatch.setattr(warm_server, "_start_clean", start)
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def test_a_live_run_is_refused_before_a_worker_starts(
     def fork(*_: Any, **__: Any) -> None:
         raise AssertionError("a worker was about to be started")
 
-    monkeypatch.setattr(local.WarmServer, "fork", fork)
+    monkeypatch.setattr(WarmServer, "fork", fork)
     trainer = DataParallelTrainer(train, run_config=RunConfig(name="live", storage_path=str(tmp_path)))
     with Lease.take(open_storage(str(tmp_path)).child("live"), host="elsewhere", pid=4321):
         message = refusal(trainer.fit, RunInUseError)

@@ -12,17 +12,25 @@ import pytest
 from tests.data.small_source import NumberedBlocks, numbered
 
 import powertrain
-from powertrain import Checkpoint, DataConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError
-from powertrain.driver import blueprint
+from powertrain import (
+    Checkpoint,
+    DataConfig,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+)
 from powertrain.data.dataset import Dataset
 from powertrain.data.plan.plan import Part, Plan
-from powertrain.engine import local
+from powertrain.driver import blueprint
+from powertrain.engine.local.warm_server import WarmServer
 from powertrain.errors import ConfigError, DataChangedError, DataError, OutsideWorkerError
 from powertrain.run import events as ev
 from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.storage.files import private_roots
-from powertrain.worker.context import Place
+from powertrain.worker.place import Place
 
 BLOCKS = [7, 13, 20]
 ROWS = sum(BLOCKS)
@@ -140,7 +148,7 @@ def test_what_is_no_dataset_is_refused_when_the_trainer_is_made(
 def test_data_that_cannot_be_read_are_refused_by_fit_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local.WarmServer, "fork", lambda *_, **__: pytest.fail("a worker was started"))
+    monkeypatch.setattr(WarmServer, "fork", lambda *_, **__: pytest.fail("a worker was started"))
     with pytest.raises(DataError, match="'train' has no rows"):
         fit("empty", dataset([0]), workers=1)
     with pytest.raises(ConfigError, match=r"datasets\['train'\] is a int"):

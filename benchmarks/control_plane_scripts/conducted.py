@@ -31,10 +31,10 @@ from powertrain.engine import base
 from powertrain.run import events as ev
 from powertrain.run.controller import Controller
 from powertrain.run.lifecycle import RunState
-from powertrain.run.metrics import read_table
+from powertrain.run.metrics.reading import read_table
 from powertrain.run.spec import RunSpec
 from powertrain.storage import open_storage
-from powertrain.wire import Hub
+from powertrain.wire.hub import Hub
 from powertrain.worker.main import WorkerSpec
 
 #: Workers on one node, as far as ranks are placed.

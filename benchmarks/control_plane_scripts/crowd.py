@@ -2,10 +2,10 @@
 
 Each worker is a real link with keys of its own. It says hello, waits for the order to train, then makes one report a
 second and sends what has gathered with its newest beat, at the pace that the order tells and by the rules that a
-worker's service has (``powertrain.worker.service.beats``). A crowd that does not gather sends one envelope a second instead,
-as small runs do: the report, and the beat that rides with it. After its last report a worker goes on to beat. Workers
-are spread evenly over the time between: many messages that come at the same moment are cheaper to deal with than the
-same number one by one.
+worker's service has (``powertrain.worker.service.beats``). A crowd that does not gather sends one envelope a second
+instead, as small runs do: the report, and the beat that rides with it. After its last report a worker goes on to beat.
+Workers are spread evenly over the time between: many messages that come at the same moment are cheaper to deal with
+than the same number one by one.
 
 A line "close RANK" on standard input has it close that worker's link, and answer with the moment. It ends when standard
 input does.
@@ -23,7 +23,13 @@ import time
 import msgspec
 import zmq
 
-from powertrain import wire
+from powertrain.wire import hub
+from powertrain.wire.envelope import FromWorker
+from powertrain.wire.from_controller import Train
+from powertrain.wire.from_worker import Beat, FirstStep, Hello
+from powertrain.wire.keys import Door
+from powertrain.wire.link import Link
+from powertrain.wire.values import Frame, Point, Where
 from powertrain.worker.service.beats import MOST_GATHERED, SharedTimes, can_gather
 
 #: Seconds between two looks of a worker that waits for its order.
@@ -40,22 +46,22 @@ class Crowd(msgspec.Struct, frozen=True):
     world_size: int
     reports: int
     gathers: bool
-    doors: dict[int, wire.Door]
+    doors: dict[int, Door]
 
 
 class SimulatedWorker:
     """One rank. ``tick`` is called when it is due and says when it is due again."""
 
     def __init__(self, crowd: Crowd, rank: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._link = wire.Link(crowd.doors[rank], rank, crowd.attempt, context)
+        self._link = Link(crowd.doors[rank], rank, crowd.attempt, context)
         self.rank, self._reports, self._gathers = rank, crowd.reports, crowd.gathers
         self._offset = rank / crowd.world_size
         self._row = self._steps = 0
         self._trains = False
         #: What has been made and not been sent; and when that goes, unless it goes at once.
-        self._made: list[wire.FromWorker] = []
+        self._made: list[FromWorker] = []
         self._times: SharedTimes | None = None
-        self._say([wire.Hello(pid=os.getpid() * 100_000 + rank, host=f"node-{rank // 8:04d}")])
+        self._say([Hello(pid=os.getpid() * 100_000 + rank, host=f"node-{rank // 8:04d}")])
 
     def tick(self, now: float) -> float:
         """Hear what has come, say what is due; returns when to be called again, inf for never."""
@@ -64,22 +70,22 @@ class SimulatedWorker:
         commands, _ = self._link.poll(0)
         if not self._trains:
             for command in commands:
-                if isinstance(command, wire.Train):
+                if isinstance(command, Train):
                     self._begin(command, now)
             return math.ceil(now) + self._offset if self._trains else now + _LOOK_EVERY
         self._steps += 10
         if self._row < self._reports:
             self._row += 1
-            self._made.append(wire.Point(row=self._row, at=time.time(), metrics=self._metrics()))
+            self._made.append(Point(row=self._row, at=time.time(), metrics=self._metrics()))
         # Where the controller is behind, what is to be said waits, and nothing is left out.
         if self._link.room > 0 and self._is_due(now):
             self._say([self._beat(), *self._made])
             self._made = []
         return now + 1.0
 
-    def _begin(self, order: wire.Train, now: float) -> None:
+    def _begin(self, order: Train, now: float) -> None:
         self._trains = True
-        self._made.append(wire.FirstStep(function=0.1, setup=0.5, data=0.1, step=0.2))
+        self._made.append(FirstStep(function=0.1, setup=0.5, data=0.1, step=0.2))
         if self._gathers and order.gather > 0:
             self._times = SharedTimes(order.gather, self.rank, now)
 
@@ -95,18 +101,16 @@ class SimulatedWorker:
         self._link.close()
         self._link = None
 
-    def _say(self, messages: list[wire.FromWorker]) -> None:
+    def _say(self, messages: list[FromWorker]) -> None:
         self._link.send(messages, self._row, self._row)
 
     def _metrics(self) -> dict[str, float]:
         step = self._row + self.rank * 1e-4
         return {"loss": 1 / step, "accuracy": 1 - 1 / step, "lr": 1e-3 * step, "tokens": self._row * 8192.0}
 
-    def _beat(self) -> wire.Beat:
-        frame = wire.Frame(
-            file="/home/somebody/train.py", line=42, function="train", source="loss.backward()"
-        )
-        return wire.Beat(
+    def _beat(self) -> Beat:
+        frame = Frame(file="/home/somebody/train.py", line=42, function="train", source="loss.backward()")
+        return Beat(
             reports=self._row,
             steps=self._steps,
             batches=self._steps,
@@ -114,7 +118,7 @@ class SimulatedWorker:
             phase="training",
             row=self._row,
             collectives=self._steps,
-            where=wire.Where(frame=frame, inside="collective", call="backward"),
+            where=Where(frame=frame, inside="collective", call="backward"),
         )
 
 
@@ -128,7 +132,7 @@ def listen(asked: list[int]) -> None:
 def main() -> None:
     head = int(sys.stdin.readline())
     crowd = msgspec.json.decode(sys.stdin.read(head), type=Crowd)
-    wire.make_room_for_connections(_FILES_EACH * len(crowd.doors))
+    hub.make_room_for_connections(_FILES_EACH * len(crowd.doors))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, max(1024, 2 * len(crowd.doors)))
     workers = {rank: SimulatedWorker(crowd, rank, context) for rank in crowd.doors}

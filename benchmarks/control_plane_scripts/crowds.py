@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from crowd import Crowd
 
-from powertrain.wire import Door
+from powertrain.wire.keys import Door
 
 #: Seconds to wait for what must come.
 PATIENCE = 120.0

@@ -12,8 +12,12 @@ import threading
 
 from crowds import PATIENCE, end_crowds, start_crowds, tell, tell_phase
 
-from powertrain import wire
 from powertrain.run.workers.pacing import gathering_seconds
+from powertrain.wire.from_controller import Train
+from powertrain.wire.from_worker import Hello
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Received
+from powertrain.wire.values import Point
 
 
 class Ear:
@@ -23,12 +27,12 @@ class Ear:
         self._workers, self._expected = workers, workers * reports
         self.all_greeted, self.all_reported = threading.Event(), threading.Event()
         self._greeted = self.reports = 0
-        self.hub = wire.Hub(address, self._deliver, directory=directory)
+        self.hub = Hub(address, self._deliver, directory=directory)
 
-    def _deliver(self, received: wire.Received) -> None:
+    def _deliver(self, received: Received) -> None:
         for message in received.envelope.messages:
-            self._greeted += isinstance(message, wire.Hello)
-            self.reports += isinstance(message, wire.Point)
+            self._greeted += isinstance(message, Hello)
+            self.reports += isinstance(message, Point)
         if self._greeted == self._workers:
             self.all_greeted.set()
         if self.reports == self._expected:
@@ -46,7 +50,7 @@ def main() -> None:
         try:
             assert ear.all_greeted.wait(PATIENCE)
             for door in doors.values():
-                ear.hub.send(door.keys.public, wire.Train(gather=gathering_seconds(workers)))
+                ear.hub.send(door.keys.public, Train(gather=gathering_seconds(workers)))
             tell_phase("training")
             assert ear.all_reported.wait(PATIENCE + reports)
             tell_phase("rows")

@@ -10,8 +10,9 @@ from typing import Any
 from restarting import BATCH_SIZE, Ids, Request, restart, write_restarts
 
 import powertrain.data
-from powertrain.config import DataConfig
-from powertrain.data.plan.prepared import Prepared, prepare
+from powertrain.config.data import DataConfig
+from powertrain.data.plan.prepare import prepare
+from powertrain.data.plan.prepared import Prepared
 from powertrain.data.shard import DataShard
 
 DISK_BYTES = MEMORY_BYTES = 256 * 2**20

@@ -9,7 +9,9 @@ from points import POINTS, VIEWS, timed
 
 from powertrain.run.lifecycle import RunState
 from powertrain.run.metrics.curves import Curve, curve
-from powertrain.run.metrics import MetricsStore, PointRecord, dataframe
+from powertrain.run.metrics.points import PointRecord
+from powertrain.run.metrics.reading import dataframe
+from powertrain.run.metrics.store import MetricsStore
 from powertrain.storage import open_storage
 
 COMMIT_EVERY = 131_072

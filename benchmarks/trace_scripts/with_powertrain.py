@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from training import Training, alternate
 
-from powertrain.trace.recording import patches, phases
-from powertrain.trace import recording
+from powertrain.trace.recording import patch_choice, patches, phases, ring
+from powertrain.trace.recording.recorder import Recorder
 
 
 class Draining:
     """A side thread that takes the steps out of the ring once a second, as a worker's does."""
 
-    def __init__(self, recorder: recording.Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._is_over = recorder, threading.Event()
         self.steps: list[int] = []
         self._thread = threading.Thread(target=self._run)
@@ -42,10 +42,10 @@ class Draining:
         self._take(final=True)
 
 
-def make_recorder(path: Path) -> recording.Recorder:
+def make_recorder(path: Path) -> Recorder:
     with path.open("w+b") as file:
-        file.truncate(recording.ring_size())
-        return recording.Recorder(mmap.mmap(file.fileno(), 0))
+        file.truncate(ring.ring_size())
+        return Recorder(mmap.mmap(file.fileno(), 0))
 
 
 def by_turns(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def by_turns(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     def traced(is_on: bool) -> None:
         patches.uninstall()
         if is_on:
-            patches.install(recorder, patches.choose())
+            patches.install(recorder, patch_choice.choose())
 
     draining = Draining(recorder)
     pairs = alternate(training, settings["blocks"], settings["steps"], traced)
@@ -72,7 +72,7 @@ def at_pace(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     training = Training(is_small=True)
     training.run(200)
     recorder = make_recorder(directory / "pace")
-    patches.install(recorder, patches.choose())
+    patches.install(recorder, patch_choice.choose())
     draining = Draining(recorder)
     began = time.monotonic()
     training.run(count, seconds_each=1 / settings["pace"])

@@ -12,7 +12,7 @@ from typing import Any
 from scenarios import BY_NAME, Scenario
 
 from powertrain import Checkpoint, RunConfig, ScalingConfig, get_context, report
-from powertrain.config import TraceConfig
+from powertrain.config.trace import TraceConfig
 from powertrain.torch import TorchConfig, TorchTrainer, prepare_model
 
 #: Often enough for some dozens of looks at memory in a run of a few seconds.

@@ -19,25 +19,20 @@ if TYPE_CHECKING:
     from powertrain import torch as torch
     from powertrain import trace as trace
     from powertrain import tune as tune
+    from powertrain.backend import BackendConfig
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpointStatus
-    from powertrain.config import (
-        TRAIN_DATASET_KEY,
-        BackendConfig,
+    from powertrain.config.checkpoint import (
         CheckpointConfig,
         CheckpointConsistencyMode,
         CheckpointUploadMode,
-        DataConfig,
-        FailureConfig,
-        LoggingConfig,
-        RunConfig,
-        ScalingConfig,
         SyncConfig,
-        TorchConfig,
-        TraceConfig,
-        ValidationConfig,
-        ValidationFn,
-        ValidationTaskConfig,
     )
+    from powertrain.config.data import TRAIN_DATASET_KEY, DataConfig
+    from powertrain.config.failure import FailureConfig
+    from powertrain.config.run import LoggingConfig, RunConfig
+    from powertrain.config.scaling import ScalingConfig
+    from powertrain.config.trace import TraceConfig
+    from powertrain.config.validation import ValidationConfig, ValidationFn, ValidationTaskConfig
     from powertrain.errors import (
         ControllerError,
         NCCLHangError,
@@ -58,43 +53,38 @@ if TYPE_CHECKING:
     from powertrain.tasks import remote as remote
     from powertrain.tasks import shutdown as shutdown
     from powertrain.tasks import wait as wait
+    from powertrain.torch.config import TorchConfig
     from powertrain.trainer import DataParallelTrainer
-    from powertrain.worker.data.batch_plan import BatchPlan
+    from powertrain.worker.checkpoints.state import load_state, register_state, save_state
     from powertrain.worker.context import (
         PreemptionInfo,
-        TrainContext,
         checkpoint_dir,
         get_all_reported_checkpoints,
-        get_checkpoint,
         get_context,
         get_dataset_shard,
         get_preemption_info,
         report,
         should_checkpoint,
     )
-    from powertrain.worker.checkpoints.state import load_state, register_state, save_state
+    from powertrain.worker.data.batch_plan import BatchPlan
+    from powertrain.worker.session import TrainContext, get_checkpoint
 
 #: Where each public name lives.
 _HOMES = {
+    "powertrain.backend": ("BackendConfig",),
     "powertrain.checkpoint.checkpoint": ("Checkpoint", "ReportedCheckpoint", "ReportedCheckpointStatus"),
-    "powertrain.config": (
-        "BackendConfig",
+    "powertrain.config.checkpoint": (
         "CheckpointConfig",
         "CheckpointConsistencyMode",
         "CheckpointUploadMode",
-        "DataConfig",
-        "FailureConfig",
-        "LoggingConfig",
-        "RunConfig",
-        "ScalingConfig",
         "SyncConfig",
-        "TorchConfig",
-        "TRAIN_DATASET_KEY",
-        "TraceConfig",
-        "ValidationConfig",
-        "ValidationFn",
-        "ValidationTaskConfig",
     ),
+    "powertrain.config.data": ("DataConfig", "TRAIN_DATASET_KEY"),
+    "powertrain.config.failure": ("FailureConfig",),
+    "powertrain.config.run": ("LoggingConfig", "RunConfig"),
+    "powertrain.config.scaling": ("ScalingConfig",),
+    "powertrain.config.trace": ("TraceConfig",),
+    "powertrain.config.validation": ("ValidationConfig", "ValidationFn", "ValidationTaskConfig"),
     "powertrain.errors": (
         "ControllerError",
         "NCCLHangError",
@@ -108,21 +98,21 @@ _HOMES = {
     "powertrain.result.result": ("Result",),
     "powertrain.run.callbacks": ("RunContext", "UserCallback"),
     "powertrain.tasks": ("get", "init", "is_initialized", "kill", "put", "remote", "shutdown", "wait"),
+    "powertrain.torch.config": ("TorchConfig",),
     "powertrain.trainer": ("DataParallelTrainer",),
-    "powertrain.worker.data.batch_plan": ("BatchPlan",),
+    "powertrain.worker.checkpoints.state": ("load_state", "register_state", "save_state"),
     "powertrain.worker.context": (
         "PreemptionInfo",
-        "TrainContext",
         "checkpoint_dir",
         "get_all_reported_checkpoints",
-        "get_checkpoint",
         "get_context",
         "get_dataset_shard",
         "get_preemption_info",
         "report",
         "should_checkpoint",
     ),
-    "powertrain.worker.checkpoints.state": ("load_state", "register_state", "save_state"),
+    "powertrain.worker.data.batch_plan": ("BatchPlan",),
+    "powertrain.worker.session": ("TrainContext", "get_checkpoint"),
 }
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 #: Not in ``__all__``, nor are the names of ``powertrain.tasks``, which are those of ``ray`` and not of ``ray.train``:

@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-from powertrain.config import BackendConfig
+from typing import Any, ClassVar, Protocol, TypeVar
 
 __all__ = ["Backend", "BackendConfig", "Worker", "WorkerGroup", "WorkerMetadata"]
 
@@ -91,3 +89,19 @@ class Backend:
 
     def on_shutdown(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
         """Disconnect the workers. Some may be gone, or stuck."""
+
+
+class BackendConfig:
+    """What a framework needs set up on the workers before training. Subclass it with a ``backend_cls``.
+
+    It is a plain class, so a subclass may be anything: a dataclass, frozen or not, or one with its own
+    ``__init__``.
+    """
+
+    #: False where no worker needs torch: the process that workers are forked from then does not load it.
+    uses_torch: ClassVar[bool] = True
+
+    @property
+    def backend_cls(self) -> type[Any]:
+        """The :class:`powertrain.backend.Backend` that does the setting up; the base one does nothing."""
+        return Backend

@@ -13,8 +13,8 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.text.errors import describe_error
 from powertrain.errors import TrainFunctionError
+from powertrain.text.errors import describe_error
 
 
 def check_shape(function: Any, argument: str = "train_loop_per_worker") -> None:

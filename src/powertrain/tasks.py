@@ -25,14 +25,14 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.values.arguments import as_flag, as_seconds, as_text_keys, plain_scalar, shorten
 from powertrain.calls import options as call_options
 from powertrain.calls.failures import caused_by, failed
 from powertrain.calls.references import PutReference, Reference, references_in, wait_for, with_values
 from powertrain.engine import base
 from powertrain.engine.forking import ServiceThread, working
-from powertrain.text.errors import describe_error
 from powertrain.errors import ArgumentError, ConfigError, EngineError, ResourceError, TaskError
+from powertrain.text.errors import describe_error
+from powertrain.values.arguments import as_flag, as_seconds, as_text_keys, plain_scalar, shorten
 
 ENTRY = "powertrain.tasks:run_task"
 
@@ -399,7 +399,9 @@ class ObjectRef(Reference):
         awaited: Sequence[Reference] = (),
     ) -> None:
         """``call`` is the pickled call, or gives it once those that are ``awaited`` are done."""
-        from powertrain.engine.local import LocalEngine, make_runtime_directory, server_of_call
+        from powertrain.engine.local.engine import LocalEngine
+        from powertrain.engine.local.runtime_directories import make_runtime_directory
+        from powertrain.engine.local.warm_server import server_of_call
 
         super().__init__(name)
         #: What it waits for before it can start, in words.
@@ -463,7 +465,8 @@ class ObjectRef(Reference):
             ServiceThread(target=self._finish, name="powertrain-task", daemon=True).start()
 
     def _finish(self) -> None:
-        from powertrain.engine.local import end_server_of_call, remove_runtime_directory
+        from powertrain.engine.local.runtime_directories import remove_runtime_directory
+        from powertrain.engine.local.warm_server import end_server_of_call
 
         value = self._directory / "value"
         with working():

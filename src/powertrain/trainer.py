@@ -4,51 +4,93 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import getpass
-import json
-import logging
 import os
 import pickle
 import platform
 import queue
 import secrets
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from powertrain import functions
-from powertrain.values.arguments import as_path, flag_from_environment, has_attribute
-from powertrain.config import (
-    BackendConfig,
-    DataConfig,
-    RunConfig,
-    ScalingConfig,
-    TraceConfig,
-    ValidationConfig,
-    as_config,
-    replace,
-    to_json,
-    without_effect,
+from powertrain.backend import BackendConfig
+from powertrain.config.checks import as_config, replace, without_effect
+from powertrain.config.data import DataConfig
+from powertrain.config.json import to_json
+from powertrain.config.run import RunConfig
+from powertrain.config.scaling import ScalingConfig
+from powertrain.config.trace import TraceConfig
+from powertrain.config.validation import ValidationConfig
+from powertrain.driver.checks import (
+    checked_datasets,
+    checkpoint_to_begin_from,
+    json_mapping,
+    refuse_second_run_of_script,
+    refuse_unknown_split,
+    refuse_unreachable_data,
+    refuse_unwritable,
+    refuse_what_is_not_here,
+    refuse_what_needs_own_processes,
 )
-from powertrain.text.errors import describe_error
+from powertrain.driver.conclusion import (
+    about_gone_directory,
+    keep_return_value,
+    own_failure,
+    tell,
+    tell_left_files,
+)
+from powertrain.driver.datasets import about_changed_data, about_stream, is_of_ray, pickled_datasets
+from powertrain.driver.directories import SHIP_WITHIN, directory_of, naming_run
+from powertrain.driver.engines import about_clean_workers, custom_resources, pick_engine, shape
+from powertrain.driver.resume import (
+    Earlier,
+    ask_for_datasets,
+    ask_for_variables,
+    existing_run,
+    split_run_path,
+)
+from powertrain.driver.running import (
+    about_restoring,
+    do_nothing,
+    forced_outcome,
+    handle_interrupts,
+    interrupt_run,
+    listen,
+    make_terminal,
+    notify,
+    run_controller,
+    set_log_level,
+    standing_remarks,
+)
+from powertrain.driver.spec import (
+    DATA_SEED_BITS,
+    bind_host,
+    has_report_barrier,
+    loaded_versions,
+    new_name,
+    pickled,
+    port,
+    qualified,
+    trace_settings,
+    user,
+    working_dir,
+)
 from powertrain.errors import (
     CheckpointError,
     ConfigError,
     ControllerError,
-    DataChangedError,
     DataError,
-    EngineError,
     PowertrainError,
     PreemptedError,
     StorageError,
     WorkerGroupError,
 )
+from powertrain.text.errors import describe_error
 from powertrain.version import __version__
 
 if TYPE_CHECKING:
@@ -57,26 +99,19 @@ if TYPE_CHECKING:
     from powertrain.data.dataset import Dataset
     from powertrain.data.plan.prepared import Prepared
     from powertrain.engine.base import Engine
-    from powertrain.engine.local import WarmServer
+    from powertrain.engine.local.warm_server import WarmServer
     from powertrain.result.result import Result
-    from powertrain.run.controller import Controller, RunOutcome
-    from powertrain.run.events import WorkerFailure
-    from powertrain.run.forced_end import ForcedEnd
+    from powertrain.run.controller import Controller
+    from powertrain.run.outcome import RunOutcome
     from powertrain.run.record.lease import Lease
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
     from powertrain.trackers.base import Tracker
     from powertrain.trackers.following import TrackerProcess
-    from powertrain.worker.context import Place
-    from powertrain.worker.tracing import TraceSettings
+    from powertrain.worker.place import Place
+
 
 TrainFunction = Union[Callable[[], Any], Callable[[dict[str, Any]], Any]]
-#: Some readers of JSON and msgpack know no larger whole numbers.
-_DATA_SEED_BITS = 53
-#: Seconds for which journal, metrics and logs are tried to be put to storage that cannot append.
-_SHIP_WITHIN = 60.0
-#: Seconds for the controller's own thread to end after the rank's thread was interrupted.
-_LEAVE_TIMEOUT_S = 5.0
 _TrainerT = TypeVar("_TrainerT", bound="DataParallelTrainer")
 
 
@@ -127,20 +162,20 @@ class DataParallelTrainer:
         self._backend = as_config(backend_config, BackendConfig, self._backend_argument)
         self.scaling_config: ScalingConfig = as_config(scaling_config, ScalingConfig, "scaling_config")
         self.run_config: RunConfig = as_config(run_config, RunConfig, "run_config")
-        self._metadata = _json_mapping(metadata, "metadata")
-        self._begin_from = _checkpoint_to_begin_from(resume_from_checkpoint)
+        self._metadata = json_mapping(metadata, "metadata")
+        self._begin_from = checkpoint_to_begin_from(resume_from_checkpoint)
         self._validation: ValidationConfig | None = None
         if validation_config is not None:
             self._validation = as_config(validation_config, ValidationConfig, "validation_config")
-        self._datasets = _checked_datasets(datasets)
+        self._datasets = checked_datasets(datasets)
         self._data: DataConfig = as_config(dataset_config, DataConfig, "dataset_config")
-        _refuse_unknown_split(self._data, self._datasets)
-        _refuse_what_is_not_here(self.run_config)
-        _trace_settings(self.run_config)
+        refuse_unknown_split(self._data, self._datasets)
+        refuse_what_is_not_here(self.run_config)
+        trace_settings(self.run_config)
         self._choose_trackers(self.run_config.name or "run")
         self._engine_name = pick_engine(self.scaling_config)
         self.scaling_config = replace(self.scaling_config, engine=self._engine_name)
-        _refuse_unreachable_data(self._datasets, self._data, self._engine_name)
+        refuse_unreachable_data(self._datasets, self._data, self._engine_name)
         from powertrain.run.record.preflight import check_directories
 
         if self.run_config.storage_filesystem is None:
@@ -148,7 +183,7 @@ class DataParallelTrainer:
         if self._starts_processes:
             functions.pickle_function(train_loop_per_worker, train_loop_config)
         else:
-            _refuse_what_needs_own_processes(self.run_config, self._engine_name)
+            refuse_what_needs_own_processes(self.run_config, self._engine_name)
         self._check_limits()
         if self._engine_name == "ray":
             self._connect_to_ray()
@@ -156,7 +191,7 @@ class DataParallelTrainer:
         check_directories(self.run_config, self._data)
         self._check_machine()
         if self._engine_name == "local":
-            from powertrain.engine.local import prepare_server
+            from powertrain.engine.local.warm_server import prepare_server
 
             prepare_server(preloads_torch=self._will_use_torch())
 
@@ -176,16 +211,16 @@ class DataParallelTrainer:
         """
         from powertrain.driver import blueprint
 
-        storage = _existing_run(path, storage_filesystem)
+        storage = existing_run(path, storage_filesystem)
         arguments: dict[str, Any] = {}
         if train_loop_per_worker is None:
             arguments = blueprint.load(storage)
-            _ask_for_variables(arguments.pop("needs_env", []), changes)
-            _ask_for_datasets(arguments.pop("needs_datasets", []), changes)
+            ask_for_variables(arguments.pop("needs_env", []), changes)
+            ask_for_datasets(arguments.pop("needs_datasets", []), changes)
         else:
             changes["train_loop_per_worker"] = train_loop_per_worker
         arguments |= changes
-        root, name = _split_run_path(os.fspath(path))
+        root, name = split_run_path(os.fspath(path))
         run = as_config(arguments.get("run_config"), RunConfig, "run_config")
         arguments["run_config"] = replace(
             run, name=name, storage_path=root, storage_filesystem=storage_filesystem or run.storage_filesystem
@@ -196,7 +231,7 @@ class DataParallelTrainer:
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
         """True when there is a run at ``path`` that :meth:`restore` can go on with."""
         try:
-            _existing_run(path, storage_filesystem)
+            existing_run(path, storage_filesystem)
         except (ConfigError, StorageError, OSError):
             return False
         return True
@@ -208,7 +243,7 @@ class DataParallelTrainer:
         cannot be forked, because it has threads or an open GPU, workers import modules from their files; a line says
         so.
         """
-        _refuse_second_run_of_script()
+        refuse_second_run_of_script()
         if self._engine_name == "torchrun":
             from powertrain.engine import torchrun
 
@@ -223,15 +258,15 @@ class DataParallelTrainer:
         began = time.monotonic()
         server = self._enter_server(stack)  # first: once threads run, this process can no longer be forked
         from powertrain.checkpoint.chain import Chain, tag_for
-        from powertrain.checkpoint.commit import verify_alone
-        from powertrain.run.record import lease_watch
+        from powertrain.checkpoint.committed import verify_alone
         from powertrain.run.controller import Controller
+        from powertrain.run.record import lease_watch
         from powertrain.storage.addresses import without_secrets
 
         imported = time.monotonic()
-        _set_log_level(self.run_config)
+        set_log_level(self.run_config)
         self._remarks[:] = self._standing_remarks
-        if server is not None and (remark := _about_clean_workers(server)):
+        if server is not None and (remark := about_clean_workers(server)):
             self._remarks.append(remark)
         configs = (self.scaling_config, self.run_config, self._data, self._validation)
         if ineffective := without_effect(config for config in configs if config is not None):
@@ -239,7 +274,7 @@ class DataParallelTrainer:
         name = self.run_config.name or self._make_name()
         storage = self._open_run(name)
         taken_by: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with _naming_run(storage):
+        with naming_run(storage):
             lease = stack.enter_context(self._take_lease(storage, taken_by))
             storage.sweep()
         terminal = self._make_terminal(name, without_secrets(storage.uri))
@@ -250,16 +285,16 @@ class DataParallelTrainer:
         engine = self._make_engine(name, storage, [str(runtime), *places], datasets, stack, server)
         if self._begin_from is not None:
             verify_alone(self._begin_from)
-        with _naming_run(storage):
+        with naming_run(storage):
             chain = Chain.take_over(storage, lease.number, lease.token)
             if self._trial is not None:
                 self._trial.prepare(storage, chain)
-            earlier = _Earlier.read(storage)
+            earlier = Earlier.read(storage)
         record = self._run_record(name, earlier)
         looked = time.monotonic()
         datasets.update(self._prepare_data(record["data_seed"], places[2], earlier.checkpoint, storage))
         known = {"imports": imported - began, "datasets": time.monotonic() - looked}
-        with _naming_run(storage):
+        with naming_run(storage):
             unkept = self._keep_record(storage, record)
         self._remove_ends(storage)
         kept = self._with_real_files(storage, stack, terminal)
@@ -274,25 +309,25 @@ class DataParallelTrainer:
             self._trial.on_controller(controller)
         remarks = [
             *(() if self._trial else earlier.messages(record, without_secrets(storage.uri))),
-            *_remarks(storage),
-            *_about_restoring(unkept),
+            *standing_remarks(storage),
+            *about_restoring(unkept),
             *self._remarks,
         ]
         for message in remarks:
             controller.say(message)
         stack.enter_context(lease_watch.watching(lease, controller.lost_the_lease, taken_by))
-        _listen(name, lease.number, kept, runtime, controller, stack)
+        listen(name, lease.number, kept, runtime, controller, stack)
         trackers = self._start_trackers(storage, record, earlier, controller, stack)
         with self._live_findings(kept, name, terminal):
             outcome, is_forced = self._run_controller(controller, engine, stack)
         if is_forced:
             return self._conclude(outcome, storage, engine)
         left.extend(outcome.left)
-        _tell_left_files(terminal, runtime)
+        tell_left_files(terminal, runtime)
         if is_displaced():
-            _tell(terminal, _about_gone_directory(without_secrets(storage.uri)))
+            tell(terminal, about_gone_directory(without_secrets(storage.uri)))
         else:
-            _keep_return_value(outcome, storage.within(self._patience_at_end), kept, terminal)
+            keep_return_value(outcome, storage.within(self._patience_at_end), kept, terminal)
             self._diagnose(kept, name, terminal)
             self._finish_trackers(trackers, outcome, storage, terminal)
         return self._conclude(outcome, storage, engine)
@@ -314,25 +349,25 @@ class DataParallelTrainer:
 
         users_code_is_here = hasattr(engine, "serve")
         # Where the rank is in this process, closing the engine releases the thread that waits for it.
-        release = engine.close if users_code_is_here else _do_nothing
+        release = engine.close if users_code_is_here else do_nothing
         ending = ForcedEnd(lambda: controller.is_ending_at_once, signals.SAME_NOTICE, release)
         if self._starts_processes:  # otherwise the rank, which is in this process, handles the signals
-            stack.enter_context(signals.heard(lambda number: _notify(controller, ending, number)))
-        interrupts = _interrupts(
-            lambda: _interrupt(controller, ending), users_code_is_here=users_code_is_here
+            stack.enter_context(signals.heard(lambda number: notify(controller, ending, number)))
+        interrupts = handle_interrupts(
+            lambda: interrupt_run(controller, ending), users_code_is_here=users_code_is_here
         )
         try:
             with ending.watching(), interrupts:
-                return _run(controller, engine, ending), False
+                return run_controller(controller, engine, ending), False
         except EndedAtOnce:
-            return _forced_outcome(ending.kind), True
+            return forced_outcome(ending.kind), True
 
     def _make_terminal(self, name: str, path: str) -> Any:
         """The observer that shows the run."""
-        return _terminal(self.run_config, name, path) if self._trial is None else self._trial.observer
+        return make_terminal(self.run_config, name, path) if self._trial is None else self._trial.observer
 
     def _make_name(self) -> str:
-        name = _new_name(type(self).__name__)
+        name = new_name(type(self).__name__)
         if self._engine_name != "torchrun":
             return name
         from powertrain.engine.torchrun import agreed_name
@@ -388,7 +423,7 @@ class DataParallelTrainer:
     ) -> tuple[Path, tuple[str, str, str]]:
         """The run's runtime directory and its places (:meth:`_make_places`). All go at the end, however it comes; but
         not what is in ``left`` by then."""
-        from powertrain.engine import local
+        from powertrain.engine.local import runtime_directories
         from powertrain.run.record.directories import remove_data_cache, remove_unless_needed
         from powertrain.storage.files.private_roots import roots_of_one_run
 
@@ -397,25 +432,29 @@ class DataParallelTrainer:
         stack.callback(remove_unless_needed, places[0], left)
         stack.callback(remove_data_cache, places[2])
         if self._engine_name == "local":
-            stack.callback(local.remove_runtime_directory, runtime)  # should we be killed, the server does it
+            stack.callback(
+                runtime_directories.remove_runtime_directory, runtime
+            )  # should we be killed, the server does it
         else:
             roots = map(str, roots_of_one_run([str(runtime), *places]))
-            stack.enter_context(local.removed_at_the_end(runtime, *places, *roots))
+            stack.enter_context(runtime_directories.removed_at_the_end(runtime, *places, *roots))
         return runtime, places
 
     def _make_runtime_directory(self, name: str, stack: ExitStack) -> Path:
         """A runtime directory. On a cluster each node has it under the same path, so that cannot be guessed."""
-        from powertrain.engine import local
+        from powertrain.engine.local import runtime_directories
         from powertrain.storage.files.private_roots import root_of_one_run, runtime_root
 
         if self._engine_name != "ray":
-            return local.make_runtime_directory(name)
-        return local.make_directory_of_run(name, stack.enter_context(root_of_one_run(runtime_root())))
+            return runtime_directories.make_runtime_directory(name)
+        return runtime_directories.make_directory_of_run(
+            name, stack.enter_context(root_of_one_run(runtime_root()))
+        )
 
     def _make_places(self, storage: Storage, runtime: Path, stack: ExitStack) -> tuple[str, str, str]:
         """The staging area, the directory for shared memory and that for blocks of data, all empty; "" for one that
         does not exist."""
-        from powertrain.engine import local
+        from powertrain.engine.local import runtime_directories
         from powertrain.run.record import directories as places
         from powertrain.storage.files.private_roots import (
             holding_root,
@@ -445,16 +484,18 @@ class DataParallelTrainer:
             return staging, "", blocks
         name = runtime.name.rsplit("-", 2)[0]
         if is_on_nodes:
-            segments = local.make_directory_of_run(name, stack.enter_context(root_of_one_run(memory)))
+            segments = runtime_directories.make_directory_of_run(
+                name, stack.enter_context(root_of_one_run(memory))
+            )
         else:
-            segments = local.make_runtime_directory(name, memory)
-        stack.callback(local.remove_runtime_directory, segments)
+            segments = runtime_directories.make_runtime_directory(name, memory)
+        stack.callback(runtime_directories.remove_runtime_directory, segments)
         return staging, str(segments), blocks
 
     @property
     def _patience_at_end(self) -> float:
         """Seconds for which storage that does not answer is asked again for what is no checkpoint."""
-        return min(_SHIP_WITHIN, self.run_config.sync_config.sync_timeout)
+        return min(SHIP_WITHIN, self.run_config.sync_config.sync_timeout)
 
     def _with_real_files(self, storage: Storage, stack: ExitStack, terminal: Any) -> Storage:
         """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
@@ -470,7 +511,7 @@ class DataParallelTrainer:
             try:
                 shipped.close(patient)
             except StorageError as error:
-                _tell(terminal, str(error))
+                tell(terminal, str(error))
 
         for spool in abandoned:
             close(Shipped(storage.within(patient), spool))
@@ -491,16 +532,16 @@ class DataParallelTrainer:
         if self._engine_name == "ray":
             return self._make_ray_engine(name, storage, swept)
         if server is not None:
-            from powertrain.engine.local import LocalEngine
+            from powertrain.engine.local.engine import LocalEngine
 
             server.sweep_if_orphaned(swept[0], [path for path in swept if path])
             stack.callback(server.sweep_if_orphaned, swept[0], [])
-            return LocalEngine(server, _custom_resources(), run=name)
+            return LocalEngine(server, custom_resources(), run=name)
         function = self._function_here(lambda _: datasets)
         if self._engine_name == "inline":
             from powertrain.engine.inline import InlineEngine
 
-            return InlineEngine(function, _custom_resources())
+            return InlineEngine(function, custom_resources())
         from powertrain.engine.torchrun import TorchrunEngine
 
         return TorchrunEngine(function, self._user_env())
@@ -511,7 +552,7 @@ class DataParallelTrainer:
             return None
         if self._trial is not None and self._trial.server is not None:
             return self._trial.server
-        from powertrain.engine.local import server_of_run
+        from powertrain.engine.local.warm_server import server_of_run
 
         return stack.enter_context(server_of_run(preloads_torch=self._will_use_torch()))
 
@@ -523,9 +564,9 @@ class DataParallelTrainer:
 
     def _make_ray_engine(self, name: str, storage: Storage, directories: list[str]) -> Engine:
         """An engine on the cluster that this process is connected to."""
-        from powertrain.engine.ray.node.agent import LAUNCH, SCRIPT
-        from powertrain.engine.ray.engine import RayEngine
         from powertrain.engine.ray.client import uploaded
+        from powertrain.engine.ray.engine import RayEngine
+        from powertrain.engine.ray.node.files import LAUNCH, SCRIPT
         from powertrain.engine.ray.options import RayOptions
         from powertrain.engine.ray.streams import Stream
 
@@ -580,11 +621,11 @@ class DataParallelTrainer:
             storage_path=run.storage_root,
             launch_dir=os.getcwd(),
             runtime_dir=str(runtime),
-            working_dir=_working_dir(run, str(runtime)),
+            working_dir=working_dir(run, str(runtime)),
             outputs=output_files(),
             min_workers=minimum,
             max_workers=maximum,
-            shape=_shape(scaling),
+            shape=shape(scaling),
             resources=scaling.resources,
             env=self._user_env(),
             max_failures=run.failure_config.max_failures,
@@ -601,14 +642,14 @@ class DataParallelTrainer:
             segments=places[1],
             checkpoint_tag=tag,
             sync_timeout=run.sync_config.sync_timeout,
-            port=_port(run),
-            bind_host=_bind_host(run),
-            trace=_trace_settings(run),
+            port=port(run),
+            bind_host=bind_host(run),
+            trace=trace_settings(run),
             post_mortem=run.post_mortem,
-            report_barrier=_has_report_barrier(run),
+            report_barrier=has_report_barrier(run),
             queue_timeout=scaling.queue_timeout_s,
-            filesystem=_pickled(getattr(carried_to, "filesystem", None)),
-            logs=_directory_of(storage, "logs"),
+            filesystem=pickled(getattr(carried_to, "filesystem", None)),
+            logs=directory_of(storage, "logs"),
             storage=pickle.dumps(carried_to),
             validation=self._validation,
             backend=self._backend,
@@ -626,7 +667,7 @@ class DataParallelTrainer:
             data_streams_whole=[name for name in streamed if not self._data.is_split(name)],
             data=self._data,
             begin_from=self._begin_from.address if self._begin_from is not None else "",
-            begin_from_filesystem=_pickled(getattr(self._begin_from, "given_filesystem", None)),
+            begin_from_filesystem=pickled(getattr(self._begin_from, "given_filesystem", None)),
             version=__version__,
             arguments=self._told_to_callbacks(),
         )
@@ -659,18 +700,18 @@ class DataParallelTrainer:
         """
         if not self._datasets:
             return {}
-        from powertrain.data.plan.prepared import prepare
+        from powertrain.data.plan.prepare import prepare
 
         streamed = self._streamed_datasets()
-        self._remarks += [_about_stream(name, self._data.is_split(name)) for name in streamed]
+        self._remarks += [about_stream(name, self._data.is_split(name)) for name in streamed]
         read = {
-            name: self._in_storage(name, given, storage) if _is_of_ray(given) else given
+            name: self._in_storage(name, given, storage) if is_of_ray(given) else given
             for name, given in self._datasets.items()
             if name not in streamed
         }
         prepared = prepare(read, self._data, seed, os.path.join(cache, "rows"))
         if checkpoint is not None:
-            self._remarks += _about_changed_data(prepared, checkpoint, self._data.on_change)
+            self._remarks += about_changed_data(prepared, checkpoint, self._data.on_change)
         return prepared
 
     def _in_storage(self, name: str, dataset: Any, storage: Storage) -> Dataset:
@@ -685,11 +726,11 @@ class DataParallelTrainer:
         """Those that are Ray's and come from Ray while training, by name."""
         if self._data.snapshot:
             return {}
-        return {name: given for name, given in self._datasets.items() if _is_of_ray(given)}
+        return {name: given for name, given in self._datasets.items() if is_of_ray(given)}
 
     def _prepare_like_rank_zero(self, place: Place) -> dict[str, Prepared]:
         """This process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
-        from powertrain.data.plan.prepared import prepare
+        from powertrain.data.plan.prepare import prepare
         from powertrain.run.record.directories import sweep_data_caches
 
         if place.local_rank == 0:
@@ -707,7 +748,7 @@ class DataParallelTrainer:
 
     def _function_here(self, datasets: Callable[[Place], Mapping[str, Prepared]]) -> Callable[[], Any]:
         """The function for a rank that lives in this process, where its datasets are objects already."""
-        from powertrain.worker import context
+        from powertrain.worker import session as worker_session
         from powertrain.worker.main import bind
 
         function = bind(self._function, self._config)
@@ -715,7 +756,7 @@ class DataParallelTrainer:
             return function
 
         def with_datasets() -> Any:
-            session = context.current("fit")
+            session = worker_session.current("fit")
             session.data.provide(lambda: datasets(session.place))
             return function()
 
@@ -724,7 +765,7 @@ class DataParallelTrainer:
     def _travelling_datasets(self, datasets: Mapping[str, Prepared]) -> bytes:
         if not self._starts_processes or not datasets:
             return b""
-        return _pickled_datasets(datasets)
+        return pickled_datasets(datasets)
 
     def _worker_bounds(self) -> tuple[int, int]:
         if self._engine_name == "inline":
@@ -745,8 +786,8 @@ class DataParallelTrainer:
         least, most = self._worker_bounds()
         workers = least
         if self._engine_name == "local" and most > least:  # it grows as far as this machine lets it
-            machine = resources.detect(_custom_resources())
-            workers = max(least, min(most, resources.slots_free(machine, _shape(self.scaling_config), ())))
+            machine = resources.detect(custom_resources())
+            workers = max(least, min(most, resources.slots_free(machine, shape(self.scaling_config), ())))
         check_limits(
             f"ScalingConfig(num_workers={self.scaling_config.num_workers})",
             workers,
@@ -758,23 +799,23 @@ class DataParallelTrainer:
         """Refuse what this machine can never hold, while nothing has been started yet."""
         from powertrain.engine import resources
 
-        machine = resources.detect(_custom_resources())
+        machine = resources.detect(custom_resources())
         count = self._worker_bounds()[0]
         if self._engine_name == "torchrun":  # which may have started others on other machines
             from powertrain.engine.torchrun import local_world_size
 
             count = local_world_size()
-        resources.check(machine, count, _shape(self.scaling_config))
+        resources.check(machine, count, shape(self.scaling_config))
 
-    def _run_record(self, name: str, earlier: _Earlier) -> dict[str, Any]:
+    def _run_record(self, name: str, earlier: Earlier) -> dict[str, Any]:
         """What run.json says: what was asked for, by whom, with which versions, and the seed of the run."""
-        from powertrain.text.redaction import redact_values
         from powertrain.storage.addresses import without_secrets
+        from powertrain.text.redaction import redact_values
 
         record = {
             "name": name,
             "trainer": type(self).__name__,
-            "function": _qualified(self._function),
+            "function": qualified(self._function),
             "engine": self._engine_name,
             "scaling_config": to_json(self.scaling_config),
             "run_config": to_json(self.run_config),
@@ -788,10 +829,10 @@ class DataParallelTrainer:
             "versions": {
                 "powertrain": __version__,
                 "python": platform.python_version(),
-                **_loaded_versions(),
+                **loaded_versions(),
             },
             "started_by": {
-                "user": _user(),
+                "user": user(),
                 "host": platform.node(),
                 "pid": os.getpid(),
                 "argv": sys.argv[:1],
@@ -801,10 +842,10 @@ class DataParallelTrainer:
         }
         return cast("dict[str, Any]", redact_values(record))
 
-    def _data_seed(self, earlier: _Earlier) -> int:
+    def _data_seed(self, earlier: Earlier) -> int:
         if self._data.seed is not None:
             return self._data.seed
-        return int(earlier.record.get("data_seed", secrets.randbits(_DATA_SEED_BITS)))
+        return int(earlier.record.get("data_seed", secrets.randbits(DATA_SEED_BITS)))
 
     def _conclude(self, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
         """The result of a good end; otherwise the one exception that says what happened."""
@@ -825,7 +866,7 @@ class DataParallelTrainer:
             unsaved=outcome.run.unsaved if outcome.run is not None else None,
         )
         if outcome.interrupted:
-            name = _split_run_path(storage.uri)[1]
+            name = split_run_path(storage.uri)[1]
             how = "by the same script" if self.run_config.name else f"with RunConfig(name={name!r})"
             raise KeyboardInterrupt(
                 f"the run was interrupted and can be resumed {how}: {without_secrets(storage.uri)}"
@@ -882,7 +923,7 @@ class DataParallelTrainer:
         if self._trial is not None:  # of many short runs: 'powertrain diagnose' makes it when it is wanted
             return
         if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
-            _tell(
+            tell(
                 terminal,
                 f"The storage does not answer: 'powertrain diagnose {name}' tells later how the time was spent.",
             )
@@ -898,7 +939,7 @@ class DataParallelTrainer:
             if trace.logs_dir is not None:
                 final.copy_to(os.fspath(trace.logs_dir), trace.session_id, report)
         except Exception as error:
-            _tell(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")
+            tell(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")
 
     # -- trackers
 
@@ -918,7 +959,7 @@ class DataParallelTrainer:
         self,
         storage: Storage,
         record: Mapping[str, Any],
-        earlier: _Earlier,
+        earlier: Earlier,
         controller: Controller,
         stack: ExitStack,
     ) -> TrackerProcess | None:
@@ -958,7 +999,7 @@ class DataParallelTrainer:
         is_to_leave = outcome.is_to_leave or outcome.state == "preempted" or is_restarted
         ending = following.ending_of(storage, outcome.state, outcome.reason)
         for sentence in process.finish(ending, following.patience(self.run_config, is_to_leave)):
-            _tell(terminal, sentence)
+            tell(terminal, sentence)
 
     def _follow(self) -> Result:
         """Any rank but 0 under torchrun."""
@@ -967,7 +1008,7 @@ class DataParallelTrainer:
         from powertrain.run.record.directories import remove_data_cache
 
         function = self._function_here(self._prepare_like_rank_zero)
-        with _interrupts(lambda: None, users_code_is_here=True) as interrupts:
+        with handle_interrupts(lambda: None, users_code_is_here=True) as interrupts:
             code, rank = torchrun.follow(function, self._user_env())
         if rank.place.local_rank == 0:  # the first of a node that is not rank 0's
             remove_data_cache(rank.place.data_cache)
@@ -994,9 +1035,9 @@ class DataParallelTrainer:
                 self._on_lost_checkpoint(unsaved, result)
             return result
         if rank.error is not None:
-            from powertrain.terminal import failure_report
+            from powertrain.terminal.failures import failure_report
 
-            failure = _own_failure(rank.place.rank, rank.error)
+            failure = own_failure(rank.place.rank, rank.error)
             with contextlib.suppress(AttributeError):  # of a class with slots
                 rank.error.failure = failure  # type: ignore[attr-defined]
             result.error = WorkerGroupError(failure_report([failure]), {failure.rank: rank.error}, result)
@@ -1034,753 +1075,3 @@ class TrialHooks:
     server: WarmServer | None = None
     sweep: str = ""
     trial_id: str = ""
-
-
-# --------------------------------------------------------------------------- picking an engine
-
-
-def pick_engine(scaling: ScalingConfig) -> str:
-    """The engine that was asked for, or the one that applies here."""
-    from powertrain.engine.torchrun import is_torchrun
-
-    if scaling.engine == "ray":
-        _require_ray()
-    if scaling.engine == "torchrun" and not is_torchrun():
-        raise ConfigError(
-            "ScalingConfig(engine='torchrun') needs torchrun, but this process was not started by it. Start the script "
-            "with 'torchrun --nproc-per-node=N script.py', or use engine='local'."
-        )
-    if scaling.engine != "auto":
-        return scaling.engine
-    if is_torchrun():
-        return "torchrun"
-    if scaling.max_workers == 0:
-        return "inline"
-    if _ray_is_chosen(scaling):
-        _require_ray()
-        return "ray"
-    if sys.platform != "linux":
-        raise ConfigError(
-            f"ScalingConfig(num_workers={scaling.num_workers}) needs worker processes, which this version starts on "
-            f"Linux only; this is {sys.platform}. Use num_workers=0 to train in this process, or torchrun."
-        )
-    return "local"
-
-
-def _ray_is_chosen(scaling: ScalingConfig) -> bool:
-    """True when something but the engine's name says that the run is meant for a Ray cluster."""
-    from powertrain.tasks import is_on_ray
-
-    asked = scaling.engine_options.keys() & {"address", "runtime_env"} or scaling.label_selector
-    return bool(asked) or is_on_ray()
-
-
-def _require_ray() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "This run uses a Ray cluster, and Ray is not installed here. Install it with: "
-            "pip install 'powertrain[ray]'. To run on this machine, use ScalingConfig(engine='local')."
-        )
-
-
-def _refuse_second_run_of_script() -> None:
-    """Raise :class:`ConfigError` in a child of multiprocessing's that runs the script again to import its classes."""
-    from powertrain.engine.local import is_loading_main
-
-    if is_loading_main():
-        raise ConfigError(
-            "fit() was called while a child process (a DataLoader worker or another process started with 'spawn' or "
-            "'forkserver') runs the script again to import its classes. Put the lines that train below "
-            "`if __name__ == '__main__':`, so that only the script itself trains."
-        )
-
-
-#: Whether this process has said that its workers import modules anew.
-_has_said_clean = False
-
-
-def _about_clean_workers(server: WarmServer) -> str:
-    """What workers do not see, said once in a process; "" where they see all of it."""
-    global _has_said_clean
-    if server.is_forked or _has_said_clean:
-        return ""
-    _has_said_clean = True
-    return (
-        f"Workers import the script's modules anew from their files, because {server.unsafe}: they "
-        "do not see what this process has set or patched in modules. Pass settings in train_loop_config."
-    )
-
-
-def _custom_resources() -> Mapping[str, float]:
-    """Custom resources that ``powertrain.init(resources=...)`` declared."""
-    from powertrain import tasks
-
-    return tasks.declared_resources()
-
-
-def _shape(scaling: ScalingConfig) -> Any:
-    from powertrain.engine.base import SlotShape
-
-    amounts = scaling.resources
-    custom = {name: amount for name, amount in amounts.items() if name not in ("CPU", "GPU")}
-    return SlotShape(
-        cpus=amounts.get("CPU", 0.0),
-        gpus=amounts.get("GPU", 0.0),
-        custom=custom,
-        explicit=scaling.explicit_resources,
-        placement=scaling.placement_strategy,
-        gang=not scaling.is_elastic,
-        labels=_labels(scaling.label_selector),
-    )
-
-
-def _labels(selector: Any) -> tuple[Mapping[str, str], ...]:
-    if selector is None:
-        return ()
-    return (selector,) if isinstance(selector, Mapping) else tuple(selector)
-
-
-# --------------------------------------------------------------------------- storage and what is there already
-
-
-def refuse_unwritable(root: str) -> None:
-    """Raise :class:`StorageError` when ``root`` can be seen not to be writable, without touching anything."""
-    from powertrain.storage import open_storage
-
-    path = open_storage(root).local_path("x")
-    if path is None:
-        return
-    directory = path.parent
-    while not os.path.lexists(directory):
-        directory = directory.parent
-    if not directory.is_dir():
-        problem = f"{str(directory)!r} is a file, not a directory"
-    elif not os.access(directory, os.W_OK | os.X_OK):
-        problem = f"{str(directory)!r} is not writable for {_user()}"
-    else:
-        return
-    raise StorageError(
-        f"The storage path {root!r} cannot be used: {problem}. Set RunConfig(storage_path=...) or the environment "
-        "variable POWERTRAIN_STORAGE to a directory you can write to."
-    )
-
-
-@contextlib.contextmanager
-def _naming_run(storage: Storage) -> Iterator[None]:
-    """Turn what the operating system says of a file of the run into a :class:`StorageError` that names both."""
-    from powertrain.storage.addresses import without_secrets
-
-    try:
-        yield
-    except OSError as error:
-        which = f" ({str(error.filename)!r})" if error.filename else ""
-        raise StorageError(
-            f"The run at {without_secrets(storage.uri)!r} cannot be opened: {error.strerror or error}{which}. Mend or "
-            "move away what is named, or choose another run name."
-        ) from error
-
-
-def _existing_run(path: str | os.PathLike[str], filesystem: Any) -> Storage:
-    """The storage of a run that exists; raises :class:`ConfigError` where there is none."""
-    from powertrain.storage import open_storage
-    from powertrain.storage.addresses import without_secrets
-    from powertrain.storage.base import RECORD_BYTES_LIMIT
-
-    path = as_path(path, "The path of a run")
-    storage = open_storage(path, filesystem=filesystem, timeout=30.0)
-    try:
-        storage.get("run.json", limit=RECORD_BYTES_LIMIT)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(
-            f"There is no run at {without_secrets(path)!r}: it has no run.json. Give the directory of one run, which "
-            "is storage_path/name."
-        ) from None
-    except OSError as error:
-        raise StorageError(
-            f"The run at {without_secrets(path)!r} cannot be restored: its run.json cannot be read "
-            f"({error.strerror or error}). Make it readable, or move it away and start the run again."
-        ) from error
-    return storage
-
-
-def _ask_for_variables(names: list[str], changes: Mapping[str, Any]) -> None:
-    """A run does not keep the values of variables; raises :class:`ConfigError` when they are not given again."""
-    if names and "run_config" not in changes:
-        raise ConfigError(
-            f"The run was started with RunConfig(worker_runtime_env=...) and the variables {', '.join(names)}, whose "
-            "values are not kept in it. Give them again: restore(path, run_config=RunConfig(worker_runtime_env=...))."
-        )
-
-
-def _ask_for_datasets(names: list[str], changes: Mapping[str, Any]) -> None:
-    """Not all datasets are kept in the run; raises :class:`ConfigError` when those are not given again."""
-    if names and "datasets" not in changes:
-        raise ConfigError(
-            f"The run does not keep its datasets ({', '.join(names)}), because they hold many rows in memory, or a "
-            "secret in an address, or are Ray's, or cannot be pickled. Give them again: restore(path, datasets={...})."
-        )
-
-
-def _split_run_path(path: str) -> tuple[str, str]:
-    """A run's directory as (storage path, name). What follows a "?" in an address belongs to the storage path."""
-    address, mark, query = path.partition("?") if "://" in path else (path, "", "")
-    root, _, name = address.rstrip("/").rpartition("/")
-    return f"{root or '.'}{mark}{query}", name
-
-
-@dataclass(frozen=True)
-class _Earlier:
-    """What earlier starts of the same run left."""
-
-    state: Any
-    record: dict[str, Any]
-    checkpoint: Any
-    remarks: tuple[str, ...]
-
-    @classmethod
-    def read(cls, storage: Storage) -> _Earlier:
-        from powertrain.checkpoint import commit
-        from powertrain.run.record import journal
-        from powertrain.run.record import run_json as run_record
-
-        commit.refuse_other_versions(storage)
-        remarks: list[str] = []
-        state = journal.replay(journal.read(storage))
-        record: dict[str, Any] = {}
-        try:
-            record = run_record.read(storage)
-        except FileNotFoundError:
-            pass
-        except StorageError as error:
-            remarks.append(f"{error} The run goes on with new seeds, so its data come in another order.")
-        checkpoint = commit.newest_verified(storage, remarks.append)
-        for place in commit.set_aside_newer(storage, checkpoint):
-            remarks.append(f"A checkpoint that cannot be used was moved to {place}.")
-        commit.sweep_uncommitted(storage)
-        return cls(state, record, checkpoint, tuple(remarks))
-
-    def messages(self, record: Mapping[str, Any], path: str) -> list[str]:
-        """What the user should know before this start. ``path`` is the run's directory, fit to be shown."""
-        messages = list(self.remarks)
-        if self.state.state == "finished":
-            where = (
-                f"continues from {self.checkpoint.name}"
-                if self.checkpoint
-                else "has no checkpoint to continue from"
-            )
-            messages.append(
-                f"This run had finished already; this start {where}. To begin anew, give RunConfig(name=...) another "
-                f"name, or remove {path}."
-            )
-        changed = [
-            f"{section}.{field}: {old!r} -> {new!r}"
-            for section in ("scaling_config", "run_config", "backend_config", "dataset_config")
-            if section in self.record
-            for field, old, new in _differences(self.record[section], record[section])
-        ]
-        if self.record and changed:
-            messages.append(f"This run was started before with other settings: {'; '.join(changed)}.")
-        return messages
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    for key in sorted({*old, *new}):
-        if old.get(key) != json.loads(json.dumps(new.get(key))):
-            yield key, old.get(key), new.get(key)
-
-
-# --------------------------------------------------------------------------- data
-
-
-def _checked_datasets(datasets: Any) -> dict[str, Dataset | Callable[[], Dataset]]:
-    """The datasets by name; raises :class:`ConfigError` for what can be seen to be none."""
-    if datasets is None:
-        return {}
-    if not isinstance(datasets, Mapping) or not all(isinstance(name, str) and name for name in datasets):
-        raise ConfigError(
-            f"datasets must be a dict from names to datasets, such as {{'train': powertrain.data.read_parquet(path)}}, "
-            f"and not a {type(datasets).__name__} like this one."
-        )
-    found = {name: _from_hugging_face(value) for name, value in datasets.items()}
-    for name, value in found.items():
-        _refuse_what_is_no_dataset(name, value)
-    return found
-
-
-def _from_hugging_face(value: Any) -> Any:
-    """Return a ``datasets.Dataset`` of Hugging Face as a dataset of ours, and anything else as it is."""
-    if type(value).__module__.partition(".")[0] != "datasets":
-        return value
-    from powertrain.data.reading import from_huggingface
-
-    return from_huggingface(value)
-
-
-def _is_of_ray(dataset: Any) -> bool:
-    """True for a ``ray.data.Dataset``, without importing Ray."""
-    return type(dataset).__module__.partition(".")[0] == "ray" and hasattr(dataset, "streaming_split")
-
-
-def _refuse_what_is_no_dataset(name: str, value: Any) -> None:
-    kind = type(value)
-    origin = f"{kind.__module__}.{kind.__qualname__}"
-    accepted = "a powertrain.data.Dataset, or a function without arguments that returns one"
-    if _is_of_ray(value):
-        return
-    if kind.__module__.partition(".")[0] == "ray":
-        raise ConfigError(
-            f"datasets[{name!r}] is a {origin}, which is of Ray but not a ray.data.Dataset. Give the dataset that it "
-            f"was made from, or {accepted}: for example powertrain.data.read_parquet(path)."
-        )
-    if callable(value):
-        return
-    from powertrain.data.dataset import Dataset
-
-    if not isinstance(value, Dataset):
-        raise ConfigError(
-            f"datasets[{name!r}] is a {origin}. Give {accepted}: powertrain.data has read_parquet, read_csv and others "
-            "for files, and from_torch, from_huggingface, from_pandas, from_numpy, from_arrow and from_items for what "
-            "is in memory."
-        )
-
-
-def _refuse_unreachable_data(datasets: Mapping[str, Any], config: DataConfig, engine: str) -> None:
-    """Raise :class:`ConfigError` for datasets of Ray's that workers of this engine cannot be given."""
-    of_ray = [name for name, value in datasets.items() if _is_of_ray(value)]
-    if not of_ray or engine == "ray":
-        return
-    if engine == "torchrun":
-        raise ConfigError(
-            f"The dataset {', '.join(map(repr, of_ray))} is Ray's, and under torchrun every process would compute one "
-            "of its own. Write it to files once, with its write_parquet(path), and give "
-            "powertrain.data.read_parquet(path)."
-        )
-    if not config.snapshot:
-        raise ConfigError(
-            f"The dataset {', '.join(map(repr, of_ray))} is Ray's, and the workers of engine={engine!r} are not on a "
-            "Ray cluster that could stream it to them. Use ScalingConfig(engine='ray'), or "
-            "DataConfig(snapshot=True), which writes it once into the run's storage and works on any engine, or "
-            "powertrain.data.read_parquet(path) in place of ray.data.read_parquet(path)."
-        )
-
-
-def _about_stream(name: str, is_split: bool) -> str:
-    rows = (
-        "every rank gets the same number of rows, so an epoch may leave out up to one row fewer than there are ranks"
-        if is_split
-        else "every rank gets all rows, in an order of its own"
-    )
-    return (
-        f"The Ray dataset {name!r} is streamed from Ray: {rows}, and a restart begins its epoch again. "
-        "DataConfig(snapshot=True) writes it once into the run's storage instead: then every row comes exactly once "
-        "per epoch, and a restart goes on at the row where it was."
-    )
-
-
-def _refuse_unknown_split(config: DataConfig, datasets: Mapping[str, Any]) -> None:
-    if config.datasets_to_split == "all":
-        return
-    unknown = [name for name in config.datasets_to_split if name not in datasets]
-    if unknown:
-        there = ", ".join(map(repr, datasets)) or "none"
-        raise ConfigError(
-            f"DataConfig(datasets_to_split=...) names {', '.join(map(repr, unknown))}, which is not among the datasets "
-            f"of the trainer ({there}). Correct the name, or add the dataset to datasets=."
-        )
-
-
-def _pickled_datasets(datasets: Mapping[str, Prepared]) -> bytes:
-    """The datasets on their way to workers; raises :class:`ConfigError` naming one that cannot travel."""
-    import cloudpickle
-
-    plans = [found.inspected.plan for found in datasets.values()]
-    used = [getattr(op, "fn", None) for plan in plans for part in plan.parts for op in part.operations]
-    try:
-        with functions.by_value_where_needed(*(function for function in used if function is not None)):
-            data: bytes = cloudpickle.dumps(dict(datasets))
-            return data
-    except Exception as error:  # whatever the user's objects do when they are pickled
-        culprits = [name for name, found in datasets.items() if not _can_be_pickled(found)]
-        raise ConfigError(
-            f"The dataset {', '.join(map(repr, culprits))} cannot be sent to the workers: something that it reads or "
-            f"maps with cannot be pickled ({describe_error(error)}). Make that inside the function, or give a "
-            "class to map_batches, which is made in the worker."
-        ) from error
-
-
-def _can_be_pickled(value: Any) -> bool:
-    import cloudpickle
-
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True
-
-
-def _about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, on_change: str) -> list[str]:
-    """What to say of data that are not those of the checkpoint; raises :class:`DataChangedError` to refuse them."""
-    from powertrain.data.plan.changes import changed_message, mixing_warning
-    from powertrain.data.plan.position import Position
-    from powertrain.worker.data.shards import is_of_stream, positions_in
-
-    remarks = []
-    for name, state in positions_in(checkpoint.extras).items():
-        if name not in datasets or is_of_stream(state):
-            continue
-        now, saved = datasets[name], Position.from_dict(state, name)
-        if now.is_of(saved.fingerprint):
-            continue
-        if on_change == "refuse":
-            raise DataChangedError(changed_message(now, saved))
-        remarks.append(
-            f"The dataset {name!r} is not what it was at {checkpoint.name} ({saved.rows} rows then, {now.rows} now): "
-            f"its epoch {saved.epoch} starts again with the data as they are now.{mixing_warning(now)}"
-        )
-    return remarks
-
-
-# --------------------------------------------------------------------------- running
-
-
-def _do_nothing() -> None:
-    pass
-
-
-def _interrupt(controller: Controller, ending: ForcedEnd) -> None:
-    ending.request("interrupt")
-    controller.interrupt()
-
-
-def _notify(controller: Controller, ending: ForcedEnd, number: signal.Signals) -> None:
-    controller.notify(_asked_to_end(number))
-    ending.request("notice")
-
-
-def _forced_outcome(kind: str) -> RunOutcome:
-    """Return the outcome of a run that was stuck when it was asked for the second time to end."""
-    from powertrain.run.controller import RunOutcome
-    from powertrain.run.lifecycle import STOPPED
-
-    return RunOutcome(
-        STOPPED,
-        "it was asked twice to end, and was stuck",
-        None,
-        b"",
-        (),
-        interrupted=kind == "interrupt",
-        is_to_leave=kind == "notice",
-    )
-
-
-def _run(controller: Controller, engine: Engine, ending: ForcedEnd) -> RunOutcome:
-    """Run the controller here; where the rank itself needs this thread, beside it."""
-    from powertrain.run.forced_end import EndedAtOnce
-
-    serve = getattr(engine, "serve", None)
-    if serve is None:
-        return controller.run()
-    outcome: list[RunOutcome] = []
-    problem: list[BaseException] = []
-
-    def control() -> None:
-        try:
-            outcome.append(controller.run())
-            _leave_if_hung(outcome[0], engine)
-        except BaseException as error:
-            problem.append(error)
-
-    thread = threading.Thread(target=control, name="powertrain-controller", daemon=True)
-    thread.start()
-    try:
-        serve()
-    except BaseException as error:  # nothing will come of it any more: the controller need not wait
-        controller.interrupt()
-        thread.join(None if isinstance(error, EngineError) else _LEAVE_TIMEOUT_S)
-        raise
-    thread.join(_LEAVE_TIMEOUT_S if ending.has_forced else None)
-    if thread.is_alive():
-        raise EndedAtOnce
-    if problem:
-        raise problem[0]
-    return outcome[0]
-
-
-def _leave_if_hung(outcome: RunOutcome, engine: Engine) -> None:
-    """Under torchrun a process must end for torchrun to begin again, and the main thread of one that hangs will not."""
-    if engine.name == "torchrun" and any(failure.kind == "hung" for failure in outcome.failures):
-        from powertrain.terminal import failure_report
-
-        print(failure_report(outcome.failures, outcome.reason), file=sys.stderr, flush=True)
-        os._exit(1)
-
-
-@contextmanager
-def _interrupts(ask_to_end: Callable[[], None], *, users_code_is_here: bool) -> Iterator[list[float]]:
-    """Turn Ctrl-C into a graceful end, the second one into an end at once. Other threads cannot, and need not.
-
-    Yields the times at which interrupts have come. Under torchrun every rank gets them: rank 0 asks, the others wait
-    to be told where to stop.
-    """
-    interrupts: list[float] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-
-    def interrupt(*_: Any) -> None:
-        interrupts.append(time.time())
-        ask_to_end()
-        if len(interrupts) > 1 and users_code_is_here:
-            raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupts
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def _asked_to_end(number: signal.Signals) -> str:
-    return f"the driver (process {os.getpid()}) was asked to end by {number.name}"
-
-
-def _listen(
-    name: str, lease: int, storage: Storage, runtime: Path, controller: Controller, stack: ExitStack
-) -> None:
-    """Let the command line find this run and talk to it."""
-    from powertrain.run.remote import protocol as control
-
-    files = os.path.dirname(_directory_of(storage, "logs"))
-    card = control.card_of(name, storage.uri, files, lease)
-    try:
-        stack.enter_context(control.listening(runtime, card, controller.visit))
-    except OSError as error:
-        controller.say(
-            f"'powertrain stop' and others will not find this run: its socket cannot be made ({error})."
-        )
-
-
-def _terminal(run: RunConfig, name: str, path: str) -> Any:
-    from powertrain.terminal import Terminal
-    from powertrain.worker.debugger import is_attached
-
-    live, verbose = {None: (None, 1), 0: (None, 0), 1: (False, 1), 2: (None, 1)}.get(run.verbose, (None, 2))
-    if is_attached():  # its prompt would be drawn over
-        live = False
-    return Terminal(name, path, live=live, log_to_file=bool(run.log_to_file), verbose=verbose)
-
-
-def _own_failure(rank: int, error: BaseException) -> WorkerFailure:
-    """A failure as the rank itself can tell it, where the controller is in another process."""
-    from powertrain.run.health.failures import reported
-    from powertrain.worker.failure import describe
-
-    kind = "exit" if isinstance(error, SystemExit) else "raised"
-    return reported(rank, describe(error), kind, host=platform.node(), pid=os.getpid())
-
-
-def _remarks(storage: Storage) -> list[str]:
-    """What the user should know of the place that was chosen."""
-    from powertrain.storage.files.private_roots import take_notices
-    from powertrain.storage.safety import remarks_about
-
-    path = storage.local_path("x")
-    return [*storage.lacks, *(remarks_about(path.parent) if path is not None else ()), *take_notices()]
-
-
-def _about_restoring(unkept: str) -> list[str]:
-    if not unkept:
-        return []
-    return [f"restore(path) will need the training function again: the trainer could not be kept ({unkept})."]
-
-
-def _tell(terminal: Any, message: str) -> None:
-    from powertrain.run.events import Warned
-
-    terminal.event(Warned(time=time.time(), message=message))
-
-
-def _keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, terminal: Any) -> None:
-    """So that ``Result.from_path`` has it too. What does not answer is not waited for once more."""
-    from powertrain.result import return_value
-
-    unkept = getattr(kept, "problem", "") if outcome.value else ""
-    unkept = unkept or return_value.store(storage, outcome.value)
-    if unkept:
-        _tell(
-            terminal,
-            f"What the training function returned is not kept in the run's directory: {unkept}. "
-            "Result.return_value has it while this process lives.",
-        )
-
-
-def _about_gone_directory(path: str) -> str:
-    return (
-        f"The run's directory {path!r} is gone: it was removed, or made anew by another start, while the run was going "
-        "on. The Result has the last metrics and the return value of this process; checkpoints and all else that was "
-        "kept there are lost."
-    )
-
-
-def _tell_left_files(terminal: Any, runtime: Path) -> None:
-    """The scratch directory goes with the run: say so where the user's code left files there."""
-    from powertrain.run.events import Warned
-
-    left = sorted(str(p.relative_to(runtime)) for p in runtime.glob("scratch/**/*") if p.is_file())
-    if left:
-        shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-        terminal.event(
-            Warned(
-                time=time.time(),
-                message=f"Files left in the scratch directory of the ranks are removed now: {shown}. Write to "
-                "get_context().launch_dir, report them as a checkpoint, or leave RunConfig(working_dir='scratch') out.",
-            )
-        )
-
-
-# --------------------------------------------------------------------------- arguments
-
-
-def _refuse_what_is_not_here(run: RunConfig) -> None:
-    """One clear error for what this version accepts by name but cannot do yet."""
-    if run.log_to_file not in (True, False):
-        raise ConfigError(
-            "RunConfig(log_to_file=<name>) is not supported yet by this version of Powertrain. Use log_to_file=True: "
-            "each rank's output goes to its own file under the run's logs/."
-        )
-
-
-def _working_dir(run: RunConfig, runtime: str) -> str:
-    """The working directory of ranks as a path; "" for the launch directory, which nodes may have elsewhere."""
-    from powertrain.run.workers.launch import scratch_directory
-
-    if run.working_dir in (None, "."):
-        return ""
-    if run.working_dir == "scratch":
-        return scratch_directory(runtime)
-    return os.path.abspath(os.path.expanduser(str(run.working_dir)))
-
-
-def _has_report_barrier(run: RunConfig) -> bool:
-    given = run.report_barrier
-    return flag_from_environment("POWERTRAIN_REPORT_BARRIER") if given is None else given
-
-
-def _port(run: RunConfig) -> int:
-    """Of the run's one wire, which may be named in two places."""
-    return run.port or (run.trace.port if isinstance(run.trace, TraceConfig) else 0)
-
-
-def _bind_host(run: RunConfig) -> str:
-    return (run.trace.bind_host or "") if isinstance(run.trace, TraceConfig) else ""
-
-
-def _trace_settings(run: RunConfig) -> TraceSettings | None:
-    """What ranks are told of tracing; None for not at all. Raises ConfigError for what does not go together."""
-    from powertrain.trace.recording import patches
-    from powertrain.worker.tracing import TraceSettings
-
-    trace = run.trace
-    if not isinstance(trace, TraceConfig):
-        return None
-    if run.port and trace.port and run.port != trace.port:
-        raise ConfigError(
-            f"RunConfig(port={run.port}) and TraceConfig(port={trace.port}) name two ports, and a run listens on one, "
-            "for reports and telemetry alike. Give it once."
-        )
-    chosen = (trace.patch_dataloader, trace.patch_forward, trace.patch_backward, trace.patch_h2d)
-    patches.choose(trace.init_mode, *chosen)
-    facts = {"flops_per_sample": trace.flops_per_sample, "peak_flops": trace.peak_flops}
-    return TraceSettings(
-        steps=trace.profile == "run",
-        mode=trace.init_mode,
-        dataloader=trace.patch_dataloader,
-        forward=trace.patch_forward,
-        backward=trace.patch_backward,
-        h2d=trace.patch_h2d,
-        interval=trace.sampler_interval_sec,
-        facts={name: value for name, value in facts.items() if value is not None},
-    )
-
-
-def _refuse_what_needs_own_processes(run: RunConfig, engine: str) -> None:
-    """Where a rank lives in a process that is not ours, its output and its directory are not ours to move."""
-    asked = [
-        name
-        for name, value in (("log_to_file=True", run.log_to_file), ("working_dir=...", run.working_dir))
-        if value
-    ]
-    if asked:
-        instead = {
-            "inline": "The output of inline ranks is this process's own, and so is its directory. Leave it out, or use "
-            "num_workers=1",
-            "torchrun": "torchrun owns the output and the directory of its processes. Leave it out, and see torchrun's "
-            "--log-dir and --redirects",
-        }[engine]
-        raise ConfigError(f"RunConfig({', '.join(asked)}) does nothing on the {engine} engine. {instead}.")
-
-
-def _checkpoint_to_begin_from(checkpoint: Checkpoint | None) -> Checkpoint | None:
-    if checkpoint is None:
-        return None
-    path = checkpoint.path if has_attribute(checkpoint, "path") else None
-    if not isinstance(path, str) or not has_attribute(checkpoint, "given_filesystem"):
-        raise ConfigError(
-            f"resume_from_checkpoint must be a Checkpoint, not {type(checkpoint).__name__}. Write "
-            "Checkpoint.from_directory(path)."
-        )
-    local = "://" not in path and checkpoint.given_filesystem is None
-    if local and not os.path.isdir(path):
-        raise ConfigError(f"resume_from_checkpoint names {path!r}, which is not a directory. Check the path.")
-    return checkpoint
-
-
-def _directory_of(storage: Storage, name: str) -> str:
-    """Where this machine has the files of a directory of the run."""
-    inside = storage.local_path(f"{name}/x")
-    assert inside is not None
-    return str(inside.parent)
-
-
-def _pickled(filesystem: Any) -> bytes:
-    """A filesystem on its way to this user's own processes."""
-    return pickle.dumps(filesystem) if filesystem is not None else b""
-
-
-def _json_mapping(value: Mapping[str, Any] | None, argument: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(json.dumps({} if value is None else dict(value))))
-    except Exception as error:  # whatever the value raises when it is looked at
-        raise ConfigError(f"{argument} must be a dict of JSON values: {error}.") from error
-
-
-def _new_name(trainer: str) -> str:
-    return f"{trainer}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
-
-
-def _qualified(function: Any) -> str:
-    return (
-        f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
-    )
-
-
-def _loaded_versions() -> dict[str, str]:
-    """Versions of what this process has loaded; loading something only to ask would cost seconds."""
-    return {
-        name: str(getattr(sys.modules[name], "__version__", ""))
-        for name in ("torch", "numpy", "pyarrow", "pandas")
-        if name in sys.modules
-    }
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return str(os.getuid())
-
-
-def _set_log_level(run: RunConfig) -> None:
-    logging.getLogger("powertrain").setLevel(run.logging_config.log_level)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from powertrain.calls import options
-from powertrain.config import VALIDATION_OPTIONS_WITHOUT_EFFECT
+from powertrain.config.validation import VALIDATION_OPTIONS_WITHOUT_EFFECT
 from powertrain.errors import ConfigError
 
 

@@ -20,7 +20,8 @@ from tests.support.examples import scaled
 
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.chain import Chain, tag_for
-from powertrain.checkpoint.commit import commit, committed
+from powertrain.checkpoint.commit import commit
+from powertrain.checkpoint.committed import committed
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.errors import CheckpointError, FencedError
 from powertrain.storage import Entry

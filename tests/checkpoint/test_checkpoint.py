@@ -15,7 +15,8 @@ import torch
 
 from powertrain.checkpoint import Checkpoint
 from powertrain.checkpoint.chain import Chain
-from powertrain.checkpoint.commit import checkpoint_of, commit, record_validation
+from powertrain.checkpoint.commit import commit
+from powertrain.checkpoint.committed import checkpoint_of, record_validation
 from powertrain.checkpoint.manifest import ManifestFile, Validation
 from powertrain.errors import CheckpointError, StorageError
 from powertrain.storage import open_storage

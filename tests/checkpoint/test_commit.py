@@ -12,31 +12,25 @@ from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint import retention
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpointStatus
-from powertrain.checkpoint.commit import (
-    Merged,
+from powertrain.checkpoint.cleanup import discard, set_aside_newer, sweep_uncommitted
+from powertrain.checkpoint.commit import Merged, commit, merge
+from powertrain.checkpoint.committed import (
     checkpoint_of,
-    commit,
     committed,
-    contents,
-    discard,
-    merge,
-    name_of_row,
     newest,
     newest_verified,
     record_validation,
-    refuse_directory,
     reported,
-    set_aside_newer,
-    sweep_uncommitted,
     validations,
     verify,
     with_validations,
 )
+from powertrain.checkpoint.contents import contents, name_of_row, refuse_directory
 from powertrain.checkpoint.elsewhere import mark
 from powertrain.checkpoint.manifest import Manifest, ManifestFile, Validation
 from powertrain.errors import CheckpointError
 from powertrain.storage import Storage, open_storage
-from powertrain.wire import FilePart, Part
+from powertrain.wire.values import FilePart, Part
 
 
 @pytest.fixture

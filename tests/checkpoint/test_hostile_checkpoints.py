@@ -17,14 +17,9 @@ from powertrain.checkpoint import elsewhere
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.chain import Chain, manifest_key
 from powertrain.checkpoint.checkpoint import Checkpoint
-from powertrain.checkpoint.commit import (
-    commit,
-    committed,
-    newest_verified,
-    reported,
-    sweep_uncommitted,
-    verify,
-)
+from powertrain.checkpoint.cleanup import sweep_uncommitted
+from powertrain.checkpoint.commit import commit
+from powertrain.checkpoint.committed import committed, newest_verified, reported, verify
 from powertrain.checkpoint.manifest import Manifest, ManifestFile
 from powertrain.errors import CheckpointError
 from powertrain.storage import Storage, open_storage

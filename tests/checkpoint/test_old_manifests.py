@@ -9,9 +9,12 @@ import pytest
 
 import powertrain
 from powertrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
-from powertrain.checkpoint import commit as commits
+from powertrain.checkpoint import cleanup
+from powertrain.checkpoint import committed as checkpoint_committed
 from powertrain.checkpoint.chain import Chain
-from powertrain.checkpoint.commit import checkpoint_of, commit, committed, discard, verify
+from powertrain.checkpoint.cleanup import discard
+from powertrain.checkpoint.commit import commit
+from powertrain.checkpoint.committed import checkpoint_of, committed, verify
 from powertrain.checkpoint.manifest import ManifestFile
 from powertrain.errors import CheckpointError
 from powertrain.storage import Storage, open_storage
@@ -42,16 +45,16 @@ def test_it_is_committed_and_can_be_read(storage: Storage, tmp_path: Path) -> No
     (manifest,) = committed(storage)
     verify(storage, manifest)
     checkpoint = checkpoint_of(storage, manifest)
-    commits.verify_alone(checkpoint)
+    checkpoint_committed.verify_alone(checkpoint)
     copy = checkpoint.to_directory(tmp_path / "copy")
     assert sorted(path.name for path in Path(copy).iterdir()) == ["model"]
 
 
 def test_a_start_that_takes_the_run_over_does_not_void_it(storage: Storage) -> None:
     chain = Chain.take_over(storage, 2)
-    commits.sweep_uncommitted(storage)
+    cleanup.sweep_uncommitted(storage)
     assert [manifest.name for manifest in committed(storage)] == ["c1"]
-    assert commits.void_names(storage) == []
+    assert cleanup.void_names(storage) == []
     with pytest.raises(CheckpointError, match="c1"):
         save(storage, chain, "c1", row=2)
     save(storage, chain, "c2", row=2)
@@ -59,7 +62,7 @@ def test_a_start_that_takes_the_run_over_does_not_void_it(storage: Storage) -> N
 
 
 def test_it_is_deleted_and_set_aside_whole(storage: Storage) -> None:
-    assert commits.set_aside_newer(storage, None) == ["broken/c1-1"]
+    assert cleanup.set_aside_newer(storage, None) == ["broken/c1-1"]
     assert {entry.key for entry in storage.list("broken")} == {f"broken/c1-1/{OLD}", "broken/c1-1/model"}
     chain = Chain.take_over(storage, 2)
     save(storage, chain, "c3", row=3)

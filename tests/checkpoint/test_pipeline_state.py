@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from powertrain.checkpoint.parallel.fitting import _group_of
 from powertrain.checkpoint.parallel.holdings import Holdings, needs_agreement
-from powertrain.checkpoint.state import Piece
+from powertrain.checkpoint.state.pieces import Piece
 from powertrain.errors import CheckpointError
 
 

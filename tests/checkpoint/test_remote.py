@@ -17,13 +17,13 @@ from tests.s3_server import S3Server
 from powertrain.checkpoint import Checkpoint, cache
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.chain import Chain
-from powertrain.checkpoint.commit import (
+from powertrain.checkpoint.cleanup import set_aside_newer
+from powertrain.checkpoint.commit import commit
+from powertrain.checkpoint.committed import (
     checkpoint_of,
-    commit,
     committed,
     newest_verified,
     record_validation,
-    set_aside_newer,
     verify,
 )
 from powertrain.checkpoint.manifest import Manifest, ManifestFile, Validation

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from powertrain import wire
 from powertrain.checkpoint.saver import Staging, give_back, sealed_reports, source_of
 from powertrain.errors import CheckpointError
 from powertrain.storage import boundaries
+from powertrain.wire.values import Part, Point
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def fill(directory: str | Path, **files: str) -> str:
     return str(directory)
 
 
-def point(row: int, part: wire.Part) -> wire.Point:
-    return wire.Point(row=row, at=1.0, metrics={"loss": 0.5}, part=part)
+def point(row: int, part: Part) -> Point:
+    return Point(row=row, at=1.0, metrics={"loss": 0.5}, part=part)
 
 
 def test_a_directory_of_the_users_is_copied_and_may_be_changed_at_once(root: str, tmp_path: Path) -> None:

@@ -23,19 +23,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from powertrain.checkpoint import state as sharded
-from powertrain.checkpoint.state import (
-    Layout,
-    Piece,
-    SharePlanner,
-    StateReader,
-    StateWriter,
-    copy_all,
-    cut_rows,
-    file_name,
-    read_into,
-    write_file,
-)
+from powertrain.checkpoint.state import files
+from powertrain.checkpoint.state import pieces as state_pieces
+from powertrain.checkpoint.state.dcp import StateReader, StateWriter, read_into
+from powertrain.checkpoint.state.files import Layout, copy_all, write_file
+from powertrain.checkpoint.state.pieces import Piece, SharePlanner, cut_rows, file_name
 from powertrain.errors import CheckpointError
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -86,7 +78,7 @@ def test_parts_differ_by_no_more_than_what_is_not_cut(tensors: list[tuple[int, i
     for part in range(parts):
         cuts = cut_rows(tensors, parts, part)
         size = sum((stop - start) * width for (start, stop), (_, width) in zip(cuts, tensors, strict=True))
-        assert abs(size - total / parts) <= 2 * sharded._CUT_FROM_BYTES
+        assert abs(size - total / parts) <= 2 * state_pieces._CUT_FROM_BYTES
 
 
 @given(
@@ -100,7 +92,7 @@ def test_what_any_number_of_ranks_wrote_reads_back_whole(
     directory = tmp_path_factory.mktemp("state")
     tensors = {name: numbers(*form) for name, form in state.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharded, "_CUT_FROM_BYTES", cut_from)
+        patch.setattr(state_pieces, "_CUT_FROM_BYTES", cut_from)
         layouts = write(directory, tensors, world_size)
     written = sum(piece.bytes for layout in layouts for piece in layout.pieces)
     assert written == sum(tensor.nbytes for tensor in tensors.values())
@@ -143,7 +135,7 @@ def test_files_are_plain_safetensors(tmp_path: Path) -> None:
 def test_parts_of_a_tensor_are_named_by_where_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded, "_CUT_FROM_BYTES", 1)
+    monkeypatch.setattr(state_pieces, "_CUT_FROM_BYTES", 1)
     write(tmp_path, {"weight": numbers((4, 3))}, 2)
     for rank, rows in ((0, "0:2"), (1, "2:4")):
         with safe_open(tmp_path / file_name(rank), "pt") as file:
@@ -167,7 +159,7 @@ def test_the_header_depends_on_the_form_alone() -> None:
 def test_copies_reach_their_places_however_the_source_lies_in_memory(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded, "_THREAD_FROM_BYTES", 1)
+    monkeypatch.setattr(state_pieces, "THREAD_FROM_BYTES", 1)
     large = torch.rand(1000, 700)
     sources = [large, large.t(), large[::2], torch.tensor(3.5), large.to(torch.complex64).conj(), large[:0]]
     views = [torch.full(source.shape, -1, dtype=source.dtype) for source in sources]
@@ -216,7 +208,7 @@ def damaged(directory: Path) -> str:
 
 @pytest.fixture
 def two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sharded, "_CUT_FROM_BYTES", 1)
+    monkeypatch.setattr(state_pieces, "_CUT_FROM_BYTES", 1)
     write(tmp_path, {"weight": numbers((4, 3)), "bias": numbers((8,))}, 2)
     return tmp_path
 
@@ -300,7 +292,7 @@ def test_a_pipe_or_a_directory_in_place_of_a_file_is_refused_at_once(
 
 def test_a_file_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
-        later.setattr(sharded, "SCHEMA", 99)
+        later.setattr(state_pieces, "SCHEMA", 99)
         write(tmp_path, {"weight": numbers((2,))}, 1)
     assert "schema 99" in damaged(tmp_path)
 
@@ -318,6 +310,6 @@ def test_parts_that_overlap_are_noticed() -> None:
     def tensor(*chunks: ChunkStorageMetadata) -> TensorStorageMetadata:
         return TensorStorageMetadata(TensorProperties(), torch.Size([6]), list(chunks))
 
-    assert sharded.hole_in(tensor(chunk(0, 2), chunk(2, 4))) is None
-    assert sharded.hole_in(tensor(chunk(0, 3), chunk(2, 3))) == "two parts overlap"
-    assert "outside" in str(sharded.hole_in(tensor(chunk(0, 3), chunk(4, 3))))
+    assert files.hole_in(tensor(chunk(0, 2), chunk(2, 4))) is None
+    assert files.hole_in(tensor(chunk(0, 3), chunk(2, 3))) == "two parts overlap"
+    assert "outside" in str(files.hole_in(tensor(chunk(0, 3), chunk(4, 3))))

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from powertrain import wire
 from powertrain.checkpoint import uploader
 from powertrain.checkpoint.saver import Staging, source_of
 from powertrain.checkpoint.uploader import Carrier, pause_before_retry
@@ -22,6 +21,9 @@ from powertrain.errors import StorageError
 from powertrain.storage import Storage, boundaries, open_storage
 from powertrain.storage.adapter import FilesystemStorage
 from powertrain.storage.local import digest_of
+from powertrain.wire.from_controller import Carry, Drop
+from powertrain.wire.from_worker import Carried, CarryTrouble
+from powertrain.wire.values import FilePart
 
 Told = queue.SimpleQueue[Any]
 
@@ -43,13 +45,13 @@ class Node:
             lambda: self.storage, self.told.put, timeout, pause=lambda seconds: None, lease=lease
         )
 
-    def stage(self, row: int = 1, **files: str) -> wire.Carry:
+    def stage(self, row: int = 1, **files: str) -> Carry:
         directory = self.staging.new_directory()
         for name, content in files.items():
             Path(directory, name).write_text(content)
         part = self.staging.stage(row, directory)
         names = [file.name for file in part.files]
-        return wire.Carry(attempt=0, row=row, rank=0, checkpoint=f"c{row}", staged=part.staged, names=names)
+        return Carry(attempt=0, row=row, rank=0, checkpoint=f"c{row}", staged=part.staged, names=names)
 
     def answer(self) -> Any:
         return self.told.get(timeout=10)
@@ -70,12 +72,12 @@ def test_a_share_is_renamed_into_storage_with_its_hashes_and_is_gone(node: Node)
     final = node.storage.local_path("checkpoints/c1/a")
     assert final is not None
     assert final.stat().st_ino == inode
-    assert told == wire.Carried(
+    assert told == Carried(
         attempt=0,
         row=1,
         rank=0,
         files=[
-            wire.FilePart(name=name, size=digest.size, xxh3=digest.xxh3)
+            FilePart(name=name, size=digest.size, xxh3=digest.xxh3)
             for name in ("a", "b")
             for digest in [digest_of(node.storage.local_path(f"checkpoints/c1/{name}") or "")]
         ],
@@ -85,7 +87,7 @@ def test_a_share_is_renamed_into_storage_with_its_hashes_and_is_gone(node: Node)
 
 def test_only_the_files_that_count_are_carried(node: Node) -> None:
     order = node.stage(a="1", b="2")
-    node.carrier.carry(wire.Carry(**{**_fields(order), "names": ["b"]}))
+    node.carrier.carry(Carry(**{**_fields(order), "names": ["b"]}))
     node.answer()
     assert [entry.key for entry in node.storage.list("checkpoints")] == ["checkpoints/c1/b"]
     assert not os.path.exists(order.staged)
@@ -93,7 +95,7 @@ def test_only_the_files_that_count_are_carried(node: Node) -> None:
 
 def test_a_share_nothing_of_which_counts_is_only_removed(node: Node) -> None:
     order = node.stage(a="1")
-    node.carrier.carry(wire.Carry(**{**_fields(order), "names": []}))
+    node.carrier.carry(Carry(**{**_fields(order), "names": []}))
     assert node.answer().files == []
     assert not os.path.exists(order.staged)
 
@@ -103,7 +105,7 @@ def test_a_link_to_shared_memory_is_copied_and_the_memory_stays(node: Node, tmp_
     segment = tmp_path / "segment"
     segment.write_text("state")
     os.symlink(segment, source_of(order.staged, "state"))
-    node.carrier.carry(wire.Carry(**{**_fields(order), "names": ["a", "state"]}))
+    node.carrier.carry(Carry(**{**_fields(order), "names": ["a", "state"]}))
     node.answer()
     assert node.storage.get("checkpoints/c1/state") == b"state"
     assert segment.exists()
@@ -131,7 +133,7 @@ def test_storage_that_refuses_is_tried_again_and_what_it_says_is_told(node: Node
         told = [node.answer() for _ in range(3)]
     finally:
         boundaries.install(None)
-    assert [type(message) for message in told] == [wire.CarryTrouble, wire.CarryTrouble, wire.Carried]
+    assert [type(message) for message in told] == [CarryTrouble, CarryTrouble, Carried]
     assert "Input/output error" in told[0].reason
     assert "No space left" in told[1].reason
     assert told[2].error == ""
@@ -170,9 +172,9 @@ def test_a_share_that_was_dropped_is_removed_and_not_told_of(tmp_path: Path) -> 
     node.carrier._pause = lambda seconds: (waiting.put(None), go_on.get(timeout=10))[1]
     _refuse(node, OSError(5, "Input/output error"))
     node.carrier.carry(order)
-    assert isinstance(node.answer(), wire.CarryTrouble)
+    assert isinstance(node.answer(), CarryTrouble)
     waiting.get(timeout=10)
-    node.carrier.drop(wire.Drop(attempt=0, row=1, rank=0, staged=order.staged))
+    node.carrier.drop(Drop(attempt=0, row=1, rank=0, staged=order.staged))
     go_on.put(None)
     node.carrier.close()
     assert not os.path.exists(order.staged)
@@ -186,7 +188,7 @@ def test_a_share_that_stays_can_be_given_back_after_it_was_carried(node: Node, t
     assert node.storage.get("checkpoints/c1/b") == b"22"
 
     back = tmp_path / "users" / "directory"
-    node.carrier.drop(wire.Drop(attempt=0, row=1, rank=0, staged=order.staged, back=str(back)))
+    node.carrier.drop(Drop(attempt=0, row=1, rank=0, staged=order.staged, back=str(back)))
     assert {path.name: path.read_text() for path in back.iterdir()} == {"a": "1", "b": "22"}
     assert not os.path.exists(order.staged)
 
@@ -216,7 +218,7 @@ def test_no_further_file_of_a_share_goes_into_a_directory_that_another_start_has
     boundaries.install(replace_run)
     try:
         node.carrier.carry(order)
-        while isinstance(told := node.answer(), wire.CarryTrouble):
+        while isinstance(told := node.answer(), CarryTrouble):
             pass
     finally:
         boundaries.install(None)
@@ -275,7 +277,7 @@ def test_pauses_grow_to_a_limit(tries: int, chance: float) -> None:
     assert pause <= pause_before_retry(tries + 1, 1.0)
 
 
-def _fields(order: wire.Carry) -> dict[str, Any]:
+def _fields(order: Carry) -> dict[str, Any]:
     return {name: getattr(order, name) for name in order.__struct_fields__}
 
 

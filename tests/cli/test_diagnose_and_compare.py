@@ -15,7 +15,7 @@ from powertrain.cli.main import app
 from powertrain.diagnosis.report import from_json
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, open_storage
-from powertrain.terminal import data_size
+from powertrain.terminal.text import data_size
 from powertrain.trace.recording import phases
 
 

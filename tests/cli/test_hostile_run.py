@@ -18,7 +18,7 @@ from powertrain.cli.main import app
 from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.files.private_roots import runtime_root
-from powertrain.wire import Frame, ProcessStack, ThreadStack, Where
+from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
 #: What a verb may send to a terminal besides text: colours, and the line that ``stop`` writes again and again.
 _OURS = re.compile(r"\x1b\[[0-9;]*m|\r\x1b\[K|\r\n")

@@ -24,12 +24,12 @@ from powertrain.cli.common import log_lines
 from powertrain.cli.common.finding import FoundRun
 from powertrain.cli.common.log_files import LogFiles, Readings
 from powertrain.cli.common.log_lines import Lines, for_terminal, last_matching, start_of_last
-from powertrain.cli.main import app
 from powertrain.cli.common.ranks import parse_ranks
+from powertrain.cli.main import app
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
-from powertrain.run.remote.protocol import Card, LiveRun
 from powertrain.run.record.journal import Journal
+from powertrain.run.remote.protocol import Card, LiveRun
 from powertrain.storage import Storage, open_storage
 
 _NOW = time.time()

@@ -15,14 +15,15 @@ from tests.diagnosis.run_directory import record
 from typer.testing import CliRunner
 
 from powertrain.checkpoint import manifest as mf
-from powertrain.cli.ls import summarize
+from powertrain.cli.common.summaries import summarize
 from powertrain.cli.main import app, main
 from powertrain.cli.show import describe
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
-from powertrain.run.remote.protocol import Description
+from powertrain.run.metrics.points import PointRecord
+from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.record.journal import Journal
-from powertrain.run.metrics import MetricsStore, PointRecord
+from powertrain.run.remote.protocol import Description
 from powertrain.storage import Storage, open_storage
 from powertrain.trace.recording import phases
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from powertrain.cli import run as verb
 from powertrain.cli.main import app, main
-from powertrain.config import RunConfig, ScalingConfig
+from powertrain.config.run import RunConfig
+from powertrain.config.scaling import ScalingConfig
 from powertrain.engine import resources
 from powertrain.errors import ConfigError
 from powertrain.torch.launcher import Program

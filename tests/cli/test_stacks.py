@@ -9,10 +9,10 @@ import pytest
 from tests.cli.test_logs import invoke, write
 
 from powertrain.cli.stacks import page
-from powertrain.run.remote.protocol import Description, RankSeen
 from powertrain.run.health.hang_report import where_in_words
+from powertrain.run.remote.protocol import Description, RankSeen
 from powertrain.storage import Storage, open_storage
-from powertrain.wire import Frame, ProcessStack, ThreadStack, Where
+from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
 _LINE = Frame(file="/home/me/train.py", line=31, function="loop", source="dist.all_reduce(total)")
 

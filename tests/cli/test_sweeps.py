@@ -30,8 +30,8 @@ from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.files.private_roots import runtime_roots
 from powertrain.tune import trial as tr
-from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.sweep.control import SweepVisits
+from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.sweep.journal.record import read_journal
 from powertrain.tune.sweep.journal.state import SweepState, replay
 

@@ -15,8 +15,8 @@ import pytest
 from powertrain.cli.common.finding import FoundRun
 from powertrain.cli.common.watching import Watch
 from powertrain.run import events as ev
-from powertrain.run.remote.protocol import Card, LiveRun
 from powertrain.run.record.journal import Journal
+from powertrain.run.remote.protocol import Card, LiveRun
 from powertrain.storage import Storage, open_storage
 
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data.rows import formats
 from powertrain.data.collate_fn import ArrowBatchCollateFn, Ragged, pad, ragged
+from powertrain.data.rows import collate, formats
 from powertrain.data.rows.rows import Rows
 from powertrain.errors import DataError
 
@@ -37,7 +37,7 @@ def test_lists_are_filled_up_to_the_longest_or_to_a_length(
     lists: list[list[int]], value: int, side: str, length: int | None
 ) -> None:
     rows = _rows(x=pa.array(lists, pa.list_(pa.int64())))
-    made = formats.collate(rows, pad(value, length=length, side=side))["x"]
+    made = collate.collate(rows, pad(value, length=length, side=side))["x"]
     longest = max(map(len, lists)) if length is None else length
     fill = [[value] * (longest - len(row)) for row in lists]
     assert made.tolist() == [
@@ -48,7 +48,7 @@ def test_lists_are_filled_up_to_the_longest_or_to_a_length(
 @given(_LISTS)
 def test_ragged_lists_are_found_again_by_their_offsets(lists: list[list[int]]) -> None:
     array = pa.array([[9], *lists], pa.list_(pa.int64())).slice(1)
-    made = formats.collate(_rows(x=array), ragged())["x"]
+    made = collate.collate(_rows(x=array), ragged())["x"]
     assert isinstance(made, Ragged)
     offsets = made.offsets.tolist()
     assert [made.values[offsets[i] : offsets[i + 1]].tolist() for i in range(len(lists))] == lists
@@ -92,7 +92,7 @@ def test_only_named_columns_are_handled_and_the_rest_must_be_uniform() -> None:
 
 def test_types_are_kept_and_pythons_floats_get_torchs_default() -> None:
     rows = _rows(x=[[1.5], [2.5, 3.5]], y=pa.array([[1], [2, 3]], pa.list_(pa.int16())))
-    padded, kept = formats.collate(rows, pad()), formats.collate(rows, ragged())
+    padded, kept = collate.collate(rows, pad()), collate.collate(rows, ragged())
     assert (padded["x"].dtype, padded["y"].dtype) == (torch.float32, torch.int16)
     assert (kept["x"].values.dtype, kept["y"].values.dtype) == (torch.float32, torch.int16)
     assert kept["y"].offsets.dtype == torch.int64
@@ -104,7 +104,7 @@ def test_ragged_rows_of_several_dimensions_keep_the_inner_ones() -> None:
     assert made["x"].offsets.tolist() == [0, 1, 3]
     assert tuple(made["image"].values.shape) == (4, 2)
     with pytest.raises(DataError, match=r"1 in row 100, 2 in row 101"):
-        formats.collate(_rows(x=pa.array([[[1]], [[3, 4]]])), ragged())
+        collate.collate(_rows(x=pa.array([[[1]], [[3, 4]]])), ragged())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_ragged_rows_of_several_dimensions_keep_the_inner_ones() -> None:
 )
 def test_what_cannot_be_done_is_said_with_the_row(column: Any, make: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        formats.collate(_rows(x=column), make())
+        collate.collate(_rows(x=column), make())
 
 
 def test_wrong_arguments_are_refused_at_once() -> None:
@@ -167,11 +167,11 @@ def test_a_class_without_a_call_cannot_be_made() -> None:
 )
 def test_a_value_that_the_type_cannot_hold_is_refused(column: Any, value: Any) -> None:
     with pytest.raises(DataError, match=f"Column 'x' cannot be padded with {value!r}: "):
-        formats.collate(_rows(x=column), pad(value))
+        collate.collate(_rows(x=column), pad(value))
 
 
 def test_values_of_other_types_that_mean_the_same_are_taken() -> None:
     rows = _rows(x=pa.array([[1], []], pa.list_(pa.uint8())), y=pa.array([[1.5], []]), z=[[True], []])
-    made = formats.collate(rows, pad({"x": 7.0, "y": float("nan"), "z": 1}))
+    made = collate.collate(rows, pad({"x": 7.0, "y": float("nan"), "z": 1}))
     assert (made["x"].tolist(), made["z"].tolist()) == ([[1], [7]], [[True], [True]])
     assert made["y"].isnan().tolist() == [[False], [True]]

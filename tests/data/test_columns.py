@@ -15,7 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data.rows import Named, arrow_of, numpy_of, plain, tensor_of, values_of, view
+from powertrain.data.rows.arrow_types import Named, plain, view
+from powertrain.data.rows.to_arrow import arrow_of
+from powertrain.data.rows.to_python import numpy_of, values_of
+from powertrain.data.rows.to_tensors import tensor_of
 from powertrain.errors import DataError
 
 _UTC = datetime.timezone.utc

@@ -16,7 +16,8 @@ import pytest
 from tests.data.test_shard import MEMORY
 
 from powertrain import DataConfig, data
-from powertrain.data.plan.prepared import Prepared, prepare
+from powertrain.data.plan.prepare import prepare
+from powertrain.data.plan.prepared import Prepared
 from powertrain.data.shard import DataShard
 from powertrain.data.sources import content_sample
 from powertrain.data.sources.content_sample import sample_ranges

@@ -16,12 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data.rows import formats
 from powertrain.data.collate_fn import (
     ArrowBatchCollateFn,
     NumpyBatchCollateFn,
     PandasBatchCollateFn,
 )
+from powertrain.data.rows import collate, formats
 from powertrain.data.rows.gather import BlockView, gather
 from powertrain.data.rows.rows import Rows
 from powertrain.errors import DataError
@@ -335,10 +335,10 @@ def test_a_collate_fn_gets_what_its_class_asks_for() -> None:
             return type(batch), batch["x"].tolist()
 
     rows = _of(x=[1, 2])
-    assert formats.collate(rows, OfArrow()) == (pa.Table, [1, 2])
-    assert formats.collate(rows, OfNumpy()) == (np.ndarray, [1, 2])
-    assert formats.collate(rows, OfPandas()) == (pd.DataFrame, [1, 2])
-    assert formats.collate(rows, lambda batch: (type(batch["x"]), batch["x"].tolist())) == (
+    assert collate.collate(rows, OfArrow()) == (pa.Table, [1, 2])
+    assert collate.collate(rows, OfNumpy()) == (np.ndarray, [1, 2])
+    assert collate.collate(rows, OfPandas()) == (pd.DataFrame, [1, 2])
+    assert collate.collate(rows, lambda batch: (type(batch["x"]), batch["x"].tolist())) == (
         np.ndarray,
         [1, 2],
     )

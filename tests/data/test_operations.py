@@ -27,22 +27,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import powertrain.data.operations.pool as pool_module
+from powertrain.data.operations.columns import DropColumns, FilterExpression, RenameColumns, SelectColumns
+from powertrain.data.operations.decode import DecodeImages
+from powertrain.data.operations.functions import FilterRows, FlatMap, MapBatches, MapRows
+from powertrain.data.operations.operation import Applied, Operation
+from powertrain.data.operations.runner import Runner
 from powertrain.data.rows.formats import row_dicts, to_numpy
 from powertrain.data.rows.gather import concat_rows, take_rows
-from powertrain.data.operations import (
-    DecodeImages,
-    DropColumns,
-    FilterExpression,
-    FilterRows,
-    FlatMap,
-    MapBatches,
-    MapRows,
-    RenameColumns,
-    Runner,
-    SelectColumns,
-)
 from powertrain.data.rows.rows import Rows
-from powertrain.data.operations.stages import Applied, Operation
 from powertrain.errors import ConfigError, DataError
 
 

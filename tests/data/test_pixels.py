@@ -32,22 +32,14 @@ from tests.data.pixel_reader import (
 )
 
 from powertrain.data import from_items, read_images, read_parquet
-from powertrain.data.loading.cache_files import CacheDirectory, NoRoom, sweep
 from powertrain.data.dataset import Dataset
-from powertrain.data.operations import (
-    DecodeImages,
-    DropColumns,
-    FilterExpression,
-    FilterRows,
-    FlatMap,
-    MapBatches,
-    MapRows,
-    RenameColumns,
-    SelectColumns,
-)
+from powertrain.data.loading.cache_files import CacheDirectory, NoRoom, sweep
 from powertrain.data.loading.pixels import RowsOfPart
+from powertrain.data.operations.columns import DropColumns, FilterExpression, RenameColumns, SelectColumns
+from powertrain.data.operations.decode import DecodeImages
+from powertrain.data.operations.functions import FilterRows, FlatMap, MapBatches, MapRows
+from powertrain.data.operations.operation import Operation
 from powertrain.data.plan.plan import Block
-from powertrain.data.operations.stages import Operation
 from powertrain.errors import DataError
 
 ROOT = Path(__file__).parents[2]

@@ -18,13 +18,14 @@ from tests.ray_nodes import RayNodes
 
 import powertrain
 import powertrain.data as data
-from powertrain.data.ray import tasks, errors, snapshot as ray_snapshot
-from powertrain.data.output import tables
 from powertrain.data.dataset import Dataset
+from powertrain.data.output import tables
+from powertrain.data.ray import errors, tasks
+from powertrain.data.ray import snapshot as ray_snapshot
 from powertrain.data.ray.snapshot import snapshot
 from powertrain.errors import ConfigError, DataError
-from powertrain.run.record import journal
 from powertrain.run.events import Warned
+from powertrain.run.record import journal
 from powertrain.storage import open_storage
 
 ray = pytest.importorskip("ray")

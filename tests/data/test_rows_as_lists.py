@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from powertrain import data
+from powertrain.data.operations.columns import RenameColumns
+from powertrain.data.operations.runner import Runner
 from powertrain.data.rows import formats
 from powertrain.data.rows.gather import BlockView, concat_rows, gather, take_rows
-from powertrain.data.operations import RenameColumns, Runner
 from powertrain.data.rows.rows import Rows
 
 _LISTS = {

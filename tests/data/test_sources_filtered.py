@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import powertrain.data
 from powertrain.data.sources.base import Source
 from powertrain.data.sources.files.files import file_paths
+from powertrain.data.sources.files.parquet import ParquetSource
 from powertrain.data.sources.filtered import FilteredSource, ProjectedSource, SampledSource, columns_of
 from powertrain.data.sources.memory import RangeSource, TableSource
-from powertrain.data.sources.files.parquet import ParquetSource
 from powertrain.errors import DataError
 
 

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 from tests.s3_server import S3Server
 
-from powertrain.data.sources.files import object_files, parquet
 from powertrain.data.sources.base import IMAGES, Source
+from powertrain.data.sources.files import object_files, parquet
 from powertrain.data.sources.files.files import file_paths
-from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
 from powertrain.data.sources.files.parquet import ParquetSource
+from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
 from powertrain.errors import DataError
 from powertrain.storage import open_storage
 

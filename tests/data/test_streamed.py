@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from tests.data.fed import FakeIterator, Opened, numbers
 from tests.ray_nodes import RayNodes
 
-from powertrain.data.ray import shard as streamed
+from powertrain.data.ray import protocol
+from powertrain.data.ray.cutting import cut_rows
+from powertrain.data.ray.shard import StreamedShard
 from powertrain.data.rows.rows import Rows
-from powertrain.data.ray.shard import StreamedShard, cut_rows
 from powertrain.engine.ray.feed import Feed, end, iterators_of
 from powertrain.errors import DataError
 
@@ -63,7 +64,7 @@ def test_rows_are_dicts(opened: Opened) -> None:
 
 
 def test_a_large_table_travels_in_pieces(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "_FRAME_BYTES", 1000)
+    monkeypatch.setattr(protocol, "_FRAME_BYTES", 1000)
     assert ids(opened(FakeIterator(*numbers(5000))).iter_batches(batch_size=5000)) == [list(range(5000))]
 
 
@@ -290,7 +291,7 @@ def test_a_feed_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     feed.close()
     with pytest.raises(DataError, match="has ended in mid-epoch"):
         list(epoch)
-    monkeypatch.setattr(streamed, "_CONNECT_WITHIN", 0.0)
+    monkeypatch.setattr(protocol, "_CONNECT_WITHIN", 0.0)
     with pytest.raises(DataError, match="no process listens at"):
         iter(StreamedShard("train", path).iter_batches())
 

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data.output.tables import as_type, conformed, first_rows, pieces_by_bytes, pieces_by_rows, widened
+from powertrain.data.output.tables import (
+    as_type,
+    conformed,
+    first_rows,
+    pieces_by_bytes,
+    pieces_by_rows,
+    widened,
+)
 from powertrain.errors import DataError
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.data.numbered import ids
 
 from powertrain import data
-from powertrain.data.plan.changes import changed_message
 from powertrain.data.dataset import Dataset
+from powertrain.data.plan.changes import changed_message
 from powertrain.data.plan.position import Position
 from powertrain.data.plan.prepared import Prepared
 

@@ -23,7 +23,7 @@ from tests.s3_server import S3Server
 from powertrain.data.dataset import Dataset
 from powertrain.data.plan.plan import Part, Plan
 from powertrain.errors import DataError
-from powertrain.storage.base import open_storage
+from powertrain.storage.opening import open_storage
 
 
 def dataset_of(table: pa.Table) -> Dataset:

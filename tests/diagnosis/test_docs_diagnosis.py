@@ -14,8 +14,8 @@ from tests.diagnosis.run_directory import record
 
 from powertrain import diagnosis
 from powertrain.diagnosis import compare
-from powertrain.diagnosis.rules import memory, stragglers
 from powertrain.diagnosis.finding import SEVERITIES, Finding
+from powertrain.diagnosis.rules import memory, stragglers
 from powertrain.diagnosis.summary import SCHEMA_VERSION, PhaseTime, RankTimes, Report, Throughput
 from powertrain.storage import open_storage
 from powertrain.trace.recording import phases

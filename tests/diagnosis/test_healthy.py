@@ -6,8 +6,8 @@ import pytest
 from tests.diagnosis import synthetic
 from tests.diagnosis.synthetic import HEAVY, QUIET, Noise
 
-from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.tables.steps import Steps
 
 

@@ -15,8 +15,8 @@ from tests.support.examples import scaled
 
 from powertrain.diagnosis.rules import machine
 from powertrain.diagnosis.tables.samples import Samples
-from powertrain.trace.recording import phases
 from powertrain.trace.machine.samples import HARDWARE, POWER, THERMAL
+from powertrain.trace.recording import phases
 
 STEPS = synthetic.run(0)
 NO_STEPS = synthetic.run(0, steps=0)

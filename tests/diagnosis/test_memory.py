@@ -14,10 +14,10 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
 from tests.support.examples import scaled
 
-from powertrain.diagnosis.rules import memory
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.rules import memory
 from powertrain.diagnosis.rules.trend import steady_growth
+from powertrain.diagnosis.tables.steps import Floats, Steps
 
 _COUNTS = (30, 64, 200)
 Series = Callable[[np.random.Generator, int], Floats]

@@ -14,10 +14,10 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
 from tests.support.examples import scaled
 
-from powertrain.diagnosis.rules import memory, stragglers
 from powertrain.diagnosis.card import LINES
 from powertrain.diagnosis.finding import SEVERITIES, Finding
 from powertrain.diagnosis.report import diagnose, from_json, render, to_json
+from powertrain.diagnosis.rules import memory, stragglers
 from powertrain.diagnosis.rules.root_cause import fold
 from powertrain.diagnosis.summary import SCHEMA_VERSION, Report, Throughput
 from powertrain.errors import StorageError

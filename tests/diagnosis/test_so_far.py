@@ -14,9 +14,8 @@ from powertrain import DataParallelTrainer, RunConfig, ScalingConfig, trace
 from powertrain.diagnosis import so_far
 from powertrain.diagnosis.report import diagnose, from_json
 from powertrain.errors import OutsideWorkerError
-from powertrain.trace.recording import standalone, patches, phases
-from powertrain.trace import recording
-from powertrain.worker import context
+from powertrain.trace.recording import current, patches, phases, standalone
+from powertrain.worker import session
 
 STEPS = 30
 
@@ -26,7 +25,7 @@ def _forgotten() -> Iterator[None]:
     yield
     patches.uninstall()
     standalone.forget()
-    recording.use(None)
+    current.use(None)
 
 
 def take_steps(count: int = STEPS, fetch: float = 0.004) -> None:
@@ -71,7 +70,7 @@ def test_a_script_is_told_so_far_and_goes_on_until_its_final_summary(
     assert (final["steps"], final["findings"][0]["kind"]) == (2 * STEPS, "input_bound")
     assert trace.final_summary() == final
     assert capsys.readouterr().out == ""
-    assert recording.recording() is None
+    assert current.recording() is None
 
 
 @pytest.mark.usefixtures("_forgotten")
@@ -111,7 +110,7 @@ class Elsewhere:
 
 def train_and_ask(config: dict[str, Any]) -> Any:
     if config["is_kept_elsewhere"]:
-        vars(context.current("train_and_ask"))["storage"] = Elsewhere()
+        vars(session.current("train_and_ask"))["storage"] = Elsewhere()
     take_steps()
     values = trace.summary(timeout_sec=0)
     take_steps()

@@ -14,9 +14,9 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.synthetic import HEAVY, QUIET, Fault, bound, by_turns, every, first_batch
 from tests.support.examples import scaled
 
-from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.report import diagnose
+from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.tables.steps import Floats, Steps
 from powertrain.trace.recording import phases
 

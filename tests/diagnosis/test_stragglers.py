@@ -10,8 +10,8 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.synthetic import HEAVY, QUIET, by_turns, late, slow_host
 from tests.support.examples import scaled
 
-from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.rules import step_time, stragglers
 from powertrain.diagnosis.tables.steps import Steps
 from powertrain.trace.recording import phases
 

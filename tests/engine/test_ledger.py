@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from powertrain.engine.base import SlotShape
 from powertrain.engine.local import claims as files
 from powertrain.engine.local import directory_watch, locks
 from powertrain.engine.local import ledger as ledgers
-from powertrain.engine.base import SlotShape
 from powertrain.engine.local.ledger import Ledger, Request
 from powertrain.engine.resources import Machine
 from powertrain.errors import EngineError

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from powertrain.engine.local import ledger
-from powertrain.engine import local, resources
+from powertrain.engine import resources
 from powertrain.engine.base import Capacity, Granted, SlotShape, Started, Waiting
-from powertrain.engine.local import LocalEngine, warm_up
+from powertrain.engine.local import engine as local_engine
+from powertrain.engine.local import ledger
+from powertrain.engine.local.engine import LocalEngine
+from powertrain.engine.local.warm_server import warm_up
 from powertrain.storage.files import private_roots
 from powertrain.testing.engine_contract import Stage, program
 
@@ -30,7 +32,7 @@ def make_stage() -> Iterator[MakeStage]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "detect", lambda custom=None: MACHINE)
-        patch.setattr(local, "_ledger", ledger.Ledger(private_roots.runtime_root))
+        patch.setattr(local_engine, "_ledger", ledger.Ledger(private_roots.runtime_root))
         yield make
         for engine in engines:
             engine.close()

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from powertrain.engine.local import ledger
-from powertrain.engine import local, resources
+from powertrain.engine import resources
 from powertrain.engine.base import Engine, SlotShape
-from powertrain.engine.local import LocalEngine, warm_up
+from powertrain.engine.local import engine as local_engine
+from powertrain.engine.local import ledger
+from powertrain.engine.local.engine import LocalEngine
+from powertrain.engine.local.warm_server import warm_up
 from powertrain.storage.files import private_roots
 from powertrain.testing.engine_contract import ProcessContract, Stage
 
@@ -22,7 +24,7 @@ class TestLocalEngine(ProcessContract):
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         machine = replace(resources.detect(), gpus=("Made-up GPU",), visible=("0",), uuids=())
         monkeypatch.setattr(resources, "detect", lambda custom=None: machine)
-        monkeypatch.setattr(local, "_ledger", ledger.Ledger(private_roots.runtime_root))
+        monkeypatch.setattr(local_engine, "_ledger", ledger.Ledger(private_roots.runtime_root))
         engine, self.other_run = LocalEngine(warm_up()), LocalEngine(warm_up())
         yield engine
         engine.close()

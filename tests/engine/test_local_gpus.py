@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from powertrain.engine.local import ledger
-from powertrain.engine import local, resources
+from powertrain.engine import resources
 from powertrain.engine.base import EngineEvent, Granted, SlotShape, Started
-from powertrain.engine.local import LocalEngine, warm_up
+from powertrain.engine.local import engine as local_engine
+from powertrain.engine.local import ledger
+from powertrain.engine.local.engine import LocalEngine
+from powertrain.engine.local.warm_server import warm_up
 from powertrain.storage.files import private_roots
 from powertrain.testing.engine_contract import Stage, is_running, program
 
@@ -22,7 +24,7 @@ def stage() -> Iterator[Stage]:
     machine = replace(resources.detect(), gpus=("Made-up GPU",) * 2, visible=("0", "1"), uuids=())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "detect", lambda custom=None: machine)
-        patch.setattr(local, "_ledger", ledger.Ledger(private_roots.runtime_root))
+        patch.setattr(local_engine, "_ledger", ledger.Ledger(private_roots.runtime_root))
         engine = LocalEngine(warm_up())
         yield Stage(engine)
         engine.close()

@@ -25,14 +25,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import scaled
 
-from powertrain import wire
-from powertrain.engine.ray.node import agent as node
 from powertrain.engine.base import ProcessSpec
-from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
+from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
+from powertrain.engine.ray.node import files as node_files
+from powertrain.engine.ray.node import storage as node_storage
+from powertrain.engine.ray.node.spec import NodeSpec
 from powertrain.run.record.directories import own_data_cache
 from powertrain.storage import open_storage
 from powertrain.testing.engine_contract import program
 from powertrain.version import __version__
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_node import NodeReady, ProcessEnded, ProcessOutput, ProcessSeen, ProcessStarted
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Door, KeyPair, Received
+from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
 from powertrain.worker.checkpoints.row_mark import RowMark
 
 PATIENCE = 20.0
@@ -41,10 +47,11 @@ M = TypeVar("M")
 _AGENT = """
 import os, pickle, sys, threading
 import msgspec
-from powertrain import wire
+from powertrain.wire.link import Link
+from powertrain.engine.ray.node.spec import NodeSpec
 from powertrain.engine.ray.node import agent as node
 
-node.FENCED_AFTER, wire.Link.REACH_WITHIN = float(sys.argv[1]), float(sys.argv[2])
+node.FENCED_AFTER, Link.REACH_WITHIN = float(sys.argv[1]), float(sys.argv[2])
 
 def take():
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
@@ -55,7 +62,7 @@ def bring_what_comes():
         agent.bring(pickle.loads(archives))
 
 agent = node.NodeAgent(
-    msgspec.msgpack.decode(take(), type=node.NodeSpec), sys.argv[3], is_of_job=sys.argv[4] == "True"
+    msgspec.msgpack.decode(take(), type=NodeSpec), sys.argv[3], is_of_job=sys.argv[4] == "True"
 )
 threading.Thread(target=bring_what_comes, daemon=True).start()
 print("RETURNED", agent.run(), flush=True)
@@ -76,9 +83,9 @@ class Node:
         is_of_job: bool = False,
         **spec: Any,
     ) -> None:
-        self.messages: list[wire.FromWorker] = []
+        self.messages: list[FromWorker] = []
         self._changed = threading.Condition()
-        self.hub = wire.Hub("127.0.0.1", self._deliver)
+        self.hub = Hub("127.0.0.1", self._deliver)
         self._door = spec.pop("door", None) or self.hub.admit()
         self._told = 0
         usual = {"version": __version__, "token": "the driver's", "runtime_dir": str(runtime)}
@@ -90,7 +97,7 @@ class Node:
             stdout=subprocess.PIPE,
             cwd="/",
         )
-        self._give(msgspec.msgpack.encode(node.NodeSpec(door=self._door, **spec)))
+        self._give(msgspec.msgpack.encode(NodeSpec(door=self._door, **spec)))
 
     def bring(self, archives: Mapping[str, bytes]) -> None:
         self._give(pickle.dumps(archives))
@@ -100,18 +107,18 @@ class Node:
         self.process.stdin.write(len(data).to_bytes(4, "little") + data)
         self.process.stdin.flush()
 
-    def _deliver(self, received: wire.Received) -> None:
+    def _deliver(self, received: Received) -> None:
         self.hub.acknowledge(received)
         with self._changed:
             self.messages += received.envelope.messages
             self._changed.notify_all()
 
-    def tell(self, message: wire.FromController) -> None:
+    def tell(self, message: FromController) -> None:
         self.hub.send(self._door.keys.public, message)
 
     def start(self, id: str, spec: ProcessSpec, **of_a_rank: Any) -> None:
         self.tell(
-            wire.StartProcess(
+            StartProcess(
                 id=id, entry=spec.entry, payload=spec.payload, env=dict(spec.env), cwd=spec.cwd, **of_a_rank
             )
         )
@@ -132,17 +139,17 @@ class Node:
         return self.all_of(kind, **fields)[count - 1]
 
     def output_of(self, id: str) -> bytes:
-        return b"".join(message.data for message in self.all_of(wire.ProcessOutput, id=id))
+        return b"".join(message.data for message in self.all_of(ProcessOutput, id=id))
 
-    def run(self, id: str, spec: ProcessSpec, **of_a_rank: Any) -> wire.ProcessEnded:
+    def run(self, id: str, spec: ProcessSpec, **of_a_rank: Any) -> ProcessEnded:
         self.start(id, spec, **of_a_rank)
-        return self.wait_for(wire.ProcessEnded, id=id)
+        return self.wait_for(ProcessEnded, id=id)
 
     def wait_for_a_process(self, id: str) -> int:
         """Start one that waits for a signal; returns its pid."""
         self.start(id, program("wait"))
         self.wait_until(lambda: b"waiting" in self.output_of(id))
-        return self.wait_for(wire.ProcessStarted, id=id).pid
+        return self.wait_for(ProcessStarted, id=id).pid
 
     def ended(self) -> str:
         """What ``run`` returned, once the agent has ended by itself."""
@@ -166,9 +173,9 @@ def shared_runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(shared_runtime: Path) -> Iterator[Node]:
     """One agent for those tests that leave it as it is. It has none of the driver's directories."""
     made = Node(shared_runtime)
-    made.wait_for(wire.NodeReady)
+    made.wait_for(NodeReady)
     yield made
-    made.tell(wire.EndNode())
+    made.tell(EndNode())
     made.ended()
     made.close()
 
@@ -204,7 +211,7 @@ def test_a_process_is_told_of_in_order_its_start_its_output_its_end(here: Node) 
     assert (ended.code, ended.lost, ended.error) == (0, False, "")
     assert here.output_of("writes") == b"one two three"
     about = [m for m in here.messages if getattr(m, "id", "") == "writes"]
-    assert isinstance(about[0], wire.ProcessStarted)
+    assert isinstance(about[0], ProcessStarted)
     assert about[0].pid == ended.pid
     assert about[-1] is ended
 
@@ -226,34 +233,34 @@ def test_a_process_has_its_variables_and_its_directory(here: Node, tmp_path: Pat
 
 def test_a_signal_reaches_the_process(here: Node) -> None:
     here.wait_for_a_process("asked to end")
-    here.tell(wire.SignalProcess(id="asked to end", number=int(signal.SIGTERM)))
-    assert here.wait_for(wire.ProcessEnded, id="asked to end").code == -signal.SIGTERM
+    here.tell(SignalProcess(id="asked to end", number=int(signal.SIGTERM)))
+    assert here.wait_for(ProcessEnded, id="asked to end").code == -signal.SIGTERM
 
 
 def test_sigkill_reaches_all_that_the_process_has_started(here: Node) -> None:
     here.start("parent", program("leave_children", "wait"))
     here.wait_until(lambda: b"waiting" in here.output_of("parent"))
     children = json.loads(here.output_of("parent").splitlines()[0])
-    here.tell(wire.SignalProcess(id="parent", number=int(signal.SIGKILL)))
-    here.wait_for(wire.ProcessEnded, id="parent")
+    here.tell(SignalProcess(id="parent", number=int(signal.SIGKILL)))
+    here.wait_for(ProcessEnded, id="parent")
     assert all(is_gone(pid) for pid in children)
 
 
 def test_a_signal_for_a_process_that_is_gone_does_nothing(here: Node) -> None:
     here.run("over", program("exit_with", 3))
-    here.tell(wire.SignalProcess(id="over", number=int(signal.SIGKILL)))
+    here.tell(SignalProcess(id="over", number=int(signal.SIGKILL)))
     assert here.run("after it", program("exit_with", 0)).code == 0
 
 
 def test_a_look_tells_the_state_and_what_the_process_is_doing(here: Node) -> None:
     pid = here.wait_for_a_process("looked at")
-    here.tell(wire.LookAt(ask=7, id="looked at"))
-    here.tell(wire.LookAt(ask=8, id="nobody"))
-    seen = here.wait_for(wire.ProcessSeen, ask=7)
+    here.tell(LookAt(ask=7, id="looked at"))
+    here.tell(LookAt(ask=8, id="nobody"))
+    seen = here.wait_for(ProcessSeen, ask=7)
     assert (seen.pid, seen.state) == (pid, "sleeping")
-    assert here.wait_for(wire.ProcessSeen, ask=8).state == "gone"
-    here.tell(wire.SignalProcess(id="looked at", number=int(signal.SIGKILL)))
-    here.wait_for(wire.ProcessEnded, id="looked at")
+    assert here.wait_for(ProcessSeen, ask=8).state == "gone"
+    here.tell(SignalProcess(id="looked at", number=int(signal.SIGKILL)))
+    here.wait_for(ProcessEnded, id="looked at")
 
 
 def test_what_a_dead_rank_had_reported_comes_from_the_node_that_has_it(here: Node, tmp_path: Path) -> None:
@@ -278,10 +285,10 @@ def test_processes_whose_server_was_killed_are_lost_and_others_can_be_started(
     start: Callable[..., Node],
 ) -> None:
     agent = start()
-    agent.wait_for(wire.NodeReady)
+    agent.wait_for(NodeReady)
     pid = agent.wait_for_a_process("lost")
     os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
-    assert agent.wait_for(wire.ProcessEnded, id="lost").lost
+    assert agent.wait_for(ProcessEnded, id="lost").lost
     assert is_gone(pid)
     assert agent.run("again", program("exit_with", 0)).code == 0
 
@@ -294,12 +301,12 @@ def test_an_agent_that_is_told_to_end_ends_what_it_started_and_removes_its_direc
 ) -> None:
     others = tmp_path / "staging of the run"
     agent = start(directories=[str(others)])
-    agent.wait_for(wire.NodeReady)
+    agent.wait_for(NodeReady)
     pid = agent.wait_for_a_process("still there")
     assert (tmp_path / "runtime").is_dir()
-    agent.tell(wire.EndNode())
+    agent.tell(EndNode())
     assert agent.ended() == ""
-    ended = agent.wait_for(wire.ProcessEnded, id="still there")
+    ended = agent.wait_for(ProcessEnded, id="still there")
     assert (ended.code, ended.lost) == (-signal.SIGKILL, False)
     assert is_gone(pid)
     assert not (tmp_path / "runtime").exists()
@@ -310,7 +317,7 @@ def test_an_agent_ends_everything_when_its_driver_is_silent(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
     agent = start(fenced_after=2.0)
-    agent.wait_for(wire.NodeReady)
+    agent.wait_for(NodeReady)
     pid = agent.wait_for_a_process("fenced")
     server = psutil.Process(pid).ppid()
     agent.hub.close()
@@ -324,7 +331,7 @@ def test_an_agent_ends_everything_when_its_driver_is_silent(
 
 def test_an_agent_that_is_killed_leaves_nothing(start: Callable[..., Node], tmp_path: Path) -> None:
     agent = start()
-    agent.wait_for(wire.NodeReady)
+    agent.wait_for(NodeReady)
     pid = agent.wait_for_a_process("orphan")
     server = psutil.Process(pid).ppid()
     agent.process.kill()
@@ -336,7 +343,7 @@ def test_an_agent_that_is_killed_leaves_nothing(start: Callable[..., Node], tmp_
 def test_an_agent_that_cannot_reach_its_driver_ends_with_the_address_it_tried(
     start: Callable[..., Node],
 ) -> None:
-    closed = wire.Hub("127.0.0.1", lambda _: None)
+    closed = Hub("127.0.0.1", lambda _: None)
     door = closed.admit()
     closed.close()
     agent = start(door=door, reach_within=0.5)
@@ -350,7 +357,7 @@ def test_another_version_of_the_library_is_told_and_nothing_is_made(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
     agent = start(version="0.0.1")
-    problem = agent.wait_for(wire.NodeReady).problem
+    problem = agent.wait_for(NodeReady).problem
     assert problem == f"it has Powertrain {__version__}, and the driver 0.0.1: install the same everywhere"
     assert not (tmp_path / "runtime").exists()
 
@@ -358,7 +365,7 @@ def test_another_version_of_the_library_is_told_and_nothing_is_made(
 def test_directories_that_cannot_be_made_are_told(start: Callable[..., Node], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     agent = start(runtime=tmp_path / "file" / "runtime")
-    problem = agent.wait_for(wire.NodeReady).problem
+    problem = agent.wait_for(NodeReady).problem
     assert problem.startswith("the run's directories cannot be made there: ")
 
 
@@ -367,9 +374,9 @@ def test_an_agent_on_the_drivers_machine_uses_the_drivers_directories_and_keeps_
 ) -> None:
     runtime = make_runtime_directory("driver")
     try:
-        agent = start(runtime=runtime, token=node.write_token(str(runtime)))
-        assert not agent.wait_for(wire.NodeReady).wants_files
-        agent.tell(wire.EndNode())
+        agent = start(runtime=runtime, token=node_files.write_token(str(runtime)))
+        assert not agent.wait_for(NodeReady).wants_files
+        agent.tell(EndNode())
         agent.ended()
         assert runtime.is_dir()
     finally:
@@ -380,7 +387,7 @@ def test_an_agent_on_the_drivers_machine_uses_the_drivers_directories_and_keeps_
 
 
 def end(agent: Node) -> None:
-    agent.tell(wire.EndNode())
+    agent.tell(EndNode())
     assert agent.ended() == ""
 
 
@@ -404,7 +411,7 @@ def test_a_node_that_shares_only_the_drivers_memory_uses_it_and_leaves_it(
 ) -> None:
     staging = tmp_path / "staging of the run"
     agent = start(directories=[str(staging), str(drivers_memory)])
-    assert agent.wait_for(wire.NodeReady).problem == "", "it waits for no lock"
+    assert agent.wait_for(NodeReady).problem == "", "it waits for no lock"
     end(agent)
     assert drivers_memory.is_dir()
     assert not staging.exists()
@@ -415,9 +422,9 @@ def test_a_node_that_shares_only_the_drivers_runtime_directory_has_its_own_memor
     start: Callable[..., Node], tmp_path: Path, drivers_runtime: Path
 ) -> None:
     staging, memory = tmp_path / "staging of the run", tmp_path / "shm" / "of the run"
-    token = node.write_token(str(drivers_runtime))
+    token = node_files.write_token(str(drivers_runtime))
     agent = start(runtime=drivers_runtime, token=token, directories=[str(staging), str(memory)])
-    assert agent.wait_for(wire.NodeReady).wants_files, "datasets that were made in memory, if any"
+    assert agent.wait_for(NodeReady).wants_files, "datasets that were made in memory, if any"
     assert memory.is_dir()
     end(agent)
     assert not memory.exists()
@@ -434,9 +441,9 @@ def test_a_node_that_shares_the_drivers_blocks_of_data_leaves_them_as_they_are(
         write_all(blocks, ["rows/block"])
         write_all(sent, ["block", "another"])
         agent = start(directories=[str(tmp_path / "staging of the run"), str(blocks)])
-        agent.wait_for(wire.NodeReady)
-        agent.bring({str(blocks / "rows"): node.pack(str(sent))})
-        assert agent.wait_for(wire.NodeReady, count=2).problem == ""
+        agent.wait_for(NodeReady)
+        agent.bring({str(blocks / "rows"): node_files.pack(str(sent))})
+        assert agent.wait_for(NodeReady, count=2).problem == ""
         end(agent)
         assert [path.read_text() for path in (blocks / "rows").iterdir()] == ["rows/block"]
     finally:
@@ -456,7 +463,7 @@ def test_what_waits_in_the_storage_is_left_by_an_agent_that_goes(
         proof=spec.proof,
         answer=spec.answer,
     )
-    assert agent.wait_for(wire.NodeReady).problem == ""
+    assert agent.wait_for(NodeReady).problem == ""
     write_all(staging, ["attempt-1/rank-00001/of another node"])
     if is_killed:
         agent.wait_for_a_process("forked")  # so its server has heard what it is to sweep
@@ -479,7 +486,7 @@ def test_a_directory_that_two_agents_have_goes_with_the_last(
         for name in ("a", "b")
     ]
     for agent in agents:
-        agent.wait_for(wire.NodeReady)
+        agent.wait_for(NodeReady)
     end(agents[0])
     assert memory.is_dir()
     end(agents[1])
@@ -497,19 +504,19 @@ def test_an_agent_with_another_storage_has_nothing_left_when_it_says_so(
         proof=spec.proof,
         answer=spec.answer,
     )
-    assert agent.wait_for(wire.NodeReady).problem
+    assert agent.wait_for(NodeReady).problem
     assert not (tmp_path / "runtime").exists()
     assert not (tmp_path / "run" / ".staging" / "of this start").exists()
     end(agent)
 
 
-def proof(tmp_path: Path, content: bytes | None) -> tuple[node.NodeSpec, Any]:
+def proof(tmp_path: Path, content: bytes | None) -> tuple[NodeSpec, Any]:
     """A node's side of the proof, where the driver's note reads ``content`` there; None where it is not there."""
     storage = open_storage(tmp_path / "run")
     if content is not None:
-        storage.put(node.proof_key("note"), content)
-    spec = node.NodeSpec(
-        door=wire.Door(endpoint="", hub_key=b"", keys=wire.KeyPair(b"", b"")),
+        storage.put(node_storage.proof_key("note"), content)
+    spec = NodeSpec(
+        door=Door(endpoint="", hub_key=b"", keys=KeyPair(b"", b"")),
         version="",
         token="",
         runtime_dir="",
@@ -523,24 +530,24 @@ def proof(tmp_path: Path, content: bytes | None) -> tuple[node.NodeSpec, Any]:
 
 def test_a_node_that_sees_the_drivers_note_answers_beside_it(tmp_path: Path) -> None:
     spec, storage = proof(tmp_path, b"note")
-    assert node.prove_storage(spec) == ""
-    assert storage.get(node.proof_key("note-7")) == b"note-7"
+    assert node_storage.prove_storage(spec) == ""
+    assert storage.get(node_storage.proof_key("note-7")) == b"note-7"
 
 
 def test_a_node_with_another_storage_says_so(tmp_path: Path) -> None:
     spec, storage = proof(tmp_path, None)
     assert (
-        node.prove_storage(spec)
+        node_storage.prove_storage(spec)
         == f"it does not see what the driver has just written to the storage {storage.uri}"
     )
     spec, storage = proof(tmp_path, b"the note of another run")
-    assert "is not what the driver has just written there" in node.prove_storage(spec)
+    assert "is not what the driver has just written there" in node_storage.prove_storage(spec)
 
 
 def test_a_node_that_cannot_write_to_the_storage_says_why(tmp_path: Path) -> None:
     spec, _ = proof(tmp_path, b"note")
     (tmp_path / "run" / "probe" / "note-7").mkdir()
-    assert "it cannot use the storage" in node.prove_storage(spec)
+    assert "it cannot use the storage" in node_storage.prove_storage(spec)
 
 
 # --------------------------------------------------------------------------- the run's files
@@ -568,15 +575,15 @@ def launch(tmp_path: Path) -> Iterator[Path]:
 def test_a_node_that_shares_the_runtime_directory_and_not_the_launch_directory_is_brought_it(
     start: Callable[..., Node], launch: Path, drivers_runtime: Path
 ) -> None:
-    token, archive = node.write_token(str(drivers_runtime)), node.pack_modules(str(launch))
+    token, archive = node_files.write_token(str(drivers_runtime)), node_files.pack_modules(str(launch))
     launch.rename(launch.with_name("elsewhere"))
     launch.mkdir()  # of the same name, but another
     agents = [start(runtime=drivers_runtime, token=token) for _ in range(2)]
     brought = set()
     for agent in agents:
-        assert agent.wait_for(wire.NodeReady).wants_files
-        agent.bring({node.LAUNCH: archive})
-        assert agent.wait_for(wire.NodeReady, count=2).problem == ""
+        assert agent.wait_for(NodeReady).wants_files
+        agent.bring({node_files.LAUNCH: archive})
+        assert agent.wait_for(NodeReady, count=2).problem == ""
         agent.run("imports", ProcessSpec(entry="users_module:main", payload=b"", env={}))
         module, launch_dir = agent.output_of("imports").decode().split()[2:]
         assert module == launch_dir
@@ -588,23 +595,23 @@ def test_a_node_that_shares_the_runtime_directory_and_not_the_launch_directory_i
 def test_a_node_that_has_the_very_launch_directory_is_not_brought_it(
     start: Callable[..., Node], launch: Path, drivers_runtime: Path, tmp_path: Path
 ) -> None:
-    token = node.write_token(str(drivers_runtime))
+    token = node_files.write_token(str(drivers_runtime))
     agent = start(token=token, import_path=[str(launch)])  # with a runtime directory of its own
-    assert not agent.wait_for(wire.NodeReady).wants_files
+    assert not agent.wait_for(NodeReady).wants_files
     agent.run("looks", program("show_surroundings", ["POWERTRAIN_LAUNCH_DIR"]))
     assert json.loads(agent.output_of("looks"))["env"] == {"POWERTRAIN_LAUNCH_DIR": None}
-    agent.bring({node.LAUNCH: node.pack_modules(str(launch))})  # another node wanted it
-    agent.wait_for(wire.NodeReady, count=2)
-    assert not (tmp_path / "runtime" / node.LAUNCH).exists()
+    agent.bring({node_files.LAUNCH: node_files.pack_modules(str(launch))})  # another node wanted it
+    agent.wait_for(NodeReady, count=2)
+    assert not (tmp_path / "runtime" / node_files.LAUNCH).exists()
 
 
 @pytest.mark.parametrize("is_of_job", [False, True], ids=["of the run", "of the job"])
 def test_a_working_directory_of_rays_is_the_launch_directory_of_ranks_unless_they_have_the_jobs(
     start: Callable[..., Node], launch: Path, drivers_runtime: Path, is_of_job: bool
 ) -> None:
-    token = node.write_token(str(drivers_runtime))
+    token = node_files.write_token(str(drivers_runtime))
     agent = start(runtime=drivers_runtime, token=token, working_dir="/rays", is_of_job=is_of_job)
-    assert not agent.wait_for(wire.NodeReady).wants_files
+    assert not agent.wait_for(NodeReady).wants_files
     agent.run("looks", program("show_surroundings", ["POWERTRAIN_LAUNCH_DIR"]))
     seen = json.loads(agent.output_of("looks"))["env"]["POWERTRAIN_LAUNCH_DIR"]
     assert seen == (None if is_of_job else "/rays")
@@ -614,7 +621,7 @@ def test_a_working_directory_of_the_job_serves_where_the_launch_directory_is_not
     start: Callable[..., Node],
 ) -> None:
     agent = start(working_dir="/rays", is_of_job=True)
-    assert agent.wait_for(wire.NodeReady).wants_files
+    assert agent.wait_for(NodeReady).wants_files
     agent.bring({})
     agent.run("looks", program("show_surroundings", ["POWERTRAIN_LAUNCH_DIR"]))
     assert json.loads(agent.output_of("looks"))["env"] == {"POWERTRAIN_LAUNCH_DIR": "/rays"}
@@ -629,17 +636,17 @@ def test_a_module_of_the_launch_directory_imports_on_a_node_without_that_directo
     (launch / "users_module.py").write_text(textwrap.dedent(MODULE))
     (rows / "block").write_bytes(b"rows")
     archives = {
-        node.LAUNCH: node.pack_modules(str(launch)),
-        str(tmp_path / "cache" / "rows"): node.pack(str(rows)),
+        node_files.LAUNCH: node_files.pack_modules(str(launch)),
+        str(tmp_path / "cache" / "rows"): node_files.pack(str(rows)),
     }
     agent = start()
-    assert agent.wait_for(wire.NodeReady).wants_files
+    assert agent.wait_for(NodeReady).wants_files
     (launch / "users_module.py").unlink()  # from here on there is only the copy
     agent.bring(archives)
-    ready = agent.wait_for(wire.NodeReady, count=2)
+    ready = agent.wait_for(NodeReady, count=2)
     assert (ready.wants_files, ready.problem) == (False, "")
     ended = agent.run("imports", ProcessSpec(entry="users_module:main", payload=b"", env={}))
-    brought = str(tmp_path / "runtime" / node.LAUNCH)
+    brought = str(tmp_path / "runtime" / node_files.LAUNCH)
     assert agent.output_of("imports").decode() == f"imported from {brought} {brought}\n"
     assert ended.code == 0
     assert (tmp_path / "cache" / "rows" / "block").read_bytes() == b"rows"
@@ -647,9 +654,9 @@ def test_a_module_of_the_launch_directory_imports_on_a_node_without_that_directo
 
 def test_files_that_cannot_be_unpacked_are_told(start: Callable[..., Node]) -> None:
     agent = start()
-    agent.wait_for(wire.NodeReady)
-    agent.bring({node.LAUNCH: b"no archive"})
-    problem = agent.wait_for(wire.NodeReady, count=2).problem
+    agent.wait_for(NodeReady)
+    agent.bring({node_files.LAUNCH: b"no archive"})
+    problem = agent.wait_for(NodeReady, count=2).problem
     assert problem.startswith("the run's files cannot be unpacked there: ")
 
 
@@ -668,20 +675,20 @@ def write_all(directory: Path, names: list[str]) -> None:
 def test_of_a_launch_directory_only_what_modules_may_need_is_shipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "_LARGEST_FILE", 1000)
+    monkeypatch.setattr(node_files, "_LARGEST_FILE", 1000)
     shipped = ["train.py", "package/module.py", "package/table.csv"]
     write_all(tmp_path, [*shipped, ".git/config", ".env", "package/__pycache__/module.pyc"])
     write_all(tmp_path, ["environment/pyvenv.cfg", "environment/lib/site.py"])
     (tmp_path / "weights.bin").write_bytes(bytes(1001))
-    assert names_in(node.pack_modules(str(tmp_path))) == set(shipped)
+    assert names_in(node_files.pack_modules(str(tmp_path))) == set(shipped)
 
 
 def test_of_a_directory_with_too_much_in_it_only_its_own_modules_are_shipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "_MOST_FILES", 3)
+    monkeypatch.setattr(node_files, "_MOST_FILES", 3)
     write_all(tmp_path, ["train.py", "model.py", "data/0", "data/1", "data/2"])
-    assert names_in(node.pack_modules(str(tmp_path))) == {"train.py", "model.py"}
+    assert names_in(node_files.pack_modules(str(tmp_path))) == {"train.py", "model.py"}
 
 
 @settings(max_examples=scaled(20))
@@ -694,5 +701,5 @@ def test_what_is_packed_is_unpacked_as_it_was(files: dict[str, bytes]) -> None:
             path = Path(directory, name)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
-        with zipfile.ZipFile(io.BytesIO(node.pack(directory))) as archive:
+        with zipfile.ZipFile(io.BytesIO(node_files.pack(directory))) as archive:
             assert {name: archive.read(name) for name in archive.namelist()} == files

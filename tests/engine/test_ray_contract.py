@@ -9,7 +9,7 @@ import pytest
 from tests.ray_nodes import RayNodes
 
 from powertrain.engine.base import Engine, Slot, SlotLost, SlotShape
-from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
+from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
 from powertrain.testing.engine_contract import ProcessContract, Stage
 
 pytest.importorskip("ray")

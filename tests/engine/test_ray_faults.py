@@ -15,7 +15,7 @@ import pytest
 from tests.ray_nodes import RayNodes
 
 from powertrain.engine.base import Capacity, Exited, Granted, Refused, SlotLost, SlotShape, Waiting
-from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
+from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
 from powertrain.storage import open_storage
 from powertrain.testing.engine_contract import PATIENCE, Stage, program
 
@@ -285,8 +285,8 @@ def test_a_process_that_leaves_the_cluster_while_ray_answers_loses_its_slots(
 ) -> None:
     import ray
 
-    from powertrain.engine.ray import engine as ray_module
     from powertrain.engine.ray import client as ray_client
+    from powertrain.engine.ray import engine as ray_module
 
     monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)
     stage = start()
@@ -315,7 +315,8 @@ def test_a_head_that_does_not_answer_keeps_no_loss_and_no_end_waiting(
     node: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from powertrain.engine.ray import agents, client as ray_client
+    from powertrain.engine.ray import agents
+    from powertrain.engine.ray import client as ray_client
 
     monkeypatch.setattr(agents, "LOST_AFTER", 3.0)
     monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.engine import local
+from powertrain.engine.local import runtime_directories
 from powertrain.storage.files import private_roots
 
 #: A number that no process has, because the kernel gives out smaller ones only.
@@ -37,13 +37,13 @@ def test_a_link_in_place_of_the_root_is_passed_over_and_what_it_points_to_left_a
     precious.mkdir(parents=True)
     precious.parent.chmod(0o755)
     root.symlink_to(precious.parent)
-    mine = local.make_runtime_directory("mine")
+    mine = runtime_directories.make_runtime_directory("mine")
     try:
         assert not mine.is_relative_to(precious.parent)
         assert mine.parent == private_roots.runtime_root()
         assert mine.parent.stat().st_mode & 0o777 == 0o700
     finally:
-        local.remove_runtime_directory(mine)
+        runtime_directories.remove_runtime_directory(mine)
     assert precious.is_dir()
     assert precious.parent.stat().st_mode & 0o777 == 0o755
 
@@ -51,12 +51,12 @@ def test_a_link_in_place_of_the_root_is_passed_over_and_what_it_points_to_left_a
 def test_a_directory_in_use_stays_where_its_process_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: NO_PROCESS)  # as it looks from another container
-        mine = local.make_runtime_directory("mine")
+        mine = runtime_directories.make_runtime_directory("mine")
     try:
         assert make_elsewhere("")
         assert mine.is_dir()
     finally:
-        local.remove_runtime_directory(mine)
+        runtime_directories.remove_runtime_directory(mine)
     assert not mine.exists()
 
 
@@ -64,11 +64,11 @@ def test_a_directory_that_nobody_holds_is_swept(root: Path) -> None:
     abandoned = Path(make_elsewhere("import os; os._exit(1)"))
     assert abandoned.parent == root
     assert abandoned.is_dir()
-    mine = local.make_runtime_directory("mine")
+    mine = runtime_directories.make_runtime_directory("mine")
     try:
         assert not abandoned.exists()
     finally:
-        local.remove_runtime_directory(mine)
+        runtime_directories.remove_runtime_directory(mine)
 
 
 def test_the_claim_of_a_process_that_was_killed_is_swept(root: Path) -> None:
@@ -79,16 +79,16 @@ def test_the_claim_of_a_process_that_was_killed_is_swept(root: Path) -> None:
         "local._ledger.claim(wanted, print, print); os.kill(os.getpid(), 9)"
     )
     assert len(list((root / "claims").iterdir())) == 1
-    local.remove_runtime_directory(local.make_runtime_directory("mine"))
+    runtime_directories.remove_runtime_directory(runtime_directories.make_runtime_directory("mine"))
     assert list(root.iterdir()) == []
 
 
 def test_a_forked_child_does_not_hold_up_the_removal() -> None:
     script = """if True:
         import os, time
-        from powertrain.engine import local
-        directory = local.make_runtime_directory("mine")
-        with local.removed_at_the_end(directory):
+        from powertrain.engine.local import runtime_directories
+        directory = runtime_directories.make_runtime_directory("mine")
+        with runtime_directories.removed_at_the_end(directory):
             child = os.fork()
             if child == 0:
                 time.sleep(10)

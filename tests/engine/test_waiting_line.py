@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.examples import scaled
 
 from powertrain.engine.base import SlotShape
-from powertrain.engine.resources import Holding, Machine, missing
 from powertrain.engine.local.waiting_line import Place, Wish, contend, places, reason, room, shares
+from powertrain.engine.resources import Holding, Machine, missing
 
 LICENSES = 3.0
 

@@ -27,9 +27,11 @@ import pytest
 from hypothesis import strategies as st
 
 from powertrain import tasks
-from powertrain.engine import local, process
+from powertrain.engine import process
 from powertrain.engine.base import Exited, ProcessSpec, SlotLost, Started
-from powertrain.engine.local import LocalEngine, WarmServer
+from powertrain.engine.local import warm_server
+from powertrain.engine.local.engine import LocalEngine
+from powertrain.engine.local.warm_server import WarmServer
 from powertrain.testing.engine_contract import Stage, is_running, program
 
 #: Seconds within which everything must be gone after a violent end.
@@ -139,7 +141,7 @@ def test_what_need_not_be_swept_any_more_outlasts_a_server_that_took_it_over_fro
     assert stage.run(slot, program("exit_with", 0)).code == 0, "then it has heard what to sweep"
 
     server.sweep_if_orphaned("run", [])
-    (heir,) = (other for other in local._shared if other.alive and not other.preloads_torch)
+    (heir,) = (other for other in warm_server._shared if other.alive and not other.preloads_torch)
     heir.close()
     heir.wait_for_end(GONE_WITHIN)
     assert tmp_path.exists()
@@ -158,7 +160,7 @@ def test_a_server_that_still_imports_is_gone_at_once_when_it_is_let_go(
 ) -> None:
     Path(tmp_path, "torch.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(local, "why_fork_is_unsafe", lambda: "it is started clean here")
+    monkeypatch.setattr(warm_server, "why_fork_is_unsafe", lambda: "it is started clean here")
     server = WarmServer()
     assert is_running(server.pid)
     server.close()
@@ -185,7 +187,8 @@ import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have it ignored
 sys.modules["torch"] = None
 from powertrain.engine.base import Granted, ProcessSpec, SlotShape
-from powertrain.engine.local import LocalEngine, warm_up
+from powertrain.engine.local.engine import LocalEngine
+from powertrain.engine.local.warm_server import warm_up
 
 server = warm_up()
 server.sweep_if_orphaned("test", [sys.argv[1]])
@@ -243,7 +246,7 @@ VARIABLES = st.dictionaries(st.sampled_from("ABCD"), st.sampled_from(["", "1", "
 
 @hypothesis.given(VARIABLES, VARIABLES)
 def test_changes_lead_from_one_environment_to_the_other(before: dict[str, str], now: dict[str, str]) -> None:
-    different = local.changes(before, now)
+    different = warm_server.changes(before, now)
     assert {name: value for name, value in {**before, **different}.items() if value is not None} == now
     assert all(before.get(name) != value for name, value in different.items())
 
@@ -309,7 +312,7 @@ def test_a_worker_can_have_workers_of_its_own() -> None:
 def test_the_end_of_a_forked_child_leaves_the_server_to_its_parent() -> None:
     script = """
         import powertrain
-        from powertrain.engine.local import warm_up
+        from powertrain.engine.local.warm_server import warm_up
 
         before = warm_up().pid
         child = os.fork()
@@ -325,7 +328,7 @@ def test_the_end_of_a_forked_child_leaves_the_server_to_its_parent() -> None:
 def test_the_server_of_a_forked_child_does_not_sweep_for_the_parent(tmp_path: Path) -> None:
     script = """
         import time
-        from powertrain.engine.local import warm_up
+        from powertrain.engine.local.warm_server import warm_up
 
         warm_up().sweep_if_orphaned("parents", [sys.argv[1]])
         child = os.fork()
@@ -349,7 +352,7 @@ def test_a_server_started_clean_gives_no_warning() -> None:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned, ours, theirs:
         warnings.simplefilter("always")
         patch.setattr(sys, "executable", shutil.which("true"))
-        pid = local._start_clean(theirs, preloads_torch=False)
+        pid = warm_server._start_clean(theirs, preloads_torch=False)
         gc.collect()
     os.waitpid(pid, 0)
     assert not [str(warning.message) for warning in warned if issubclass(warning.category, ResourceWarning)]
@@ -367,7 +370,7 @@ def test_a_second_kill_ends_a_frozen_server_and_all_that_it_forked(server: WarmS
     os.kill(server.pid, signal.SIGSTOP)
     stage.engine.signal(slots[0], signal.SIGKILL)
     asked = time.monotonic()
-    while time.monotonic() - asked < local._ANSWER_TIMEOUT_S:
+    while time.monotonic() - asked < warm_server._ANSWER_TIMEOUT_S:
         assert all(map(is_running, pids)), "a server that may only be busy is waited for"
         time.sleep(0.01)
     stage.engine.signal(slots[0], signal.SIGKILL)
@@ -384,7 +387,7 @@ def test_a_second_kill_leaves_a_server_that_answers(server: WarmServer, stage: S
         stage.wait_for_output(slot, b"waiting")
     child = next(iter(server._children.values()))
     server.kill("nothing of that name", signal.SIGKILL)
-    child.unanswered_since = time.monotonic() - 2 * local._ANSWER_TIMEOUT_S
+    child.unanswered_since = time.monotonic() - 2 * warm_server._ANSWER_TIMEOUT_S
     id = next(iter(server._children))
     server._handle(server._protocol.Signalled(id=id))
     stage.engine.signal(first, signal.SIGKILL)
@@ -396,7 +399,7 @@ def test_a_second_kill_leaves_a_server_that_answers(server: WarmServer, stage: S
 def test_closing_an_engine_ends_what_a_frozen_server_has_forked(
     server: WarmServer, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_CLOSE_TIMEOUT_S", 1.2 * local._ANSWER_TIMEOUT_S)
+    monkeypatch.setattr(warm_server, "CLOSE_TIMEOUT_S", 1.2 * warm_server._ANSWER_TIMEOUT_S)
     (slot,) = stage.slots()
     stage.engine.fork(slot, program("wait"))
     stage.wait_for_output(slot, b"waiting")

@@ -19,10 +19,10 @@ from tests.fuzz.data_api_values import HOSTILE, FromAFunction
 
 from powertrain import data
 from powertrain.data import collate_fn, expressions
-from powertrain.data.ray import shard as streamed
 from powertrain.data.dataset import Dataset
-from powertrain.data.shard import Batches, DataShard, EpochIterator
+from powertrain.data.ray import protocol
 from powertrain.data.ray.shard import StreamedBatches, StreamedShard
+from powertrain.data.shard import Batches, DataShard, EpochIterator
 from powertrain.errors import PowertrainError
 
 ROWS = 7
@@ -34,7 +34,7 @@ def files(directory: str) -> None:
     """Write the files that valid arguments name into a directory, which becomes the working directory."""
     os.makedirs(directory, exist_ok=True)
     os.chdir(directory)
-    streamed._CONNECT_WITHIN = (
+    protocol._CONNECT_WITHIN = (
         0.05  # seconds in which a shard of Ray's waits for a feed, of which there is none
     )
     whole = data.from_items([{"id": n, "x": n / 2, "t": f"row {n}", "l": [n] * (n % 3)} for n in range(ROWS)])

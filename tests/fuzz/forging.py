@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import xxhash
 
-from powertrain.run.metrics.spool import _head_of, read_spool
 from powertrain.run.metrics.points import encode_records
+from powertrain.run.metrics.spool import _head_of, read_spool
 from powertrain.storage.sealed import seal_json
 from powertrain.trace.part_format import Frame, complete, encode, read_part
 

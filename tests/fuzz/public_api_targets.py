@@ -15,6 +15,7 @@ from tests.fuzz.public_api_values import HostileError
 import powertrain
 from powertrain import config as configs
 from powertrain.calls import options as call_options
+from powertrain.config import checks
 from powertrain.torch import (
     TorchTrainer,
     accelerate,
@@ -156,7 +157,7 @@ def _on_checkpoint(method: str) -> Callable[..., Any]:
 
 DRIVER: list[Target] = [
     *map(_config_target, _CONFIGS),
-    Target("config.replace", configs.replace, ("config", "name"), lambda: {"config": run_config()}),
+    Target("config.replace", checks.replace, ("config", "name"), lambda: {"config": run_config()}),
     _trainer(DataParallelTrainer, "backend_config"),
     _trainer(TorchTrainer, "torch_config"),
     Target(

@@ -20,18 +20,18 @@ from typing import Any
 import typer
 
 import powertrain
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed
 from powertrain.cli.compare import compare
 from powertrain.cli.diagnose import diagnose
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
 from powertrain.cli.show import show
 from powertrain.errors import PowertrainError
-from powertrain.result.result import Result
 from powertrain.result.contents import picture_of
+from powertrain.result.result import Result
 from powertrain.run import events as ev
-from powertrain.run.record import journal
 from powertrain.run.metrics import curves as metric_view
+from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.trace import store
 
@@ -95,8 +95,8 @@ def _checkpoints(run: Path, _: Path) -> str:
 
 def _verified(run: Path, _: Path) -> str:
     storage = open_storage(run)
-    newest = commit.newest_verified(storage, logging.getLogger("powertrain").warning)
-    reported = [(r.checkpoint.path, r.metrics, r.status) for r in commit.reported(storage)]
+    newest = committed.newest_verified(storage, logging.getLogger("powertrain").warning)
+    reported = [(r.checkpoint.path, r.metrics, r.status) for r in committed.reported(storage)]
     return repr((newest, reported))
 
 
@@ -148,7 +148,7 @@ def _resume(run: Path, scratch: Path) -> str:
             logging.getLogger("powertrain").warning("%s", fact.message)
     start = [f for f in facts if isinstance(f, ev.AttemptStarted)][-1]
     record = json.loads(storage.get("run.json"))
-    kept = [manifest.name for manifest in commit.committed(storage)]
+    kept = [manifest.name for manifest in committed.committed(storage)]
     state = journal.replay(facts)
     frame = Result.from_path(copy).dataframe(ranks="all").to_csv()
     return repr(

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import powertrain
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed
 from powertrain.checkpoint.manifest import Validation
-from powertrain.run.metrics import segments
-from powertrain.run import metrics
+from powertrain.run.metrics import segments, store
 from powertrain.storage import open_storage
 
 FINISHED, KILLED = "finished", "killed"
@@ -84,12 +83,12 @@ def trainer(root: Path, name: str, workers: int, dies_at: int = 0) -> powertrain
 @contextlib.contextmanager
 def _small_batches() -> Iterator[None]:
     """So that a few points make several batches, most of them with a summary."""
-    before = segments.BATCH_POINTS, metrics.SEGMENT_POINTS
-    segments.BATCH_POINTS, metrics.SEGMENT_POINTS = 5, 6
+    before = segments.BATCH_POINTS, store.SEGMENT_POINTS
+    segments.BATCH_POINTS, store.SEGMENT_POINTS = 5, 6
     try:
         yield
     finally:
-        segments.BATCH_POINTS, metrics.SEGMENT_POINTS = before
+        segments.BATCH_POINTS, store.SEGMENT_POINTS = before
 
 
 def record(root: Path) -> None:
@@ -97,8 +96,8 @@ def record(root: Path) -> None:
     with _small_batches():
         trainer(root, FINISHED, workers=2).fit()
     storage = open_storage(root / FINISHED)
-    name = commit.committed(storage)[0].name
-    commit.record_validation(storage, name, Validation(status="VALIDATED", metrics={"accuracy": 0.5}))
+    name = committed.committed(storage)[0].name
+    committed.record_validation(storage, name, Validation(status="VALIDATED", metrics={"accuracy": 0.5}))
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

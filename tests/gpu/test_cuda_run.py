@@ -133,7 +133,7 @@ def test_a_driver_that_has_used_the_gpu_still_trains(tmp_path: Path) -> None:
         torch.ones(1, device="cuda").item()
         import powertrain as train
         from powertrain import RunConfig, ScalingConfig
-        from powertrain.engine.local import warm_up
+        from powertrain.engine.local.warm_server import warm_up
         from powertrain.torch import TorchTrainer
 
         def look(config):

@@ -12,8 +12,8 @@ import pytest
 import powertrain as train
 from powertrain import FailureConfig, PreemptedError, RunConfig, ScalingConfig, TrainingFailedError
 from powertrain.run import events as ev
-from powertrain.run.record import journal
 from powertrain.run.health import watchdog
+from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.torch import TorchConfig, TorchTrainer
 

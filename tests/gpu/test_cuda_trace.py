@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="th
 torch = pytest.importorskip("torch")
 
 from powertrain import trace  # noqa: E402
-from powertrain.trace.recording import patches, phases
-from powertrain.trace import recording  # noqa: E402
+from powertrain.trace.recording import current, patches, phases, ring  # noqa: E402
 from powertrain.trace.recording.phases import RECORD_SIZE, StepRecord  # noqa: E402
+from powertrain.trace.recording.recorder import Recorder  # noqa: E402
 
 #: About 0.1 s of an idle GPU at 1.7 GHz.
 CYCLES = int(0.1 * 1.7e9)
@@ -36,16 +36,16 @@ class Busy(torch.nn.Module):  # type: ignore[name-defined]
 
 
 @pytest.fixture
-def recorder() -> Iterator[recording.Recorder]:
-    recorder = recording.Recorder(bytearray(recording.ring_size(1000)))
-    recording.use(recorder)
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder(bytearray(ring.ring_size(1000)))
+    current.use(recorder)
     trace.init()
     yield recorder
     patches.uninstall()
-    recording.use(None)
+    current.use(None)
 
 
-def steps(recorder: recording.Recorder) -> list[StepRecord]:
+def steps(recorder: Recorder) -> list[StepRecord]:
     recorder.flush()
     data = recorder.drain(0)[1]
     return [phases.unpack_from(data, at) for at in range(0, len(data), RECORD_SIZE)]
@@ -61,7 +61,7 @@ def train(model: Any, count: int, pinned: bool = False) -> None:
         optimizer.step()
 
 
-def test_the_devices_time_is_found_in_its_phase_and_the_thread_never_waited(recorder: recording.Recorder) -> None:
+def test_the_devices_time_is_found_in_its_phase_and_the_thread_never_waited(recorder: Recorder) -> None:
     model = Busy().cuda()
     train(model, 2)
     torch.cuda.synchronize()
@@ -82,7 +82,7 @@ def test_the_devices_time_is_found_in_its_phase_and_the_thread_never_waited(reco
     assert all(step.memory > 0 and step.peak_memory >= step.memory for step in found)
 
 
-def test_copies_from_pageable_memory_are_told_from_others(recorder: recording.Recorder) -> None:
+def test_copies_from_pageable_memory_are_told_from_others(recorder: Recorder) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 1)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for pinned in (False, True, True):
@@ -95,7 +95,7 @@ def test_copies_from_pageable_memory_are_told_from_others(recorder: recording.Re
     assert all(step.phases[phases.H2D] > 0 for step in steps(recorder))
 
 
-def test_the_users_peak_of_memory_is_not_reset(recorder: recording.Recorder) -> None:
+def test_the_users_peak_of_memory_is_not_reset(recorder: Recorder) -> None:
     held = torch.empty(64 * 2**20, device="cuda")
     del held
     peak = torch.cuda.max_memory_allocated()
@@ -107,7 +107,7 @@ def test_the_users_peak_of_memory_is_not_reset(recorder: recording.Recorder) -> 
     assert torch.cuda.max_memory_allocated() < peak
 
 
-def test_a_captured_graph_is_left_alone(recorder: recording.Recorder) -> None:
+def test_a_captured_graph_is_left_alone(recorder: Recorder) -> None:
     model = torch.nn.Linear(64, 64).cuda()
     x = torch.ones(8, 64, device="cuda")
     side = torch.cuda.Stream()
@@ -127,7 +127,7 @@ def test_a_captured_graph_is_left_alone(recorder: recording.Recorder) -> None:
     assert steps(recorder)[-1].flags & phases.TIMED_ON_DEVICE
 
 
-def test_steps_that_are_taken_by_another_thread_do_not_end_a_capture(recorder: recording.Recorder) -> None:
+def test_steps_that_are_taken_by_another_thread_do_not_end_a_capture(recorder: Recorder) -> None:
     """As torch captures by default, what any thread asks of the device makes the capture fail."""
     model = Busy().cuda()
     train(model, 3)
@@ -156,7 +156,7 @@ def test_steps_that_are_taken_by_another_thread_do_not_end_a_capture(recorder: r
 
 
 def test_a_capture_that_cannot_begin_does_not_hold_up_the_times_of_the_device(
-    recorder: recording.Recorder,
+    recorder: Recorder,
 ) -> None:
     model = Busy().cuda()
     train(model, 2)
@@ -166,9 +166,7 @@ def test_a_capture_that_cannot_begin_does_not_hold_up_the_times_of_the_device(
     assert [bool(step.flags & phases.TIMED_ON_DEVICE) for step in steps(recorder)] == [True, True]
 
 
-def test_gradients_that_are_exchanged_split_the_devices_backward(
-    recorder: recording.Recorder, tmp_path: Any
-) -> None:
+def test_gradients_that_are_exchanged_split_the_devices_backward(recorder: Recorder, tmp_path: Any) -> None:
     import torch.distributed as dist
 
     store = dist.FileStore(str(tmp_path / "store"), 1)

@@ -20,15 +20,16 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from powertrain import trace  # noqa: E402
 from powertrain.data.plan.prepared import Prepared  # noqa: E402
 from powertrain.data.shard import DataShard  # noqa: E402
-from powertrain.torch import prepare  # noqa: E402
-from powertrain.torch.data_loader import prepare_data_loader  # noqa: E402
-from powertrain.trace.recording import patches, phases
-from powertrain.trace import recording  # noqa: E402
+from powertrain.torch import device  # noqa: E402
+from powertrain.torch.data_loader.prepare import prepare_data_loader  # noqa: E402
+from powertrain.trace.recording import current, patches, phases  # noqa: E402
 from powertrain.trace.recording.phases import RECORD_SIZE, StepRecord  # noqa: E402
-from powertrain.worker import context  # noqa: E402
-from powertrain.worker.context import Place, Session  # noqa: E402
-from powertrain.worker.progress import Gate  # noqa: E402
+from powertrain.trace.recording.recorder import Recorder  # noqa: E402
+from powertrain.worker import session  # noqa: E402
 from powertrain.worker.data.shards import RecordedWaits  # noqa: E402
+from powertrain.worker.place import Place  # noqa: E402
+from powertrain.worker.progress import Gate  # noqa: E402
+from powertrain.worker.session import Session  # noqa: E402
 
 #: Bytes of a batch: some milliseconds over PCI Express.
 LARGE = 256 * 2**20
@@ -38,24 +39,24 @@ CYCLES = int(0.1 * 1.7e9)
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[recording.Recorder]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     service: Any = SimpleNamespace(row=0, post=lambda message: None)
-    monkeypatch.setattr(prepare, "_settings", prepare._Settings())
-    monkeypatch.setattr(context, "_session", Session(Place(rank=0, world_size=1), service, Gate()))
+    monkeypatch.setattr(device, "_settings", device._Settings())
+    monkeypatch.setattr(session, "_session", Session(Place(rank=0, world_size=1), service, Gate()))
     yield begin()
     patches.uninstall()
-    recording.use(None)
+    current.use(None)
 
 
-def begin() -> recording.Recorder:
+def begin() -> Recorder:
     """A new one, which times every step on the device until it knows what is usual."""
-    recorder = recording.Recorder()
-    recording.use(recorder)
+    recorder = Recorder()
+    current.use(recorder)
     trace.init()
     return recorder
 
 
-def steps_over(recorder: recording.Recorder, batches: Any, cycles: int = 0) -> list[StepRecord]:
+def steps_over(recorder: Recorder, batches: Any, cycles: int = 0) -> list[StepRecord]:
     model = torch.nn.Linear(1, 1).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for batch in batches:
@@ -88,7 +89,7 @@ def prepared(rows_of_batch: int, count: int = 6) -> Any:
 
 
 def test_the_gpu_waits_for_a_copy_ahead_only_where_it_has_nothing_else_to_do(
-    recorder: recording.Recorder,
+    recorder: Recorder,
 ) -> None:
     idle = steps_over(recorder, prepared(4))
     assert sum(step.samples for step in idle) == 24
@@ -105,7 +106,7 @@ def test_the_gpu_waits_for_a_copy_ahead_only_where_it_has_nothing_else_to_do(
 
 
 def test_batches_of_a_shard_are_on_the_gpu_and_its_thread_copies_nothing(
-    recorder: recording.Recorder, tmp_path: Path
+    recorder: Recorder, tmp_path: Path
 ) -> None:
     inspected = numbered([60]).inspected()
     shard = DataShard(

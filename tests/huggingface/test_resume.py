@@ -12,7 +12,7 @@ from tests.torch.lone_rank import session_of
 
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.huggingface.transformers.resume import resumed
-from powertrain.worker import context
+from powertrain.worker import session as worker_session
 
 pytest.importorskip("transformers")
 
@@ -44,7 +44,7 @@ def places(tmp_path: Path) -> Places:
 def begin(monkeypatch: pytest.MonkeyPatch, checkpoint: Path | None) -> Any:
     """Be the only rank of an attempt that starts from this checkpoint."""
     session = session_of(0, 1, checkpoint=str(checkpoint or ""))
-    monkeypatch.setattr(context, "_session", session)
+    monkeypatch.setattr(worker_session, "_session", session)
     return session
 
 

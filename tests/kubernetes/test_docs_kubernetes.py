@@ -11,8 +11,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from powertrain import kubernetes
 from powertrain.cli.main import app
+from powertrain.kubernetes import options
 
 TEXT = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text("utf-8")
 COMMANDS = re.findall(r"```shell\n(.*?)```", TEXT, re.DOTALL)
@@ -43,6 +43,6 @@ def test_each_command_renders_a_job(command: str, script: str) -> None:
 
 
 def test_paths_and_modes_are_those_of_the_code() -> None:
-    assert f"`{kubernetes.STORAGE_MOUNT}`" in TEXT
-    assert f"python {kubernetes.SCRIPT_DIRECTORY}/train.py" in TEXT
-    assert all(f"`{mode}`" in TEXT for mode in kubernetes.SUBMISSION_MODES)
+    assert f"`{options.STORAGE_MOUNT}`" in TEXT
+    assert f"python {options.SCRIPT_DIRECTORY}/train.py" in TEXT
+    assert all(f"`{mode}`" in TEXT for mode in options.SUBMISSION_MODES)

@@ -17,8 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.examples import scaled
 
-from powertrain import kubernetes as k8s
 from powertrain.errors import ConfigError, StorageError
+from powertrain.kubernetes import manifest
+from powertrain.kubernetes import options as kubernetes_options
+from powertrain.kubernetes.manifest import Document
+from powertrain.kubernetes.options import (
+    CarriedScript,
+    ExistingClaim,
+    ImageScript,
+    NewClaim,
+    ObjectStore,
+    RayJobOptions,
+)
 
 HERE = Path(__file__).parent
 SCHEMA = jsonschema.Draft202012Validator(json.loads((HERE / "rayjob_schema.json").read_text("utf-8")))
@@ -27,20 +37,20 @@ SCRIPT = "import powertrain\n\nprint(powertrain.__version__)\n"
 FREE_MAPS = {"labels", "rayStartParams", "limits", "requests", "nodeSelector", "data"}
 
 
-def options(**changes: Any) -> k8s.RayJobOptions:
+def options(**changes: Any) -> RayJobOptions:
     given: dict[str, Any] = {
         "name": "train",
-        "script": k8s.CarriedScript("train.py", SCRIPT),
+        "script": CarriedScript("train.py", SCRIPT),
         "image": "example.com/team/trainer:1",
-        "storage": k8s.NewClaim("200Gi"),
+        "storage": NewClaim("200Gi"),
     }
-    return k8s.RayJobOptions(**(given | changes))
+    return RayJobOptions(**(given | changes))
 
 
-def everything() -> k8s.RayJobOptions:
+def everything() -> RayJobOptions:
     """A job that uses every option there is."""
     return options(
-        storage=k8s.NewClaim("200Gi", storage_class="shared-nfs"),
+        storage=NewClaim("200Gi", storage_class="shared-nfs"),
         workers=8,
         workers_per_node=2,
         gpus_per_worker=1,
@@ -62,15 +72,15 @@ def everything() -> k8s.RayJobOptions:
     )
 
 
-def by_kind(made: k8s.RayJobOptions) -> dict[str, k8s.Document]:
-    return {document["kind"]: document for document in k8s.documents(made)}
+def by_kind(made: RayJobOptions) -> dict[str, Document]:
+    return {document["kind"]: document for document in manifest.documents(made)}
 
 
-def ray_job(made: k8s.RayJobOptions) -> dict[str, Any]:
+def ray_job(made: RayJobOptions) -> dict[str, Any]:
     return by_kind(made)["RayJob"]["spec"]
 
 
-def pods(made: k8s.RayJobOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+def pods(made: RayJobOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """The pod of the head and that of a worker."""
     cluster = ray_job(made)["rayClusterSpec"]
     (workers,) = cluster["workerGroupSpecs"]
@@ -90,7 +100,7 @@ def variables(pod: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_new_claim_is_writable_by_many_nodes_and_mounted_at_one_path_on_head_and_workers() -> None:
-    made = options(storage=k8s.storage_of("pvc:200Gi", "shared-nfs"))
+    made = options(storage=kubernetes_options.storage_of("pvc:200Gi", "shared-nfs"))
     claim = by_kind(made)["PersistentVolumeClaim"]
     assert claim["spec"] == {
         "accessModes": ["ReadWriteMany"],
@@ -113,19 +123,19 @@ def test_without_a_storage_class_the_clusters_default_is_taken() -> None:
 
 
 def test_a_claim_that_exists_is_mounted_and_not_made() -> None:
-    made = options(storage=k8s.storage_of("claim:team-data"))
+    made = options(storage=kubernetes_options.storage_of("claim:team-data"))
     assert "PersistentVolumeClaim" not in by_kind(made)
     for pod in pods(made):
         volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "team-data"}}
         assert volume in pod["volumes"]
-        assert variables(pod)["POWERTRAIN_STORAGE"] == k8s.STORAGE_MOUNT
+        assert variables(pod)["POWERTRAIN_STORAGE"] == kubernetes_options.STORAGE_MOUNT
 
 
 @pytest.mark.parametrize(
     "address", ["s3://bucket/runs?region=eu-west-1", "gs://bucket", "az://container/runs"]
 )
 def test_an_object_store_is_told_to_the_script_and_needs_no_volume(address: str) -> None:
-    made = options(storage=k8s.storage_of(address), script=k8s.ImageScript("/app/train.py"))
+    made = options(storage=kubernetes_options.storage_of(address), script=ImageScript("/app/train.py"))
     assert list(by_kind(made)) == ["RayJob"]
     for pod in pods(made):
         assert variables(pod)["POWERTRAIN_STORAGE"] == address
@@ -139,19 +149,19 @@ def test_an_object_store_is_told_to_the_script_and_needs_no_volume(address: str)
 )
 def test_storage_that_dies_with_the_cluster_is_refused(text: str) -> None:
     with pytest.raises(StorageError, match=r"gone with the cluster.*pvc:200Gi"):
-        k8s.storage_of(text)
+        kubernetes_options.storage_of(text)
 
 
 @pytest.mark.parametrize("text", ["hdfs://node/x", "https://example.com/x", "s3:bucket", "nfs://server/x"])
 def test_storage_that_is_not_understood_is_refused_with_what_is(text: str) -> None:
     with pytest.raises(StorageError, match=r"This storage is not supported.*s3://"):
-        k8s.storage_of(text)
+        kubernetes_options.storage_of(text)
 
 
 @pytest.mark.parametrize("text", ["pvc:", "pvc:team-data"])
 def test_a_new_claim_without_a_size_points_to_existing_ones(text: str) -> None:
     with pytest.raises(StorageError, match="claim:NAME"):
-        k8s.storage_of(text)
+        kubernetes_options.storage_of(text)
 
 
 @pytest.mark.parametrize(
@@ -159,21 +169,21 @@ def test_a_new_claim_without_a_size_points_to_existing_ones(text: str) -> None:
 )
 def test_a_size_or_name_that_kubernetes_would_refuse_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        k8s.storage_of(text)
+        kubernetes_options.storage_of(text)
 
 
 @pytest.mark.parametrize("text", ["s3://bucket/x", "claim:team-data"])
 def test_a_storage_class_without_a_new_claim_is_a_contradiction(text: str) -> None:
     with pytest.raises(StorageError, match="belongs to a new claim"):
-        k8s.storage_of(text, "fast")
+        kubernetes_options.storage_of(text, "fast")
 
 
 def test_keys_in_an_address_are_refused_and_not_repeated() -> None:
     with pytest.raises(StorageError, match="--env-from-secret") as caught:
-        k8s.storage_of("s3://id:hidden@bucket/x")
+        kubernetes_options.storage_of("s3://id:hidden@bucket/x")
     assert "hidden" not in str(caught.value)
     with pytest.raises(StorageError, match="--env-from-secret"):
-        k8s.storage_of("s3://bucket/x?secret_key=hidden")
+        kubernetes_options.storage_of("s3://bucket/x?secret_key=hidden")
 
 
 # --------------------------------------------------------------------------- the job
@@ -207,7 +217,7 @@ def test_there_is_one_pod_per_worker_unless_workers_share_one() -> None:
     [("4", 2, "8"), ("500m", 4, "2000m"), ("0.5", 2, "1"), ("1.25Gi", 2, "2.5Gi"), ("100", 10, "1000")],
 )
 def test_amounts_are_multiplied_in_their_unit(amount: str, count: int, product: str) -> None:
-    assert k8s._times(amount, count) == product
+    assert manifest._times(amount, count) == product
 
 
 def test_what_is_requested_is_the_limit() -> None:
@@ -242,7 +252,7 @@ def test_secrets_variables_and_accounts_reach_head_and_workers() -> None:
             {"secretRef": {"name": "bucket-keys"}},
         ]
         assert variables(pod) == {
-            "POWERTRAIN_STORAGE": k8s.STORAGE_MOUNT,
+            "POWERTRAIN_STORAGE": kubernetes_options.STORAGE_MOUNT,
             "NCCL_DEBUG": "INFO",
             "EPOCHS": "10",
         }
@@ -267,8 +277,8 @@ def test_a_queued_job_waits_until_kueue_lets_it_go() -> None:
 
 
 def test_every_object_is_in_the_namespace_asked_for() -> None:
-    assert {made["metadata"]["namespace"] for made in k8s.documents(everything())} == {"research"}
-    assert not any("namespace" in made["metadata"] for made in k8s.documents(options()))
+    assert {made["metadata"]["namespace"] for made in manifest.documents(everything())} == {"research"}
+    assert not any("namespace" in made["metadata"] for made in manifest.documents(options()))
 
 
 def test_a_carried_script_is_alone_in_its_directory_on_every_node() -> None:
@@ -279,11 +289,11 @@ def test_a_carried_script_is_alone_in_its_directory_on_every_node() -> None:
         assert {"name": "script", "configMap": {"name": config["metadata"]["name"]}} in pod["volumes"]
         (mount,) = [entry for entry in container(pod)["volumeMounts"] if entry["name"] == "script"]
         assert mount["mountPath"] == f"{container(pod)['workingDir']}/{mount['subPath']}"
-    assert ray_job(made)["entrypoint"] == f"python {k8s.SCRIPT_DIRECTORY}/train.py"
+    assert ray_job(made)["entrypoint"] == f"python {kubernetes_options.SCRIPT_DIRECTORY}/train.py"
 
 
 def test_a_script_of_the_image_runs_from_its_own_directory() -> None:
-    made = options(script=k8s.ImageScript("/app/jobs/train.py"))
+    made = options(script=ImageScript("/app/jobs/train.py"))
     assert "ConfigMap" not in by_kind(made)
     assert ray_job(made)["entrypoint"] == "python /app/jobs/train.py"
     assert {container(pod)["workingDir"] for pod in pods(made)} == {"/app/jobs"}
@@ -333,7 +343,7 @@ def test_an_interactive_job_has_no_entry_and_is_not_tried_again() -> None:
         ({"submission_mode": "InteractiveMode", "retries": 1}, "--retries"),
         ({"submission_mode": "InteractiveMode", "arguments": ("--lr", "1")}, "--lr 1"),
         ({"fs_group": -1}, "group"),
-        ({"storage": k8s.ObjectStore("s3://b"), "fs_group": 1}, "--fs-group"),
+        ({"storage": ObjectStore("s3://b"), "fs_group": 1}, "--fs-group"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(changes: dict[str, Any], words: str) -> None:
@@ -344,19 +354,19 @@ def test_what_cannot_work_is_refused_before_anything_is_written(changes: dict[st
 @pytest.mark.parametrize("path", ["train.py", "/train.py", "/app/../train.py", "", "/"])
 def test_a_script_of_the_image_needs_an_absolute_path_in_a_directory(path: str) -> None:
     with pytest.raises(ConfigError, match=r"/app/train\.py"):
-        k8s.ImageScript(path)
+        ImageScript(path)
 
 
 def test_a_script_too_large_for_a_config_map_belongs_into_the_image() -> None:
-    k8s.CarriedScript("train.py", "#" * (k8s.CONFIG_MAP_LIMIT - len("train.py")))
+    CarriedScript("train.py", "#" * (kubernetes_options.CONFIG_MAP_LIMIT - len("train.py")))
     with pytest.raises(ConfigError, match="--script-in-image"):
-        k8s.CarriedScript("train.py", "#" * k8s.CONFIG_MAP_LIMIT)
+        CarriedScript("train.py", "#" * kubernetes_options.CONFIG_MAP_LIMIT)
 
 
 @pytest.mark.parametrize(("name", "text"), [("my train.py", ""), ("..", ""), ("", ""), ("train.py", "a\0b")])
 def test_a_script_that_cannot_be_carried_is_refused(name: str, text: str) -> None:
     with pytest.raises(ConfigError):
-        k8s.CarriedScript(name, text)
+        CarriedScript(name, text)
 
 
 # --------------------------------------------------------------------------- words
@@ -367,13 +377,13 @@ def test_a_script_that_cannot_be_carried_is_refused(name: str, text: str) -> Non
     [("90", 90), ("90s", 90), ("45m", 2700), ("12h", 43200), ("2d", 172800), ("1h30m", 5400)],
 )
 def test_times_are_read_as_people_write_them(text: str, seconds: int) -> None:
-    assert k8s.seconds_of(text) == seconds
+    assert kubernetes_options.seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "1.5h", "-1", "1w", "1h30", "1 h", "٣h"])
 def test_what_is_not_a_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a time"):
-        k8s.seconds_of(text)
+        kubernetes_options.seconds_of(text)
 
 
 @pytest.mark.parametrize(
@@ -386,38 +396,38 @@ def test_what_is_not_a_time_is_refused(text: str) -> None:
     ],
 )
 def test_a_name_is_made_of_the_scripts(script: str, name: str) -> None:
-    assert k8s.name_for(script) == name
+    assert kubernetes_options.name_for(script) == name
 
 
 @pytest.mark.parametrize("script", ["123.py", "___.py", "", "訓練.py"])
 def test_a_script_that_gives_no_name_asks_for_one(script: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
-        k8s.name_for(script)
+        kubernetes_options.name_for(script)
 
 
 @given(st.text(min_size=1, max_size=80))
 def test_a_name_made_of_any_script_can_be_a_jobs_name(script: str) -> None:
     try:
-        name = k8s.name_for(script)
+        name = kubernetes_options.name_for(script)
     except ConfigError:
         return
     assert options(name=name).name == name
 
 
 def test_pairs_keep_equal_signs_of_their_value() -> None:
-    assert k8s.pairs_of(["A=1", "B=x=y", "C="], "--env") == {"A": "1", "B": "x=y", "C": ""}
+    assert kubernetes_options.pairs_of(["A=1", "B=x=y", "C="], "--env") == {"A": "1", "B": "x=y", "C": ""}
 
 
 @pytest.mark.parametrize("items", [["A"], ["=x"], ["A=1", "A=2"]])
 def test_pairs_that_say_nothing_or_two_things_are_refused(items: list[str]) -> None:
     with pytest.raises(ConfigError, match="--env"):
-        k8s.pairs_of(items, "--env")
+        kubernetes_options.pairs_of(items, "--env")
 
 
 def test_neighbours_are_found_in_every_form_of_import() -> None:
     text = "import a.b, os\nfrom c.d import e\nfrom . import f\ndef g():\n    import h as i\n"
-    assert k8s.neighbours_imported(text, {"a", "c", "f", "h", "e", "z"}) == ["a", "c", "h"]
-    assert k8s.neighbours_imported("match = = 1", {"a"}) == []
+    assert kubernetes_options.neighbours_imported(text, {"a", "c", "f", "h", "e", "z"}) == ["a", "c", "h"]
+    assert kubernetes_options.neighbours_imported("match = = 1", {"a"}) == []
 
 
 # --------------------------------------------------------------------------- the schema
@@ -428,22 +438,22 @@ printable = st.text(st.characters(exclude_characters="\0", exclude_categories=["
 sizes = st.builds("{}{}".format, st.integers(1, 10**6), st.sampled_from(["Mi", "Gi", "Ti", "M", "G", "T"]))
 cpus = st.one_of(st.integers(1, 512).map(str), st.integers(1, 64000).map("{}m".format), st.just("0.5"))
 storages = st.one_of(
-    st.builds(k8s.NewClaim, sizes, st.one_of(st.just(""), names)),
-    st.builds(k8s.ExistingClaim, names),
-    st.sampled_from(["s3://bucket/runs", "gs://bucket", "az://container/x"]).map(k8s.ObjectStore),
+    st.builds(NewClaim, sizes, st.one_of(st.just(""), names)),
+    st.builds(ExistingClaim, names),
+    st.sampled_from(["s3://bucket/runs", "gs://bucket", "az://container/x"]).map(ObjectStore),
 )
 scripts = st.one_of(
-    st.builds(k8s.CarriedScript, st.sampled_from(["train.py", "a_b-c.py"]), printable),
-    st.sampled_from(["/app/train.py", "/srv/my jobs/run.py"]).map(k8s.ImageScript),
+    st.builds(CarriedScript, st.sampled_from(["train.py", "a_b-c.py"]), printable),
+    st.sampled_from(["/app/train.py", "/srv/my jobs/run.py"]).map(ImageScript),
 )
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> k8s.RayJobOptions:
-    mode = draw(st.sampled_from(k8s.SUBMISSION_MODES))
+def jobs(draw: st.DrawFn) -> RayJobOptions:
+    mode = draw(st.sampled_from(kubernetes_options.SUBMISSION_MODES))
     interactive = mode == "InteractiveMode"
     storage, share = draw(storages), draw(st.integers(1, 8))
-    on_volume = not isinstance(storage, k8s.ObjectStore)
+    on_volume = not isinstance(storage, ObjectStore)
     return options(
         name=draw(names),
         script=draw(scripts),
@@ -477,16 +487,16 @@ def jobs(draw: st.DrawFn) -> k8s.RayJobOptions:
 
 @settings(max_examples=scaled(30), suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
-def test_every_manifest_follows_the_schema_and_reads_back_as_it_was(job: k8s.RayJobOptions) -> None:
-    made = k8s.documents(job)
+def test_every_manifest_follows_the_schema_and_reads_back_as_it_was(job: RayJobOptions) -> None:
+    made = manifest.documents(job)
     for document in made:
         SCHEMA.validate(document)
-    assert list(yaml.safe_load_all(k8s.to_yaml(made))) == made
+    assert list(yaml.safe_load_all(manifest.to_yaml(made))) == made
 
 
 @settings(max_examples=scaled(30), suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
-def test_arguments_and_variables_arrive_as_they_were_given(job: k8s.RayJobOptions) -> None:
+def test_arguments_and_variables_arrive_as_they_were_given(job: RayJobOptions) -> None:
     for pod in pods(job):
         assert {key: expanded(value) for key, value in variables(pod).items()} == {
             "POWERTRAIN_STORAGE": job.storage_path,
@@ -506,8 +516,8 @@ def expanded(text: str) -> str:
     return re.sub(r"\$\$|\$\(\w+\)", lambda found: "$" if found[0] == "$$" else "<a variable>", text)
 
 
-@pytest.mark.parametrize("document", k8s.documents(everything()), ids=lambda made: made["kind"])
-def test_the_schema_fails_a_misspelt_field_at_every_level(document: k8s.Document) -> None:
+@pytest.mark.parametrize("document", manifest.documents(everything()), ids=lambda made: made["kind"])
+def test_the_schema_fails_a_misspelt_field_at_every_level(document: Document) -> None:
     SCHEMA.validate(document)
     for path in objects_in(document):
         wrong = copy.deepcopy(document)
@@ -517,8 +527,8 @@ def test_the_schema_fails_a_misspelt_field_at_every_level(document: k8s.Document
         )
 
 
-@pytest.mark.parametrize("document", k8s.documents(everything()), ids=lambda made: made["kind"])
-def test_the_schema_fails_a_value_of_another_type_everywhere(document: k8s.Document) -> None:
+@pytest.mark.parametrize("document", manifest.documents(everything()), ids=lambda made: made["kind"])
+def test_the_schema_fails_a_value_of_another_type_everywhere(document: Document) -> None:
     for path in values_in(document):
         wrong = copy.deepcopy(document)
         value = at(wrong, path)
@@ -539,7 +549,7 @@ def walk(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...
         yield from walk(below, (*path, step))
 
 
-def objects_in(document: k8s.Document) -> list[tuple[Any, ...]]:
+def objects_in(document: Document) -> list[tuple[Any, ...]]:
     return [
         path
         for path, node in walk(document)
@@ -547,7 +557,7 @@ def objects_in(document: k8s.Document) -> list[tuple[Any, ...]]:
     ]
 
 
-def values_in(document: k8s.Document) -> list[tuple[Any, ...]]:
+def values_in(document: Document) -> list[tuple[Any, ...]]:
     return [path for path, node in walk(document) if not isinstance(node, (dict, list))]
 
 
@@ -555,21 +565,23 @@ def values_in(document: k8s.Document) -> list[tuple[Any, ...]]:
 
 
 def test_the_manifest_of_a_whole_job_is_the_one_on_file() -> None:
-    assert k8s.to_yaml(k8s.documents(everything())) == (HERE / "whole_job.yaml").read_text("utf-8")
+    assert manifest.to_yaml(manifest.documents(everything())) == (HERE / "whole_job.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
     "text", ["1e3", "0x10", "012", "y", "No", "null", "~", "1:30", "2024-01-01", ".5", "-", ""]
 )
 def test_words_that_some_reader_takes_for_something_else_are_quoted(text: str) -> None:
-    made = k8s.to_yaml([{"value": text}])
+    made = manifest.to_yaml([{"value": text}])
     assert made == f'---\nvalue: "{text}"\n'
 
 
 def test_a_script_stays_readable_in_the_text() -> None:
-    assert "  train.py: |\n    import powertrain\n\n    print(" in k8s.to_yaml(k8s.documents(options()))
+    assert "  train.py: |\n    import powertrain\n\n    print(" in manifest.to_yaml(
+        manifest.documents(options())
+    )
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_text_reads_back_as_it_was(text: str) -> None:
-    assert yaml.safe_load(k8s.to_yaml([{"text": text}])) == {"text": text}
+    assert yaml.safe_load(manifest.to_yaml([{"text": text}])) == {"text": text}

@@ -73,7 +73,7 @@ def run(
 
 
 def positions() -> dict[str, dict[str, Any]]:
-    from powertrain.worker.context import current
+    from powertrain.worker.session import current
 
     return current("test").data.positions()
 

@@ -16,6 +16,7 @@ from tests.data.test_docs_data import python_of
 
 from powertrain import config
 from powertrain.calls import options
+from powertrain.config.checks import Config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "migration.md"
 
@@ -57,8 +58,13 @@ def test_every_block_of_the_guide_runs(tmp_path: Path) -> None:
 
 def test_the_arguments_without_effect_are_those_of_the_configs() -> None:
     listed = set(re.findall(r"`(\w+\.\w+)`", first_cells("Arguments without effect")))
-    found = [one for one in vars(config).values() if isinstance(one, type) and issubclass(one, config.Config)]
-    configs: list[Any] = [one for one in found if one is not config.Config]
+    found = [
+        one
+        for name in config.__all__
+        for one in [getattr(config, name)]
+        if isinstance(one, type) and issubclass(one, Config)
+    ]
+    configs: list[Any] = [one for one in found if one is not Config]
     ignored = {
         f"{one.__name__}.{field.name}"
         for one in configs

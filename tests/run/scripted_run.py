@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed
 from powertrain.checkpoint.chain import Chain
 from powertrain.engine import base
 from powertrain.run import events as ev
+from powertrain.run.controller import Controller
+from powertrain.run.metrics.reading import read_table
+from powertrain.run.outcome import RunOutcome
 from powertrain.run.record import journal
-from powertrain.run.controller import Controller, RunOutcome
-from powertrain.run.metrics import read_table
 from powertrain.run.spec import RunSpec
 from powertrain.storage import Storage, open_storage
 from powertrain.testing.scripted_engine import ScriptedEngine
@@ -88,7 +89,7 @@ class Run:
             Chain.take_over(self.storage, self.lease),
             journal.replay(journal.read(self.storage)),
             self.watcher,
-            commit.newest(self.storage),
+            committed.newest(self.storage),
         )
         overdue = threading.Timer(PATIENCE, self._end_by_force)
         overdue.start()

@@ -25,7 +25,7 @@ from powertrain.run.remote.protocol import (
     Stop,
     Visitor,
 )
-from powertrain.wire import ProcessStack
+from powertrain.wire.values import ProcessStack
 
 _CARD = Card(name="digits", path="/runs/digits", pid=7, files="/runs/digits")
 

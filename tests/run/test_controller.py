@@ -14,21 +14,24 @@ import msgspec
 import pytest
 from tests.run.scripted_run import PATIENCE, Run, Watcher
 
-from powertrain import wire
 from powertrain.backend import Backend, BackendConfig
-from powertrain.checkpoint import commit, uploader
-from powertrain.cli.ls import summarize
-from powertrain.config import CheckpointConfig, DataConfig
+from powertrain.checkpoint import commit, committed, uploader
+from powertrain.cli.common.summaries import summarize
+from powertrain.config.checkpoint import CheckpointConfig
+from powertrain.config.data import DataConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
-from powertrain.run.workers import attempt as attempt_module
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
-from powertrain.run.record import journal
 from powertrain.run import lifecycle
 from powertrain.run.controller import Controller
+from powertrain.run.record import journal
+from powertrain.run.workers import attempt as attempt_module
 from powertrain.storage import boundaries
-from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedWorker
+from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine
+from powertrain.testing.scripted_worker import ScriptedWorker
+from powertrain.wire.from_worker import Arrived, DebugClosed, DebugOpened, DebugQuit, Outcome
+from powertrain.wire.values import Frame
 
 
 def two_reports(worker: ScriptedWorker) -> str:
@@ -373,7 +376,7 @@ def test_the_cause_is_found_though_its_echo_arrives_first(run: Run) -> None:
         echo_sent.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(controller_module._MESSAGE_HANDLERS, wire.Outcome, ended)
+        patch.setitem(controller_module._MESSAGE_HANDLERS, Outcome, ended)
         outcome = run.go(engine)
     assert [(f.rank, f.kind, f.secondary) for f in outcome.failures] == [
         (1, "signal", False),
@@ -517,14 +520,14 @@ def test_a_rank_declared_absent_can_still_report_and_is_not_left_at_its_barrier(
 
 def stop_in_a_debugger(worker: ScriptedWorker, seconds: float, opened: threading.Event | None = None) -> None:
     """Be held for so long by a debugger that has this process's own terminal."""
-    opened, frame = opened or threading.Event(), wire.Frame(file="train.py", line=31, function="train_func")
+    opened, frame = opened or threading.Event(), Frame(file="train.py", line=31, function="train_func")
     worker.service.on_debug = lambda _: opened.set()
-    worker.service.say(wire.DebugOpened(frame=frame, native=True))
+    worker.service.say(DebugOpened(frame=frame, native=True))
     worker.wait_for(opened)
     enough = threading.Event()
     threading.Timer(seconds, enough.set).start()
     worker.wait_for(enough)
-    worker.service.say(wire.DebugClosed())
+    worker.service.say(DebugClosed())
 
 
 def test_nobody_is_absent_while_a_debugger_is_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,8 +570,8 @@ def test_a_run_that_is_taken_over_while_a_failure_waits_for_a_debugger_does_not_
             raise ValueError("shard 7 is empty")
         if worker.attempt == 0:
             worker.service.on_debug = lambda _: opened.set()
-            frame = wire.Frame(file="train.py", line=31, function="f")
-            worker.service.say(wire.DebugOpened(frame=frame, native=True))
+            frame = Frame(file="train.py", line=31, function="f")
+            worker.service.say(DebugOpened(frame=frame, native=True))
             worker.wait_for(failed)
             threading.Timer(0.2, run.controller.lost_the_lease, ["somebody else has it"]).start()
             worker.hang()
@@ -580,8 +583,8 @@ def test_a_run_that_is_taken_over_while_a_failure_waits_for_a_debugger_does_not_
 def test_a_run_whose_debugger_is_quit_is_stopped_and_says_where(run: Run) -> None:
     def play(worker: ScriptedWorker) -> None:
         if worker.rank == 1:
-            frame = wire.Frame(file="/home/me/train.py", line=31, function="train_func")
-            worker.service.say(wire.DebugQuit(frame=frame))
+            frame = Frame(file="/home/me/train.py", line=31, function="train_func")
+            worker.service.say(DebugQuit(frame=frame))
         worker.hang()
 
     outcome = run.go(ScriptedEngine(play))
@@ -994,7 +997,7 @@ def test_a_collective_that_a_rank_will_never_reach_is_an_error_that_names_it(run
 def test_ranks_that_call_different_collectives_are_told_who_called_what(run: Run) -> None:
     def play(worker: ScriptedWorker) -> None:
         kind = ("barrier", "broadcast_from_rank_zero")[worker.rank]
-        opened = worker.service.meet(wire.Arrived(sync=1, kind=kind))
+        opened = worker.service.meet(Arrived(sync=1, kind=kind))
         worker.process.check()
         raise RuntimeError(opened.error)
 
@@ -1096,8 +1099,8 @@ def test_a_share_that_arrives_after_its_attempt_was_given_up_does_no_harm(
         release.set()
     (failed,) = run.watcher.all_of(ev.CheckpointFailed)
     assert "started again" in failed.reason
-    (manifest,) = commit.committed(run.storage)
-    commit.verify(run.storage, manifest)
+    (manifest,) = committed.committed(run.storage)
+    committed.verify(run.storage, manifest)
     assert run.storage.get(f"checkpoints/{manifest.name}/state") == b"1"
 
 
@@ -1109,8 +1112,8 @@ def test_two_checkpoints_never_share_a_name(run: Run) -> None:
     assert run.go(ScriptedEngine(play), workers=1).state == "finished"
     (failed,) = run.watcher.all_of(ev.CheckpointFailed)
     assert "named 'same' already" in failed.reason
-    (manifest,) = commit.committed(run.storage)
-    commit.verify(run.storage, manifest)
+    (manifest,) = committed.committed(run.storage)
+    committed.verify(run.storage, manifest)
     assert run.storage.get("checkpoints/same/state") == b"1"
 
 
@@ -1144,9 +1147,9 @@ def test_a_commit_that_comes_through_after_it_was_given_up_does_not_count(
     assert outcome.state == "finished"
     starts = run.watcher.all_of(ev.AttemptStarted)
     assert [start.checkpoint for start in starts] == ["", "checkpoint_000001"]
-    (manifest,) = commit.committed(run.storage)
+    (manifest,) = committed.committed(run.storage)
     assert manifest.row == 3
-    commit.verify(run.storage, manifest)
+    committed.verify(run.storage, manifest)
 
 
 def test_files_of_a_rank_that_comes_after_its_row_was_closed_do_not_replace_those_that_are_there(
@@ -1162,7 +1165,7 @@ def test_files_of_a_rank_that_comes_after_its_row_was_closed_do_not_replace_thos
 
     run.watcher.on_event = lambda event: closed.set() if isinstance(event, ev.RanksAbsent) else None
     assert run.go(ScriptedEngine(play)).state == "finished"
-    (manifest,) = commit.committed(run.storage)
+    (manifest,) = committed.committed(run.storage)
     assert [file.name for file in manifest.files] == ["rank-0"]
     assert manifest.metrics == {"rank": 0}
     (failed,) = run.watcher.all_of(ev.CheckpointFailed)

@@ -12,14 +12,15 @@ import msgspec
 import pytest
 
 from powertrain.errors import StorageError
-from powertrain.run.metrics import segments
-from powertrain.run import metrics as mt
 from powertrain.run.lifecycle import Branch, RunState
+from powertrain.run.metrics import reading, segments
+from powertrain.run.metrics import store as metrics_store
+from powertrain.run.metrics.curves import curve, metric_names
+from powertrain.run.metrics.points import PointRecord, encode_records, table_of
+from powertrain.run.metrics.reading import last_of_rank, read_table
 from powertrain.run.metrics.segments import Segment, encode_segment
 from powertrain.run.metrics.spool import Spool
-from powertrain.run.metrics.curves import curve, metric_names
-from powertrain.run.metrics import MetricsStore, PointRecord, last_of_rank, read_table
-from powertrain.run.metrics.points import encode_records, table_of
+from powertrain.run.metrics.store import MetricsStore
 from powertrain.storage import Storage, open_storage
 
 KEY = "metrics/0001-000001.arrow"
@@ -122,8 +123,8 @@ def test_of_a_damaged_segment_the_other_batches_are_still_read(
 def test_merging_leaves_a_damaged_segment_and_its_number_alone(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mt, "SEGMENT_POINTS", 1)
-    writer = mt._SegmentWriter(storage, 1)
+    monkeypatch.setattr(metrics_store, "SEGMENT_POINTS", 1)
+    writer = metrics_store._SegmentWriter(storage, 1)
     for row in range(1, 9):
         writer.put([point(row)])
     path = storage.local_path("metrics/0001-000003.arrow")
@@ -199,7 +200,7 @@ def test_an_attempt_that_cannot_be_is_refused_and_takes_no_memory(storage: Stora
     table = table_of([msgspec.structs.replace(point(1), attempt=-5)])
     storage.put(KEY, encode_segment(table.to_batches(), table.schema, 1, 1))
     with pytest.raises(StorageError, match="attempt with the number -5"):
-        mt.dataframe(storage, RunState())
+        reading.dataframe(storage, RunState())
 
 
 @pytest.mark.parametrize("row", [-5, 1 << 62])

@@ -18,16 +18,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain import wire
 from powertrain.engine.base import Slot
-from powertrain.run.debugging import sessions, keyboard
-from powertrain.run.workers.attempt import CLEARING, TRAINING, Attempt, Member
-from powertrain.run.debugging.sessions import Debugging, Session, Turns, header, passed_over
+from powertrain.run.debugging import keyboard, sessions
 from powertrain.run.debugging.keyboard import Keyboard, Typed
+from powertrain.run.debugging.sessions import Debugging, Session, Turns, header, passed_over
+from powertrain.run.workers.attempt import CLEARING, TRAINING, Attempt, Member
 from powertrain.run.workers.placement import Placement
+from powertrain.wire.envelope import FromController
+from powertrain.wire.from_controller import DebugEnd, DebugGrant, DebugLine
+from powertrain.wire.from_worker import DebugClosed, DebugOpened, DebugOutput, DebugPrompt
+from powertrain.wire.values import Frame
 
 PATIENCE = 30.0
-AT = wire.Frame(file="/home/me/train.py", line=31, function="train_func", source="breakpoint()")
+AT = Frame(file="/home/me/train.py", line=31, function="train_func", source="breakpoint()")
 
 
 class Terminal:
@@ -121,11 +124,11 @@ def members(count: int) -> list[Member]:
 )
 def test_the_header_says_who_stopped_where(count: int, error: str, said: str) -> None:
     member = members(count)[0]
-    assert header(Session(member, wire.DebugOpened(frame=AT, error=error)), member.attempt) == said
+    assert header(Session(member, DebugOpened(frame=AT, error=error)), member.attempt) == said
 
 
 def test_what_is_passed_over_is_said_with_its_place_and_its_reason() -> None:
-    assert passed_over(wire.DebugOpened(frame=AT), "standard input is not a terminal").startswith(
+    assert passed_over(DebugOpened(frame=AT), "standard input is not a terminal").startswith(
         "breakpoint() was passed over at train.py:31: standard input is not a terminal. "
     )
 
@@ -137,7 +140,7 @@ class Talk:
     """Debuggers of two ranks in a terminal of their own, and what ranks are told."""
 
     def __init__(self, engine: str = "local", post: Callable[[Typed], None] = lambda _: None) -> None:
-        self.sent: list[tuple[int, wire.FromController]] = []
+        self.sent: list[tuple[int, FromController]] = []
         self._changed = threading.Condition()
         self.told: list[str] = []
         self.pauses: list[str] = []
@@ -152,7 +155,7 @@ class Talk:
             over=lambda _: self.pauses.append("over"),
         )
 
-    def _send(self, member: Member, message: wire.FromController) -> None:
+    def _send(self, member: Member, message: FromController) -> None:
         with self._changed:
             self.sent.append((member.rank, message))
             self._changed.notify_all()
@@ -167,9 +170,9 @@ class Talk:
     def opens(self, rank: int, **about: Any) -> bool | None:
         """Whether the rank gets the terminal; None where it has to wait for it."""
         self.sent.clear()
-        opened = wire.DebugOpened(frame=AT, **{"native": True, **about})
+        opened = DebugOpened(frame=AT, **{"native": True, **about})
         self.debugging.heard(self.members[rank], opened)
-        return next((m.granted for r, m in self.sent if r == rank and isinstance(m, wire.DebugGrant)), None)
+        return next((m.granted for r, m in self.sent if r == rank and isinstance(m, DebugGrant)), None)
 
 
 def test_echoes_and_second_errors_get_no_post_mortem() -> None:
@@ -188,16 +191,16 @@ def test_an_attempt_that_is_ending_gets_no_debugger() -> None:
 
 def test_under_torchrun_it_is_said_that_there_is_no_terminal() -> None:
     talk = Talk("torchrun")
-    talk.debugging.heard(talk.members[1], wire.DebugOpened(frame=AT))
-    assert talk.sent == [(1, wire.DebugGrant(granted=False))]
+    talk.debugging.heard(talk.members[1], DebugOpened(frame=AT))
+    assert talk.sent == [(1, DebugGrant(granted=False))]
     assert talk.told[0].startswith("breakpoint() was passed over at train.py:31: torchrun has the terminal. ")
 
 
 def test_timeouts_stand_still_from_the_first_debugger_to_the_last() -> None:
     talk = Talk()
     assert (talk.opens(0), talk.opens(1)) == (True, None)
-    talk.debugging.heard(talk.members[0], wire.DebugClosed())
-    assert talk.sent[-1] == (1, wire.DebugGrant(granted=True))
+    talk.debugging.heard(talk.members[0], DebugClosed())
+    assert talk.sent[-1] == (1, DebugGrant(granted=True))
     assert talk.pauses == ["begun"]
     talk.debugging.gone(talk.members[1])
     assert talk.pauses == ["begun", "over"]
@@ -210,7 +213,7 @@ def test_when_the_run_stops_all_debuggers_are_left_and_none_is_opened(terminal: 
     assert (talk.opens(0, native=False), talk.opens(1, native=False)) == (True, None)
     talk.sent.clear()
     talk.debugging.end("the run is stopping")
-    assert talk.sent == [(0, wire.DebugEnd()), (1, wire.DebugEnd())]
+    assert talk.sent == [(0, DebugEnd()), (1, DebugEnd())]
     assert talk.pauses == ["begun", "over"]
     terminal.await_shown("the run is stopping: all debuggers are left\n")
     assert talk.opens(2) is False
@@ -222,7 +225,7 @@ def test_plain_pdb_is_left_only_by_who_types_in_it() -> None:
     talk.opens(0)
     talk.debugging.end("the run is stopping")
     assert talk.debugging.is_open
-    talk.debugging.heard(talk.members[0], wire.DebugClosed())
+    talk.debugging.heard(talk.members[0], DebugClosed())
     assert not talk.debugging.is_open
 
 
@@ -234,15 +237,15 @@ def test_what_is_typed_goes_to_the_one_that_talks_and_what_the_next_has_said_is_
     terminal.become_standard()
     for rank in (0, 1):
         talk.opens(rank, native=False)
-    talk.debugging.heard(second, wire.DebugOutput(text="of the second\n"))
-    talk.debugging.heard(first, wire.DebugPrompt(number=7, text="(Pdb) "))
+    talk.debugging.heard(second, DebugOutput(text="of the second\n"))
+    talk.debugging.heard(first, DebugPrompt(number=7, text="(Pdb) "))
     terminal.await_shown("(Pdb) ")
     talk.sent.clear()
     os.write(terminal.ours, b"c\n")
-    talk.await_sent(wire.DebugLine)
-    assert talk.sent == [(0, wire.DebugLine(number=7, text="c\n"))]
+    talk.await_sent(DebugLine)
+    assert talk.sent == [(0, DebugLine(number=7, text="c\n"))]
     assert "of the second" not in terminal.shown
-    talk.debugging.heard(first, wire.DebugClosed())
+    talk.debugging.heard(first, DebugClosed())
     terminal.await_shown("of the second\n")
     talk.debugging.gone(second)
     talk.debugging.close()
@@ -255,11 +258,11 @@ def test_who_gets_the_terminal_back_is_named(terminal: Terminal) -> None:
     for rank in (0, 1):
         talk.opens(rank, native=False)
     talk.debugging.share()  # the first steps over something that the second must come to
-    talk.debugging.heard(second, wire.DebugPrompt(number=1, text="(Pdb) "))
-    talk.debugging.heard(first, wire.DebugPrompt(number=1, text="(Pdb) "))
+    talk.debugging.heard(second, DebugPrompt(number=1, text="(Pdb) "))
+    talk.debugging.heard(first, DebugPrompt(number=1, text="(Pdb) "))
     terminal.await_shown("rank 0 waits with its debugger\n")
     assert "talks again" not in terminal.shown
-    talk.debugging.heard(second, wire.DebugClosed())
+    talk.debugging.heard(second, DebugClosed())
     terminal.await_shown("rank 0 talks again\n(Pdb) ")
     talk.debugging.gone(first)
     talk.debugging.close()
@@ -269,8 +272,8 @@ def test_without_a_terminal_a_rank_is_sent_on_and_the_user_is_told(monkeypatch: 
     monkeypatch.setattr(sessions, "why_unusable", lambda: "standard input is not a terminal")
     talk = Talk()
     assert talk.opens(0) is True
-    talk.debugging.heard(talk.members[1], wire.DebugOpened(frame=AT))
-    assert talk.sent[-1] == (1, wire.DebugGrant(granted=False))
+    talk.debugging.heard(talk.members[1], DebugOpened(frame=AT))
+    assert talk.sent[-1] == (1, DebugGrant(granted=False))
     assert len(talk.told) == 1
 
 

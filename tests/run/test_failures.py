@@ -7,13 +7,15 @@ import signal
 import pytest
 from tests.run.scripted_run import Run
 
-from powertrain import wire
 from powertrain.engine.base import Exited, Slot
 from powertrain.run import events as ev
 from powertrain.run.health import failures
 from powertrain.run.workers import placement
 from powertrain.run.workers.attempt import Attempt, Member
-from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
+from powertrain.testing.scripted_engine import ScriptedEngine
+from powertrain.testing.scripted_worker import ScriptedWorker
+from powertrain.wire.from_worker import Beat
+from powertrain.wire.values import ErrorReport
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def test_the_exit_code_of_a_process_that_ended_without_a_word(member: Member, co
 def test_the_exit_code_of_a_rank_that_has_said_why(
     member: Member, kind: str, message: str, seen: int
 ) -> None:
-    report = wire.ErrorReport(type="SystemExit", message=message, traceback="")
+    report = ErrorReport(type="SystemExit", message=message, traceback="")
     assert failures.raised(member, report, kind).exit_code == seen
 
 
@@ -55,7 +57,7 @@ def test_exit_code_0_without_a_word_is_a_failure_of_a_function(run: Run) -> None
 def test_a_program_that_has_made_optimizer_steps_is_tried_again_at_once(run: Run) -> None:
     def play(worker: ScriptedWorker) -> None:
         if worker.attempt == 0:
-            worker.service.say(wire.Beat(reports=0, steps=1, batches=0, idle=0.0))
+            worker.service.say(Beat(reports=0, steps=1, batches=0, idle=0.0))
             worker.meet()  # by then the controller has read it
             worker.die(1)
 

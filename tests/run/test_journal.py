@@ -10,8 +10,8 @@ import pytest
 
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
-from powertrain.run.record import journal as journal_module
 from powertrain.run import lifecycle
+from powertrain.run.record import journal as journal_module
 from powertrain.run.record.journal import Journal, read, read_counting, replay
 from powertrain.storage import Storage, open_storage
 

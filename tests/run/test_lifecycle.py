@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from powertrain.run import events as ev
 from powertrain.run import lifecycle as lc
-from powertrain.run.record.journal import Journal, read, replay
 from powertrain.run.lifecycle import RunState, apply
+from powertrain.run.record.journal import Journal, read, replay
 from powertrain.storage import open_storage
 
 _MAKERS: dict[type[ev.Event], Callable[[int], ev.Event]] = {

@@ -12,21 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain import wire
 from powertrain.engine.base import Slot
 from powertrain.run.health import hangs, waits
-from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.health.hang_report import explain
 from powertrain.run.health.pace import Pace
-from powertrain.run.workers.placement import arrange
-from powertrain.run.workers.rows import WINDOW_REPORTS, RowTable
 from powertrain.run.health.waits import RankState
 from powertrain.run.health.watchdog import FLOOR, Notice, Suspect, Watchdog
+from powertrain.run.workers.attempt import Attempt, Member
+from powertrain.run.workers.placement import arrange
+from powertrain.run.workers.rows import WINDOW_REPORTS, RowTable
+from powertrain.wire.from_worker import Arrived, Beat
+from powertrain.wire.values import Frame, Point, Where
 
 RANKS = 1000
-LINE = wire.Frame(file="/home/me/train.py", line=41, function="train")
-IN_ALL_REDUCE = wire.Where(frame=LINE, inside="collective", call="all_reduce")
-IN_OWN_CODE = wire.Where(frame=LINE)
+LINE = Frame(file="/home/me/train.py", line=41, function="train")
+IN_ALL_REDUCE = Where(frame=LINE, inside="collective", call="all_reduce")
+IN_OWN_CODE = Where(frame=LINE)
 
 
 class Ledger(list[int]):
@@ -39,8 +40,8 @@ class Ledger(list[int]):
         return super().__iter__()
 
 
-def beat(steps: int, where: wire.Where = IN_OWN_CODE, collectives: int = -1) -> wire.Beat:
-    return wire.Beat(
+def beat(steps: int, where: Where = IN_OWN_CODE, collectives: int = -1) -> Beat:
+    return Beat(
         reports=steps,
         steps=steps,
         batches=steps,
@@ -51,8 +52,8 @@ def beat(steps: int, where: wire.Where = IN_OWN_CODE, collectives: int = -1) -> 
     )
 
 
-def point(row: int) -> wire.Point:
-    return wire.Point(row=row, at=0.0, metrics={"loss": 1.0})
+def point(row: int) -> Point:
+    return Point(row=row, at=0.0, metrics={"loss": 1.0})
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_a_barrier_opens_with_the_last_arrival_and_members_are_found_by_slot() -
     attempt = attempt_of(RANKS)
     for rank in range(RANKS):
         assert attempt.settled_collectives() == []
-        attempt.arrive(rank, wire.Arrived(sync=1, kind="barrier"))
+        attempt.arrive(rank, Arrived(sync=1, kind="barrier"))
     ((opened, members),) = attempt.settled_collectives()
     assert (opened.error, len(members)) == ("", RANKS)
     assert [attempt.by_slot(f"slot-{rank}") for rank in range(RANKS)] == attempt.members
@@ -135,7 +136,7 @@ def test_a_barrier_opens_with_the_last_arrival_and_members_are_found_by_slot() -
 def test_different_calls_of_many_ranks_are_told_in_a_few_words() -> None:
     attempt = attempt_of(RANKS)
     for rank in range(RANKS):
-        attempt.arrive(rank, wire.Arrived(sync=1, kind="barrier" if rank % 2 else "broadcast_from_rank_zero"))
+        attempt.arrive(rank, Arrived(sync=1, kind="barrier" if rank % 2 else "broadcast_from_rank_zero"))
     ((opened, _),) = attempt.settled_collectives()
     assert "rank 1 called barrier()" in opened.error
     assert "rank 0 called broadcast_from_rank_zero()" in opened.error
@@ -183,7 +184,7 @@ def test_one_of_a_thousand_that_hangs_is_found_in_a_few_looks_at_each(
         for rank in range(RANKS):
             where, count = (IN_OWN_CODE, 3) if rank == culprit else (IN_ALL_REDUCE, 4)
             stuck = beat(3, where, count)
-            dog.beat(rank, wire.Beat(**{**_fields(stuck), "idle": second - 3.0}), float(second))
+            dog.beat(rank, Beat(**{**_fields(stuck), "idle": second - 3.0}), float(second))
     awaited, inside = counted(waits, "_awaited"), counted(RankState, "inside")
     found: list[Suspect | Notice] = []
     now = 3.0 + FLOOR
@@ -200,7 +201,7 @@ def test_one_of_a_thousand_that_hangs_is_found_in_a_few_looks_at_each(
     assert len(inside) <= 100 * RANKS
 
 
-def _fields(message: wire.Beat) -> dict[str, Any]:
+def _fields(message: Beat) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__struct_fields__}
 
 

@@ -15,15 +15,17 @@ from tests.s3_server import S3Server
 from tests.support.examples import scaled
 
 from powertrain.data.sources.files import object_files
-from powertrain.run.metrics import segments as metric_segments, points
-from powertrain.run import metrics
 from powertrain.run.lifecycle import Branch, RunState
+from powertrain.run.metrics import points, reading
+from powertrain.run.metrics import segments as metric_segments
+from powertrain.run.metrics import store as metrics_store
+from powertrain.run.metrics.curves import Curve, curve, metric_names
+from powertrain.run.metrics.points import PointRecord, flatten, table_of
+from powertrain.run.metrics.reading import dataframe
 from powertrain.run.metrics.segments import Segment, encode_segment, merged
 from powertrain.run.metrics.spool import Spool, pieces_of
+from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.metrics.summary import STRETCH_ROWS
-from powertrain.run.metrics.curves import Curve, curve, metric_names
-from powertrain.run.metrics import MetricsStore, PointRecord, dataframe
-from powertrain.run.metrics.points import flatten, table_of
 from powertrain.storage import Storage, open_storage
 
 
@@ -99,7 +101,7 @@ def store_in_pieces(draw: Callable[[Any], Any], storage: Storage, records: list[
 
 
 def put(storage: Storage, first: int, last: int, data: bytes) -> Segment:
-    key = metrics._segment_key(1, first, last)
+    key = metrics_store._segment_key(1, first, last)
     storage.put(key, data)
     return Segment(storage, key, len(data))
 
@@ -222,8 +224,8 @@ def test_metrics_that_have_no_column_left_have_curves_by_the_name_they_were_repo
 
 def test_a_run_can_be_viewed_while_it_writes(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(metrics, "SEGMENT_POINTS", 50)
-        patch.setattr(metrics, "SPOOL_EVERY", 0.0)
+        patch.setattr(metrics_store, "SEGMENT_POINTS", 50)
+        patch.setattr(metrics_store, "SPOOL_EVERY", 0.0)
         patch.setattr(metric_segments, "BATCH_POINTS", 100)
         store = MetricsStore(storage, 1)
         try:
@@ -318,7 +320,7 @@ def test_segments_of_earlier_versions_are_read_as_before(storage: Storage) -> No
         "metrics/0001-000002.arrow", b"merged into the first, whose controller died before deleting it"
     )
     kept(storage, [point(201, 7.0)], lease=2)
-    assert metrics.read_table(storage).column("row").to_pylist() == list(range(1, 202))
+    assert reading.read_table(storage).column("row").to_pylist() == list(range(1, 202))
     assert metric_names(storage, RunState()) == ["loss"]
     found = curve(storage, RunState(), "loss")
     assert (found.points, found.high.max(), found.last[-1]) == (201, 100.0, 7.0)

@@ -22,14 +22,16 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 from powertrain.errors import StorageError
-from powertrain.run.metrics import segments
 from powertrain.run import metrics as mt
 from powertrain.run.lifecycle import Branch, RunState
+from powertrain.run.metrics import reading, segments
+from powertrain.run.metrics import store as metrics_store
+from powertrain.run.metrics.curves import curve
+from powertrain.run.metrics.points import PointRecord, decode_records, encode_records, table_of
+from powertrain.run.metrics.reading import dataframe, last_of_rank, read_table
 from powertrain.run.metrics.segments import encode_segment
 from powertrain.run.metrics.spool import Spool, joined, points_in, read_spool
-from powertrain.run.metrics.curves import curve
-from powertrain.run.metrics import MetricsStore, PointRecord, dataframe, last_of_rank, read_table
-from powertrain.run.metrics.points import decode_records, encode_records, table_of
+from powertrain.run.metrics.store import MetricsStore
 from powertrain.storage import Storage, open_storage
 from powertrain.storage import local as local_storage
 from powertrain.storage.files import descriptors
@@ -88,23 +90,27 @@ def test_a_store_without_points_leaves_nothing(storage: Storage) -> None:
 
 def test_one_large_add_is_cut_into_segments(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    put = mt._SegmentWriter.put
+    put = metrics_store._SegmentWriter.put
     with monkeypatch.context() as patch:
         patch.setattr(
-            mt._SegmentWriter, "put", lambda self, records: (sizes.append(len(records)), put(self, records))
+            metrics_store._SegmentWriter,
+            "put",
+            lambda self, records: (sizes.append(len(records)), put(self, records)),
         )
         kept(storage, [point(row) for row in range(30_000)])
-    assert max(sizes) <= mt.SEGMENT_POINTS
+    assert max(sizes) <= metrics_store.SEGMENT_POINTS
     assert rows(storage) == list(range(30_000))
 
 
 def test_large_points_are_cut_by_their_bytes(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    put = mt._SegmentWriter.put
+    put = metrics_store._SegmentWriter.put
     with monkeypatch.context() as patch:
-        patch.setattr(mt, "SEGMENT_BYTES", 10_000)
+        patch.setattr(metrics_store, "SEGMENT_BYTES", 10_000)
         patch.setattr(
-            mt._SegmentWriter, "put", lambda self, records: (sizes.append(len(records)), put(self, records))
+            metrics_store._SegmentWriter,
+            "put",
+            lambda self, records: (sizes.append(len(records)), put(self, records)),
         )
         store = MetricsStore(storage, 1)
         for row in range(50):
@@ -147,7 +153,7 @@ def test_old_points_become_a_segment_without_being_asked(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(mt, "SEGMENT_SECONDS", 0.05)
+        patch.setattr(metrics_store, "SEGMENT_SECONDS", 0.05)
         store = MetricsStore(storage, 1)
         try:
             store.add([point(1)])
@@ -162,8 +168,8 @@ def test_many_small_segments_become_few_while_the_run_goes_on(
 ) -> None:
     most = 0
     with monkeypatch.context() as patch:
-        patch.setattr(mt, "SEGMENT_POINTS", 2)
-        patch.setattr(mt, "SPOOL_EVERY", 0.0)
+        patch.setattr(metrics_store, "SEGMENT_POINTS", 2)
+        patch.setattr(metrics_store, "SPOOL_EVERY", 0.0)
         store = MetricsStore(storage, 1)
         for row in range(0, 200, 2):
             store.add([point(row), point(row + 1)])
@@ -187,7 +193,7 @@ def test_segments_of_different_columns_and_types_merge_without_loss(
         {"a": math.nan},
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(mt, "SEGMENT_POINTS", 1)
+        patch.setattr(metrics_store, "SEGMENT_POINTS", 1)
         store = MetricsStore(storage, 1)
         for row, metrics in enumerate(dicts, 1):
             store.add([PointRecord(0, 0, row, 0.0, False, metrics)])
@@ -208,7 +214,7 @@ def test_adding_to_a_closed_store_is_an_error(storage: Storage) -> None:
 def test_pyarrow_is_not_imported_before_the_first_segment(storage: Storage) -> None:
     script = (
         "import sys\n"
-        "from powertrain.run.metrics import MetricsStore, PointRecord\n"
+        "from powertrain.run.metrics.store import MetricsStore; from powertrain.run.metrics.points import PointRecord\n"
         "from powertrain.storage import open_storage\n"
         "store = MetricsStore(open_storage(sys.argv[1]), 1)\n"
         "store.add([PointRecord(0, 0, 1, 0.0, False, {'a': 1})])\n"
@@ -242,7 +248,7 @@ def test_a_full_disk_is_visible_and_nothing_is_lost_when_it_passes(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "powertrain"):
-        patch.setattr(mt, "_RETRY_SECONDS", 0.01)
+        patch.setattr(metrics_store, "_RETRY_SECONDS", 0.01)
         full = Full(storage, patch)
         store = MetricsStore(storage, 1)
         store.add([point(row) for row in range(10_000)])
@@ -258,9 +264,9 @@ def test_add_waits_when_storage_is_stuck_so_that_memory_stays_bounded(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(mt, "_RETRY_SECONDS", 0.01)
-        patch.setattr(mt, "BACKLOG_BYTES", 20_000)
-        patch.setattr(mt, "SEGMENT_POINTS", 100)
+        patch.setattr(metrics_store, "_RETRY_SECONDS", 0.01)
+        patch.setattr(metrics_store, "BACKLOG_BYTES", 20_000)
+        patch.setattr(metrics_store, "SEGMENT_POINTS", 100)
         full = Full(storage, patch)
         store = MetricsStore(storage, 1)
         producer = threading.Thread(
@@ -323,7 +329,7 @@ def errors_after_each_put(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_segment_that_is_there_although_its_put_failed_hides_no_later_point(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, spool = mt._SegmentWriter(storage, 1), Spool(storage, 1)
+    writer, spool = metrics_store._SegmentWriter(storage, 1), Spool(storage, 1)
     spool.append([encode_records([point(1)])], writer.next)
     with errors_after_each_put(storage, monkeypatch):
         writer.put([point(1)])
@@ -337,7 +343,7 @@ def test_a_segment_that_is_there_although_its_put_failed_hides_no_later_point(
 def test_a_merged_segment_that_is_there_although_its_put_failed_hides_no_other_merge(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = mt._SegmentWriter(storage, 1)
+    writer = metrics_store._SegmentWriter(storage, 1)
     for row in range(1, 5):
         writer.put([point(row)])
     with errors_after_each_put(storage, monkeypatch):
@@ -355,7 +361,7 @@ def test_segments_that_cannot_be_merged_are_told_of_and_neither_lose_points_nor_
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "powertrain"):
-        patch.setattr(mt, "SEGMENT_POINTS", 1)
+        patch.setattr(metrics_store, "SEGMENT_POINTS", 1)
         patch.setattr(mt, "merged", refused)
         store = MetricsStore(storage, 1)
         for row in range(1, 21):
@@ -385,10 +391,11 @@ def test_the_spool_of_a_later_version_is_passed_over_and_left_where_it_is(
 
 _WRITER = """
 import sys
-from powertrain.run import metrics
-from powertrain.run.metrics import MetricsStore, PointRecord
+from powertrain.run.metrics import store as metrics_store
+from powertrain.run.metrics.store import MetricsStore
+from powertrain.run.metrics.points import PointRecord
 from powertrain.storage import open_storage
-metrics.SEGMENT_POINTS = int(sys.argv[2])
+metrics_store.SEGMENT_POINTS = int(sys.argv[2])
 store = MetricsStore(open_storage(sys.argv[1]), 1)
 row = 0
 while True:
@@ -440,7 +447,7 @@ def test_a_crash_in_the_middle_of_a_merge_doubles_no_point(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(mt, "SEGMENT_POINTS", 1)
+        patch.setattr(metrics_store, "SEGMENT_POINTS", 1)
         patch.setattr(type(storage), "delete", lambda self, key: None)
         store = MetricsStore(storage, 1)
         for row in range(1, 21):
@@ -518,7 +525,7 @@ def test_ever_new_metrics_do_not_make_ever_wider_segments(
     values: list[dict[str, Any]] = [{f"key {row}": row, "loss": 0.5} for row in range(1, 101)]
     records = [point(row, **one) for row, one in enumerate(values, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(mt, "SEGMENT_POINTS", 4)
+        patch.setattr(metrics_store, "SEGMENT_POINTS", 4)
         patch.setattr(segments, "MAX_COLUMNS", 8)
         store = MetricsStore(storage, 1)
         for start in range(0, 100, 4):
@@ -570,7 +577,7 @@ branches = st.lists(st.integers(1, 8), min_size=1, max_size=5)
 @given(branches, st.integers(0, 5), st.integers(1, 10))
 def test_the_frame_and_the_run_state_agree_on_what_is_live(firsts: list[int], attempt: int, row: int) -> None:
     state = RunState(branches=tuple(Branch(a, first) for a, first in enumerate(firsts)))
-    assert (row < mt._first_abandoned_row(state, attempt)) == state.is_live(attempt, row)
+    assert (row < reading._first_abandoned_row(state, attempt)) == state.is_live(attempt, row)
 
 
 def test_solo_reports_are_there_at_iteration_zero_and_never_abandoned(storage: Storage) -> None:
@@ -622,7 +629,7 @@ def test_last_of_rank_is_exactly_what_was_reported_last_in_the_lineage(storage: 
 def test_segments_merged_while_they_are_listed_are_not_missed(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = mt._SegmentWriter(storage, 1)
+    writer = metrics_store._SegmentWriter(storage, 1)
     for row in range(1, 5):
         writer.put([point(row)])
     listings: list[str] = []
@@ -649,7 +656,7 @@ def test_a_storage_that_goes_on_listing_what_is_gone_is_an_error_and_no_endless_
     listed = storage.list("metrics")
     storage.delete("metrics/0001-000001.arrow")
     with monkeypatch.context() as patch:
-        patch.setattr(mt, "STALE_SECONDS", 0.05)
+        patch.setattr(reading, "STALE_SECONDS", 0.05)
         patch.setattr(type(storage), "list", lambda self, prefix: listed)
         with pytest.raises(StorageError, match="listings are up to date"):
             read_table(storage)

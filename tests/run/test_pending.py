@@ -5,8 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.run.checkpoints.pending import Pending, next_to_carry, ready_to_commit, shares_to_carry, to_yield
-from powertrain.wire import Carried, FilePart, Part
+from powertrain.run.checkpoints.pending import (
+    Pending,
+    next_to_carry,
+    ready_to_commit,
+    shares_to_carry,
+    to_yield,
+)
+from powertrain.wire.from_worker import Carried
+from powertrain.wire.values import FilePart, Part
 
 names = st.sampled_from(["a", "b", "c", "d/e", "f/"])
 parts = st.builds(

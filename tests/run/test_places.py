@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.config import CheckpointConfig, DataConfig
+from powertrain.config.checkpoint import CheckpointConfig
+from powertrain.config.data import DataConfig
 from powertrain.run.record import directories
 from powertrain.storage import open_storage
 from powertrain.storage.files import private_roots

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from powertrain import CheckpointConfig, DataConfig, DataParallelTrainer, RunConfig, ScalingConfig
-from powertrain.engine import local
+from powertrain.engine.local import warm_server
 from powertrain.errors import ConfigError, ResourceError
 
 
@@ -20,8 +20,8 @@ def _no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any, **__: Any) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(local, "warm_up", start)
-    monkeypatch.setattr(local, "_start_forked", start)
+    monkeypatch.setattr(warm_server, "warm_up", start)
+    monkeypatch.setattr(warm_server, "_start_forked", start)
 
 
 def trainer(workers: Any = 2, data: DataConfig | None = None, **options: Any) -> Any:

@@ -41,12 +41,12 @@ SENDS = {
 DRIVER = """
 import sys, time
 import powertrain
-from powertrain import RunConfig, ScalingConfig, TrainingFailedError, wire
+from powertrain import RunConfig, ScalingConfig, TrainingFailedError
 from powertrain.trainer import DataParallelTrainer
-from powertrain.worker import context
+from powertrain.worker import session as worker_session
 
 def loop():
-    session = context.current("loop")
+    session = worker_session.current("loop")
     if session.place.rank != session.place.world_size - 1:
         powertrain.collective.barrier()
     {sends}

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from tests.run.test_watchdog import IN_ALL_REDUCE, IN_LOCK, Run, at
 from tests.support.examples import scaled
 
-from powertrain import wire
 from powertrain.run.health import failures
 from powertrain.run.health.hang_report import explain
 from powertrain.run.health.waits import RankState, find_doomed
 from powertrain.run.health.watchdog import Act, Notice
+from powertrain.wire.from_worker import Beat
+from powertrain.wire.values import ErrorReport, Where
 
 
 def run_in_which_rank_1_returned(step: float = 0.2, **more: Any) -> tuple[Run, float]:
@@ -122,14 +123,12 @@ def test_a_collective_that_timed_out_on_all_ranks_is_blamed_on_nobody() -> None:
     ],
 )
 def test_timeouts_of_collectives_are_told_from_others(message: str, is_timeout: bool) -> None:
-    report = wire.ErrorReport(type="RuntimeError", message=message, traceback="")
+    report = ErrorReport(type="RuntimeError", message=message, traceback="")
     assert failures.is_collective_timeout(report) is is_timeout
 
 
-def state(rank: int, over: bool, phase: str, collectives: int, where: wire.Where | None) -> RankState:
-    beat = wire.Beat(
-        reports=1, steps=1, batches=1, idle=0.0, phase=phase, collectives=collectives, where=where
-    )
+def state(rank: int, over: bool, phase: str, collectives: int, where: Where | None) -> RankState:
+    beat = Beat(reports=1, steps=1, batches=1, idle=0.0, phase=phase, collectives=collectives, where=where)
     return RankState(rank, beat, 0.0, 0.0, over=over, collectives=collectives)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.run.workers.rows import Row, RowTable
-from powertrain.wire import Part, Point
+from powertrain.wire.values import Part, Point
 
 
 def point(row: int, rank: int, part: bool = False) -> Point:

@@ -11,12 +11,13 @@ from tests.s3_server import Proxy, S3Server
 
 from powertrain.errors import RunInUseError, StorageError
 from powertrain.run import events as ev
+from powertrain.run.metrics import reading
+from powertrain.run.metrics.points import PointRecord
+from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.record import journal, shipping
-from powertrain.run import metrics
 from powertrain.run.record import lease as lease_module
 from powertrain.run.record.journal import Journal
 from powertrain.run.record.lease import Lease
-from powertrain.run.metrics import MetricsStore, PointRecord
 from powertrain.run.record.shipping import Shipped, is_spooled
 from powertrain.storage import Storage, open_storage
 
@@ -208,12 +209,12 @@ def test_metrics_work_on_it(shipped: Shipped, plain: Storage) -> None:
     store = MetricsStore(shipped, 1)
     store.add(points(1, 50))
     assert store.wait_spooled(10)
-    assert metrics.read_table(shipped).num_rows == 50
+    assert reading.read_table(shipped).num_rows == 50
     until(lambda: value(plain, "metrics/0001.open") is not None)
-    assert metrics.read_table(plain).num_rows == 50
+    assert reading.read_table(plain).num_rows == 50
     store.close()
     shipped.close()
-    assert metrics.read_table(plain).num_rows == 50
+    assert reading.read_table(plain).num_rows == 50
     assert [entry.key for entry in plain.list("metrics")] == ["metrics/0001-000001.arrow"]
 
 
@@ -222,7 +223,7 @@ def test_points_of_a_dead_machine_are_rescued_by_the_next_start(plain: Storage, 
     store = MetricsStore(first, 1)
     store.add(points(1, 50))
     assert store.wait_spooled(10)
-    until(lambda: metrics.read_table(plain).num_rows == 50)
+    until(lambda: reading.read_table(plain).num_rows == 50)
     copy = plain.get("metrics/0001.open")
     store.close()
     first.close()
@@ -234,7 +235,7 @@ def test_points_of_a_dead_machine_are_rescued_by_the_next_start(plain: Storage, 
     store.add(points(51, 60))
     store.close()
     second.close()
-    assert metrics.read_table(plain)["row"].to_pylist() == list(range(1, 61))
+    assert reading.read_table(plain)["row"].to_pylist() == list(range(1, 61))
     assert not [entry.key for entry in plain.list("metrics") if entry.key.endswith(".open")]
 
 

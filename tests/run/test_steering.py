@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from tests.run.scripted_run import Run
 
-from powertrain.checkpoint import commit
-from powertrain.run.remote import protocol
-from powertrain.run.scaling import policy, steering
+from powertrain.checkpoint import committed as checkpoint_committed
 from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
-from powertrain.run.metrics import MetricsStore
-from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
+from powertrain.run.metrics.store import MetricsStore
+from powertrain.run.remote import protocol
+from powertrain.run.scaling import policy, steering
+from powertrain.testing.scripted_engine import ScriptedEngine
+from powertrain.testing.scripted_worker import ScriptedWorker
 
 
 class Asks(protocol.Visitor):
@@ -574,7 +575,7 @@ def test_a_second_notice_does_not_end_the_others_before_those_who_ended_for_the_
 
     run.go(with_capacity(apart, 3), 3, min_workers=1)
     assert len(set(saved.values())) == 1, saved
-    newest = commit.newest(run.storage)
+    newest = checkpoint_committed.newest(run.storage)
     assert newest is not None
     assert len(newest.files) == 3
 

@@ -10,29 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain import wire
 from powertrain.engine import base
-from powertrain.run.workers import launch
 from powertrain.run.spec import RunSpec
 from powertrain.run.telemetry import Telemetry, why_unusable
+from powertrain.run.workers import launch
 from powertrain.storage import open_storage
+from powertrain.trace import store
 from powertrain.trace.machine import samples
-from powertrain.trace import recording, store
+from powertrain.trace.recording import ring as recording_ring
 from powertrain.trace.recording.phases import RECORD_SIZE
+from powertrain.trace.recording.recorder import Recorder
+from powertrain.wire import from_worker
 from powertrain.worker.tracing import TraceSettings
 
 
 def recorded(count: int, path: str = "") -> bytes:
     """So many steps as a rank records them; also as the ring of a rank, where a path is given."""
-    ring = bytearray(recording.ring_size())
-    recorder = recording.Recorder(ring)
+    ring = bytearray(recording_ring.ring_size())
+    recorder = Recorder(ring)
     for _ in range(count):
         recorder.reported()
     recorder.settle()
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(ring)
-    return recording.read_ring(ring)[1]
+    return recording_ring.read_ring(ring)[1]
 
 
 @pytest.fixture
@@ -58,8 +60,10 @@ def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
     storage = open_storage(spec.path)
     kept = Telemetry(spec, storage, 1, pytest.fail)
     steps = recorded(3)
-    kept.heard(member(0), wire.Telemetry(steps=steps, facts=b'{"device": "a"}'))
-    kept.heard(member(1), wire.Telemetry(steps=steps[: 2 * RECORD_SIZE], samples=b"\0" * samples.SAMPLE_SIZE))
+    kept.heard(member(0), from_worker.Telemetry(steps=steps, facts=b'{"device": "a"}'))
+    kept.heard(
+        member(1), from_worker.Telemetry(steps=steps[: 2 * RECORD_SIZE], samples=b"\0" * samples.SAMPLE_SIZE)
+    )
     kept.close()
     found = store.read(storage)
     assert {rank: len(table) for rank, table in found.steps[0].items()} == {0: 3, 1: 2}
@@ -70,8 +74,8 @@ def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
 def test_what_is_no_record_is_told_once_and_not_kept(spec: RunSpec) -> None:
     storage, told = open_storage(spec.path), []
     kept = Telemetry(spec, storage, 1, lambda message: told.append(message))
-    kept.heard(member(1), wire.Telemetry(steps=b"half"))
-    kept.heard(member(1), wire.Telemetry(facts=b"[1, 2]"))
+    kept.heard(member(1), from_worker.Telemetry(steps=b"half"))
+    kept.heard(member(1), from_worker.Telemetry(facts=b"[1, 2]"))
     kept.close()
     assert "rank 1" in told[0]
     assert "no whole records" in told[0]
@@ -81,7 +85,7 @@ def test_what_is_no_record_is_told_once_and_not_kept(spec: RunSpec) -> None:
 
 @given(st.binary(max_size=400), st.binary(max_size=400), st.binary(max_size=60))
 def test_any_bytes_are_whole_records_or_refused(steps: bytes, looks: bytes, facts: bytes) -> None:
-    message = wire.Telemetry(steps=steps, samples=looks, facts=facts)
+    message = from_worker.Telemetry(steps=steps, samples=looks, facts=facts)
     wrong = why_unusable(message)
     if len(steps) % RECORD_SIZE or len(looks) % samples.SAMPLE_SIZE:
         assert wrong
@@ -94,7 +98,7 @@ def test_a_dead_rank_is_given_the_steps_that_it_had_not_sent(spec: RunSpec) -> N
     kept = Telemetry(spec, storage, 1, pytest.fail)
     ring = launch.ring_path(spec, 0, 1)
     steps = recorded(10, ring)
-    kept.heard(member(1), wire.Telemetry(steps=steps[: 4 * RECORD_SIZE]))
+    kept.heard(member(1), from_worker.Telemetry(steps=steps[: 4 * RECORD_SIZE]))
     kept.rank_is_gone(member(1), None)
     slot = base.Slot(id="a", host="other", address="10.0.0.2")
     kept.rank_is_gone(member(0), base.Exited(slot, 1, -9, steps=steps[-2 * RECORD_SIZE :]))
@@ -110,7 +114,7 @@ def test_without_tracing_nothing_is_written(spec: RunSpec) -> None:
 
     storage = open_storage(spec.path)
     kept = Telemetry(dataclasses.replace(spec, trace=None), storage, 1, pytest.fail)
-    kept.heard(member(0), wire.Telemetry(steps=recorded(1)))
+    kept.heard(member(0), from_worker.Telemetry(steps=recorded(1)))
     kept.rank_is_gone(member(0), None)
     kept.close()
     assert storage.list("telemetry") == []

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain import wire
 from powertrain.engine.base import Slot, Started
 from powertrain.run import events as ev
 from powertrain.run.startup import report, timeline
 from powertrain.run.startup.recorder import Startup, fact_of
 from powertrain.run.startup.timeline import Leg, RankStart, Start, phases_of
+from powertrain.wire.from_worker import FirstStep
 
 moments = st.floats(0, 1e6)
 #: What a clock of somebody else's may say, also one that was set back or broken.
@@ -216,7 +216,7 @@ class Gathered:
         self.startup.trained()
 
     def first_step(self, rank: int, **own: Any) -> None:
-        self.startup.first_step(rank, wire.FirstStep(**own))
+        self.startup.first_step(rank, FirstStep(**own))
 
 
 def test_one_fact_is_written_when_the_last_rank_has_made_its_first_step() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from powertrain.run import events as ev
-from powertrain.run.lifecycle import RunState, apply
 from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint, error_text, summarize
+from powertrain.run.lifecycle import RunState, apply
 
 
 def replayed(*facts: ev.Event) -> RunState:

@@ -13,16 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.run.scripted_run import Run
 
-from powertrain import wire
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed as checkpoint_committed
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.config import CheckpointConfig, ValidationConfig, ValidationTaskConfig
+from powertrain.config.checkpoint import CheckpointConfig
+from powertrain.config.validation import ValidationConfig, ValidationTaskConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError
 from powertrain.run import events as ev
 from powertrain.run.checkpoints import validations
-from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedProcess, ScriptedWorker
+from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine
+from powertrain.testing.scripted_worker import ScriptedProcess, ScriptedWorker
+from powertrain.wire.from_controller import ReportedCheckpoint
+from powertrain.wire.from_worker import Validated
+from powertrain.wire.link import Link
+from powertrain.wire.values import ErrorReport, Validation
 from powertrain.worker import validation as process
 
 
@@ -55,14 +60,12 @@ def manifest(row: int = 1, extras: dict[str, Any] | None = None) -> Manifest:
 @given(asked=st.dictionaries(st.text(), st.integers()))
 def test_what_a_report_asks_for_goes_over_what_the_trainer_was_given(asked: dict[str, int]) -> None:
     config = ValidationConfig(fn=anything, task_config=ValidationTaskConfig(timeout_s=5))
-    task = validations.task_of(config, wire.Validation(arguments=asked), manifest(), Checkpoint("/x"))
+    task = validations.task_of(config, Validation(arguments=asked), manifest(), Checkpoint("/x"))
     assert task.arguments == asked
     assert task.timeout == 5
-    hurried = wire.Validation(arguments=asked, timeout=2)
+    hurried = Validation(arguments=asked, timeout=2)
     assert validations.task_of(config, hurried, manifest(), Checkpoint("/x")).timeout == 2
-    assert validations.task_of(CONFIG, wire.Validation(), manifest(), Checkpoint("/x")).timeout == float(
-        "inf"
-    )
+    assert validations.task_of(CONFIG, Validation(), manifest(), Checkpoint("/x")).timeout == float("inf")
 
 
 def test_only_validations_without_an_end_are_made_again() -> None:
@@ -81,7 +84,7 @@ def test_only_validations_without_an_end_are_made_again() -> None:
     again = validations.cut_off(made, lambda m: status[m.name])
 
     assert [m.row for m in again] == [2, 4]
-    assert validations.asked_for(again[0]) == wire.Validation(arguments={"batch": 8}, timeout=2.0)
+    assert validations.asked_for(again[0]) == Validation(arguments={"batch": 8}, timeout=2.0)
 
 
 def test_an_extra_that_is_no_request_is_none() -> None:
@@ -104,7 +107,7 @@ def test_a_slot_is_reserved_only_where_amounts_are_asked_for(
 
 
 def test_an_error_is_told_with_the_users_own_line() -> None:
-    error = wire.ErrorReport(
+    error = ErrorReport(
         type="ValueError",
         message="bad",
         traceback="...",
@@ -113,7 +116,7 @@ def test_an_error_is_told_with_the_users_own_line() -> None:
         function="check",
         source="raise it",
     )
-    outcome = validations.found(wire.Validated(checkpoint="c", error=error, seconds=1.5))
+    outcome = validations.found(Validated(checkpoint="c", error=error, seconds=1.5))
     assert outcome.status == "VALIDATION_FAILED"
     assert outcome.error == "ValueError: bad (eval.py:7 in check: raise it)"
 
@@ -134,9 +137,9 @@ class Player:
         row = int(spec.checkpoint.removeprefix("checkpoint_")[:6])
         self.log.append(("begins", row))
         self._before(played, row)
-        link = wire.Link(spec.door, -1, 0)
+        link = Link(spec.door, -1, 0)
         try:
-            link.send([wire.Validated(checkpoint=spec.checkpoint, metrics={"score": -row})], 0, 0)
+            link.send([Validated(checkpoint=spec.checkpoint, metrics={"score": -row})], 0, 0)
             while not link.settled:
                 played.check()
                 link.poll(0.05)
@@ -151,11 +154,11 @@ def three_saves(worker: ScriptedWorker) -> None:
         save(worker, row)
 
 
-def save(worker: ScriptedWorker, row: int, asked: wire.Validation | None = None) -> None:
+def save(worker: ScriptedWorker, row: int, asked: Validation | None = None) -> None:
     """A report with a checkpoint that is to be validated."""
     stage = ScriptedWorker._stage
     worker._stage = lambda files, name: msgspec.structs.replace(  # type: ignore[method-assign]
-        stage(worker, files, name), validation=asked or wire.Validation()
+        stage(worker, files, name), validation=asked or Validation()
     )
     worker.report({"row": row}, files={"model": b"x"})
 
@@ -167,7 +170,7 @@ def engine_of(
 
 
 def statuses(run: Run) -> list[str]:
-    return [found.status.value for found in commit.reported(run.storage)]
+    return [found.status.value for found in checkpoint_committed.reported(run.storage)]
 
 
 def test_one_validation_runs_at_a_time_in_the_order_of_rows(run: Run) -> None:
@@ -192,7 +195,7 @@ def test_a_checkpoint_that_waits_for_its_validation_is_not_deleted(run: Run) -> 
     run.go(engine_of(player), workers=1, validation=CONFIG, checkpoints=keep)
 
     assert [e.row for e in run.watcher.all_of(ev.ValidationEnded)] == [1, 2, 3]
-    assert [m.row for m in commit.committed(run.storage)] == [1, 3], "the best and the newest"
+    assert [m.row for m in checkpoint_committed.committed(run.storage)] == [1, 3], "the best and the newest"
 
 
 def test_a_validation_without_a_result_fails_and_the_next_one_runs(run: Run) -> None:
@@ -206,9 +209,7 @@ def test_a_validation_without_a_result_fails_and_the_next_one_runs(run: Run) -> 
 
 def test_a_validation_that_takes_too_long_is_killed_and_the_next_one_runs(run: Run) -> None:
     player = Player(lambda played, row: played.wait_for() if row == 1 else None)
-    engine = engine_of(
-        player, lambda worker: [save(worker, row, wire.Validation(timeout=0.2)) for row in (1, 2)]
-    )
+    engine = engine_of(player, lambda worker: [save(worker, row, Validation(timeout=0.2)) for row in (1, 2)])
     outcome = run.go(engine, workers=1, validation=CONFIG)
 
     assert outcome.state == "finished"
@@ -252,7 +253,7 @@ class StingyEngine(ScriptedEngine):
 
 def test_a_validation_gets_the_slot_of_the_ranks_when_those_have_left(run: Run) -> None:
     """And the ranks do not wait for it: that would be for ever."""
-    told: list[list[wire.ReportedCheckpoint]] = []
+    told: list[list[ReportedCheckpoint]] = []
 
     def play(worker: ScriptedWorker) -> None:
         three_saves(worker)

@@ -14,21 +14,24 @@ from tests.run.test_controller import waits
 from tests.run.test_steering import Elastic, at_row
 
 from powertrain.engine.base import Inspection, Slot
-from powertrain.run.remote import protocol, inspections, status
 from powertrain.run import controller
 from powertrain.run import events as ev
-from powertrain.run.workers.attempt import TRAINING, Attempt
-from powertrain.run.remote.protocol import Answer, Description, LookAround, RankSeen, Stop, Visitor
 from powertrain.run.lifecycle import RunState
-from powertrain.testing.scripted_engine import ScriptedEngine, ScriptedWorker
-from powertrain.wire import ProcessStack
+from powertrain.run.remote import inspections, protocol, status
+from powertrain.run.remote.protocol import Answer, Description, LookAround, RankSeen, Stop, Visitor
+from powertrain.run.workers.attempt import TRAINING, Attempt
+from powertrain.testing.scripted_engine import ScriptedEngine
+from powertrain.testing.scripted_worker import ScriptedWorker
+from powertrain.wire.values import ProcessStack
 from powertrain.worker.service.service import Service
 
 
 class Asking:
     """Somebody who asks the run, and keeps what it says."""
 
-    def __init__(self, run: Run, question: protocol.Question, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, run: Run, question: protocol.Question, then: Callable[[], None] = lambda: None
+    ) -> None:
         self.said: list[protocol.Reply] = []
         self._run, self._question, self._then = run, question, then
         self._thread = threading.Thread(target=self._hear)

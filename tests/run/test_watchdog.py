@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import scaled
 
-from powertrain import wire
 from powertrain.run.health import watchdog
 from powertrain.run.health.hang_report import Verdict, explain, rank_names
 from powertrain.run.health.waits import RankState
 from powertrain.run.health.watchdog import Act, Decision, Notice, Suspect, Watchdog, Withdrawn
+from powertrain.wire.from_worker import Beat
+from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
 SOURCES = {
     20: "for batch in loader:",
@@ -29,12 +30,12 @@ SOURCES = {
 TORCH = "/venv/lib/python3.11/site-packages/torch/utils/data"
 
 
-def frame(line: int, file: str = "/home/me/train.py", function: str = "train") -> wire.Frame:
-    return wire.Frame(file=file, line=line, function=function, source=SOURCES.get(line, ""))
+def frame(line: int, file: str = "/home/me/train.py", function: str = "train") -> Frame:
+    return Frame(file=file, line=line, function=function, source=SOURCES.get(line, ""))
 
 
-def at(line: int, inside: str = "", call: str = "", **more: str) -> wire.Where:
-    return wire.Where(frame=frame(line, **more), inside=inside, call=call)
+def at(line: int, inside: str = "", call: str = "", **more: str) -> Where:
+    return Where(frame=frame(line, **more), inside=inside, call=call)
 
 
 IN_ALL_REDUCE = at(41, "collective", "all_reduce")
@@ -54,12 +55,12 @@ class Fake:
     collectives: int = -1
     phase: str = "training"
     awaits: str = ""
-    where: wire.Where | None = field(default_factory=lambda: at(10))
+    where: Where | None = field(default_factory=lambda: at(10))
     debugged: bool = False
     beats: bool = True
 
-    def beat(self, now: float) -> wire.Beat:
-        return wire.Beat(
+    def beat(self, now: float) -> Beat:
+        return Beat(
             reports=self.reports,
             steps=self.steps,
             batches=self.batches,
@@ -132,13 +133,13 @@ class Run:
 
 
 def process(
-    state: str, *frames: wire.Frame, title: str = "rank 1", pid: int = 77, name: str = "MainThread"
-) -> wire.ProcessStack:
-    threads = [wire.ThreadStack(name=name, main=True, frames=list(frames))] if frames else []
-    return wire.ProcessStack(pid=pid, title=title, state=state, threads=threads)
+    state: str, *frames: Frame, title: str = "rank 1", pid: int = 77, name: str = "MainThread"
+) -> ProcessStack:
+    threads = [ThreadStack(name=name, main=True, frames=list(frames))] if frames else []
+    return ProcessStack(pid=pid, title=title, state=state, threads=threads)
 
 
-def verdict_of(run: Run, stacks: dict[int, list[wire.ProcessStack]] | None = None) -> Verdict:
+def verdict_of(run: Run, stacks: dict[int, list[ProcessStack]] | None = None) -> Verdict:
     _, notice = run.only(Notice)
     verdict = explain(notice.states, stacks or {}, notice.seconds)
     assert (verdict.culprits, verdict.waiting) == (notice.ranks, notice.waiting)
@@ -147,7 +148,7 @@ def verdict_of(run: Run, stacks: dict[int, list[wire.ProcessStack]] | None = Non
     return verdict
 
 
-def hang_while_others_average(where: wire.Where, silent: bool = False) -> tuple[Run, float]:
+def hang_while_others_average(where: Where, silent: bool = False) -> tuple[Run, float]:
     """Rank 1 of four stands at ``where`` from some moment on, and the others come to their next backward."""
     run = Run(4)
     run.go(10)
@@ -222,9 +223,9 @@ def test_a_rank_blocked_in_its_loader_is_told_as_such() -> None:
 
 def test_a_dataloader_worker_stuck_in_its_collate_is_found_behind_the_rank() -> None:
     collate = frame(31, "/home/me/data.py", "collate")
-    loop = wire.Frame(file=f"{TORCH}/_utils/worker.py", line=300, function="_worker_loop")
-    fetch = wire.Frame(file=f"{TORCH}/_utils/fetch.py", line=52, function="fetch")
-    queue = wire.Frame(
+    loop = Frame(file=f"{TORCH}/_utils/worker.py", line=300, function="_worker_loop")
+    fetch = Frame(file=f"{TORCH}/_utils/fetch.py", line=52, function="fetch")
+    queue = Frame(
         file="/venv/lib/python3.11/site-packages/torch/multiprocessing/q.py", line=1, function="get"
     )
     title = "DataLoader worker of rank 1"
@@ -906,7 +907,7 @@ def replay(
             for index, name in enumerate(("reports", "steps", "batches")):
                 totals[rank][index] += event[name]
             counts = dict(zip(("reports", "steps", "batches"), totals[rank], strict=True))
-            dog.beat(rank, wire.Beat(**{**event, **counts}), now)
+            dog.beat(rank, Beat(**{**event, **counts}), now)
     return found
 
 

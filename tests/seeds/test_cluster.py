@@ -19,12 +19,12 @@ import powertrain
 import powertrain.data
 import powertrain.torch
 from powertrain import DataParallelTrainer, RunConfig, ScalingConfig
-from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
-from powertrain.run.workers import placement
+from powertrain.driver.engines import shape as slot_shape
+from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
 from powertrain.run.events import AttemptStarted, Fact, SlotsWaited
+from powertrain.run.workers import placement
 from powertrain.testing.engine_contract import Stage
 from powertrain.torch import TorchTrainer
-from powertrain.trainer import _shape as slot_shape
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,9 +25,9 @@ from powertrain.lightning import (
 )
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
-from powertrain.trace.recording import phases
 from powertrain.trace import store
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer
+from powertrain.trace.recording import phases
 
 
 class MyLightningModule(pl.LightningModule):

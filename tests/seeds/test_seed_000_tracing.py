@@ -16,9 +16,9 @@ import powertrain
 import powertrain as train
 import powertrain.data
 from powertrain import ScalingConfig, TrainingFailedError
-from powertrain.trace.recording import phases
 from powertrain.trace import store
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer
+from powertrain.trace.recording import phases
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
 

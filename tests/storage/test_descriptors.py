@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.other_user import OtherUser
 
 from powertrain.errors import StorageError
+from powertrain.run.metrics.spool import Spool
 from powertrain.run.record.journal import Journal
 from powertrain.run.record.lease import Lease
-from powertrain.run.metrics.spool import Spool
 from powertrain.storage import open_storage
 from powertrain.storage.base import TEMPORARY_PREFIX
 from powertrain.storage.files import descriptors

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tests.s3_server import PAGE, Proxy, S3Server, uri
 
 from powertrain.errors import StorageError
-from powertrain.storage import addresses, base, objects, open_storage, probe
+from powertrain.storage import addresses, objects, open_storage, opening, probe
 from powertrain.storage.addresses import Address, client_settings, parse, without_secrets
 from powertrain.storage.base import TEMPORARY_PREFIX, host_in_names
 from powertrain.storage.objects import ObjectStorage
@@ -245,8 +245,8 @@ def test_a_missing_bucket_is_named_by_the_probe(s3: S3Server) -> None:
 def test_the_probe_of_an_unreachable_endpoint_gives_up_soon(
     proxy: Proxy, spoil: Callable[[Proxy], None], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert base.PROBE_SECONDS <= 10  # whatever sync_timeout is
-    monkeypatch.setattr(base, "PROBE_SECONDS", 1.5)
+    assert opening.PROBE_SECONDS <= 10  # whatever sync_timeout is
+    monkeypatch.setattr(opening, "PROBE_SECONDS", 1.5)
     spoil(proxy)
     began = time.monotonic()
     with pytest.raises(StorageError, match=rf"cannot be written: .*{says}.*Check the endpoint"):

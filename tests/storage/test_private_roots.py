@@ -13,12 +13,12 @@ import pytest
 from tests.other_user import OtherUser
 
 from powertrain.checkpoint.saver import Staging
-from powertrain.config import DataConfig
+from powertrain.config.data import DataConfig
 from powertrain.data.loading import scratch
-from powertrain.engine import local
+from powertrain.engine.local import runtime_directories
 from powertrain.errors import EngineError
-from powertrain.run.remote import protocol
 from powertrain.run.record import directories, shipping
+from powertrain.run.remote import protocol
 from powertrain.storage import open_storage
 from powertrain.storage.files import ownership, private_roots
 
@@ -148,7 +148,7 @@ def ask_without_looking(path: str) -> bytes:
 
 
 def test_a_run_does_not_answer_another_user(shared: Path, other_user: OtherUser) -> None:
-    directory = local.make_runtime_directory("mine")
+    directory = runtime_directories.make_runtime_directory("mine")
     card = protocol.Card(name="mine", path="/runs/mine", pid=os.getpid())
     asked = []
 
@@ -166,14 +166,14 @@ def test_a_run_does_not_answer_another_user(shared: Path, other_user: OtherUser)
             assert isinstance(told, protocol.Answer)
             assert told.ok
     finally:
-        local.remove_runtime_directory(directory)
+        runtime_directories.remove_runtime_directory(directory)
 
 
 def test_a_taken_root_is_passed_over_and_every_process_uses_the_same_other_one(
     shared: Path, other_user: OtherUser
 ) -> None:
     other_user.run(os.mkdir, str(shared / NAME))
-    mine = local.make_runtime_directory("mine")
+    mine = runtime_directories.make_runtime_directory("mine")
     try:
         assert mine.parent != shared / NAME
         assert private_roots.runtime_root() == mine.parent
@@ -181,7 +181,7 @@ def test_a_taken_root_is_passed_over_and_every_process_uses_the_same_other_one(
         assert f"belongs to uid {other_user.uid}" in notice
         assert str(mine.parent) in notice
     finally:
-        local.remove_runtime_directory(mine)
+        runtime_directories.remove_runtime_directory(mine)
     assert private_roots.take_notices() == []
 
 

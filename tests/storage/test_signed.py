@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.other_user import OtherUser
 from tests.support.examples import scaled
 
-from powertrain.result import return_value
 from powertrain.errors import ConfigError, StorageError
+from powertrain.result import return_value
 from powertrain.storage import Storage, boundaries, open_storage, signed
 
 

@@ -29,7 +29,7 @@ from powertrain import (
     ScalingConfig,
     SyncConfig,
 )
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed as checkpoint_committed
 from powertrain.errors import ConfigError, TrainingFailedError
 from powertrain.result.result import Result
 from powertrain.run import events as ev
@@ -77,7 +77,7 @@ def save_in_every_way(config: dict[str, Any]) -> None:
             checkpoint_upload_mode=CheckpointUploadMode.SYNC,
         )
         storage = open_storage(powertrain.get_context().get_trial_dir())
-        newest = commit.newest(storage)
+        newest = checkpoint_committed.newest(storage)
         assert newest is not None
         assert newest.row == 3
     given = tempfile.mkdtemp()
@@ -126,8 +126,8 @@ def test_every_way_to_report_a_checkpoint_ends_in_a_commit(fits: Any, engine: st
             assert content(checkpoint)["rank-1"] == metrics["way"]
     assert os.path.basename(result.best_checkpoints[-1][0].path) == "last"
     storage = open_storage(outcome["path"])
-    for manifest in commit.committed(storage):
-        commit.verify(storage, manifest)
+    for manifest in checkpoint_committed.committed(storage):
+        checkpoint_committed.verify(storage, manifest)
     assert not os.path.exists(os.path.join(outcome["path"], ".staging"))
 
 
@@ -292,7 +292,7 @@ def test_on_a_full_disk_training_goes_on_and_what_was_not_saved_is_told(small_di
     assert [fact.row for fact in of_kind(facts, ev.Committed)] == [1, 3, 4]
     assert any("tmpfs" in fact.message for fact in of_kind(facts, ev.Warned))
     storage = open_storage(small_disk / "full")
-    commit.verify(storage, commit.committed(storage)[-1])
+    checkpoint_committed.verify(storage, checkpoint_committed.committed(storage)[-1])
 
 
 def journal_of(path: Path) -> list[Any]:
@@ -338,8 +338,8 @@ def test_an_uploader_that_is_killed_is_replaced_and_nothing_is_lost(fits: Any) -
     committed = of_kind(fits.facts("kill_the_uploader_then_save"), ev.Committed)
     assert [fact.row for fact in committed] == [1, 2, 3]
     storage = open_storage(outcome["path"])
-    for manifest in commit.committed(storage):
-        commit.verify(storage, manifest)
+    for manifest in checkpoint_committed.committed(storage):
+        checkpoint_committed.verify(storage, manifest)
 
 
 def die_once_after_a_report(config: dict[str, Any]) -> None:
@@ -502,9 +502,9 @@ def test_a_committed_checkpoint_cannot_be_given_away(fits: Any) -> None:
         outcome = fits.outcome(give_its_own_checkpoint_away, "inline")
         assert outcome["raised"] == "", outcome.get("message")
     storage = open_storage(outcome["path"])
-    assert [manifest.row for manifest in commit.committed(storage)] == [1, 2]
-    for manifest in commit.committed(storage):
-        commit.verify(storage, manifest)
+    assert [manifest.row for manifest in checkpoint_committed.committed(storage)] == [1, 2]
+    for manifest in checkpoint_committed.committed(storage):
+        checkpoint_committed.verify(storage, manifest)
 
 
 def test_a_run_whose_newest_checkpoint_was_removed_by_hand_saves_that_row_again(fits: Any) -> None:

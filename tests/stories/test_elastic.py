@@ -192,7 +192,7 @@ def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.Monk
 
 def test_a_run_that_loses_the_warm_server_does_not_wait_for_what_it_held_itself(fits: Any) -> None:
     from powertrain import tasks
-    from powertrain.engine.local import server_pids
+    from powertrain.engine.local.warm_server import server_pids
 
     tasks.init("local", resources={"seat": 2})
     try:

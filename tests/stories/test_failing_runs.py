@@ -185,15 +185,15 @@ def test_a_fault_by_script_reaches_its_rank_at_its_step(fits: Any) -> None:
 
 
 def test_the_abandoned_points_stay_on_disk(fits: Any) -> None:
+    from powertrain.run.metrics import reading
     from powertrain.run.record import journal
-    from powertrain.run import metrics
     from powertrain.storage import open_storage
 
     outcome = fits.outcome(
         loops.recover, train_loop_config={"how": "SIGKILL"}, failure_config=FailureConfig(max_failures=1)
     )
     storage = open_storage(outcome["path"])
-    frame = metrics.dataframe(storage, journal.replay(journal.read(storage)), abandoned=True)
+    frame = reading.dataframe(storage, journal.replay(journal.read(storage)), abandoned=True)
     gone = frame[frame["abandoned"]]
     points = gone[["rank", "attempt", "training_iteration"]].values.tolist()
     # Rank 0 may have made its next report before it was ended.

@@ -24,7 +24,7 @@ import pytest
 from tests.stories.engines import on, on_cases
 
 from powertrain import FailureConfig
-from powertrain.engine.local import server_pids
+from powertrain.engine.local.warm_server import server_pids
 from powertrain.run import events as ev
 from powertrain.run.health import watchdog
 from powertrain.run.health.hangs import Hangs

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import powertrain
 from powertrain import Checkpoint, CheckpointConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from powertrain.cli.main import app
-from powertrain.config import CheckpointUploadMode, SyncConfig
+from powertrain.config.checkpoint import CheckpointUploadMode, SyncConfig
 from powertrain.errors import CheckpointError, TrainingFailedError
 
 ONE_WORKER = ScalingConfig(num_workers=1, engine="local")

@@ -22,13 +22,18 @@ from tests.stories.engines import on
 from tests.stories.going import all_of, changes_of_size, going, places, sizes
 
 import powertrain.data
-from powertrain import CheckpointConfig, FailureConfig, ScalingConfig, wire
+from powertrain import CheckpointConfig, FailureConfig, ScalingConfig
 from powertrain.engine.base import SlotShape
-from powertrain.engine.local import make_runtime_directory, remove_runtime_directory
+from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
 from powertrain.run import events as ev
 from powertrain.run.scaling import policy
 from powertrain.testing.engine_contract import Stage
 from powertrain.torch import TorchTrainer
+from powertrain.wire import hub as wire_hub
+from powertrain.wire.from_worker import Noted
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Door, KeyPair
+from powertrain.wire.link import Link
 
 pytest.importorskip("ray")
 pytestmark = on("ray")
@@ -349,7 +354,7 @@ def test_a_port_that_is_taken_is_one_clear_error_before_anything_is_started(fits
     assert not sizes(fits, "taken")
 
 
-class OpenHub(wire.Hub):
+class OpenHub(Hub):
     """A run's hub that remembers whom it let in, and who got as far as having a message looked at."""
 
     made: list[OpenHub] = []
@@ -360,7 +365,7 @@ class OpenHub(wire.Hub):
         super().__init__(*arguments, **options)
         self.made.append(self)
 
-    def admit(self, *arguments: Any, **options: Any) -> wire.Door:
+    def admit(self, *arguments: Any, **options: Any) -> Door:
         door = super().admit(*arguments, **options)
         self.admitted.add(door.keys.public)
         return door
@@ -373,7 +378,7 @@ class OpenHub(wire.Hub):
 def test_two_runs_share_a_cluster_and_neither_hears_what_is_not_its_own(
     fits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "Hub", OpenHub)
+    monkeypatch.setattr(wire_hub, "Hub", OpenHub)
     monkeypatch.setattr(OpenHub, "made", [])
     config = {"pace": 0.1}
     trainers = [
@@ -395,12 +400,12 @@ def test_two_runs_share_a_cluster_and_neither_hears_what_is_not_its_own(
 
 def intrude(first: OpenHub, second: OpenHub) -> None:
     """Try to talk to a run without keys, with keys of one's own, and with those that another run gave out."""
-    message = [wire.Noted(message="let me in")]
-    strange = wire.Door(endpoint=first.endpoint, hub_key=first.keys.public, keys=wire.KeyPair.new())
-    of_another = wire.Door(endpoint=first.endpoint, hub_key=first.keys.public, keys=second.admit().keys)
-    wrong_hub = wire.Door(endpoint=first.endpoint, hub_key=second.keys.public, keys=wire.KeyPair.new())
+    message = [Noted(message="let me in")]
+    strange = Door(endpoint=first.endpoint, hub_key=first.keys.public, keys=KeyPair.new())
+    of_another = Door(endpoint=first.endpoint, hub_key=first.keys.public, keys=second.admit().keys)
+    wrong_hub = Door(endpoint=first.endpoint, hub_key=second.keys.public, keys=KeyPair.new())
     for door in (strange, of_another, wrong_hub):
-        link = wire.Link(door, 0, 0)
+        link = Link(door, 0, 0)
         link.send(message, 0, 0)
         deadline = time.monotonic() + 0.2
         while time.monotonic() < deadline:

@@ -14,10 +14,10 @@ import sharing
 from tests.engine.test_ledger import Book
 
 import powertrain
-from powertrain.engine.local import claims
 from powertrain.engine import resources
-from powertrain.engine.local import ledger as ledgers
 from powertrain.engine.base import SlotShape
+from powertrain.engine.local import claims
+from powertrain.engine.local import ledger as ledgers
 from powertrain.engine.resources import Machine
 from powertrain.storage.files import private_roots
 

@@ -30,12 +30,12 @@ from powertrain import (
     SyncConfig,
     UserCallback,
 )
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed
 from powertrain.errors import CheckpointError
 from powertrain.result.result import Result
 from powertrain.run import controller
-from powertrain.run.record import journal, lease, shipping
 from powertrain.run import events as ev
+from powertrain.run.record import journal, lease, shipping
 from powertrain.storage import Storage, open_storage
 
 #: A story that does not get on within this time has hung.
@@ -178,9 +178,9 @@ def storage_of(s3: S3Server, name: str) -> Storage:
 
 def verified_rows(storage: Storage) -> list[int]:
     """Rows of the committed checkpoints, each of which is proved to be whole."""
-    manifests = commit.committed(storage)
+    manifests = committed.committed(storage)
     for manifest in manifests:
-        commit.verify(storage, manifest)
+        committed.verify(storage, manifest)
     return [manifest.row for manifest in manifests]
 
 
@@ -401,7 +401,7 @@ def test_a_checkpoint_damaged_in_the_bucket_is_noticed_and_the_older_one_is_take
 ) -> None:
     fit_again(tmp_path, proxy.uri("damaged"), last=2)
     storage = storage_of(s3, "damaged")
-    newest = commit.newest(storage)
+    newest = committed.newest(storage)
     assert newest is not None
     flip_one_byte(storage, f"checkpoints/{newest.name}/state")
 

@@ -25,7 +25,7 @@ import psutil
 import pytest
 from tests.s3_server import S3Server
 
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed as checkpoint_committed
 from powertrain.run import events as ev
 from powertrain.run.record import journal
 from powertrain.storage import Storage, open_storage
@@ -255,7 +255,7 @@ def test_a_first_frozen_between_its_link_and_its_manifest_cannot_commit(stage: S
     second = take_over(stage)
     first.thaw()
     check_fenced(stage, first, second)
-    assert claimed[-1]["checkpoint"] not in {m.name for m in commit.committed(stage.storage)}
+    assert claimed[-1]["checkpoint"] not in {m.name for m in checkpoint_committed.committed(stage.storage)}
 
 
 def test_on_one_machine_the_first_s_end_takes_nothing_from_the_second(stage: Stage) -> None:
@@ -295,10 +295,10 @@ def test_of_two_with_one_lease_number_only_the_second_commits(stage: Stage) -> N
     second.stop()
     assert second.outcome() == {"raised": "", "message": ""}
     assert not second.facts(ev.CheckpointFailed)
-    manifests = commit.committed(stage.storage)
+    manifests = checkpoint_committed.committed(stage.storage)
     assert [m.name for m in manifests] == [fact.checkpoint for fact in second.facts(ev.Committed)]
     for manifest in manifests:
-        commit.verify(stage.storage, manifest)
+        checkpoint_committed.verify(stage.storage, manifest)
     by_token = {link["token"]: link["lease"] for _, link in links(stage.storage) if link["checkpoint"]}
     assert set(by_token.values()) == {1}
     released = {entry.key for entry in stage.storage.list("lease")}
@@ -352,12 +352,12 @@ def check_fenced(stage: Stage, first: Driver, second: Driver) -> None:
 
 def check_storage(storage: Storage, first: Driver, second: Driver) -> None:
     (takeover,) = [number for number, link in links(storage) if link["lease"] == 2 and not link["checkpoint"]]
-    manifests = commit.committed(storage)
+    manifests = checkpoint_committed.committed(storage)
     assert {m.name for m in manifests if m.lease == 1} == {f.checkpoint for f in first.facts(ev.Committed)}
     assert {m.name for m in manifests if m.lease == 2} == {f.checkpoint for f in second.facts(ev.Committed)}
     assert all(m.link < takeover for m in manifests if m.lease == 1)
     for manifest in manifests:
-        commit.verify(storage, manifest)
+        checkpoint_committed.verify(storage, manifest)
 
 
 def links(storage: Storage) -> list[tuple[int, dict[str, Any]]]:

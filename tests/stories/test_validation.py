@@ -18,7 +18,7 @@ import validating
 from tests.stories.engines import ON_ALL, ON_ONE_MACHINE, on
 
 from powertrain import CheckpointConfig, DataParallelTrainer, ValidationConfig, ValidationTaskConfig
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import committed
 from powertrain.engine import resources
 from powertrain.result.result import Result
 from powertrain.run import events as ev
@@ -49,7 +49,7 @@ def ended(fits: Any, name: str = "three_epochs") -> list[ev.ValidationEnded]:
 
 
 def statuses(outcome: dict[str, Any]) -> list[str]:
-    return [found.status.value for found in commit.reported(open_storage(outcome["path"]))]
+    return [found.status.value for found in committed.reported(open_storage(outcome["path"]))]
 
 
 def is_alive(pid: str) -> bool:

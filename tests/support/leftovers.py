@@ -118,7 +118,7 @@ def _put_back(name: str, value: str | None) -> None:
 
 def _lasting_pids() -> set[int]:
     """Processes that tests share and that end with this one: warm servers, multiprocessing's tracker."""
-    local = sys.modules.get("powertrain.engine.local")  # looking must not load it
+    local = sys.modules.get("powertrain.engine.local.warm_server")  # looking must not load it
     servers = set(local.server_pids()) if local else set()
     tracker: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)
     of_ray = {pid for cluster in clusters for pid in processes_of_ray(cluster)}

@@ -9,8 +9,9 @@ import pytest
 
 from powertrain.engine.base import Capacity, Engine, EngineEvent, Inspection, Slot, SlotShape
 from powertrain.testing.engine_contract import EngineContract, Stage, program
-from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine, ScriptedProcess
-from powertrain.wire import ProcessStack
+from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine
+from powertrain.testing.scripted_worker import ScriptedProcess
+from powertrain.wire.values import ProcessStack
 
 
 def _exit_with(process: ScriptedProcess) -> int:

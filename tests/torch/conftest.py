@@ -19,8 +19,8 @@ import pytest
 from tests.torch.lone_rank import session_of
 
 from powertrain.backend import Worker, WorkerMetadata
-from powertrain.worker import context
-from powertrain.worker.context import Session
+from powertrain.worker import session as worker_session
+from powertrain.worker.session import Session
 
 
 class ForkedGroup:
@@ -130,12 +130,12 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
 
     def become(rank: int, world_size: int, positions: dict[str, Any] | None = None, **place: Any) -> Session:
         session = session_of(rank, world_size, positions, **place)
-        monkeypatch.setattr(context, "_session", session)
+        monkeypatch.setattr(worker_session, "_session", session)
         return session
 
-    from powertrain.torch import prepare  # loads torch, which most of these tests do in other processes
+    from powertrain.torch import device  # loads torch, which most of these tests do in other processes
 
-    monkeypatch.setattr(prepare, "_settings", prepare._Settings())
+    monkeypatch.setattr(device, "_settings", device._Settings())
     become(0, 1)
     return become
 
@@ -143,8 +143,8 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
 @pytest.fixture
 def ranks(forked: Callable[[int], Any], request: pytest.FixtureRequest) -> Callable[[int], Any]:
     """Start a group of ranks that are in their process group; ``GROUP_TIMEOUT_S`` of the module bounds a collective."""
-    from powertrain.config import TorchConfig
     from powertrain.torch.backend import TorchBackend
+    from powertrain.torch.config import TorchConfig
 
     timeout_s = getattr(request.module, "GROUP_TIMEOUT_S", 30)
 

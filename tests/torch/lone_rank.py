@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from powertrain.worker.context import Place, Session
+from powertrain.worker.place import Place
 from powertrain.worker.progress import Gate
+from powertrain.worker.session import Session
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset

@@ -11,8 +11,8 @@ from tests.torch.lone_rank import counting
 from torch.utils.data import DataLoader
 
 from powertrain.torch.data_loader.accelerated import follow_iteration
-from powertrain.torch.data_loader import prepare_data_loader
-from powertrain.worker.context import Session
+from powertrain.torch.data_loader.prepare import prepare_data_loader
+from powertrain.worker.session import Session
 
 accelerate = pytest.importorskip("accelerate")
 

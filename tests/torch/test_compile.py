@@ -55,7 +55,7 @@ def with_compiled_part(net: Any, backend: str, **how: Any) -> nn.Module:
 
 def train(order: str, backend: str, save_to: str = "", load_from: str = "", **how: Any) -> Any:
     """Train three steps and save, or load and train three more; the losses, and the names in the state."""
-    from powertrain.checkpoint.state.objects import capture
+    from powertrain.checkpoint.state.capture import capture
     from powertrain.checkpoint.state.saver import StateLoader, StateSaver
 
     calls: list[int] = []

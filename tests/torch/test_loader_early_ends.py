@@ -17,8 +17,8 @@ from tests.torch.test_prepare_data_loader import place_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
 
 from powertrain.errors import DataError
-from powertrain.torch.data_loader import prepare_data_loader
-from powertrain.worker.context import Session
+from powertrain.torch.data_loader.prepare import prepare_data_loader
+from powertrain.worker.session import Session
 
 AsRank = Callable[..., Session]
 
@@ -128,8 +128,8 @@ IN_PROCESSES = """
 import warnings; warnings.simplefilter("ignore")
 from tests.torch.test_loader_early_ends import CASES, prepare_data_loader
 from tests.torch.lone_rank import session_of
-from powertrain.worker import context
-context._session = session_of(0, 1)
+from powertrain.worker import session
+session._session = session_of(0, 1)
 kept = []
 for case, (make, words) in CASES.items():
     try:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from powertrain.errors import ConfigError
-from powertrain.torch import prepare
+from powertrain.torch import device, prepare
 from powertrain.torch.mixed_precision import LossScaler, ScaledOptimizer, precision_of
 from powertrain.torch.older_api import accelerate, backward, prepare_optimizer
 from powertrain.torch.prepare import prepare_model
@@ -46,7 +46,7 @@ def trained(strategy: str | None, precision: Any, steps: int = 5) -> dict[str, A
     prepare.begin(gpus=0)
     torch.manual_seed(0)
     if precision in ("fp16", torch.float16):  # torch begins with 65536, which overflows here for two steps
-        prepare.settings().scaler = LossScaler("cpu", init_scale=64.0)
+        device.settings().scaler = LossScaler("cpu", init_scale=64.0)
     net = Net()
     model = prepare_model(net, parallel_strategy=strategy, mixed_precision=precision)
     optimizer = prepare_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
@@ -185,4 +185,4 @@ def test_a_precision_that_is_not_there_is_refused_with_those_that_are(value: Any
 
 def test_full_precision_by_its_names_is_none() -> None:
     assert {precision_of(value) for value in (None, "no", "fp32", "float32", torch.float32)} == {None}
-    assert prepare._Settings().scaler is None
+    assert device._Settings().scaler is None

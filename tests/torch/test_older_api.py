@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 import powertrain.torch as names
-from powertrain.config import TorchConfig
 from powertrain.errors import ArgumentError, ConfigError
-from powertrain.torch import mixed_precision, older_api, prepare
+from powertrain.torch import device as torch_device
+from powertrain.torch import mixed_precision, older_api
 from powertrain.torch.backend import TorchBackend
+from powertrain.torch.config import TorchConfig
 from powertrain.torch.mixed_precision import LossScaler, ScaledOptimizer
 from powertrain.torch.prepare import prepare_model
 
@@ -35,7 +36,7 @@ def alone(forked: Callable[[int], Any]) -> Callable[[Callable[[], Any]], Any]:
 def scaled(as_rank: Any) -> LossScaler:
     """This process is a rank whose losses are scaled by 4, and less after a step with an infinite gradient."""
     scaler = LossScaler("cpu", init_scale=4.0)
-    prepare.settings().scaler = scaler
+    torch_device.settings().scaler = scaler
     return scaler
 
 
@@ -162,13 +163,13 @@ def test_losses_that_would_be_scaled_after_an_optimizer_was_prepared_are_refused
 
 
 def test_amp_on_a_gpu_means_float16_and_scaled_losses(as_rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "own_devices", lambda: [torch.device("cuda", 0)])
+    monkeypatch.setattr(torch_device, "own_devices", lambda: [torch.device("cuda", 0)])
     monkeypatch.setattr(mixed_precision.LossScaler, "__init__", lambda self, device: None)
     older_api.accelerate(amp=True)
-    assert prepare.settings().amp is torch.float16
-    assert isinstance(prepare.settings().scaler, LossScaler)
+    assert torch_device.settings().amp is torch.float16
+    assert isinstance(torch_device.settings().scaler, LossScaler)
     older_api.accelerate()
-    assert (prepare.settings().amp, prepare.settings().scaler) == (None, None)
+    assert (torch_device.settings().amp, torch_device.settings().scaler) == (None, None)
 
 
 def test_without_a_scaler_the_optimizer_is_the_users_and_nothing_keeps_it(as_rank: Any) -> None:

@@ -31,23 +31,19 @@ from torch.utils.data import (
 )
 
 from powertrain.data.plan import order
-from powertrain.data.rows.device import map_tensors
 from powertrain.data.plan.order import EpochOrder
 from powertrain.data.plan.position import Position
+from powertrain.data.rows.device import map_tensors
 from powertrain.errors import ConfigError, DataChangedError, DataError, OutsideWorkerError
-from powertrain.torch import data_loader, prepare
-from powertrain.torch.data_loader import (
-    StepCut,
-    endless_share,
-    epoch_order,
-    move_batch,
-    prepare_data_loader,
-    share,
-)
+from powertrain.torch import device as torch_device
+from powertrain.torch.data_loader import shards
+from powertrain.torch.data_loader.moving import move_batch
+from powertrain.torch.data_loader.prepare import prepare_data_loader
+from powertrain.torch.data_loader.shards import StepCut, endless_share, epoch_order, share
+from powertrain.worker import session as worker_session
 from powertrain.worker.data import batch_plan
-from powertrain.worker import context
-from powertrain.worker.context import Session
 from powertrain.worker.progress import progress
+from powertrain.worker.session import Session
 
 Pair = namedtuple("Pair", "left right")
 
@@ -238,7 +234,7 @@ def test_carrying_loses_and_repeats_nothing_over_epochs(rows: int, batch: int, w
 def test_very_many_rows_are_shuffled_in_pieces(
     on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_loader, "_ROWS_IN_ONE_PERMUTATION", 500)
+    monkeypatch.setattr(shards, "ROWS_IN_ONE_PERMUTATION", 500)
     monkeypatch.setattr(order, "MOST_SHUFFLED", 64)
     loaders = on_ranks(lambda: DataLoader(counting(1001), batch_size=32, shuffle=True), 3)
     assert {loader.state_dict()["shuffle"] for loader in loaders} == {"blocks"}
@@ -344,11 +340,11 @@ def test_a_loader_goes_on_at_any_number_of_workers(data: Any) -> None:
         world_size = data.draw(st.integers(1, 4))
         loaders: list[Any] = []
         for rank in range(world_size):
-            context.open_session(session_of(rank, world_size))
+            worker_session.open_session(session_of(rank, world_size))
             loaders.append(
                 prepare_data_loader(DataLoader(counting(count), batch_size=batch, shuffle=True), seed=9)
             )
-        context.close_session()
+        worker_session.close_session()
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
@@ -685,7 +681,7 @@ def test_reproducibilitys_seed_decides_the_order(
     on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def order(seed: int) -> list[int]:
-        monkeypatch.setattr(prepare, "_settings", prepare._Settings(seed=seed))
+        monkeypatch.setattr(torch_device, "_settings", torch_device._Settings(seed=seed))
         return shares(on_ranks(lambda: DataLoader(counting(16), shuffle=True), 2))[0]
 
     assert order(1) == order(1) != order(2)
@@ -958,7 +954,7 @@ class Draws(Dataset[Any]):
 
 def draws_of(rank: int) -> Any:
     """What rank ``rank`` of 2 augments with, when all ranks set one seed."""
-    context.open_session(session_of(rank, 2))
+    worker_session.open_session(session_of(rank, 2))
     torch.manual_seed(0)
     loader = DataLoader(Draws(), batch_size=None, num_workers=1, persistent_workers=True)
     loader = prepare_data_loader(loader)
@@ -997,8 +993,8 @@ def test_what_was_called_outside_a_worker_is_named_before_cuda_is_touched(
 
 def test_a_worker_without_a_gpu_has_the_cpu(as_rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert prepare.get_device() == torch.device("cpu")
-    assert prepare.get_devices() == [torch.device("cpu")]
+    assert torch_device.get_device() == torch.device("cpu")
+    assert torch_device.get_devices() == [torch.device("cpu")]
 
 
 def test_a_worker_with_two_gpus_has_both_from_its_current_one_on(
@@ -1007,9 +1003,9 @@ def test_a_worker_with_two_gpus_has_both_from_its_current_one_on(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert prepare.get_devices() == [torch.device("cuda", 2)]
-    monkeypatch.setattr(prepare, "_settings", prepare._Settings(gpus=2))
-    assert prepare.get_devices() == [torch.device("cuda", 2), torch.device("cuda", 3)]
+    assert torch_device.get_devices() == [torch.device("cuda", 2)]
+    monkeypatch.setattr(torch_device, "_settings", torch_device._Settings(gpus=2))
+    assert torch_device.get_devices() == [torch.device("cuda", 2), torch.device("cuda", 3)]
 
 
 # -- moving batches

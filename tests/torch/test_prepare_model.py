@@ -20,10 +20,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError
-from powertrain.torch import prepare
+from powertrain.torch import device, prepare
 from powertrain.torch.backend import TorchBackend
+from powertrain.torch.config import TorchConfig
 from powertrain.torch.prepare import prepare_model
 from powertrain.torch.state_keys import wrapped_key
 from powertrain.worker.data import batch_plan
@@ -619,7 +619,7 @@ def test_a_strategy_that_is_not_there_is_refused() -> None:
 
 
 def test_without_a_process_group_the_error_names_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "_context", lambda caller: None)
+    monkeypatch.setattr(device, "context", lambda caller: None)
     with pytest.raises(ConfigError, match="TorchTrainer"):
         prepare_model(nn.Linear(1, 1))
 

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from powertrain.backend import Worker, WorkerMetadata
-from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError, EngineError
 from powertrain.frameworks import joining
 from powertrain.frameworks.ports import on_one_host, on_one_node
@@ -29,6 +28,7 @@ from powertrain.torch.backend import (
     TorchBackend,
     refuse_shared_gpus,
 )
+from powertrain.torch.config import TorchConfig
 from powertrain.torch.rendezvous import Meeting
 
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

@@ -12,15 +12,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from powertrain.torch import data_loader, prepare
-from powertrain.torch.data_loader import prepare_data_loader
-from powertrain.trace.recording import patches, phases
-from powertrain.trace import recording
+from powertrain.torch import device as torch_device
+from powertrain.torch.data_loader import moving
+from powertrain.torch.data_loader.prepare import prepare_data_loader
+from powertrain.trace.recording import current, patch_choice, patches, phases
 from powertrain.trace.recording.phases import StepRecord
+from powertrain.trace.recording.recorder import Recorder
+from powertrain.worker import session
 from powertrain.worker.data import batch_plan
-from powertrain.worker import context
-from powertrain.worker.context import Place, Session
+from powertrain.worker.place import Place
 from powertrain.worker.progress import Gate
+from powertrain.worker.session import Session
 
 #: Long enough to be told from whatever else a step on a busy machine does.
 LONG = 0.03
@@ -30,20 +32,20 @@ LONG = 0.03
 def rank_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Be the first of two ranks."""
     service: Any = SimpleNamespace(row=0, post=lambda message: None)
-    monkeypatch.setattr(prepare, "_settings", prepare._Settings())
-    monkeypatch.setattr(context, "_session", Session(Place(rank=0, world_size=2), service, Gate()))
+    monkeypatch.setattr(torch_device, "_settings", torch_device._Settings())
+    monkeypatch.setattr(session, "_session", Session(Place(rank=0, world_size=2), service, Gate()))
     yield
     batch_plan.gradient_weight.reset()
 
 
 @pytest.fixture(autouse=True)
-def recorder() -> Iterator[recording.Recorder]:
-    recorder = recording.Recorder()
-    recording.use(recorder)
-    patches.install(recorder, patches.choose())
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder()
+    current.use(recorder)
+    patches.install(recorder, patch_choice.choose())
     yield recorder
     patches.uninstall()
-    recording.use(None)
+    current.use(None)
 
 
 def slow_stack(rows: list[Any]) -> torch.Tensor:
@@ -58,7 +60,7 @@ def loader(rows: int, collate: Callable[[list[Any]], Any], **options: Any) -> Da
     return prepare_data_loader(made)
 
 
-def trained(recorder: recording.Recorder, batches: Any, seconds: float = 0.0) -> list[StepRecord]:
+def trained(recorder: Recorder, batches: Any, seconds: float = 0.0) -> list[StepRecord]:
     """The steps of a loop over batches that computes for a while on each."""
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -71,7 +73,7 @@ def trained(recorder: recording.Recorder, batches: Any, seconds: float = 0.0) ->
     return [phases.unpack_from(data, at) for at in range(0, len(data), phases.RECORD_SIZE)]
 
 
-def test_a_batch_made_in_the_loop_is_waited_for_as_long_as_it_is_made(recorder: recording.Recorder) -> None:
+def test_a_batch_made_in_the_loop_is_waited_for_as_long_as_it_is_made(recorder: Recorder) -> None:
     found = trained(recorder, loader(20, slow_stack))
     assert [step.samples for step in found] == [4, 4, 2], "of 8 rows of a step, and 4 of the last"
     assert all(step.phases[phases.INPUT] > 0.9 * LONG for step in found)
@@ -79,7 +81,7 @@ def test_a_batch_made_in_the_loop_is_waited_for_as_long_as_it_is_made(recorder: 
 
 
 def test_loader_processes_say_how_long_they_made_a_batch_that_nobody_waited_for(
-    recorder: recording.Recorder,
+    recorder: Recorder,
 ) -> None:
     found = trained(recorder, loader(48, slow_stack, num_workers=1, prefetch_factor=4), seconds=2 * LONG)
     assert [step.samples for step in found] == [4] * 6
@@ -99,7 +101,7 @@ class _Stream:
 
 
 def test_with_copies_ahead_each_batch_counts_once_and_copying_is_no_waiting_for_input(
-    recorder: recording.Recorder, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow_copy(batch: Any, *_: Any) -> Any:
         time.sleep(LONG)
@@ -107,8 +109,8 @@ def test_with_copies_ahead_each_batch_counts_once_and_copying_is_no_waiting_for_
 
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", _Stream)
-    monkeypatch.setattr(data_loader, "move_batch", slow_copy)
-    monkeypatch.setattr(data_loader, "_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(moving, "move_batch", slow_copy)
+    monkeypatch.setattr(torch_device, "device_of_loader", lambda: torch.device("cuda", 0))
     fast = lambda rows: torch.stack([row for (row,) in rows])  # noqa: E731
     found = trained(recorder, loader(32, fast))
     assert len(found) == 4
@@ -117,9 +119,9 @@ def test_with_copies_ahead_each_batch_counts_once_and_copying_is_no_waiting_for_
     assert all(step.phases[phases.INPUT] < 0.5 * LONG for step in found)
 
 
-def test_what_a_loader_gives_without_a_recorder_is_the_same(recorder: recording.Recorder) -> None:
+def test_what_a_loader_gives_without_a_recorder_is_the_same(recorder: Recorder) -> None:
     patches.uninstall()
-    recording.use(None)
+    current.use(None)
     assert [len(rows) for rows in loader(20, slow_stack)] == [4, 4, 2]
-    assert recording.recording() is None
+    assert current.recording() is None
     assert recorder.steps == 0

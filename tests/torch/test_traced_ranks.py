@@ -15,11 +15,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from powertrain.config import TorchConfig
 from powertrain.torch.backend import TorchBackend
+from powertrain.torch.config import TorchConfig
 from powertrain.torch.prepare import prepare_model
-from powertrain.trace.recording import patches, phases
-from powertrain.trace import recording
+from powertrain.trace.recording import current, patch_choice, patches, phases
+from powertrain.trace.recording.recorder import Recorder
 from powertrain.worker.data import batch_plan
 
 GLOO = TorchConfig(backend="gloo", timeout_s=30)
@@ -136,9 +136,9 @@ def train(model: nn.Module, net: Net, late_in: str, exchange: Callable[[nn.Modul
 def usual_steps(wrap: Callable[[nn.Module], nn.Module], places: list[str]) -> dict[str, list[float]]:
     """For each place where the second rank is late, a usual step of this one by phase, in units of LATE."""
     batch_plan.gradient_weight.reset()
-    recorder = recording.Recorder()
-    recording.use(recorder)
-    patches.install(recorder, patches.choose())
+    recorder = Recorder()
+    current.use(recorder)
+    patches.install(recorder, patch_choice.choose())
     net = Net()
     model = wrap(net)
     exchanges: dict[Any, Callable[[nn.Module], None]] = {unwrapped: average_by_hand, sharded: clip}
@@ -160,7 +160,7 @@ def usual_steps(wrap: Callable[[nn.Module], nn.Module], places: list[str]) -> di
             found[place] = [statistics.median(column) / LATE for column in columns]
     finally:
         patches.uninstall()
-        recording.use(None)
+        current.use(None)
         batch_plan.gradient_weight.reset()
     return found
 
@@ -205,9 +205,9 @@ def is_told_right(waiting: list[float], late: list[float], phase: int) -> bool:
 def gradients(wrap: Callable[[nn.Module], nn.Module], is_traced: bool) -> tuple[list[float], int]:
     """What two backward passes leave on this rank, and how often its model's own hook was called."""
     batch_plan.gradient_weight.reset()
-    recorder = recording.Recorder()
+    recorder = Recorder()
     if is_traced:
-        patches.install(recorder, patches.choose())
+        patches.install(recorder, patch_choice.choose())
     calls = []
     try:
         torch.manual_seed(3)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError
 from powertrain.torch import TorchTrainer
 from powertrain.torch.backend import TorchBackend
+from powertrain.torch.config import TorchConfig
 from powertrain.trainer import DataParallelTrainer
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from powertrain.trace.recording import phases
-from powertrain.trace import recording
 from powertrain.trace.recording.phases import RECORD_SIZE, StepRecord
+from powertrain.trace.recording.recorder import Recorder
 
 
 class ManualClock:
@@ -30,7 +30,7 @@ def unpacked(data: bytes) -> list[StepRecord]:
     return [phases.unpack_from(data, at) for at in range(0, len(data), RECORD_SIZE)]
 
 
-def steps(recorder: recording.Recorder) -> list[StepRecord]:
+def steps(recorder: Recorder) -> list[StepRecord]:
     """All that a recorder has made, the last one closed."""
     recorder.flush()
     return unpacked(recorder.drain(0)[1])

@@ -16,9 +16,9 @@ import pytest
 import powertrain
 from powertrain import trace
 from powertrain.diagnosis.tables.steps import RECORD
-from powertrain.trace.recording import standalone, patches
-from powertrain.trace import recording
+from powertrain.trace.recording import current, patches, standalone
 from powertrain.trace.recording.phases import INPUT, RECORD_SIZE
+from powertrain.trace.recording.recorder import Recorder
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
 
@@ -28,11 +28,11 @@ def _forgotten() -> Iterator[None]:
     yield
     patches.uninstall()
     standalone.forget()
-    recording.use(None)
+    current.use(None)
 
 
 def take_steps(count: int, fetch: float = 0.0) -> None:
-    recorder = recording.current()
+    recorder = current.current()
     for _ in range(count):
         with recorder.phase(INPUT):
             time.sleep(fetch)
@@ -58,21 +58,21 @@ def test_init_begins_to_record_and_a_second_one_goes_on() -> None:
 
 
 def test_init_begins_to_record_although_something_wrapped_was_used_before() -> None:
-    recording.current()  # as a wrapped model does when it is called
+    current.current()  # as a wrapped model does when it is called
     trace.init()
     own = standalone.newest()
     assert own is not None
-    assert recording.recording() is own.recorder
+    assert current.recording() is own.recorder
     standalone.end()
-    recording.current()
+    current.current()
     trace.init()
     assert standalone.newest() is not own
 
 
 def test_init_in_a_process_that_records_already_begins_nothing_of_its_own() -> None:
-    recording.use(recorder := recording.Recorder())
+    current.use(recorder := Recorder())
     trace.init(mode="manual")
-    assert recording.recording() is recorder
+    assert current.recording() is recorder
     assert standalone.newest() is None
 
 
@@ -83,7 +83,7 @@ def test_what_was_recorded_stays_after_the_end_and_nothing_is_added() -> None:
     assert own is not None
     standalone.end()
     standalone.end()
-    assert recording.recording() is None
+    assert current.recording() is None
     assert patches.installed() is None
     assert "powertrain-trace" not in [thread.name for thread in threading.enumerate()]
     take_steps(1)

@@ -19,26 +19,26 @@ from tests.trace.records import clock, phases_longer_than, sleep, steps
 from torch.utils.data import DataLoader, Dataset
 
 from powertrain import RunConfig, ScalingConfig, trace
-from powertrain.config import TraceConfig
+from powertrain.config.trace import TraceConfig
 from powertrain.errors import ConfigError
 from powertrain.torch import TorchTrainer
-from powertrain.trace.recording import patches, phases
-from powertrain.trace import recording
 from powertrain.trace.integrations.attaching import Attachment
 from powertrain.trace.integrations.ray import TraceMLRayConfig, TraceMLTorchTrainer, with_trace
+from powertrain.trace.recording import current, patch_choice, patches, phases, ring
 from powertrain.trace.recording.phases import StepRecord
+from powertrain.trace.recording.recorder import Recorder
 
 LONG = 0.01
-AUTO = patches.choose("auto")
+AUTO = patch_choice.choose("auto")
 
 
 @pytest.fixture(autouse=True)
-def recorder() -> Iterator[recording.Recorder]:
-    recorder = recording.Recorder(bytearray(recording.ring_size(500)), clock=clock)
-    recording.use(recorder)
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder(bytearray(ring.ring_size(500)), clock=clock)
+    current.use(recorder)
     yield recorder
     patches.uninstall()
-    recording.use(None)
+    current.use(None)
 
 
 def long_phases(record: StepRecord) -> set[str]:
@@ -115,7 +115,7 @@ def test_an_attachment_to_what_is_traced_whole_changes_nothing() -> None:
     assert patches.installed() is before
 
 
-def test_an_attachment_where_nothing_is_traced_begins_it_and_leaves_it(recorder: recording.Recorder) -> None:
+def test_an_attachment_where_nothing_is_traced_begins_it_and_leaves_it(recorder: Recorder) -> None:
     attachment = Attachment()
     attachment.begin()
     attachment.end()
@@ -182,7 +182,7 @@ class Strategy:
 
 @pytest.mark.parametrize("ends", ["teardown", "on_exception"])
 def test_lightnings_training_step_is_inside_the_step_and_not_its_optimizer(
-    without_frameworks: pytest.MonkeyPatch, recorder: recording.Recorder, ends: str
+    without_frameworks: pytest.MonkeyPatch, recorder: Recorder, ends: str
 ) -> None:
     base = stand_in(without_frameworks, "pytorch_lightning", "Callback")
     found = importlib.import_module("powertrain.trace.integrations.lightning")
@@ -201,7 +201,7 @@ def test_lightnings_training_step_is_inside_the_step_and_not_its_optimizer(
     getattr(callback, ends)(trainer, None, "fit")
     assert [long_phases(step) - {"outside"} for step in steps(recorder)] == [{"inside"}] * 2
     assert "training_step" not in vars(strategy)
-    assert patches.installed().choice == patches.choose("manual")  # type: ignore[union-attr]
+    assert patches.installed().choice == patch_choice.choose("manual")  # type: ignore[union-attr]
 
 
 def test_hugging_faces_training_is_traced_from_its_beginning_to_its_end(
@@ -216,7 +216,7 @@ def test_hugging_faces_training_is_traced_from_its_beginning_to_its_end(
         callback.on_train_begin(None, None, None, model=None)
         assert patches.installed().choice.rest  # type: ignore[union-attr]
     callback.on_train_end(None, None, None)
-    assert patches.installed().choice == patches.choose("manual")  # type: ignore[union-attr]
+    assert patches.installed().choice == patch_choice.choose("manual")  # type: ignore[union-attr]
 
 
 # --------------------------------------------------------------------------- the callbacks in their frameworks
@@ -253,7 +253,7 @@ def _lightnings_variable() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_lightnings_variable")
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_lightning_is_seen_phase_by_phase(recorder: recording.Recorder, accumulate: int) -> None:
+def test_lightning_is_seen_phase_by_phase(recorder: Recorder, accumulate: int) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     from powertrain.trace.integrations.lightning import TraceMLCallback
 
@@ -295,7 +295,7 @@ def test_lightning_is_seen_phase_by_phase(recorder: recording.Recorder, accumula
     assert first_of_second_epoch.phases[phases.FORWARD] < (accumulate + 1) * LONG
 
 
-def test_hugging_faces_trainer_is_seen_phase_by_phase(recorder: recording.Recorder, tmp_path: Path) -> None:
+def test_hugging_faces_trainer_is_seen_phase_by_phase(recorder: Recorder, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from powertrain.trace.integrations.huggingface import TraceMLTrainerCallback

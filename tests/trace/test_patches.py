@@ -29,9 +29,10 @@ import powertrain
 from powertrain import trace
 from powertrain.errors import ConfigError
 from powertrain.torch import prepare
-from powertrain.trace.recording import cuda, patches, phases
-from powertrain.trace import recording
+from powertrain.trace.recording import batch_sizes, cuda, current, marks, patch_choice, patches, phases, ring
 from powertrain.trace.recording.phases import StepRecord
+from powertrain.trace.recording.recorder import Recorder
+from powertrain.trace.recording.timed_loaders import MakingTimes
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
 LONG = 0.03
@@ -59,12 +60,12 @@ class Slow(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def recorder() -> Iterator[recording.Recorder]:
-    recorder = recording.Recorder(bytearray(recording.ring_size(100)), clock=clock)
-    recording.use(recorder)
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder(bytearray(ring.ring_size(100)), clock=clock)
+    current.use(recorder)
     yield recorder
     patches.uninstall()
-    recording.use(None)
+    current.use(None)
 
 
 def long_phases(record: StepRecord) -> set[str]:
@@ -91,7 +92,7 @@ def train(model: Any, batches: Any, optimizer: Any = None) -> None:
 # --------------------------------------------------------------------------- what is seen
 
 
-def test_each_phase_of_a_plain_loop_is_seen_where_it_is(recorder: recording.Recorder) -> None:
+def test_each_phase_of_a_plain_loop_is_seen_where_it_is(recorder: Recorder) -> None:
     trace.init()
     train(Slow(), loader())
     assert [seen(step) for step in steps(recorder)] == [
@@ -100,7 +101,7 @@ def test_each_phase_of_a_plain_loop_is_seen_where_it_is(recorder: recording.Reco
     assert [step.samples for step in steps(recorder)] == [4, 4]
 
 
-def test_an_optimizer_that_calls_the_step_of_its_base_steps_once(recorder: recording.Recorder) -> None:
+def test_an_optimizer_that_calls_the_step_of_its_base_steps_once(recorder: Recorder) -> None:
     class Slower(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             found = super().step(closure)
@@ -118,7 +119,7 @@ def test_an_optimizer_that_calls_the_step_of_its_base_steps_once(recorder: recor
     assert [long_phases(step) for step in found] == [{"optimizer"}] * 3
 
 
-def test_files_that_a_loop_saves_count_as_reporting(recorder: recording.Recorder, tmp_path: Path) -> None:
+def test_files_that_a_loop_saves_count_as_reporting(recorder: Recorder, tmp_path: Path) -> None:
     trace.init()
     model = Slow()
     train(model, loader(rows=4))
@@ -133,7 +134,7 @@ def test_files_that_a_loop_saves_count_as_reporting(recorder: recording.Recorder
 
 
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer", "inside", "outside"])
-def test_a_slow_phase_is_the_one_that_is_long(recorder: recording.Recorder, phase: str) -> None:
+def test_a_slow_phase_is_the_one_that_is_long(recorder: Recorder, phase: str) -> None:
     trace.init()
     model = Slow(forward=LONG if phase == "forward" else 0, backward=LONG if phase == "backward" else 0)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -157,7 +158,7 @@ def test_a_slow_phase_is_the_one_that_is_long(recorder: recording.Recorder, phas
         assert long_phases(step) == {phase}
 
 
-def test_a_batch_made_in_the_loop_is_made_for_as_long_as_it_is_waited_for(recorder: recording.Recorder) -> None:
+def test_a_batch_made_in_the_loop_is_made_for_as_long_as_it_is_waited_for(recorder: Recorder) -> None:
     trace.init()
     train(Slow(), loader())
     found = steps(recorder)
@@ -190,8 +191,8 @@ class SlowStream(IterableDataset[Any]):
 )
 @pytest.mark.parametrize("rows", [SlowRows(), SlowStream()])
 def test_processes_of_a_loader_say_how_long_they_made_a_batch(rows: Any) -> None:
-    recorder = recording.Recorder(bytearray(recording.ring_size(100)))
-    recording.use(recorder)
+    recorder = Recorder(bytearray(ring.ring_size(100)))
+    current.use(recorder)
     trace.init()
     train(Slow(forward=LONG, sleep=time.sleep), DataLoader(rows, batch_size=4, num_workers=2))
     found = steps(recorder)
@@ -201,7 +202,7 @@ def test_processes_of_a_loader_say_how_long_they_made_a_batch(rows: Any) -> None
 
 
 def test_of_processes_that_say_nothing_nothing_is_known() -> None:
-    times = patches._MakingTimes(2)
+    times = MakingTimes(2)
     assert times.newest() == 0.0
     times.add(1, 0.25)
     times.add(0, 0.75)
@@ -211,7 +212,7 @@ def test_of_processes_that_say_nothing_nothing_is_known() -> None:
     assert times.newest() == 2.0
 
 
-def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: recording.Recorder) -> None:
+def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: Recorder) -> None:
     batches = iter(loader(workers=1))
     trace.init()
     train(Slow(), batches)
@@ -220,7 +221,7 @@ def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: r
     assert all(step.phases[phases.INPUT] > 0 for step in found)
 
 
-def test_a_heavy_loss_is_inside_and_not_forward(recorder: recording.Recorder) -> None:
+def test_a_heavy_loss_is_inside_and_not_forward(recorder: Recorder) -> None:
     class HeavyLoss(nn.Module):
         def forward(self, y: torch.Tensor) -> torch.Tensor:
             sleep(LONG)
@@ -232,7 +233,7 @@ def test_a_heavy_loss_is_inside_and_not_forward(recorder: recording.Recorder) ->
     assert [long_phases(step) - {"outside"} for step in steps(recorder)] == [{"inside"}] * 2
 
 
-def test_a_forward_that_is_called_directly_is_seen_in_its_parts(recorder: recording.Recorder) -> None:
+def test_a_forward_that_is_called_directly_is_seen_in_its_parts(recorder: Recorder) -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -248,7 +249,7 @@ def test_a_forward_that_is_called_directly_is_seen_in_its_parts(recorder: record
     assert [long_phases(step) - {"outside"} for step in steps(recorder)] == [{"forward"}] * 2
 
 
-def test_a_compiled_model_is_seen_and_compiles_as_it_did(recorder: recording.Recorder) -> None:
+def test_a_compiled_model_is_seen_and_compiles_as_it_did(recorder: Recorder) -> None:
     import torch._dynamo
 
     def compiled(model: Any) -> Any:
@@ -272,7 +273,7 @@ def test_a_compiled_model_is_seen_and_compiles_as_it_did(recorder: recording.Rec
 
 
 def test_a_compiled_optimizer_still_ends_steps_and_compiles_as_it_did(
-    recorder: recording.Recorder, recwarn: pytest.WarningsRecorder
+    recorder: Recorder, recwarn: pytest.WarningsRecorder
 ) -> None:
     import torch._dynamo
 
@@ -296,7 +297,7 @@ def test_a_compiled_optimizer_still_ends_steps_and_compiles_as_it_did(
     torch._dynamo.reset()
 
 
-def test_what_is_computed_again_in_backward_is_backward(recorder: recording.Recorder) -> None:
+def test_what_is_computed_again_in_backward_is_backward(recorder: Recorder) -> None:
     trace.init()
     part = Slow(forward=LONG)
 
@@ -312,7 +313,7 @@ def test_what_is_computed_again_in_backward_is_backward(recorder: recording.Reco
     assert [long_phases(step) - {"outside"} for step in steps(recorder)] == [{"forward", "backward"}] * 2
 
 
-def test_a_closure_is_taken_out_of_the_optimizer(recorder: recording.Recorder) -> None:
+def test_a_closure_is_taken_out_of_the_optimizer(recorder: Recorder) -> None:
     trace.init()
     model = Slow(forward=LONG)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
@@ -330,7 +331,7 @@ def test_a_closure_is_taken_out_of_the_optimizer(recorder: recording.Recorder) -
     assert all({"backward", "optimizer"} <= seen(step) for step in found)
 
 
-def test_a_scaler_makes_a_step_also_where_it_leaves_the_optimizer_out(recorder: recording.Recorder) -> None:
+def test_a_scaler_makes_a_step_also_where_it_leaves_the_optimizer_out(recorder: Recorder) -> None:
     trace.init()
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -342,7 +343,7 @@ def test_a_scaler_makes_a_step_also_where_it_leaves_the_optimizer_out(recorder: 
     assert [step.phases[phases.OPTIMIZER] > 0 for step in steps(recorder)] == [True] * 3
 
 
-def test_marked_steps_are_blocks_and_calls_of_a_decorated_function(recorder: recording.Recorder) -> None:
+def test_marked_steps_are_blocks_and_calls_of_a_decorated_function(recorder: Recorder) -> None:
     trace.init()
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -361,7 +362,7 @@ def test_marked_steps_are_blocks_and_calls_of_a_decorated_function(recorder: rec
     assert [step.flags for step in steps(recorder)] == [phases.MARKED] * 3
 
 
-def test_an_exception_within_a_step_leaves_everything_right(recorder: recording.Recorder) -> None:
+def test_an_exception_within_a_step_leaves_everything_right(recorder: Recorder) -> None:
     class Failing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -385,7 +386,7 @@ def test_an_exception_within_a_step_leaves_everything_right(recorder: recording.
     assert recorder.depth == 0
 
 
-def test_a_loader_that_is_left_early_or_fails_leaves_everything_right(recorder: recording.Recorder) -> None:
+def test_a_loader_that_is_left_early_or_fails_leaves_everything_right(recorder: Recorder) -> None:
     trace.init()
     model = Slow()
     for _ in range(2):
@@ -402,7 +403,7 @@ def test_a_loader_that_is_left_early_or_fails_leaves_everything_right(recorder: 
     assert len(steps(recorder)) == 2
 
 
-def test_what_other_threads_do_is_not_counted(recorder: recording.Recorder) -> None:
+def test_what_other_threads_do_is_not_counted(recorder: Recorder) -> None:
     trace.init()
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -423,7 +424,7 @@ def test_what_other_threads_do_is_not_counted(recorder: recording.Recorder) -> N
 # --------------------------------------------------------------------------- by hand
 
 
-def test_wrappers_see_what_nothing_is_patched_for(recorder: recording.Recorder) -> None:
+def test_wrappers_see_what_nothing_is_patched_for(recorder: Recorder) -> None:
     trace.init(mode="manual")
     assert nn.Module.__call__ is nn.Module._wrapped_call_impl
     model = trace.wrap_forward(Slow(forward=LONG))
@@ -440,7 +441,7 @@ def test_wrappers_see_what_nothing_is_patched_for(recorder: recording.Recorder) 
     assert [step.samples for step in found] == [4, 4]
 
 
-def test_wrappers_beside_patches_count_once(recorder: recording.Recorder) -> None:
+def test_wrappers_beside_patches_count_once(recorder: Recorder) -> None:
     trace.init()
     model = trace.wrap_forward(trace.wrap_forward(Slow()))
     optimizer = trace.wrap_optimizer(trace.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)))
@@ -451,7 +452,7 @@ def test_wrappers_beside_patches_count_once(recorder: recording.Recorder) -> Non
     assert [step.samples for step in steps(recorder)] == [4, 4]
 
 
-def test_wrapped_things_stay_what_they_are(recorder: recording.Recorder) -> None:
+def test_wrapped_things_stay_what_they_are(recorder: Recorder) -> None:
     model = trace.wrap_forward(Slow())
     twin = copy.deepcopy(model)
     with torch.no_grad():
@@ -475,7 +476,7 @@ def test_wrapped_things_stay_what_they_are(recorder: recording.Recorder) -> None
     assert len(steps(recorder)) == 1
 
 
-def test_accelerates_optimizer_is_wrapped_by_what_it_steps(recorder: recording.Recorder) -> None:
+def test_accelerates_optimizer_is_wrapped_by_what_it_steps(recorder: Recorder) -> None:
     optimizers = pytest.importorskip("accelerate.optimizer")
     pytest.importorskip("accelerate").Accelerator(cpu=True)  # makes the state that its optimizers need
     model = torch.nn.Linear(2, 1)
@@ -504,7 +505,7 @@ def test_a_wrapper_says_what_it_takes(wrap: Callable[[Any], Any], thing: Any) ->
         wrap(thing)
 
 
-def test_a_generator_is_its_own_loader_process(recorder: recording.Recorder) -> None:
+def test_a_generator_is_its_own_loader_process(recorder: Recorder) -> None:
     def made() -> Iterator[tuple[torch.Tensor]]:
         for _ in range(3):
             sleep(LONG)
@@ -518,7 +519,7 @@ def test_a_generator_is_its_own_loader_process(recorder: recording.Recorder) -> 
 # --------------------------------------------------------------------------- what is chosen
 
 
-def test_only_what_is_chosen_is_patched(recorder: recording.Recorder) -> None:
+def test_only_what_is_chosen_is_patched(recorder: Recorder) -> None:
     trace.init(mode="selective", patch_dataloader=True, patch_backward=True)
     model = Slow()
     with trace.trace_step(model):
@@ -538,11 +539,11 @@ def test_only_what_is_chosen_is_patched(recorder: recording.Recorder) -> None:
 )
 def test_arguments_that_do_not_go_together_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        patches.choose(**arguments)
+        patch_choice.choose(**arguments)
 
 
 def test_custom_is_another_word_for_selective() -> None:
-    assert patches.choose("custom", patch_h2d=True) == patches.choose("selective", patch_h2d=True)
+    assert patch_choice.choose("custom", patch_h2d=True) == patch_choice.choose("selective", patch_h2d=True)
 
 
 # --------------------------------------------------------------------------- nothing is left
@@ -611,7 +612,7 @@ def test_what_somebody_else_has_patched_since_stays() -> None:
         nn.Module.__call__ = plain  # type: ignore[method-assign]
 
 
-def test_odd_models_and_batches_are_no_reason_to_fail(recorder: recording.Recorder) -> None:
+def test_odd_models_and_batches_are_no_reason_to_fail(recorder: Recorder) -> None:
     class Unhashable(Slow):
         __hash__ = None  # type: ignore[assignment]
 
@@ -636,7 +637,7 @@ def test_odd_models_and_batches_are_no_reason_to_fail(recorder: recording.Record
     assert len(steps(recorder)) == 4
 
 
-def test_the_second_init_takes_the_place_of_the_first(recorder: recording.Recorder) -> None:
+def test_the_second_init_takes_the_place_of_the_first(recorder: Recorder) -> None:
     before = touched()
     trace.init()
     trace.init(mode="manual")
@@ -649,7 +650,7 @@ def test_the_second_init_takes_the_place_of_the_first(recorder: recording.Record
 @pytest.mark.parametrize("mode", ["auto", "manual"])
 def test_where_nobody_records_nothing_is_patched(mode: str) -> None:
     before = touched()
-    recording.use(recording.Recorder(bytearray(recording.ring_size(2)), thread=recording.NOBODY))
+    current.use(Recorder(bytearray(ring.ring_size(2)), thread=marks.NOBODY))
     trace.init(mode=mode)
     after = touched()
     assert patches.installed() is None
@@ -794,7 +795,7 @@ def test_tensors_are_left_alone_until_there_is_a_device_to_copy_to(
     ],
 )
 def test_how_much_is_in_a_batch(batch: Any, size: tuple[int, int]) -> None:
-    assert patches.size_of(batch) == size
+    assert batch_sizes.size_of(batch) == size
 
 
 @pytest.mark.parametrize(
@@ -815,7 +816,7 @@ def test_how_much_is_in_a_batch(batch: Any, size: tuple[int, int]) -> None:
     ],
 )
 def test_only_a_copy_to_a_device_is_one(args: tuple[Any, ...], kwargs: dict[str, Any], goes: bool) -> None:
-    assert patches.goes_to_device(args, kwargs) is goes
+    assert batch_sizes.goes_to_device(args, kwargs) is goes
 
 
 # --------------------------------------------------------------------------- other ranks
@@ -830,12 +831,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from powertrain import trace
 from powertrain.trace.recording import phases
-from powertrain.trace import recording
+from powertrain.trace.recording import current
 rank, path = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
 trace.init()
-recorder = recording.current()
+recorder = current.current()
 LONG = 0.05
 
 class Late(nn.Module):

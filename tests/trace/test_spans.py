@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 import powertrain
-from powertrain.trace.recording import cuda, phases
 from powertrain.trace import recording
+from powertrain.trace.recording import cuda, marks, phases
+from powertrain.trace.recording import recorder as recording_recorder
+from powertrain.trace.recording import ring as recording_ring
 from powertrain.trace.recording.cuda import DeviceTimer
 from powertrain.trace.recording.phases import (
     BACKWARD,
@@ -38,7 +40,8 @@ from powertrain.trace.recording.phases import (
     REPORT,
     StepRecord,
 )
-from powertrain.trace.recording import Recorder, read_ring, ring_size
+from powertrain.trace.recording.recorder import Recorder
+from powertrain.trace.recording.ring import Ring, read_ring, ring_size
 
 SOURCES = str(Path(powertrain.__file__).parents[1])
 MILLISECOND = 1_000_000
@@ -391,7 +394,7 @@ def test_other_threads_change_nothing(loop: Loop) -> None:
 
     def meddle() -> None:
         depth = recorder.enter(FORWARD)
-        assert depth == recording.IGNORED
+        assert depth == marks.IGNORED
         loop.spend(1)
         recorder.leave(depth)
         recorder.enter_forward(with_gradients=False)
@@ -470,7 +473,7 @@ def test_no_order_of_calls_loses_time_or_makes_it_negative(calls: list[Any]) -> 
     assert [record.step for record in records] == list(range(len(records)))
 
 
-_PHASES = st.sampled_from([H2D, FORWARD, BACKWARD, COLLECTIVE, REPORT, recording.LEARN, recording.LOOK, INPUT])
+_PHASES = st.sampled_from([H2D, FORWARD, BACKWARD, COLLECTIVE, REPORT, marks.LEARN, marks.LOOK, INPUT])
 _PARTS = st.one_of(
     st.tuples(st.just("within"), _PHASES),
     st.tuples(st.just("optimize"), st.integers(1, 2)),
@@ -487,7 +490,7 @@ def play(loop: Loop, body: list[Any], milliseconds: int) -> None:
         if name == "fetched":
             depth = loop.recorder.enter(INPUT)
             loop.spend(took)
-            loop.recorder.fetched(depth, 4, 2, recording.MADE_HERE)
+            loop.recorder.fetched(depth, 4, 2, marks.MADE_HERE)
         elif name == "backward":
             with loop.recorder.phase(BACKWARD):
                 for _ in range(2):
@@ -524,7 +527,7 @@ def test_what_is_done_over_and_over_is_recorded_as_if_it_were_done_once(
 
 
 def test_a_usual_step_is_not_looked_at_part_by_part(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = [("fetched",), ("within", recording.LEARN), ("backward",), ("optimize", 1)]
+    body = [("fetched",), ("within", marks.LEARN), ("backward",), ("optimize", 1)]
     for _ in range(4):
         play(loop, body, 2)
     loop.recorder.settle()
@@ -548,18 +551,18 @@ def test_whatever_is_called_over_and_over_little_is_noted_at_once(calls: list[An
     loop, stream = Loop(), Stream()
     if on_device:
         loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record))
-    for _ in range(2 * recording.SETTLE_AT // len(calls)):
+    for _ in range(2 * marks.SETTLE_AT // len(calls)):
         for name, *arguments in calls:
             getattr(loop.recorder, name)(*arguments)
-            assert len(loop.recorder.log) <= recording.SETTLE_AT + 16
+            assert len(loop.recorder.log) <= marks.SETTLE_AT + 16
     assert loop.recorder.trouble == ""
 
 
 @pytest.mark.parametrize("name", ["copies_pageable", "gradients_are_there", "batch", "begin_marked_step"])
 def test_what_comes_alone_is_not_kept_forever(loop: Loop, name: str) -> None:
-    for _ in range(2 * recording.SETTLE_AT):
+    for _ in range(2 * marks.SETTLE_AT):
         getattr(loop.recorder, name)()
-    assert len(loop.recorder.log) <= recording.SETTLE_AT + 16
+    assert len(loop.recorder.log) <= marks.SETTLE_AT + 16
 
 
 def test_a_loop_of_which_only_the_optimizer_is_known_gives_its_steps_as_they_come(loop: Loop) -> None:
@@ -591,7 +594,7 @@ def test_a_ring_gives_the_newest_records_from_where_it_is_asked(
     records: int, written: int, after: int
 ) -> None:
     buffer = bytearray(os.urandom(ring_size(records)))
-    ring = recording._Ring(buffer)
+    ring = Ring(buffer)
     for number in range(written):
         ring.append(record_of(number))
     first, data = read_ring(buffer, after)
@@ -604,12 +607,12 @@ def test_a_ring_gives_the_newest_records_from_where_it_is_asked(
 @given(written=st.integers(0, 12), cut=st.integers(0, RECORD_SIZE))
 def test_a_reader_sees_no_half_written_record(written: int, cut: int) -> None:
     buffer = bytearray(ring_size(4))
-    ring = recording._Ring(buffer)
+    ring = Ring(buffer)
     for number in range(written):
         ring.append(record_of(number))
     coming = bytearray(RECORD_SIZE)
     phases.pack_into(coming, 0, record_of(written))
-    begin = recording.HEADER_SIZE + (written % 4) * RECORD_SIZE
+    begin = recording_ring.HEADER_SIZE + (written % 4) * RECORD_SIZE
     buffer[begin : begin + cut] = coming[:cut]
     first, data = read_ring(buffer)
     whole(data, first)
@@ -618,7 +621,7 @@ def test_a_reader_sees_no_half_written_record(written: int, cut: int) -> None:
 
 def test_a_reader_in_another_thread_sees_only_whole_records() -> None:
     buffer = bytearray(ring_size(8))
-    ring = recording._Ring(buffer)
+    ring = Ring(buffer)
     is_over = threading.Event()
 
     def write() -> None:
@@ -647,10 +650,10 @@ def test_a_reader_in_another_thread_sees_only_whole_records() -> None:
 WRITER = """
 import mmap, sys
 sys.path.insert(0, sys.argv[2])
-from powertrain.trace import recording
+from powertrain.trace.recording.ring import Ring
 from powertrain.trace.recording.phases import StepRecord
 file = open(sys.argv[1], "r+b")
-ring = recording._Ring(mmap.mmap(file.fileno(), 0))
+ring = Ring(mmap.mmap(file.fileno(), 0))
 number = 0
 while True:
     value = float(number % 1000)
@@ -906,9 +909,9 @@ def test_a_loop_that_ends_no_step_uses_events_again_too(loop: Loop) -> None:
         return made[-1]
 
     loop.recorder.time_on(lambda: DeviceTimer(make, Event.record, memory=lambda: (3.0, 5.0)))
-    for _ in range(2 * recording._MOST_MARKS):
+    for _ in range(2 * marks.MOST_MARKS):
         loop.recorder.leave(loop.recorder.enter_forward(with_gradients=False))
-    assert len(made) < 1.2 * recording._MOST_MARKS
+    assert len(made) < 1.2 * marks.MOST_MARKS
     loop.recorder.reported()
     device_step(loop, stream)
     loop.recorder.flush()
@@ -1072,7 +1075,7 @@ def test_a_glance_from_another_thread_sees_the_phase_that_is_open(loop: Loop) ->
 def test_a_batch_that_came_is_counted_as_waiting_that_is_over(loop: Loop) -> None:
     depth = loop.recorder.enter(INPUT)
     loop.spend(3)
-    loop.recorder.fetched(depth, 16, 32, recording.MADE_HERE)
+    loop.recorder.fetched(depth, 16, 32, marks.MADE_HERE)
     loop.spend(2)
     loop.optimize(1)
     loop.recorder.flush()
@@ -1104,7 +1107,7 @@ def test_what_a_signals_handler_notes_while_steps_are_made_is_kept(loop: Loop) -
 
 
 def test_a_fault_of_the_recorder_ends_recording_and_nothing_else() -> None:
-    recorder = recording.Recorder()
+    recorder = recording_recorder.Recorder()
     recorder.reported()
     recorder.note((10_000, 0))  # which nobody knows
     recorder.settle()

@@ -23,9 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.engine import process
-from powertrain.trace.stacks import frames, stacks
 from powertrain.trace.machine import processes
-from powertrain.wire import Frame, ProcessStack, ThreadStack, Where
+from powertrain.trace.stacks import frames, stacks
+from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
 T = TypeVar("T")
 PATIENCE = 20.0

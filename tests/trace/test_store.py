@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from powertrain.storage import open_storage
 from powertrain.storage.local import LocalStorage
-from powertrain.trace.recording import phases
-from powertrain.trace.machine import samples
 from powertrain.trace import store
+from powertrain.trace.machine import samples
+from powertrain.trace.recording import phases
 from powertrain.trace.store import FACTS, SAMPLES, STEPS, Frame, TelemetryStore
 
 

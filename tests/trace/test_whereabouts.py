@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from powertrain.trace.machine.devices import peak_flops
 from powertrain.trace.stacks.whereabouts import Whereabouts, in_words
-from powertrain.wire import Frame, Where
+from powertrain.wire.values import Frame, Where
 
 
 def test_the_place_most_often_seen_in_a_phase_is_told_when_it_changes() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.run import events as ev
-from powertrain.run.record.journal import Journal
-from powertrain.run.metrics import MetricsStore
 from powertrain.run.metrics.points import PointRecord
+from powertrain.run.metrics.store import MetricsStore
+from powertrain.run.record.journal import Journal
 from powertrain.storage import Storage, open_storage
 from powertrain.trackers import RunEnding, TrackedPoint, TrackedRun, Tracker, TrackerSession
 from powertrain.trackers.sending import Sender, Unsent

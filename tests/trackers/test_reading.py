@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.trackers.recorded import RecordedRun, loss
 
-from powertrain.run import metrics
+from powertrain.run.metrics import store
 from powertrain.trackers.reading import PointReader, Position
 
 
@@ -56,7 +56,7 @@ def test_each_point_is_read_once_whatever_the_store_does_meanwhile(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], limit: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "SEGMENT_POINTS", 4)
+        patch.setattr(store, "SEGMENT_POINTS", 4)
         run = RecordedRun(tmp_path_factory.mktemp("runs") / "run")
         run.begin(0)
         reader, position, read, row = PointReader(run.storage), Position(), [], 0
@@ -81,6 +81,6 @@ def test_segments_that_were_dealt_with_are_not_opened_again(
     reader = PointReader(run.storage)
     assert len(read_on(reader, Position(), 1000)) == 100
     opened: list[str] = []
-    monkeypatch.setattr(metrics, "Segment", lambda storage, key, size: opened.append(key))
+    monkeypatch.setattr(store, "Segment", lambda storage, key, size: opened.append(key))
     assert read_on(reader, Position(0, 100)) == []
     assert opened == []

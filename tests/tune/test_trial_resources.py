@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain import DataParallelTrainer, ScalingConfig
-from powertrain.config import replace
+from powertrain.config.checks import replace
+from powertrain.driver.engines import shape
 from powertrain.engine import resources
 from powertrain.errors import ConfigError
 from powertrain.run import events as ev
-from powertrain.trainer import _shape
 from powertrain.tune import trainable as t
 from powertrain.tune.sweep import capacity, screen
 from powertrain.tune.sweep.trial_run import TrialRun
@@ -155,8 +155,8 @@ def test_arguments_of_ray_are_accepted_without_effect(caplog: pytest.LogCaptureF
 
 def test_a_function_without_a_request_holds_nothing_that_another_sweep_waits_for() -> None:
     plain, asked = scaling_of(train_with, {}), scaling_of(t.with_resources(train_with, {"cpu": 1}), {})
-    assert resources.counted(_shape(plain), 1) == {}
-    assert resources.counted(_shape(asked), 1) == {"CPU": 1}
+    assert resources.counted(shape(plain), 1) == {}
+    assert resources.counted(shape(asked), 1) == {"CPU": 1}
     assert plain.resources["CPU"] == 1, "on a cluster it has one CPU"
 
 

@@ -14,9 +14,9 @@ import pytest
 from powertrain.errors import ReportError, WorkerFailedError
 from powertrain.run.events import WorkerFailure
 from powertrain.run.health.failures import reported
-from powertrain.terminal import failure_report
+from powertrain.terminal.failures import failure_report
 from powertrain.values.exceptions import exceptions_of
-from powertrain.wire import ErrorReport
+from powertrain.wire.values import ErrorReport
 from powertrain.worker.failure import describe
 
 

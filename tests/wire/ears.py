@@ -11,14 +11,19 @@ from typing import Any
 import msgspec
 import zmq
 
-from powertrain import wire
+from powertrain.wire.envelope import Envelope, FromController, FromWorker
+from powertrain.wire.from_controller import Ack
+from powertrain.wire.from_worker import Noted
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Door, Received
+from powertrain.wire.link import Link
 
 PATIENCE = 30.0
 #: Bytes before what a frame brings.
 HEADER = 9
 
 
-class WatchedHub(wire.Hub):
+class WatchedHub(Hub):
     """Tells of every frame of anybody that it is done with."""
 
     def __init__(self, *arguments: Any, done: Callable[[bytes], None], **options: Any) -> None:
@@ -40,7 +45,7 @@ class Ear:
     def __init__(self, directory: str, address: str = "ipc", **options: Any) -> None:
         #: The frames that the hub is done with.
         self.done: list[bytes] = []
-        self.received: list[wire.Received] = []
+        self.received: list[Received] = []
         self.rejected: list[str] = []
         #: While it is not set, the hub's thread stands still at the next delivery.
         self.reads = threading.Event()
@@ -56,7 +61,7 @@ class Ear:
             self.done.append(frame)
             self._changed.notify_all()
 
-    def _deliver(self, received: wire.Received) -> None:
+    def _deliver(self, received: Received) -> None:
         self.reads.wait(PATIENCE)
         if self.acknowledges:
             self.hub.acknowledge(received)
@@ -77,27 +82,27 @@ class Ear:
         return [received.number for received in self.received]
 
     def notes(self) -> list[str]:
-        return [m.message for r in self.received for m in r.envelope.messages if isinstance(m, wire.Noted)]
+        return [m.message for r in self.received for m in r.envelope.messages if isinstance(m, Noted)]
 
 
 #: Those that a test has made.
-links: list[wire.Link] = []
+links: list[Link] = []
 
 
-def connect(door: wire.Door, rank: int, attempt: int) -> wire.Link:
+def connect(door: Door, rank: int, attempt: int) -> Link:
     """A link that is closed after the test, however the test ends."""
-    link = wire.Link(door, rank, attempt)
+    link = Link(door, rank, attempt)
     links.append(link)
     return link
 
 
-def note(text: str) -> list[wire.FromWorker]:
-    return [wire.Noted(message=text)]
+def note(text: str) -> list[FromWorker]:
+    return [Noted(message=text)]
 
 
-def pump(link: wire.Link, until: Callable[[], bool]) -> list[wire.FromController]:
+def pump(link: Link, until: Callable[[], bool]) -> list[FromController]:
     """Let the link work until something holds; returns the commands that came."""
-    commands: list[wire.FromController] = []
+    commands: list[FromController] = []
     deadline = time.monotonic() + PATIENCE
     while not until():
         assert time.monotonic() < deadline, "it did not come to hold"
@@ -105,7 +110,7 @@ def pump(link: wire.Link, until: Callable[[], bool]) -> list[wire.FromController
     return commands
 
 
-def settle(link: wire.Link) -> None:
+def settle(link: Link) -> None:
     pump(link, lambda: link.settled)
 
 
@@ -114,9 +119,7 @@ def envelope(number: int, rank: int = 0, **fields: Any) -> bytes:
     return frame(
         number,
         msgspec.msgpack.encode(
-            wire.Envelope(
-                rank=rank, attempt=0, boundary=0, row=0, messages=fields.pop("messages", []), **fields
-            )
+            Envelope(rank=rank, attempt=0, boundary=0, row=0, messages=fields.pop("messages", []), **fields)
         ),
     )
 
@@ -128,7 +131,7 @@ def frame(number: int, body: bytes, ends: int = 1) -> bytes:
 class RawClient:
     """A socket with good keys that sends whatever a test likes."""
 
-    def __init__(self, door: wire.Door, routing_id: bytes = b"") -> None:
+    def __init__(self, door: Door, routing_id: bytes = b"") -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0
@@ -151,4 +154,4 @@ class RawClient:
         assert self.socket.poll(int(PATIENCE * 1000))
         answer = self.socket.recv()
         assert answer.startswith(frame(0, b""))
-        return msgspec.msgpack.decode(answer[HEADER:], type=wire.Ack).seq
+        return msgspec.msgpack.decode(answer[HEADER:], type=Ack).seq

@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 from tests.wire.ears import HEADER, PATIENCE, Ear, RawClient, connect, envelope, frame, note, pump
 
-from powertrain import wire
 from powertrain.errors import WireError
+from powertrain.wire import frames as wire_frames
+from powertrain.wire import limits
+from powertrain.wire.envelope import Envelope, FromController, FromWorker
+from powertrain.wire.frames import Gathering
+from powertrain.wire.from_controller import Refused, Train
+from powertrain.wire.from_node import ProcessEnded
+from powertrain.wire.from_worker import Arrived, Beat, Carried, Executed, Hello, Noted, Outcome, Telemetry
+from powertrain.wire.keys import Door, KeyPair, Received
+from powertrain.wire.values import ErrorReport, FilePart, Point
 
 FUZZED = settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 MIB = 2**20
@@ -29,13 +37,13 @@ MIB = 2**20
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Everything that is decoded as an envelope from here on."""
     bodies: list[bytes] = []
-    decode = wire._decode_envelope
+    decode = wire_frames._decode_envelope
 
-    def counting(body: Any) -> wire.Envelope:
+    def counting(body: Any) -> Envelope:
         bodies.append(bytes(body))
         return decode(body)
 
-    monkeypatch.setattr(wire, "_decode_envelope", counting)
+    monkeypatch.setattr(wire_frames, "_decode_envelope", counting)
     return bodies
 
 
@@ -58,7 +66,7 @@ class Honest:
 
     def _heard(self) -> list[str]:
         batches = [r.envelope for r in self._ear.received if r.sender == self._key]
-        return [m.message for e in batches for m in e.messages if isinstance(m, wire.Noted)]
+        return [m.message for e in batches for m in e.messages if isinstance(m, Noted)]
 
 
 @pytest.fixture
@@ -70,17 +78,17 @@ def honest(ear: Ear) -> Honest:
 
 # --------------------------------------------------------------------------- any bytes, with a good key
 
-POINT = wire.Point(row=1, at=2.0, metrics={"loss": 0.5, "deep": [{"a": [1, None, "ä"]}]})
-MESSAGES: list[wire.FromWorker] = [
-    wire.Hello(pid=1, host="here"),
+POINT = Point(row=1, at=2.0, metrics={"loss": 0.5, "deep": [{"a": [1, None, "ä"]}]})
+MESSAGES: list[FromWorker] = [
+    Hello(pid=1, host="here"),
     POINT,
-    wire.Beat(reports=1, steps=2, batches=3, idle=0.1, phase="training"),
-    wire.Telemetry(first=7, steps=b"\x00" * 40, facts=b"{}"),
-    wire.Arrived(sync=1, kind="barrier", data=b"x" * 20),
-    wire.Executed(call=1, error=wire.ErrorReport(type="E", message="m", traceback="t")),
-    wire.Outcome(status="returned", value=b"\x80\x04N."),
-    wire.Carried(attempt=0, row=1, rank=0, files=[wire.FilePart(name="a", size=3)]),
-    wire.ProcessEnded(id="1", pid=2, code=-9, sealed=[POINT]),
+    Beat(reports=1, steps=2, batches=3, idle=0.1, phase="training"),
+    Telemetry(first=7, steps=b"\x00" * 40, facts=b"{}"),
+    Arrived(sync=1, kind="barrier", data=b"x" * 20),
+    Executed(call=1, error=ErrorReport(type="E", message="m", traceback="t")),
+    Outcome(status="returned", value=b"\x80\x04N."),
+    Carried(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3)]),
+    ProcessEnded(id="1", pid=2, code=-9, sealed=[POINT]),
 ]
 VALID = st.builds(
     lambda number, messages: envelope(number, messages=messages),
@@ -142,8 +150,8 @@ def test_whatever_a_known_key_sends_the_hub_lives_and_honest_words_arrive(ear: E
 def test_reading_a_frame_ends_in_an_envelope_or_in_one_kind_of_error(data: bytes) -> None:
     problem, read = "", None
     try:
-        _, _, body = wire._read_frame(memoryview(data))
-        read = wire._read_envelope(body)
+        _, _, body = wire_frames.read_frame(memoryview(data))
+        read = wire_frames.read_envelope(body)
     except WireError as error:
         problem = str(error)
     if read is None:
@@ -205,10 +213,10 @@ def test_who_refuses_is_told_the_key_and_can_still_answer(directory: str) -> Non
         door = ear.hub.admit(speaks_as=(1, 0))
         with RawClient(door) as client:
             client.socket.send(OUT_OF_RANGE["a number that is none"])
-            ear.hub.send(door.keys.public, wire.Refused(reason="why"))
+            ear.hub.send(door.keys.public, Refused(reason="why"))
             assert client.socket.poll(int(PATIENCE * 1000))
-            command = msgspec.msgpack.decode(client.socket.recv()[HEADER:], type=wire.FromController)
-        assert command == wire.Refused(reason="why")
+            command = msgspec.msgpack.decode(client.socket.recv()[HEADER:], type=FromController)
+        assert command == Refused(reason="why")
         assert [key for key, _ in refused] == [door.keys.public]
         assert "Expected `int`, got `bool` - at `$.row`" in refused[0][1]
         assert ear.rejected == []
@@ -227,14 +235,14 @@ def test_what_is_told_of_a_refused_message_is_short_and_holds_nothing_that_a_ter
 def test_a_message_for_which_there_is_no_memory_is_refused_and_may_come_again(
     ear: Ear, honest: Honest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = wire._Gathering.add
+    add = Gathering.add
 
     def fails(*_: Any) -> None:
-        monkeypatch.setattr(wire._Gathering, "add", add)
+        monkeypatch.setattr(Gathering, "add", add)
         raise MemoryError
 
     with RawClient(ear.hub.admit()) as client:
-        monkeypatch.setattr(wire._Gathering, "add", fails)
+        monkeypatch.setattr(Gathering, "add", fails)
         client.socket.send(envelope(1))
         ear.wait_until(lambda: bool(ear.rejected))
         client.socket.send(envelope(1))
@@ -267,7 +275,7 @@ def test_an_earlier_frame_that_is_sent_again_is_not_even_decoded(ear: Ear, decod
 def test_a_batch_that_cannot_be_dealt_with_ends_neither_the_hub_nor_the_others(
     ear: Ear, honest: Honest
 ) -> None:
-    def breaks(_: wire.Received) -> None:
+    def breaks(_: Received) -> None:
         raise KeyError("no such process")
 
     with RawClient(ear.hub.admit(deliver=breaks)) as client:
@@ -287,8 +295,8 @@ def test_who_takes_the_address_of_another_gets_nothing_that_is_for_the_other(ear
     with RawClient(ear.hub.admit(), routing_id=route) as thief:
         thief.socket.send(envelope(1))
         assert not thief.socket.poll(100)
-        ear.hub.send(door.keys.public, wire.Train())
-        assert victim.poll(PATIENCE)[0] == [wire.Train()]
+        ear.hub.send(door.keys.public, Train())
+        assert victim.poll(PATIENCE)[0] == [Train()]
         assert not thief.socket.poll(0)
 
 
@@ -338,8 +346,8 @@ def test_nothing_of_a_stranger_is_decoded(ear: Ear, decoded: list[bytes], kind: 
 
 
 def test_a_link_that_is_not_let_in_stands_in_nobodys_way(ear: Ear) -> None:
-    keys = wire.KeyPair.new()
-    link = connect(wire.Door(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=keys), 0, 0)
+    keys = KeyPair.new()
+    link = connect(Door(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=keys), 0, 0)
     pump(link, lambda: not link._socket.poll(20, zmq.POLLOUT))
     for _ in range(link.WINDOW):
         link.send(note("let me in"), 0, 0)
@@ -462,10 +470,10 @@ def test_a_known_worker_that_sends_too_much_at_once_is_hung_up_on_before_it_is_s
 
 def test_the_longest_frame_that_a_link_sends_is_let_in(ear: Ear) -> None:
     link = connect(ear.hub.admit(), 0, 0)
-    value = b"v" * (3 * wire.FRAME_LIMIT)
-    link.send([wire.Outcome(status="returned", value=value)], 0, 0)
+    value = b"v" * (3 * limits.FRAME_LIMIT)
+    link.send([Outcome(status="returned", value=value)], 0, 0)
     pump(link, lambda: link.settled)
-    assert max(len(data) for data in ear.done) == HEADER + wire.FRAME_LIMIT
+    assert max(len(data) for data in ear.done) == HEADER + limits.FRAME_LIMIT
     (outcome,) = ear.received[0].envelope.messages
-    assert isinstance(outcome, wire.Outcome)
+    assert isinstance(outcome, Outcome)
     assert outcome.value == value

@@ -11,7 +11,11 @@ import pytest
 import zmq
 from tests.wire.ears import PATIENCE
 
-from powertrain import wire
+from powertrain.wire import hub
+from powertrain.wire.from_worker import Noted
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Received
+from powertrain.wire.link import Link
 
 LINKS = 300
 BATCHES = 3
@@ -21,11 +25,11 @@ class Crowd:
     """A hub with many links of this process to it, and what it was told."""
 
     def __init__(self, directory: str, links: int) -> None:
-        self.received: list[wire.Received] = []
+        self.received: list[Received] = []
         self.rounds: list[int] = []
         self.parted: list[bytes] = []
         self._changed = threading.Condition()
-        self.hub = wire.Hub(
+        self.hub = Hub(
             "ipc",
             self.received.append,
             delivered=self._delivered,
@@ -34,7 +38,7 @@ class Crowd:
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.doors = [self.hub.admit(speaks_as=(rank, 0)) for rank in range(links)]
-        self.links = [wire.Link(door, rank, 0, self._context) for rank, door in enumerate(self.doors)]
+        self.links = [Link(door, rank, 0, self._context) for rank, door in enumerate(self.doors)]
 
     def _delivered(self) -> None:
         with self._changed:
@@ -56,7 +60,7 @@ class Crowd:
 
     def say(self, text: str) -> None:
         for link in self.links:
-            link.send([wire.Noted(message=text)], 0, 0)
+            link.send([Noted(message=text)], 0, 0)
 
     def close(self) -> None:
         for link in self.links:
@@ -81,7 +85,7 @@ def test_what_hundreds_of_links_say_comes_once_in_order_and_is_acknowledged(crow
     said: dict[int, list[str]] = {}
     for received in crowd.received:
         for message in received.envelope.messages:
-            assert isinstance(message, wire.Noted)
+            assert isinstance(message, Noted)
             said.setdefault(received.envelope.rank, []).append(message.message)
     assert said == {rank: ["0", "1", "2"] for rank in range(LINKS)}
     for link in crowd.links:
@@ -109,9 +113,9 @@ def test_the_end_of_one_connection_among_hundreds_is_noticed_and_its_return_too(
     crowd.wait_for_partings(1)
     assert crowd.parted == [crowd.doors[7].keys.public]
     assert crowd.hub.count_connected() == LINKS - 1
-    crowd.links[7] = wire.Link(crowd.doors[7], 7, 0, crowd._context)
+    crowd.links[7] = Link(crowd.doors[7], 7, 0, crowd._context)
     # Its number was seen already: it brings nothing new, but says that somebody is there.
-    crowd.links[7].send([wire.Noted(message="again")], 0, 0)
+    crowd.links[7].send([Noted(message="again")], 0, 0)
     for _ in range(int(PATIENCE / 0.05)):
         if crowd.links[7].settled:
             break
@@ -132,7 +136,7 @@ def test_the_ends_of_many_connections_are_told_once_each(crowd: Crowd) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 64, 399, 400, 2048, 10_000])
 def test_only_a_hub_of_many_workers_lets_messages_gather(workers: int) -> None:
-    pause = wire.gathering_pause(workers)
+    pause = hub.gathering_pause(workers)
     assert (pause == 0.0) == (workers < 400)
     assert pause <= 0.02
 
@@ -142,12 +146,12 @@ def test_room_for_connections_is_made_only_where_it_is_missing() -> None:
     low = 1024
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
-        wire.make_room_for_connections(100)
+        hub.make_room_for_connections(100)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == low
-        wire.make_room_for_connections(2048)
+        hub.make_room_for_connections(2048)
         raised = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert raised > 2048 or raised == hard
-        wire.make_room_for_connections(10**9)
+        hub.make_room_for_connections(10**9)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] in (hard, raised)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -16,8 +16,9 @@ from typing import IO, Any
 import pytest
 from tests.wire.ears import PATIENCE, Ear, connect, note, pump
 
-from powertrain import wire
+from powertrain.wire import hub
 from powertrain.wire.connections import UnprovenConnections
+from powertrain.wire.keys import Door, KeyPair
 
 STRANGERS, FILES, RANKS = 5_000, 2_048, 12
 #: Files that the listening process has open beside its connections.
@@ -95,9 +96,9 @@ def test_five_thousand_idle_connections_use_up_no_files_and_keep_no_rank_out() -
         with running(HOLDS, door["endpoint"].rpartition(":")[2]) as (told_by_stranger, _):
             assert told_by_stranger() == "holding"
             for rank, (public, secret) in enumerate(door["keys"]):
-                keys = wire.KeyPair(public.encode(), secret.encode())
+                keys = KeyPair(public.encode(), secret.encode())
                 link = connect(
-                    wire.Door(endpoint=door["endpoint"], hub_key=door["key"].encode(), keys=keys), rank, 0
+                    Door(endpoint=door["endpoint"], hub_key=door["key"].encode(), keys=keys), rank, 0
                 )
                 link.send(note("here"), 0, 0)
                 pump(link, lambda link=link: link.settled)  # type: ignore[misc]
@@ -108,15 +109,15 @@ def test_five_thousand_idle_connections_use_up_no_files_and_keep_no_rank_out() -
     assert seen["heard"] == list(range(RANKS))
     assert seen["refused"] == 0, seen
     # ZeroMQ accepts no more before the events of those that it has accepted are read.
-    assert seen["most"] <= wire.MOST_UNPROVEN + RANKS + wire._EVENTS_AHEAD + OTHERS, seen
+    assert seen["most"] <= hub.MOST_UNPROVEN + RANKS + hub._EVENTS_AHEAD + OTHERS, seen
     (line,) = seen["told"]
-    assert f"More than {wire.MOST_UNPROVEN} connections to {door['endpoint']} have not proved" in line
+    assert f"More than {hub.MOST_UNPROVEN} connections to {door['endpoint']} have not proved" in line
 
 
 def test_a_stranger_that_says_nothing_is_hung_up_on_in_time(
     directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "_HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hub, "_HANDSHAKE_TIMEOUT_S", 0.2)
     ear = Ear(directory, "127.0.0.1")
     try:
         port = int(ear.hub.endpoint.rpartition(":")[2])
@@ -129,7 +130,7 @@ def test_a_stranger_that_says_nothing_is_hung_up_on_in_time(
 
 
 def test_workers_that_come_all_at_once_are_no_flood(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MOST_UNPROVEN", 0)
+    monkeypatch.setattr(hub, "MOST_UNPROVEN", 0)
     ear = Ear(directory, "127.0.0.1")
     try:
         links = [connect(ear.hub.admit(), rank, 0) for rank in range(40)]

@@ -21,16 +21,20 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 from tests.wire.ears import HEADER, PATIENCE, Ear, RawClient, connect, envelope, frame, note, pump, settle
 
-from powertrain import wire
 from powertrain.errors import WireError
+from powertrain.wire import frames
+from powertrain.wire.envelope import FromController
+from powertrain.wire.from_controller import Dismissed, Hold, RowClosed, Train
+from powertrain.wire.from_worker import Noted
+from powertrain.wire.keys import Door, KeyPair
+from powertrain.wire.link import Link
+from powertrain.wire.values import Point
 
 # --------------------------------------------------------------------------- who is heard
 
 
 def test_a_link_with_an_unknown_key_is_never_heard(ear: Ear) -> None:
-    stranger = connect(
-        wire.Door(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=wire.KeyPair.new()), 0, 0
-    )
+    stranger = connect(Door(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=KeyPair.new()), 0, 0)
     friend = connect(ear.hub.admit(), 0, 0)
     try:
         stranger.send(note("let me in"), 0, 0)
@@ -81,10 +85,10 @@ def test_a_message_with_a_forged_number_does_not_silence_another_sender(ear: Ear
 
 
 def test_the_controller_may_admit_a_key_that_was_made_elsewhere(ear: Ear) -> None:
-    keys = wire.KeyPair.new()
+    keys = KeyPair.new()
     door = ear.hub.admit(keys.public)
     assert door.keys.secret == b""
-    link = connect(wire.Door(endpoint=door.endpoint, hub_key=door.hub_key, keys=keys), 0, 0)
+    link = connect(Door(endpoint=door.endpoint, hub_key=door.hub_key, keys=keys), 0, 0)
     link.send(note("own key"), 0, 0)
     ear.wait_until(lambda: ear.notes() == ["own key"])
     link.close()
@@ -132,10 +136,10 @@ def test_who_sends_a_message_of_several_frames_is_refused(ear: Ear) -> None:
 @settings(max_examples=scaled(200))
 @given(st.binary(max_size=60), st.integers(0, 200))
 def test_no_bytes_make_the_decoder_raise_anything_but_a_decode_error(noise: bytes, cut: int) -> None:
-    messages = [wire.Noted(message="x"), wire.Point(row=1, at=0.0, metrics={"a": [1]})]
+    messages = [Noted(message="x"), Point(row=1, at=0.0, metrics={"a": [1]})]
     whole = envelope(1, messages=messages)[HEADER:]
     try:
-        wire._read_envelope(memoryview(whole[:cut] + noise + whole[cut:]))
+        frames.read_envelope(memoryview(whole[:cut] + noise + whole[cut:]))
     except WireError:
         pass
 
@@ -169,10 +173,10 @@ def test_numbers_that_json_cannot_hold_survive(ear: Ear) -> None:
         "none": None,
         "deep": [{"a": [1.5]}],
     }
-    link.send([wire.Point(row=1, at=1.0, metrics=metrics)], 0, 0)
+    link.send([Point(row=1, at=1.0, metrics=metrics)], 0, 0)
     ear.wait_until(lambda: bool(ear.received))
     (point,) = ear.received[0].envelope.messages
-    assert isinstance(point, wire.Point)
+    assert isinstance(point, Point)
     assert math.isnan(point.metrics.pop("nan"))
     assert point.metrics == {key: value for key, value in metrics.items() if key != "nan"}
     link.close()
@@ -245,17 +249,17 @@ def test_a_batch_that_got_lost_on_the_way_is_not_passed_over(ear: Ear) -> None:
 
 def test_commands_arrive_in_order_also_those_sent_before_the_worker_came(ear: Ear) -> None:
     door = ear.hub.admit()
-    ear.hub.send(door.keys.public, wire.Train())
-    ear.hub.send(door.keys.public, wire.Hold(hold=1))
+    ear.hub.send(door.keys.public, Train())
+    ear.hub.send(door.keys.public, Hold(hold=1))
     link = connect(door, 0, 0)
     link.send(note("here"), 0, 0)
-    got: list[wire.FromController] = []
+    got: list[FromController] = []
     for number in range(50):
-        ear.hub.send(door.keys.public, wire.RowClosed(row=number))
+        ear.hub.send(door.keys.public, RowClosed(row=number))
     deadline = time.monotonic() + PATIENCE
     while len(got) < 52 and time.monotonic() < deadline:
         got += link.poll(0.02)[0]
-    assert got == [wire.Train(), wire.Hold(hold=1), *[wire.RowClosed(row=number) for number in range(50)]]
+    assert got == [Train(), Hold(hold=1), *[RowClosed(row=number) for number in range(50)]]
     link.close()
 
 
@@ -265,9 +269,9 @@ def test_a_command_reaches_only_the_worker_it_is_for(ear: Ear) -> None:
     for link in links:
         link.send(note("here"), 0, 0)
         settle(link)
-    ear.hub.send(doors[1].keys.public, wire.Train())
-    ear.hub.send(doors[0].keys.public, wire.Hold(hold=1))
-    assert [link.poll(PATIENCE)[0] for link in links] == [[wire.Hold(hold=1)], [wire.Train()]]
+    ear.hub.send(doors[1].keys.public, Train())
+    ear.hub.send(doors[0].keys.public, Hold(hold=1))
+    assert [link.poll(PATIENCE)[0] for link in links] == [[Hold(hold=1)], [Train()]]
     for link in links:
         link.close()
 
@@ -278,9 +282,9 @@ def test_what_was_sent_before_the_hub_closes_still_arrives(directory: str) -> No
     link = connect(door, 0, 0)
     link.send(note("here"), 0, 0)
     pump(link, lambda: link.settled)
-    ear.hub.send(door.keys.public, wire.Dismissed(summary={"rows": 3}))
+    ear.hub.send(door.keys.public, Dismissed(summary={"rows": 3}))
     ear.hub.close()
-    assert link.poll(PATIENCE)[0] == [wire.Dismissed(summary={"rows": 3})]
+    assert link.poll(PATIENCE)[0] == [Dismissed(summary={"rows": 3})]
     link.close()
 
 
@@ -309,7 +313,7 @@ def test_what_is_done_after_closing_touches_nobody_elses_descriptor(directory: s
     ear.hub.close()
     files = [tempfile.TemporaryFile() for _ in range(12)]  # noqa: SIM115 - they take the numbers that have become free
     if side == "hub":
-        ear.hub.send(door.keys.public, wire.Train())
+        ear.hub.send(door.keys.public, Train())
         ear.hub.close()
     else:
         link.wake()
@@ -361,16 +365,16 @@ def test_an_address_makes_it_listen_on_tcp_there_and_nowhere_else(directory: str
 
 def test_a_command_lost_with_its_connection_comes_again_and_only_once(ear: Ear) -> None:
     door = ear.hub.admit()
-    link = wire.Link(door, 0, 0)
+    link = Link(door, 0, 0)
     link.send(note("first"), 0, 0)
     pump(link, lambda: link.settled)
     link._socket.disconnect(door.endpoint)
-    ear.hub.send(door.keys.public, wire.Train())
+    ear.hub.send(door.keys.public, Train())
     link._socket.connect(door.endpoint)
     link.send(note("here again"), 0, 0)
     got = pump(link, lambda: link.settled)
     link.send(note("heard"), 0, 0)
     got += pump(link, lambda: link.settled)
-    assert got == [wire.Train()]
+    assert got == [Train()]
     assert ear.received[-1].envelope.heard == 1
     link.close()

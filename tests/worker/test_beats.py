@@ -12,11 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain import wire
 from powertrain.trace.stacks import stacks
-from powertrain.worker.service import service as service_module
+from powertrain.wire.envelope import FromController
+from powertrain.wire.from_controller import Inspect, Opened, Reported, RowClosed, Settled
+from powertrain.wire.from_worker import Arrived, Beat, Stacks
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Received
 from powertrain.worker.progress import Gate, Progress
-from powertrain.worker.service.service import Service, _StoodStill
+from powertrain.worker.service import service as service_module
+from powertrain.worker.service.service import Service
+from powertrain.worker.service.standstill import StoodStill
 
 PATIENCE = 30.0
 
@@ -27,10 +32,10 @@ class Listener:
     def __init__(self, directory: str) -> None:
         self._said: list[Any] = []
         self._changed = threading.Condition()
-        self.hub = wire.Hub("ipc", self._deliver, directory=directory)
+        self.hub = Hub("ipc", self._deliver, directory=directory)
         self.door = self.hub.admit()
 
-    def _deliver(self, received: wire.Received) -> None:
+    def _deliver(self, received: Received) -> None:
         self.hub.acknowledge(received)
         with self._changed:
             self._said += received.envelope.messages
@@ -75,7 +80,7 @@ def test_a_beat_says_how_far_the_rank_has_come_and_where_it_is(
     progress.report()
     progress.step()
     progress.batch()
-    beat = listener.hears(wire.Beat, lambda beat: beat.batches == 1)
+    beat = listener.hears(Beat, lambda beat: beat.batches == 1)
     assert (beat.reports, beat.steps, beat.row, beat.phase) == (1, 1, 7, "set-up")
     assert (beat.awaits, beat.debugged) == ("", False)
     assert beat.where.frame.file == __file__
@@ -94,19 +99,19 @@ def test_every_counter_that_grows_is_progress(count: str) -> None:
     ("wait", "answer", "awaits"),
     [
         (
-            lambda service: service.meet(wire.Arrived(sync=1, kind="barrier")),
-            wire.Opened(sync=1),
+            lambda service: service.meet(Arrived(sync=1, kind="barrier")),
+            Opened(sync=1),
             "barrier",
         ),
-        (lambda service: service.wait_for_row(7), wire.RowClosed(row=7), "row 7"),
+        (lambda service: service.wait_for_row(7), RowClosed(row=7), "row 7"),
         (
             lambda service: service.wait_settled(7),
-            wire.Settled(row=7, path="c"),
+            Settled(row=7, path="c"),
             "commit of row 7",
         ),
         (
             lambda service: service.ask_checkpoints(7, False, -1.0),
-            wire.Reported(ask=1, checkpoints=[]),
+            Reported(ask=1, checkpoints=[]),
             "checkpoints",
         ),
     ],
@@ -116,12 +121,12 @@ def test_a_beat_says_what_the_rank_waits_for(
     service: Service,
     progress: Progress,
     wait: Callable[[Service], object],
-    answer: wire.FromController,
+    answer: FromController,
     awaits: str,
 ) -> None:
     waiting = threading.Thread(target=wait, args=(service,))
     waiting.start()
-    listener.hears(wire.Beat, lambda beat: beat.awaits == awaits)
+    listener.hears(Beat, lambda beat: beat.awaits == awaits)
     listener.hub.send(listener.door.keys.public, answer)
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
@@ -132,19 +137,19 @@ def test_a_beat_says_how_far_data_have_been_read_and_a_fault_in_that_ends_no_bea
     listener: Listener, service: Service, progress: Progress
 ) -> None:
     service.describe_data = lambda: "train: epoch 3, 45 %"
-    assert listener.hears(wire.Beat, lambda beat: beat.data != "").data == "train: epoch 3, 45 %"
+    assert listener.hears(Beat, lambda beat: beat.data != "").data == "train: epoch 3, 45 %"
 
     def broken() -> str:
         raise RuntimeError("dictionary changed size during iteration")
 
     service.describe_data = broken
     progress.report()
-    assert listener.hears(wire.Beat, lambda beat: beat.reports == 1 and not beat.data).batches == 0
+    assert listener.hears(Beat, lambda beat: beat.reports == 1 and not beat.data).batches == 0
 
 
 def test_a_rank_that_is_asked_says_what_its_threads_are_doing(listener: Listener, service: Service) -> None:
-    listener.hub.send(listener.door.keys.public, wire.Inspect(ask=5))
-    answer = listener.hears(wire.Stacks)
+    listener.hub.send(listener.door.keys.public, Inspect(ask=5))
+    answer = listener.hears(Stacks)
     assert answer.ask == 5
     assert answer.processes[0].title == "rank 3"
     assert {"MainThread", "powertrain-service"} <= {thread.name for thread in answer.processes[0].threads}
@@ -159,9 +164,9 @@ def test_a_fault_in_looking_ends_neither_beats_nor_answers(
     monkeypatch.setattr(stacks, "main_frame", broken)
     monkeypatch.setattr(stacks, "own_stacks", broken)
     progress.step()
-    assert listener.hears(wire.Beat, lambda beat: beat.steps == 1 and beat.where is None)
-    listener.hub.send(listener.door.keys.public, wire.Inspect(ask=5))
-    (answer,) = listener.hears(wire.Stacks).processes
+    assert listener.hears(Beat, lambda beat: beat.steps == 1 and beat.where is None)
+    listener.hub.send(listener.door.keys.public, Inspect(ask=5))
+    (answer,) = listener.hears(Stacks).processes
     assert answer.remark == "It could not look at itself: RuntimeError: no stacks today."
 
 
@@ -171,7 +176,7 @@ def test_time_in_which_the_process_stood_still_is_not_idle_time(
     now = time.monotonic()
     service._stood.woke(now - 50.0, now)
     progress.steps, progress.moved = 1, now - 60.0
-    beat = listener.hears(wire.Beat, lambda beat: beat.steps == 1 and beat.idle > 5.0)
+    beat = listener.hears(Beat, lambda beat: beat.steps == 1 and beat.idle > 5.0)
     assert 10.0 <= beat.idle < 10.0 + PATIENCE
 
 
@@ -180,7 +185,7 @@ def test_time_in_which_the_process_stood_still_is_not_idle_time(
     st.floats(0.0, 100.0),
 )
 def test_stood_time_is_never_more_than_there_was(sleeps: list[tuple[float, float]], moment: float) -> None:
-    stood, now, counted = _StoodStill(), 0.0, 0.0
+    stood, now, counted = StoodStill(), 0.0, 0.0
     for asked, late in sleeps:
         due = now + asked
         now = due + late

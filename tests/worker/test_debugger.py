@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from powertrain import wire
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_controller import DebugEnd, DebugGrant, DebugLine, Dismissed
+from powertrain.wire.from_worker import DebugClosed, DebugOpened, DebugOutput, DebugPrompt, DebugQuit
+from powertrain.wire.values import Frame
 from powertrain.worker import debugger as debugger_module
 from powertrain.worker.debugger import OUTPUT_LIMIT, Debugger, Dialogue, where_quit
 
@@ -30,20 +33,20 @@ class Person:
         self.heard: list[Any] = []
         self.dialogue = Dialogue(self.hear)
 
-    def hear(self, message: wire.FromWorker) -> None:
+    def hear(self, message: FromWorker) -> None:
         self.heard.append(message)
-        if isinstance(message, wire.DebugOpened):
-            self.dialogue.heard(wire.DebugGrant(granted=self.grants))
-        elif isinstance(message, wire.DebugPrompt):
+        if isinstance(message, DebugOpened):
+            self.dialogue.heard(DebugGrant(granted=self.grants))
+        elif isinstance(message, DebugPrompt):
             text = f"{self.lines.pop(0)}\n" if self.lines else ""
-            self.dialogue.heard(wire.DebugLine(number=message.number, text=text))
+            self.dialogue.heard(DebugLine(number=message.number, text=text))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
 
     @property
     def shown(self) -> str:
-        return "".join(message.text for message in self.of(wire.DebugOutput))
+        return "".join(message.text for message in self.of(DebugOutput))
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +71,12 @@ def stops() -> None:
 def test_a_breakpoint_stops_at_the_callers_line_and_answers() -> None:
     person = Person("p number", "c")
     run(person)
-    (opened,) = person.of(wire.DebugOpened)
+    (opened,) = person.of(DebugOpened)
     assert (opened.frame.file, opened.frame.function) == (__file__, "stops")
     assert opened.frame.source == "breakpoint()"
     assert "\n41\n" in person.shown
-    assert [prompt.text for prompt in person.of(wire.DebugPrompt)] == ["(Pdb) ", "(Pdb) "]
-    assert person.heard[-1] == wire.DebugClosed()
+    assert [prompt.text for prompt in person.of(DebugPrompt)] == ["(Pdb) ", "(Pdb) "]
+    assert person.heard[-1] == DebugClosed()
     assert not person.dialogue.is_open
 
 
@@ -82,7 +85,7 @@ def test_its_interactive_console_is_in_the_same_terminal() -> None:
     before = sys.stdin, sys.stdout, sys.stderr
     run(person)
     assert "\n142\n" in person.shown.replace(">>> ", "\n")
-    assert ">>> " in {prompt.text for prompt in person.of(wire.DebugPrompt)}
+    assert ">>> " in {prompt.text for prompt in person.of(DebugPrompt)}
     assert (sys.stdin, sys.stdout, sys.stderr) == before
 
 
@@ -95,7 +98,7 @@ def test_the_hooks_are_what_they_were_afterwards() -> None:
 def test_stepping_beyond_the_function_ends_with_it() -> None:
     person = Person("n", "n", "n", "n", "n")
     run(person)
-    assert person.heard[-1] == wire.DebugClosed()
+    assert person.heard[-1] == DebugClosed()
     assert len(person.lines) >= 2
     assert sys.gettrace() is None
 
@@ -107,7 +110,7 @@ def test_a_breakpoint_that_is_stepped_over_does_not_ask_for_the_terminal_again()
 
     person = Person("n", "c", "c")
     run(person, twice)
-    assert len(person.of(wire.DebugOpened)) == 1
+    assert len(person.of(DebugOpened)) == 1
 
 
 def test_where_there_is_no_terminal_the_rank_goes_on_and_does_not_ask_again() -> None:
@@ -118,15 +121,15 @@ def test_where_there_is_no_terminal_the_rank_goes_on_and_does_not_ask_again() ->
             breakpoint()
 
     run(person, loop)
-    assert len(person.of(wire.DebugOpened)) == 1
-    assert person.of(wire.DebugPrompt) == []
+    assert len(person.of(DebugOpened)) == 1
+    assert person.of(DebugPrompt) == []
 
 
 def test_quitting_says_where_and_raises_what_is_known_as_such() -> None:
     person = Person("q")
     with pytest.raises(BaseException) as raised:
         run(person)
-    (quits,) = person.of(wire.DebugQuit)
+    (quits,) = person.of(DebugQuit)
     frame = where_quit(raised.value)
     assert frame is not None
     assert quits.frame == frame
@@ -136,13 +139,13 @@ def test_quitting_says_where_and_raises_what_is_known_as_such() -> None:
     assert where_quit(handed_on) is None, "nobody has quit anything in this process"
 
 
-@pytest.mark.parametrize("end", [wire.DebugEnd(), wire.Dismissed()])
-def test_a_rank_whose_run_ends_is_not_held_at_its_prompt(end: wire.FromController) -> None:
+@pytest.mark.parametrize("end", [DebugEnd(), Dismissed()])
+def test_a_rank_whose_run_ends_is_not_held_at_its_prompt(end: FromController) -> None:
     asked = threading.Event()
 
     class Silent(Person):
-        def hear(self, message: wire.FromWorker) -> None:
-            if isinstance(message, wire.DebugPrompt):
+        def hear(self, message: FromWorker) -> None:
+            if isinstance(message, DebugPrompt):
                 self.heard.append(message)
                 asked.set()
             else:
@@ -156,7 +159,7 @@ def test_a_rank_whose_run_ends_is_not_held_at_its_prompt(end: wire.FromControlle
     person.dialogue.heard(end)
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    assert not person.dialogue.open(wire.Frame(file="", line=0, function=""))
+    assert not person.dialogue.open(Frame(file="", line=0, function=""))
 
 
 def test_another_debugger_that_the_user_has_named_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +221,7 @@ def test_what_one_command_prints_is_cut_and_the_prompt_is_not() -> None:
     run(person)
     assert OUTPUT_LIMIT <= len(person.shown) < OUTPUT_LIMIT + 1000
     assert person.shown.endswith(f"[only the first {OUTPUT_LIMIT:,} characters are shown]\n42\n")
-    assert {prompt.text for prompt in person.of(wire.DebugPrompt)} == {"(Pdb) "}
+    assert {prompt.text for prompt in person.of(DebugPrompt)} == {"(Pdb) "}
 
 
 def test_a_command_that_prints_many_lines_does_not_take_long() -> None:
@@ -244,10 +247,10 @@ def test_a_post_mortem_shows_the_users_innermost_line_first() -> None:
         fails()
     except ValueError as error:
         rank.post_mortem(error)
-    (opened,) = person.of(wire.DebugOpened)
+    (opened,) = person.of(DebugOpened)
     assert opened.error.startswith("json.decoder.JSONDecodeError: Expecting property name")
     assert opened.frame.source == "json.loads(text)"
     assert "-> json.loads(text)\n'{'\n" in person.shown
     assert "json/__init__.py" in person.shown
-    assert person.heard[-1] == wire.DebugClosed()
-    assert person.of(wire.DebugQuit) == []
+    assert person.heard[-1] == DebugClosed()
+    assert person.of(DebugQuit) == []

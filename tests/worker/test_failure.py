@@ -14,7 +14,7 @@ import pytest
 
 from powertrain.errors import ReportError
 from powertrain.trace.stacks.frames import OURS
-from powertrain.wire import ErrorReport
+from powertrain.wire.values import ErrorReport
 from powertrain.worker import failure
 from powertrain.worker.values import normalise
 

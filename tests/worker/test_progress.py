@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import scaled
 
-from powertrain.wire import Goto, Preemption
+from powertrain.wire.from_controller import Goto, Preemption
 from powertrain.worker.progress import Boundaries, Crossing, Gate, Progress, StopRun
 
 PATIENCE = 30.0

@@ -131,9 +131,9 @@ def test_what_a_broken_service_leaves_is_an_error_and_no_wait(in_loop: Any) -> N
     """Whatever gets past the checks and cannot be encoded ends the wait."""
 
     def send_what_cannot_be_sent() -> None:
-        from powertrain.worker import context
+        from powertrain.worker import session as worker_session
 
-        session = context.current("test")
+        session = worker_session.current("test")
         session.service.ask_checkpoints(0, False, Awkward())  # type: ignore[arg-type]
 
     with pytest.raises(powertrain.TrainingFailedError) as raised:

@@ -14,13 +14,13 @@ from tests.data.small_source import numbered
 from torch.utils.data import DataLoader, IterableDataset
 
 from powertrain.data.plan.prepared import Prepared
-from powertrain.data.shard import DataShard
 from powertrain.data.ray.shard import StreamedShard
+from powertrain.data.shard import DataShard
 from powertrain.engine.ray.feed import Feed
 from powertrain.errors import DataError
-from powertrain.trace.recording import patches, phases
-from powertrain.trace import recording
+from powertrain.trace.recording import current, patch_choice, patches, phases
 from powertrain.trace.recording.phases import StepRecord
+from powertrain.trace.recording.recorder import Recorder
 from powertrain.worker.data.shards import RecordedWaits
 
 #: Long enough to be told from whatever else a step on a busy machine does.
@@ -29,11 +29,11 @@ ROWS = 40
 
 
 @pytest.fixture(autouse=True)
-def recorder() -> Iterator[recording.Recorder]:
-    recorder = recording.Recorder()
-    recording.use(recorder)
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder()
+    current.use(recorder)
     yield recorder
-    recording.use(None)
+    current.use(None)
 
 
 class CountedWaits(RecordedWaits):
@@ -101,7 +101,7 @@ def slowly(rows: Any) -> Any:
     return torch.as_tensor(rows["id"])
 
 
-def steps_over(recorder: recording.Recorder, batches: Any, seconds: float = 0.0) -> list[StepRecord]:
+def steps_over(recorder: Recorder, batches: Any, seconds: float = 0.0) -> list[StepRecord]:
     """The steps of a loop that does something with each batch for a while."""
     optimizer = object()
     for _ in batches:
@@ -121,7 +121,7 @@ def waited(steps: list[StepRecord]) -> list[float]:
 
 
 def test_a_batch_made_when_it_is_asked_for_is_waited_for_as_long_as_it_is_made(
-    recorder: recording.Recorder, shard: Callable[..., DataShard]
+    recorder: Recorder, shard: Callable[..., DataShard]
 ) -> None:
     found = steps_over(
         recorder, shard().iter_torch_batches(batch_size=10, prefetch_batches=0, collate_fn=slowly)
@@ -132,7 +132,7 @@ def test_a_batch_made_when_it_is_asked_for_is_waited_for_as_long_as_it_is_made(
 
 
 def test_a_batch_made_ahead_says_how_long_that_took_and_nobody_waits(
-    recorder: recording.Recorder, shard: Callable[..., DataShard]
+    recorder: Recorder, shard: Callable[..., DataShard]
 ) -> None:
     batches = shard().iter_torch_batches(batch_size=5, prefetch_batches=3, collate_fn=slowly)
     found = steps_over(recorder, batches, seconds=3 * LONG)
@@ -141,9 +141,7 @@ def test_a_batch_made_ahead_says_how_long_that_took_and_nobody_waits(
     assert waited(found)[4] < 0.5
 
 
-def test_batches_made_together_share_the_time(
-    recorder: recording.Recorder, shard: Callable[..., DataShard]
-) -> None:
+def test_batches_made_together_share_the_time(recorder: Recorder, shard: Callable[..., DataShard]) -> None:
     """Narrow rows are gathered for several steps at once; what that took is not counted for each of them."""
     began = time.perf_counter()
     found = steps_over(recorder, shard(rows=8000).iter_batches(batch_size=10, prefetch_batches=2))
@@ -152,15 +150,13 @@ def test_batches_made_together_share_the_time(
     assert 0 < sum(step.fetch for step in found) < 4 * (time.perf_counter() - began)
 
 
-def test_a_row_that_counts_nothing_is_no_sample(
-    recorder: recording.Recorder, shard: Callable[..., DataShard]
-) -> None:
+def test_a_row_that_counts_nothing_is_no_sample(recorder: Recorder, shard: Callable[..., DataShard]) -> None:
     found = steps_over(recorder, shard(rank=0, world_size=3).iter_batches(global_batch_size=39))
     assert [step.samples for step in found] == [13, 0], "of 40 rows, the last one is another rank's"
 
 
 def test_single_rows_are_told_of_as_their_block_comes(
-    recorder: recording.Recorder, shard: Callable[..., DataShard]
+    recorder: Recorder, shard: Callable[..., DataShard]
 ) -> None:
     one = shard(rows=4000)
     found = steps_over(recorder, one.iter_rows())
@@ -170,7 +166,7 @@ def test_single_rows_are_told_of_as_their_block_comes(
 
 
 def test_tokens_are_counted_where_models_of_text_read_them(
-    recorder: recording.Recorder, shard: Callable[..., DataShard]
+    recorder: Recorder, shard: Callable[..., DataShard]
 ) -> None:
     batches = shard().iter_torch_batches(
         batch_size=10, collate_fn=lambda rows: {"input_ids": torch.ones(len(rows["id"]), 6)}
@@ -179,7 +175,7 @@ def test_tokens_are_counted_where_models_of_text_read_them(
 
 
 def test_a_shard_within_torchs_loader_is_counted_once(
-    recorder: recording.Recorder, shard: Callable[..., DataShard]
+    recorder: Recorder, shard: Callable[..., DataShard]
 ) -> None:
     one = shard()
 
@@ -187,7 +183,7 @@ def test_a_shard_within_torchs_loader_is_counted_once(
         def __iter__(self) -> Iterator[Any]:
             return iter(one.iter_torch_batches(batch_size=10, prefetch_batches=0, collate_fn=slowly))
 
-    patches.install(recorder, patches.choose())
+    patches.install(recorder, patch_choice.choose())
     try:
         found = steps_over(recorder, DataLoader(Rows(), batch_size=None))
     finally:
@@ -198,7 +194,7 @@ def test_a_shard_within_torchs_loader_is_counted_once(
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_rows_that_ray_takes_long_for_are_waited_for(
-    recorder: recording.Recorder, stream: Callable[[float], StreamedShard], prefetch: int
+    recorder: Recorder, stream: Callable[[float], StreamedShard], prefetch: int
 ) -> None:
     found = steps_over(recorder, stream(LONG).iter_batches(batch_size=10, prefetch_batches=prefetch))
     assert [step.samples for step in found] == [10] * 4
@@ -207,7 +203,7 @@ def test_rows_that_ray_takes_long_for_are_waited_for(
 
 
 def test_rows_that_ray_has_are_made_ahead(
-    recorder: recording.Recorder, stream: Callable[[float], StreamedShard]
+    recorder: Recorder, stream: Callable[[float], StreamedShard]
 ) -> None:
     batches = stream(0.0).iter_torch_batches(batch_size=5, prefetch_batches=3, collate_fn=slowly)
     found = steps_over(recorder, batches, seconds=2 * LONG)
@@ -217,7 +213,7 @@ def test_rows_that_ray_has_are_made_ahead(
 
 
 def test_single_rows_of_rays_are_told_of_in_batches(
-    recorder: recording.Recorder, stream: Callable[[float], StreamedShard]
+    recorder: Recorder, stream: Callable[[float], StreamedShard]
 ) -> None:
     shard = stream(0.0)
     found = steps_over(recorder, shard.iter_rows())
@@ -228,7 +224,7 @@ def test_single_rows_of_rays_are_told_of_in_batches(
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_wait_that_ends_with_an_error_is_over(
-    recorder: recording.Recorder, shard: Callable[..., DataShard], prefetch: int
+    recorder: Recorder, shard: Callable[..., DataShard], prefetch: int
 ) -> None:
     def fail(rows: Any) -> Any:
         raise ValueError("this batch cannot be made")
@@ -241,8 +237,8 @@ def test_a_wait_that_ends_with_an_error_is_over(
 def test_without_a_recorder_rows_come_all_the_same(
     shard: Callable[..., DataShard], stream: Callable[[float], StreamedShard]
 ) -> None:
-    recording.use(None)
+    current.use(None)
     for one in (shard(), stream(0.0)):
         rows = [row for batch in one.iter_batches(batch_size=8) for row in batch["id"].tolist()]
         assert sorted(rows) == list(range(ROWS))
-    assert recording.recording() is None
+    assert current.recording() is None

@@ -14,11 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain import wire
-from powertrain.trace import recording
-from powertrain.worker.service import service as service_module
+from powertrain.trace.recording import current
+from powertrain.wire.envelope import Envelope, FromWorker
+from powertrain.wire.from_controller import Hold, Train
+from powertrain.wire.from_worker import AskCheckpoints, Beat, Held, Noted, Outcome, Reached, Telemetry
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Received
+from powertrain.wire.values import Part, Point
 from powertrain.worker import tracing as tracing_module
 from powertrain.worker.progress import Gate, Progress
+from powertrain.worker.service import service as service_module
 from powertrain.worker.service.beats import MOST_GATHERED, BeatTimes, SharedTimes, can_gather
 from powertrain.worker.service.service import Service
 from powertrain.worker.tracing import TraceSettings, Tracing
@@ -108,17 +113,17 @@ def test_ranks_are_spread_over_the_time_between_two_beats(ranks: int) -> None:
 
 
 def test_only_reports_that_nobody_waits_for_gather() -> None:
-    plain = wire.Point(row=1, at=0.0, metrics={})
-    part = wire.Part(checkpoint="", files=[])
+    plain = Point(row=1, at=0.0, metrics={})
+    part = Part(checkpoint="", files=[])
     assert can_gather(plain)
-    assert can_gather(wire.Point(row=0, at=0.0, metrics={}, solo=True))
+    assert can_gather(Point(row=0, at=0.0, metrics={}, solo=True))
     for pressing in (
-        wire.Point(row=1, at=0.0, metrics={}, barrier=True),
-        wire.Point(row=1, at=0.0, metrics={}, part=part),
-        wire.Outcome(status="returned"),
-        wire.AskCheckpoints(ask=1, row=1),
-        wire.Noted(message="look"),
-        wire.Telemetry(),
+        Point(row=1, at=0.0, metrics={}, barrier=True),
+        Point(row=1, at=0.0, metrics={}, part=part),
+        Outcome(status="returned"),
+        AskCheckpoints(ask=1, row=1),
+        Noted(message="look"),
+        Telemetry(),
     ):
         assert not can_gather(pressing)
 
@@ -130,12 +135,12 @@ class Listener:
     """A hub that keeps the envelopes of a rank."""
 
     def __init__(self, directory: str) -> None:
-        self.envelopes: list[wire.Envelope] = []
+        self.envelopes: list[Envelope] = []
         self._changed = threading.Condition()
-        self.hub = wire.Hub("ipc", self._deliver, directory=directory)
+        self.hub = Hub("ipc", self._deliver, directory=directory)
         self.door = self.hub.admit()
 
-    def _deliver(self, received: wire.Received) -> None:
+    def _deliver(self, received: Received) -> None:
         self.hub.acknowledge(received)
         with self._changed:
             self.envelopes.append(received.envelope)
@@ -146,14 +151,14 @@ class Listener:
             assert self._changed.wait_for(condition, PATIENCE)
 
     def train(self, gather: float) -> None:
-        self.hub.send(self.door.keys.public, wire.Train(gather=gather))
+        self.hub.send(self.door.keys.public, Train(gather=gather))
 
     def rows(self) -> list[list[int]]:
         """The reports of each envelope that brings any."""
-        found = [[m.row for m in e.messages if isinstance(m, wire.Point)] for e in self.envelopes]
+        found = [[m.row for m in e.messages if isinstance(m, Point)] for e in self.envelopes]
         return [rows for rows in found if rows]
 
-    def of(self, kind: type) -> list[wire.Envelope]:
+    def of(self, kind: type) -> list[Envelope]:
         """The envelopes that bring such a message."""
         return [e for e in self.envelopes if any(isinstance(message, kind) for message in e.messages)]
 
@@ -175,23 +180,23 @@ def service(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ser
 
 
 def test_without_reports_beats_go_by_themselves(listener: Listener, service: Service) -> None:
-    listener.wait_until(lambda: len(listener.of(wire.Beat)) >= 3)
-    assert not listener.of(wire.Point)
+    listener.wait_until(lambda: len(listener.of(Beat)) >= 3)
+    assert not listener.of(Point)
 
 
 def test_a_beat_that_is_nearly_due_goes_in_the_envelope_of_a_report(
     listener: Listener, service: Service
 ) -> None:
     """Each report is made as soon as a beat is nearly due, whenever that is on this machine."""
-    listener.wait_until(lambda: bool(listener.of(wire.Beat)))
+    listener.wait_until(lambda: bool(listener.of(Beat)))
     nearly, rode, row = threading.Event(), list[bool](), 0
     while sum(rode) < 3:
         row += 1
         assert row < 200, "no beat ever rode with a report"
         nearly.wait(0.9 * EVERY)
-        service.post(wire.Point(row=row, at=0.0, metrics={}))
-        listener.wait_until(lambda: len(listener.of(wire.Point)) == row)  # noqa: B023 (waits here)
-        rode.append(any(isinstance(m, wire.Beat) for m in listener.of(wire.Point)[-1].messages))
+        service.post(Point(row=row, at=0.0, metrics={}))
+        listener.wait_until(lambda: len(listener.of(Point)) == row)  # noqa: B023 (waits here)
+        rode.append(any(isinstance(m, Beat) for m in listener.of(Point)[-1].messages))
 
 
 def test_a_lone_report_leaves_at_once_and_waits_for_no_beat(
@@ -199,8 +204,8 @@ def test_a_lone_report_leaves_at_once_and_waits_for_no_beat(
 ) -> None:
     monkeypatch.setattr(service_module, "_BEAT_EVERY", 1e6)
     service = Service(listener.door, 0, 0, Gate(), Progress())
-    service.post(wire.Point(row=1, at=0.0, metrics={}))
-    listener.wait_until(lambda: bool(listener.of(wire.Point)))
+    service.post(Point(row=1, at=0.0, metrics={}))
+    listener.wait_until(lambda: bool(listener.of(Point)))
     service.close()
 
 
@@ -209,7 +214,7 @@ def test_a_lone_report_leaves_at_once_and_waits_for_no_beat(
 
 def post(service: Service, *rows: int, **more: Any) -> None:
     for row in rows:
-        service.post(wire.Point(row=row, at=0.0, metrics={}, **more))
+        service.post(Point(row=row, at=0.0, metrics={}, **more))
 
 
 @pytest.fixture
@@ -221,9 +226,9 @@ def gathering(listener: Listener) -> Iterator[Callable[[float], Service]]:
     def start(gather: float) -> Service:
         service = Service(listener.door, 1, 0, Gate(), Progress())
         services.append(service)
-        listener.wait_until(lambda: bool(listener.of(wire.Beat)))
+        listener.wait_until(lambda: bool(listener.of(Beat)))
         listener.train(gather)
-        assert service.commands.get(timeout=PATIENCE) == wire.Train(gather=gather)
+        assert service.commands.get(timeout=PATIENCE) == Train(gather=gather)
         return service
 
     yield start
@@ -238,8 +243,8 @@ def test_reports_that_nobody_waits_for_gather_and_go_with_the_next_beat(
     post(service, *range(1, 11))
     listener.wait_until(lambda: bool(listener.rows()))
     assert listener.rows() == [list(range(1, 11))]
-    (envelope,) = listener.of(wire.Point)
-    assert isinstance(envelope.messages[0], wire.Beat)
+    (envelope,) = listener.of(Point)
+    assert isinstance(envelope.messages[0], Beat)
     assert envelope.row == service.row
 
 
@@ -249,21 +254,21 @@ NEVER = 1e6
 @pytest.mark.parametrize(
     "last",
     [
-        wire.Point(row=3, at=0.0, metrics={}, barrier=True),
-        wire.Point(row=3, at=0.0, metrics={}, part=wire.Part(checkpoint="", files=[])),
-        wire.Outcome(status="returned"),
-        wire.AskCheckpoints(ask=1, row=2),
+        Point(row=3, at=0.0, metrics={}, barrier=True),
+        Point(row=3, at=0.0, metrics={}, part=Part(checkpoint="", files=[])),
+        Outcome(status="returned"),
+        AskCheckpoints(ask=1, row=2),
     ],
     ids=lambda message: type(message).__name__,
 )
 def test_what_somebody_waits_for_goes_at_once_and_takes_along_what_has_gathered(
-    last: wire.FromWorker, listener: Listener, gathering: Callable[[float], Service]
+    last: FromWorker, listener: Listener, gathering: Callable[[float], Service]
 ) -> None:
     service = gathering(NEVER)
     post(service, 1, 2)
     service.post(last)
     listener.wait_until(lambda: listener.envelopes[-1].messages[-1] == last)
-    assert [m.row for m in listener.envelopes[-1].messages[:2] if isinstance(m, wire.Point)] == [1, 2]
+    assert [m.row for m in listener.envelopes[-1].messages[:2] if isinstance(m, Point)] == [1, 2]
 
 
 def test_what_is_urgent_goes_at_once_and_takes_along_what_has_gathered(
@@ -271,12 +276,12 @@ def test_what_is_urgent_goes_at_once_and_takes_along_what_has_gathered(
 ) -> None:
     service = gathering(NEVER)
     post(service, 1, 2)
-    listener.hub.send(listener.door.keys.public, wire.Hold(hold=1))
-    listener.wait_until(lambda: bool(listener.of(wire.Held)))
+    listener.hub.send(listener.door.keys.public, Hold(hold=1))
+    listener.wait_until(lambda: bool(listener.of(Held)))
     assert listener.rows() == [[1, 2]]
     post(service, 3)
-    service.say(wire.Reached(hold=1, boundary=3, row=3))
-    listener.wait_until(lambda: bool(listener.of(wire.Reached)))
+    service.say(Reached(hold=1, boundary=3, row=3))
+    listener.wait_until(lambda: bool(listener.of(Reached)))
     assert listener.rows() == [[1, 2], [3]]
 
 
@@ -330,7 +335,7 @@ def test_what_is_recorded_goes_as_seldom_as_the_rank_sends_unless_there_are_many
         assert tracing.collect(rides=False) is not None
     finally:
         tracing.end()
-        recording.use(None)
+        current.use(None)
 
 
 def test_what_is_recorded_rides_a_little_early_and_goes_by_itself_a_little_late() -> None:
@@ -350,4 +355,4 @@ def test_what_is_recorded_rides_a_little_early_and_goes_by_itself_a_little_late(
         assert tracing.collect(rides=False) is not None
     finally:
         tracing.end()
-        recording.use(None)
+        current.use(None)

@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from powertrain import wire
-from powertrain.worker.service import service as service_module
+from powertrain.wire.envelope import Envelope, FromController, FromWorker
+from powertrain.wire.from_controller import Dismissed, Execute, Goto, Hold, Opened, RowClosed, Train
+from powertrain.wire.from_worker import Arrived, Beat, Held, Noted, Outcome
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Door, KeyPair, Received
+from powertrain.wire.link import Link
+from powertrain.wire.values import Point
 from powertrain.worker.progress import Crossing, Gate, Progress
-from powertrain.worker.service.service import Service, _Spill
+from powertrain.worker.service import service as service_module
+from powertrain.worker.service import spill as service_spill
+from powertrain.worker.service.service import Service
+from powertrain.worker.service.spill import Spill
 
 PATIENCE = 30.0
 
@@ -21,14 +29,14 @@ class Controller:
     """A hub that remembers; it can be made to stand still, so that nothing is acknowledged."""
 
     def __init__(self, directory: str) -> None:
-        self.envelopes: list[wire.Envelope] = []
+        self.envelopes: list[Envelope] = []
         self.reads = threading.Event()
         self.reads.set()
         self._changed = threading.Condition()
-        self.hub = wire.Hub("ipc", self._deliver, directory=directory)
+        self.hub = Hub("ipc", self._deliver, directory=directory)
         self.door = self.hub.admit()
 
-    def _deliver(self, received: wire.Received) -> None:
+    def _deliver(self, received: Received) -> None:
         self.reads.wait(PATIENCE)
         self.hub.acknowledge(received)
         with self._changed:
@@ -36,7 +44,7 @@ class Controller:
             self._changed.notify_all()
         self.hub.acknowledge(received)
 
-    def send(self, command: wire.FromController) -> None:
+    def send(self, command: FromController) -> None:
         self.hub.send(self.door.keys.public, command)
 
     def messages(self, kind: type[Any]) -> list[Any]:
@@ -73,37 +81,37 @@ def service(controller: Controller, gate: Gate, directory: str) -> Iterator[Serv
     service.close(timeout=2.0)
 
 
-def point(row: int) -> wire.Point:
-    return wire.Point(row=row, at=0.0, metrics={"row": row})
+def point(row: int) -> Point:
+    return Point(row=row, at=0.0, metrics={"row": row})
 
 
 def test_reports_arrive_in_order_in_batches(controller: Controller, service: Service) -> None:
     for row in range(1, 3001):
         service.post(point(row))
-    controller.wait_until(lambda: len(controller.messages(wire.Point)) == 3000)
-    assert [p.row for p in controller.messages(wire.Point)] == list(range(1, 3001))
+    controller.wait_until(lambda: len(controller.messages(Point)) == 3000)
+    assert [p.row for p in controller.messages(Point)] == list(range(1, 3001))
     assert len(controller.envelopes) < 300
-    assert max(len(e.messages) for e in controller.envelopes) <= service_module._BATCH + 10
+    assert max(len(e.messages) for e in controller.envelopes) <= service_spill.BATCH + 10
 
 
 def test_a_single_report_is_sent_without_waiting_for_more(controller: Controller, service: Service) -> None:
     service.post(point(1))
-    controller.wait_until(lambda: len(controller.messages(wire.Point)) == 1)
+    controller.wait_until(lambda: len(controller.messages(Point)) == 1)
 
 
 def test_a_beat_tells_where_the_rank_stands(controller: Controller, service: Service) -> None:
-    controller.wait_until(lambda: bool(controller.messages(wire.Beat)))
-    assert controller.messages(wire.Beat)[0].phase == "set-up"
+    controller.wait_until(lambda: bool(controller.messages(Beat)))
+    assert controller.messages(Beat)[0].phase == "set-up"
 
 
 def test_what_is_said_goes_ahead_of_what_waits(controller: Controller, service: Service) -> None:
     controller.reads.clear()
     for row in range(1, 20_001):
         service.post(point(row))
-    service.say(wire.Noted(message="urgent"))
+    service.say(Noted(message="urgent"))
     controller.reads.set()
-    controller.wait_until(lambda: len(controller.messages(wire.Point)) == 20_000)
-    before = [type(m) for e in controller.envelopes for m in e.messages].index(wire.Noted)
+    controller.wait_until(lambda: len(controller.messages(Point)) == 20_000)
+    before = [type(m) for e in controller.envelopes for m in e.messages].index(Noted)
     assert before < 19_000
 
 
@@ -114,25 +122,25 @@ def test_nothing_is_lost_and_memory_is_bounded_while_nobody_acknowledges(
     controller.reads.clear()
     spilled = threading.Event()
     most_in_memory: list[int] = []
-    put = _Spill.put
+    put = Spill.put
 
-    def watch(spill: _Spill, messages: list[wire.FromWorker]) -> None:
+    def watch(spill: Spill, messages: list[FromWorker]) -> None:
         put(spill, messages)
         most_in_memory.append(len(messages))
         spilled.set()
 
-    monkeypatch.setattr(_Spill, "put", watch)
+    monkeypatch.setattr(Spill, "put", watch)
     service = Service(controller.door, 0, 0, gate, Progress(), spill_directory=directory)
-    under_way = wire.Link.WINDOW * service_module._BATCH
+    under_way = Link.WINDOW * service_spill.BATCH
     total = under_way + 5_000
     for row in range(1, total + 1):
         service.post(point(row))
     assert spilled.wait(PATIENCE)
     service.post(point(total + 1))
     controller.reads.set()
-    controller.wait_until(lambda: len(controller.messages(wire.Point)) == total + 1)
+    controller.wait_until(lambda: len(controller.messages(Point)) == total + 1)
     service.close()
-    assert [p.row for p in controller.messages(wire.Point)] == list(range(1, total + 2))
+    assert [p.row for p in controller.messages(Point)] == list(range(1, total + 2))
     assert not service._spill
 
 
@@ -142,16 +150,14 @@ def test_close_sends_what_is_queued_and_waits_for_its_acknowledgement(
     service = Service(controller.door, 0, 0, gate, Progress())
     for row in range(1, 2001):
         service.post(point(row))
-    service.post(wire.Outcome(status="returned"))
+    service.post(Outcome(status="returned"))
     service.close()
-    assert len(controller.messages(wire.Point)) == 2000
-    assert controller.envelopes[-1].messages[-1] == wire.Outcome(status="returned")
+    assert len(controller.messages(Point)) == 2000
+    assert controller.envelopes[-1].messages[-1] == Outcome(status="returned")
 
 
 def test_close_gives_up_after_its_timeout_when_nobody_listens(directory: str, gate: Gate) -> None:
-    door = wire.Door(
-        endpoint=f"ipc://{directory}/nobody", hub_key=wire.KeyPair.new().public, keys=wire.KeyPair.new()
-    )
+    door = Door(endpoint=f"ipc://{directory}/nobody", hub_key=KeyPair.new().public, keys=KeyPair.new())
     service = Service(door, 0, 0, gate, Progress())
     service.post(point(1))
     service.close(timeout=0.05)
@@ -161,16 +167,16 @@ def test_close_gives_up_after_its_timeout_when_nobody_listens(directory: str, ga
 def test_a_message_that_cannot_be_encoded_does_not_silence_the_rank(
     controller: Controller, service: Service
 ) -> None:
-    service.post(wire.Noted(message="half a character: \udcff"))
+    service.post(Noted(message="half a character: \udcff"))
     service.post(point(1))
-    controller.wait_until(lambda: len(controller.messages(wire.Point)) == 1)
+    controller.wait_until(lambda: len(controller.messages(Point)) == 1)
 
 
 def test_commands_for_the_main_thread_come_in_order(controller: Controller, service: Service) -> None:
-    for command in (wire.Execute(call=1, function=b""), wire.Train(), wire.Dismissed()):
+    for command in (Execute(call=1, function=b""), Train(), Dismissed()):
         controller.send(command)
     got = [service.commands.get(timeout=PATIENCE) for _ in range(3)]
-    assert got == [wire.Execute(call=1, function=b""), wire.Train(), wire.Dismissed()]
+    assert got == [Execute(call=1, function=b""), Train(), Dismissed()]
 
 
 def test_a_hold_is_answered_with_the_boundaries_passed_and_acted_on(
@@ -178,10 +184,10 @@ def test_a_hold_is_answered_with_the_boundaries_passed_and_acted_on(
 ) -> None:
     gate.cross()
     gate.cross()
-    controller.send(wire.Hold(hold=4))
-    controller.wait_until(lambda: bool(controller.messages(wire.Held)))
-    assert controller.messages(wire.Held) == [wire.Held(hold=4, boundary=2)]
-    controller.send(wire.Goto(hold=4, boundary=4, action="stop", reason="enough"))
+    controller.send(Hold(hold=4))
+    controller.wait_until(lambda: bool(controller.messages(Held)))
+    assert controller.messages(Held) == [Held(hold=4, boundary=2)]
+    controller.send(Goto(hold=4, boundary=4, action="stop", reason="enough"))
     assert [gate.cross().action, gate.cross()] == ["go", Crossing("stop", "enough")]
 
 
@@ -190,21 +196,19 @@ def test_an_envelope_tells_the_boundaries_passed(
 ) -> None:
     gate.cross()
     service.post(point(1))
-    controller.wait_until(lambda: bool(controller.messages(wire.Point)))
+    controller.wait_until(lambda: bool(controller.messages(Point)))
     assert controller.envelopes[-1].boundary == 1
 
 
 def test_meeting_waits_for_the_answer_and_returns_what_rank_zero_brought(
     controller: Controller, service: Service
 ) -> None:
-    answers: list[wire.Opened] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(service.meet(wire.Arrived(sync=1, kind="barrier")))
-    )
+    answers: list[Opened] = []
+    thread = threading.Thread(target=lambda: answers.append(service.meet(Arrived(sync=1, kind="barrier"))))
     thread.start()
-    controller.wait_until(lambda: bool(controller.messages(wire.Arrived)))
+    controller.wait_until(lambda: bool(controller.messages(Arrived)))
     assert not answers
-    controller.send(wire.Opened(sync=1, data=b"brought"))
+    controller.send(Opened(sync=1, data=b"brought"))
     thread.join(PATIENCE)
     assert [answer.data for answer in answers] == [b"brought"]
 
@@ -214,8 +218,8 @@ def test_waiting_for_a_row_ends_when_that_row_or_a_later_one_is_closed(
 ) -> None:
     thread = threading.Thread(target=service.wait_for_row, args=(2,))
     thread.start()
-    controller.send(wire.RowClosed(row=1))
-    controller.send(wire.RowClosed(row=3))
+    controller.send(RowClosed(row=1))
+    controller.send(RowClosed(row=3))
     thread.join(PATIENCE)
     assert not thread.is_alive()
     service.wait_for_row(3)
@@ -226,13 +230,13 @@ def test_those_who_wait_are_let_go_when_the_service_ends(controller: Controller,
     gate.arm(1)
     waits: list[Callable[[], object]] = [
         lambda: service.wait_for_row(9),
-        lambda: service.meet(wire.Arrived(sync=1, kind="barrier")),
+        lambda: service.meet(Arrived(sync=1, kind="barrier")),
         gate.cross,
     ]
     threads = [threading.Thread(target=wait) for wait in waits]
     for thread in threads:
         thread.start()
-    controller.wait_until(lambda: bool(controller.messages(wire.Arrived)))
+    controller.wait_until(lambda: bool(controller.messages(Arrived)))
     service.close()
     for thread in threads:
         thread.join(PATIENCE)
@@ -252,7 +256,7 @@ def test_a_watched_descriptor_means_that_the_run_is_gone(controller: Controller,
 
 
 def test_the_spill_file_gives_back_what_was_put_in_order_and_empties_itself(directory: str) -> None:
-    spill = _Spill(directory)
+    spill = Spill(directory)
     assert not spill
     spill.put([point(row) for row in range(1, 601)])
     first = spill.take()
@@ -260,6 +264,6 @@ def test_the_spill_file_gives_back_what_was_put_in_order_and_empties_itself(dire
     rest = []
     while spill:
         rest += spill.take()
-    assert [m.row for m in [*first, *rest] if isinstance(m, wire.Point)] == list(range(1, 701))
+    assert [m.row for m in [*first, *rest] if isinstance(m, Point)] == list(range(1, 701))
     spill.put([point(1)])
     assert spill.take() == [point(1)]

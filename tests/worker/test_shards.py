@@ -19,17 +19,15 @@ from tests.data.small_source import numbered
 import powertrain
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.data.plan.prepared import Prepared
-from powertrain.data.shard import DataShard
 from powertrain.data.ray.shard import StreamedShard
+from powertrain.data.shard import DataShard
 from powertrain.engine.ray.feed import Feed
 from powertrain.errors import ConfigError, OutsideWorkerError
 from powertrain.storage import safety
-from powertrain.wire import FirstStep
-from powertrain.worker import context
+from powertrain.wire.from_worker import FirstStep
+from powertrain.worker import session
 from powertrain.worker.checkpoints import saving
 from powertrain.worker.data.batch_plan import gradient_weight
-from powertrain.worker.context import Place
-from powertrain.worker.progress import progress
 from powertrain.worker.data.shards import (
     DATA_EXTRA,
     DataPosition,
@@ -41,6 +39,8 @@ from powertrain.worker.data.shards import (
     positions_in,
     readable,
 )
+from powertrain.worker.place import Place
+from powertrain.worker.progress import progress
 
 ROWS = 40
 
@@ -115,7 +115,7 @@ def test_outside_a_worker_there_are_no_shards() -> None:
 
 def test_the_public_function_asks_the_session(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = ranks()
-    monkeypatch.setattr(context, "_session", rank)
+    monkeypatch.setattr(session, "_session", rank)
     assert powertrain.get_dataset_shard() is rank.data.shard("train")
 
 
@@ -171,7 +171,7 @@ def test_a_loop_that_asks_for_its_checkpoint_goes_on_where_that_was(
 ) -> None:
     whole = ranks().read(5)
     rank = ranks(data_positions={"train": state_after(ranks, 2)})
-    monkeypatch.setattr(context, "_session", rank)
+    monkeypatch.setattr(session, "_session", rank)
     assert powertrain.get_checkpoint() is None  # there is no file to it in this test
     assert rank.read(3) == whole[16:]
     assert rank.said == []

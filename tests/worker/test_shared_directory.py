@@ -279,7 +279,8 @@ def test_the_file_that_output_goes_to_is_left_out_without_a_wait(
 
 
 def test_output_to_a_file_is_found_and_output_to_a_pipe_is_not(tmp_path: Path) -> None:
-    code = "import sys; from powertrain.worker.checkpoints.shared_directory import output_files as found; sys.exit(repr(found()))"
+    found = "powertrain.worker.checkpoints.shared_directory"
+    code = f"import sys; from {found} import output_files; sys.exit(repr(output_files()))"
     log = tmp_path / "nohup.out"
     with log.open("w") as file:
         ran = subprocess.run(

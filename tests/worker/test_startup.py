@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from powertrain.wire import FirstStep
+from powertrain.wire.from_worker import FirstStep
 from powertrain.worker.progress import Progress
 from powertrain.worker.startup import Startup, most_loaded
 

@@ -23,13 +23,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from powertrain.checkpoint.state import segments as segments_module
 from powertrain.checkpoint.checkpoint import Checkpoint
+from powertrain.checkpoint.state import segments as segments_module
 from powertrain.errors import CheckpointError, OutsideWorkerError
-from powertrain.worker import context
+from powertrain.worker import session as worker_session
 from powertrain.worker.checkpoints import state as state_module
-from powertrain.worker.data.shards import Shards
 from powertrain.worker.checkpoints.state import automatic_checkpoint, load_state, register_state, save_state
+from powertrain.worker.data.shards import Shards
 
 
 class FakeStaging:
@@ -69,8 +69,8 @@ class Worker:
             service=SimpleNamespace(post=lambda message: self.notes.append(message.message)),
         )
         session.data = Shards(session)
-        self._patch.setattr(context, "_session", session)
-        self._patch.setattr(context, "get_checkpoint", lambda: checkpoint)
+        self._patch.setattr(worker_session, "_session", session)
+        self._patch.setattr(worker_session, "get_checkpoint", lambda: checkpoint)
         self._patch.setattr(state_module, "_rank_state", None)
         return session
 
@@ -538,7 +538,7 @@ def test_a_given_checkpoint_loads_outside_a_worker_too_and_leaves_the_generators
 ) -> None:
     model, other = Net(), Net()
     checkpoint = save_state(model=model, epoch=4)
-    monkeypatch.setattr(context, "_session", None)
+    monkeypatch.setattr(worker_session, "_session", None)
     torch.manual_seed(3)
     assert load_state(checkpoint, model=other) == {"epoch": 4}
     assert same(dict(other.state_dict()), dict(model.state_dict()))
@@ -642,10 +642,10 @@ def test_saving_counts_as_time_in_reports_and_loading_does_not(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from powertrain.checkpoint.state.saver import StateLoader, StateSaver
-    from powertrain.trace.recording import phases
-    from powertrain.trace import recording
+    from powertrain.trace.recording import current, phases
+    from powertrain.trace.recording.recorder import Recorder
 
-    slow, recorder = 0.03, recording.Recorder()
+    slow, recorder = 0.03, Recorder()
     for owner, name in ((StateSaver, "save"), (StateLoader, "load")):
         plain = getattr(owner, name)
 
@@ -654,7 +654,7 @@ def test_saving_counts_as_time_in_reports_and_loading_does_not(
             return plain(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, slowly)
-    recording.use(recorder)
+    current.use(recorder)
     try:
         net = nn.Linear(2, 2)
         saved = save_state(model=net)
@@ -663,7 +663,7 @@ def test_saving_counts_as_time_in_reports_and_loading_does_not(
         recorder.reported()
         recorder.settle()
     finally:
-        recording.use(None)
+        current.use(None)
     data = recorder.drain(0)[1]
     saving, loading = (phases.unpack_from(data, at).phases for at in (0, phases.RECORD_SIZE))
     assert saving[phases.REPORT] > 0.9 * slow

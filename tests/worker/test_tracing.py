@@ -14,17 +14,18 @@ import pytest
 from tests.trace.records import unpacked as unpack
 
 from powertrain.trace.machine import samples
-from powertrain.trace import recording
+from powertrain.trace.recording import current
 from powertrain.trace.recording.phases import RECORD_SIZE, REPORT
+from powertrain.trace.recording.recorder import Recorder
 from powertrain.worker import tracing
 from powertrain.worker.tracing import TraceSettings, Tracing, Untraced, newest_steps
 
 
 @pytest.fixture(autouse=True)
 def _nobody_records() -> Iterator[None]:
-    recording.use(None)
+    current.use(None)
     yield
-    recording.use(None)
+    current.use(None)
 
 
 MANUAL = TraceSettings(mode="manual")
@@ -38,10 +39,10 @@ def begun(settings: TraceSettings = MANUAL) -> tuple[Tracing, list[str]]:
 
 
 def make_steps(count: int) -> None:
-    recorder = recording.recording()
+    recorder = current.recording()
     assert recorder is not None
     for _ in range(count):
-        with recording.phase(REPORT):
+        with current.phase(REPORT):
             pass
         recorder.reported()
     recorder.settle()
@@ -109,7 +110,7 @@ def test_where_it_cannot_begin_the_rank_is_told_and_not_traced() -> None:
     said: list[str] = []
     assert Tracing.begin(TraceSettings(mode="selective"), said.append) is None
     assert "This rank is not traced: ConfigError" in said[0]
-    assert recording.recording() is None
+    assert current.recording() is None
 
 
 def test_where_the_thread_was_found_is_told_by_phase() -> None:
@@ -129,7 +130,7 @@ def test_where_the_thread_was_found_is_told_by_phase() -> None:
 
 def test_machines_are_looked_at_without_steps_where_only_they_are_asked_for() -> None:
     traced, _ = begun(TraceSettings(steps=False))
-    assert recording.recording() is None
+    assert current.recording() is None
     traced._next_send = 0.0
     found = traced.collect()
     assert found is not None
@@ -194,19 +195,19 @@ def test_threads_that_collect_and_end_at_once_send_each_step_once() -> None:
 
 
 def test_what_was_recorded_and_patched_before_a_rank_came_is_put_back() -> None:
-    from powertrain.trace.recording import patches
+    from powertrain.trace.recording import patch_choice, patches
 
-    before = recording.Recorder()
-    recording.use(before)
-    installed = patches.install(before, patches.choose("auto"))
+    before = Recorder()
+    current.use(before)
+    installed = patches.install(before, patch_choice.choose("auto"))
     try:
         untraced = Untraced()
-        assert recording.recording() is not before
+        assert current.recording() is not before
         traced, _ = begun(TraceSettings(mode="selective", forward=True))
         assert patches.installed() is not installed
         traced.end()
         untraced.restore()
-        assert recording.recording() is before
+        assert current.recording() is before
         now = patches.installed()
         assert now is not None
         assert installed is not None
@@ -229,7 +230,7 @@ def test_a_rank_that_is_not_traced_leaves_nothing_patched() -> None:
     untraced.restore()
     assert patches.installed() is None
     assert Module.__call__ is plain
-    assert recording.recording() is None
+    assert current.recording() is None
 
 
 def test_a_rank_whose_tracing_failed_leaves_nothing_patched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,4 +245,4 @@ def test_a_rank_whose_tracing_failed_leaves_nothing_patched(monkeypatch: pytest.
     untraced.restore()
     assert len(said) == 1
     assert Module.__call__ is plain
-    assert recording.recording() is None
+    assert current.recording() is None

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from powertrain import wire
 from powertrain.engine.base import Exited, Slot
 from powertrain.run.health import failures
 from powertrain.run.workers import placement
 from powertrain.run.workers.attempt import Attempt, Member
-from powertrain.worker.context import Place
+from powertrain.wire.from_worker import Noted
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Door, KeyPair
+from powertrain.wire.link import Link
 from powertrain.worker.main import UNREACHABLE, WorkerSpec
+from powertrain.worker.place import Place
 from powertrain.worker.progress import Gate, Progress
 from powertrain.worker.service.service import Service
 
@@ -27,18 +30,18 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire.Link, "REACH_WITHIN", 0.1)
+    monkeypatch.setattr(Link, "REACH_WITHIN", 0.1)
 
 
-def door_to_nobody() -> wire.Door:
+def door_to_nobody() -> Door:
     """Where a run was that is gone."""
-    hub = wire.Hub("127.0.0.1", lambda _: None)
+    hub = Hub("127.0.0.1", lambda _: None)
     door = hub.admit()
     hub.close()
     return door
 
 
-def until_told(link: wire.Link, seconds: float = PATIENCE) -> str:
+def until_told(link: Link, seconds: float = PATIENCE) -> str:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         link.poll(0.02)
@@ -48,20 +51,20 @@ def until_told(link: wire.Link, seconds: float = PATIENCE) -> str:
 
 
 @pytest.fixture
-def link_to_nobody(at_once: None) -> Iterator[wire.Link]:
-    link = wire.Link(door_to_nobody(), 0, 0)
+def link_to_nobody(at_once: None) -> Iterator[Link]:
+    link = Link(door_to_nobody(), 0, 0)
     yield link
     link.close()
 
 
-def test_a_link_without_anybody_at_the_other_end_says_why(link_to_nobody: wire.Link) -> None:
+def test_a_link_without_anybody_at_the_other_end_says_why(link_to_nobody: Link) -> None:
     assert link_to_nobody.why_unreachable() == "", "at first there may only be nobody yet"
     assert until_told(link_to_nobody) == "Connection refused"
 
 
 def test_a_link_to_a_socket_file_that_is_gone_says_why(at_once: None) -> None:
-    keys = wire.KeyPair.new()
-    link = wire.Link(wire.Door(endpoint="ipc:///tmp/nobody-is-here", hub_key=keys.public, keys=keys), 0, 0)
+    keys = KeyPair.new()
+    link = Link(Door(endpoint="ipc:///tmp/nobody-is-here", hub_key=keys.public, keys=keys), 0, 0)
     try:
         assert until_told(link) == "No such file or directory"
     finally:
@@ -71,11 +74,9 @@ def test_a_link_to_a_socket_file_that_is_gone_says_why(at_once: None) -> None:
 def test_a_run_that_takes_the_connection_and_does_not_answer_is_waited_for(at_once: None) -> None:
     """Such as one whose process was stopped for a while."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        keys = wire.KeyPair.new()
-        door = wire.Door(
-            endpoint=f"tcp://127.0.0.1:{silent.getsockname()[1]}", hub_key=keys.public, keys=keys
-        )
-        link = wire.Link(door, 0, 0)
+        keys = KeyPair.new()
+        door = Door(endpoint=f"tcp://127.0.0.1:{silent.getsockname()[1]}", hub_key=keys.public, keys=keys)
+        link = Link(door, 0, 0)
         try:
             assert until_told(link, 0.5) == ""
             assert not link.reached
@@ -84,10 +85,10 @@ def test_a_run_that_takes_the_connection_and_does_not_answer_is_waited_for(at_on
 
 
 def test_a_run_that_has_answered_once_is_not_looked_for_again(at_once: None) -> None:
-    hub = wire.Hub("127.0.0.1", lambda received: hub.acknowledge(received))
-    link = wire.Link(hub.admit(), 0, 0)
+    hub = Hub("127.0.0.1", lambda received: hub.acknowledge(received))
+    link = Link(hub.admit(), 0, 0)
     try:
-        link.send([wire.Noted(message="here I am")], 0, 0)
+        link.send([Noted(message="here I am")], 0, 0)
         deadline = time.monotonic() + PATIENCE
         while not link.reached and time.monotonic() < deadline:
             link.poll(0.02)
@@ -98,10 +99,10 @@ def test_a_run_that_has_answered_once_is_not_looked_for_again(at_once: None) -> 
         link.close()
 
 
-def test_silence_grows_however_often_everything_is_sent_again(link_to_nobody: wire.Link) -> None:
+def test_silence_grows_however_often_everything_is_sent_again(link_to_nobody: Link) -> None:
     link_to_nobody.RESEND_AFTER = 0.02
     assert link_to_nobody.silence == 0.0
-    link_to_nobody.send([wire.Noted(message="hello?")], 0, 0)
+    link_to_nobody.send([Noted(message="hello?")], 0, 0)
     deadline = time.monotonic() + 0.4
     while time.monotonic() < deadline:
         link_to_nobody.poll(0.01)
@@ -122,9 +123,9 @@ def test_a_service_that_cannot_reach_its_run_says_so_and_ends(
 
 _RANK = """
 import sys
-from powertrain import wire
+from powertrain.wire.link import Link
 from powertrain.worker import main
-wire.Link.REACH_WITHIN = 0.2
+Link.REACH_WITHIN = 0.2
 sys.exit(main.run(sys.stdin.buffer.read()))
 """
 

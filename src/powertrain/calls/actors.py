@@ -193,7 +193,9 @@ class ActorOwner(ActorClient):
 
     def __init__(self, name: str, call: bytes, meaning: Meaning, resources: Mapping[str, float]) -> None:
         """Raises :class:`ResourceError` where the machine does not have what was asked for."""
-        from powertrain.engine.local import LocalEngine, make_runtime_directory, server_of_call
+        from powertrain.engine.local.engine import LocalEngine
+        from powertrain.engine.local.runtime_directories import make_runtime_directory
+        from powertrain.engine.local.warm_server import server_of_call
 
         super().__init__(name)
         self._cwd, self._env = os.getcwd(), meaning.env
@@ -255,7 +257,8 @@ class ActorOwner(ActorClient):
 
     def close(self) -> None:
         """End whatever is left of it."""
-        from powertrain.engine.local import end_server_of_call, remove_runtime_directory
+        from powertrain.engine.local.runtime_directories import remove_runtime_directory
+        from powertrain.engine.local.warm_server import end_server_of_call
 
         with self._lock:
             if self._closed.is_set():

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from powertrain.values.arguments import as_text_keys, plain_scalar, shorten
-from powertrain.config import did_you_mean
+from powertrain.config.checks import did_you_mean
 from powertrain.engine import base
 from powertrain.errors import ConfigError
+from powertrain.values.arguments import as_text_keys, plain_scalar, shorten
 
 _PLACING = "there is one machine to place it on"
 _NOT_RETRIED = "it is not started again; get() raises the error"

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from powertrain.values.arguments import as_path, as_text_keys
 from powertrain.checkpoint import cache
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.cache import METADATA_NAME
@@ -30,6 +29,7 @@ from powertrain.errors import CheckpointError
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import strip_secrets, without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, check_filesystem, own_address
+from powertrain.values.arguments import as_path, as_text_keys
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -27,12 +27,13 @@ from typing import Any
 
 import msgspec
 
-from powertrain import wire
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import contents
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.storage import boundaries
 from powertrain.storage.files.private_roots import make_private, root_above
 from powertrain.storage.local import copy_file
+from powertrain.wire import frames
+from powertrain.wire.values import FilePart, Part, Point
 
 _FILES, _SEAL = "files", "part.json"
 #: What a full disk answers.
@@ -86,7 +87,7 @@ class Staging:
         self._make_own()
         return CheckpointDirectory(tempfile.mkdtemp(prefix="open-", dir=self._own))
 
-    def stage(self, row: int, directory: str, *, take: bool = False) -> wire.Part:
+    def stage(self, row: int, directory: str, *, take: bool = False) -> Part:
         """Make the content of ``directory`` the share of ``row``; afterwards the caller may change or delete it.
 
         With ``take`` it is moved rather than copied where that is possible, and is gone afterwards: :func:`give_back`
@@ -94,9 +95,9 @@ class Staging:
         :class:`CheckpointError` for what cannot be a checkpoint, ``OSError`` when it cannot be staged; nothing of
         it stays then, and a directory that was to be taken is still there.
         """
-        files, empty = commit.contents(directory, segments=self.segments)
-        parts = [wire.FilePart(name=name, size=path.stat().st_size) for name, path in files]
-        parts += [wire.FilePart(name=f"{name}/", size=0) for name in empty]
+        files, empty = contents.contents(directory, segments=self.segments)
+        parts = [FilePart(name=name, size=path.stat().st_size) for name, path in files]
+        parts += [FilePart(name=f"{name}/", size=0) for name in empty]
         metadata = Checkpoint(directory).get_metadata()
         size = sum(part.size for part in parts)
         self._make_room(row, size)
@@ -108,15 +109,15 @@ class Staging:
             staged = self._bring_in(row, directory, files, empty, take)
         with self._changed:
             self._outstanding[row] = size
-        return wire.Part(checkpoint="", files=parts, metadata=metadata, staged=str(staged))
+        return Part(checkpoint="", files=parts, metadata=metadata, staged=str(staged))
 
-    def seal(self, point: wire.Point) -> None:
+    def seal(self, point: Point) -> None:
         """Say that the share of this report is whole. Until then it does not count."""
         assert point.part is not None
         directory = Path(point.part.staged)
         boundaries.crossing("write", str(directory / _SEAL))
         unfinished = directory / f"{_SEAL}.unfinished"
-        unfinished.write_bytes(wire.encode_messages([point]))
+        unfinished.write_bytes(frames.encode_messages([point]))
         boundaries.crossing("rename", str(directory / _SEAL))
         os.rename(unfinished, directory / _SEAL)
 
@@ -226,9 +227,9 @@ def remove_earlier_shares(root: str, attempt: int) -> None:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, wire.Point]:
+def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, Point]:
     """The reports of a rank whose shares are whole and still staged, by row."""
-    found: dict[int, wire.Point] = {}
+    found: dict[int, Point] = {}
     for seal in Path(share_directory(root, attempt, rank)).glob(f"row-*/{_SEAL}"):
         try:
             point = _decode_seal(seal.read_bytes())[0]
@@ -239,7 +240,7 @@ def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, wire.Point]:
     return found
 
 
-_decode_seal: Callable[[bytes], list[Any]] = msgspec.msgpack.Decoder(list[wire.Point]).decode
+_decode_seal: Callable[[bytes], list[Any]] = msgspec.msgpack.Decoder(list[Point]).decode
 
 
 def remove_share(staged: str) -> None:

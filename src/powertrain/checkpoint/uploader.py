@@ -23,7 +23,6 @@ from pathlib import Path
 
 import msgspec
 
-from powertrain import wire
 from powertrain.checkpoint.chain import refuse_if_removed
 from powertrain.checkpoint.saver import give_back, remove_share, source_of
 from powertrain.errors import PowertrainError
@@ -31,6 +30,12 @@ from powertrain.storage import Storage, boundaries
 from powertrain.storage.base import FileDigest
 from powertrain.storage.full_disk import describe_write_error, full_place
 from powertrain.storage.local import LocalStorage
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_controller import Carry, Dismissed, Drop
+from powertrain.wire.from_worker import Carried, CarryTrouble, Hello
+from powertrain.wire.keys import Door
+from powertrain.wire.link import Link
+from powertrain.wire.values import FilePart
 
 #: "package.module:function" for an engine.
 ENTRY = "powertrain.checkpoint.uploader:run"
@@ -53,7 +58,7 @@ ShareKey = tuple[int, int, int]
 class UploaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an uploader needs, as one payload."""
 
-    door: wire.Door
+    door: Door
     #: The pickled storage of the run.
     storage: bytes
     #: Seconds after which a file that storage keeps refusing is given up.
@@ -76,9 +81,9 @@ class Uploader:
 
     def __init__(self, spec: UploaderSpec, watch: int = -1) -> None:
         """``watch`` is a descriptor that ends it when it becomes readable."""
-        self._link = wire.Link(spec.door, -1, 0)
+        self._link = Link(spec.door, -1, 0)
         self._watch = watch
-        self._outbox: queue.SimpleQueue[wire.FromWorker] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
         self._carrier = Carrier(
             lambda: pickle.loads(spec.storage), self._tell, spec.timeout, lease=(spec.lease, spec.token)
         )
@@ -86,12 +91,12 @@ class Uploader:
     def serve(self) -> None:
         if self._watch >= 0:
             self._link.watch(self._watch)
-        self._link.send([wire.Hello(pid=os.getpid(), host=os.uname().nodename)], 0, 0)
+        self._link.send([Hello(pid=os.getpid(), host=os.uname().nodename)], 0, 0)
         try:
             while True:
                 orders, ended = self._link.poll(1.0)
                 for order in orders:
-                    if isinstance(order, wire.Dismissed):
+                    if isinstance(order, Dismissed):
                         return
                     self._obey(order)
                 if ended:
@@ -101,13 +106,13 @@ class Uploader:
             self._carrier.close()
             self._link.close()
 
-    def _obey(self, order: wire.FromController) -> None:
-        if isinstance(order, wire.Carry):
+    def _obey(self, order: FromController) -> None:
+        if isinstance(order, Carry):
             self._carrier.carry(order)
-        elif isinstance(order, wire.Drop):
+        elif isinstance(order, Drop):
             self._carrier.drop(order)
 
-    def _tell(self, message: wire.FromWorker) -> None:
+    def _tell(self, message: FromWorker) -> None:
         self._outbox.put(message)
         self._link.wake()
 
@@ -122,7 +127,7 @@ class Carrier:
     def __init__(
         self,
         open_storage: Callable[[], Storage],
-        tell: Callable[[wire.FromWorker], None],
+        tell: Callable[[FromWorker], None],
         timeout: float,
         pause: Callable[[float], None] = time.sleep,
         lease: tuple[int, str] = (0, ""),
@@ -145,7 +150,7 @@ class Carrier:
         #: What each thread is carrying: the share and the name of the file.
         self._carrying = threading.local()
 
-    def carry(self, order: wire.Carry) -> None:
+    def carry(self, order: Carry) -> None:
         """Begin to carry a share. A share that is under way already is not begun again."""
         key = (order.attempt, order.row, order.rank)
         with self._lock:
@@ -158,7 +163,7 @@ class Carrier:
         if not order.names:
             self._finish(share)
 
-    def drop(self, order: wire.Drop) -> None:
+    def drop(self, order: Drop) -> None:
         """Forget a share: it is not told of any more, and its files are removed or given back."""
         with self._lock:
             share = self._shares.pop((order.attempt, order.row, order.rank), None)
@@ -201,7 +206,7 @@ class Carrier:
             try:
                 self._carrying.file = share, name
                 digest = self._carry_file(share, name)
-                share.done[name] = wire.FilePart(name=name, size=digest.size, xxh3=digest.xxh3)
+                share.done[name] = FilePart(name=name, size=digest.size, xxh3=digest.xxh3)
             except _Dropped:
                 continue
             except (
@@ -275,7 +280,7 @@ class Carrier:
 
     def _say_trouble(self, share: _Share, reason: str, place: str = "") -> None:
         attempt, row, rank = share.key
-        self._tell(wire.CarryTrouble(attempt=attempt, row=row, rank=rank, reason=reason, place=place))
+        self._tell(CarryTrouble(attempt=attempt, row=row, rank=rank, reason=reason, place=place))
 
     def _finish(self, share: _Share) -> None:
         attempt, row, rank = share.key
@@ -286,7 +291,7 @@ class Carrier:
             self._shares.pop(share.key, None)
         if not share.dropped:
             self._tell(
-                wire.Carried(
+                Carried(
                     attempt=attempt,
                     row=row,
                     rank=rank,
@@ -348,10 +353,10 @@ class _Dropped(Exception):
 class _Share:
     """One share under way."""
 
-    def __init__(self, order: wire.Carry) -> None:
+    def __init__(self, order: Carry) -> None:
         self.order = order
         self.key: ShareKey = (order.attempt, order.row, order.rank)
         self.left = len(order.names)
-        self.done: dict[str, wire.FilePart] = {}
+        self.done: dict[str, FilePart] = {}
         self.error = self.error_place = ""
         self.dropped = False

@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from powertrain import kubernetes
 from powertrain.cli.common.output import print_line, print_text
 from powertrain.errors import ConfigError
+from powertrain.kubernetes import manifest
+from powertrain.kubernetes import options as kubernetes_options
+from powertrain.kubernetes.manifest import Document
+from powertrain.kubernetes.options import CarriedScript, ImageScript, RayJobOptions
 
 k8s = typer.Typer(help="Run a training script on Kubernetes.", no_args_is_help=True)
 
@@ -44,7 +47,8 @@ Deadline = Annotated[str, _option("End an attempt after this time: 3600, 90m, 12
 Ttl = Annotated[str, _option("How long the cluster stays after the job's end (10m).")]
 Retries = Annotated[int | None, _option("Starts in a new cluster after a failure (2; 0 in InteractiveMode).")]
 SubmissionMode = Annotated[
-    str, _option(f"How KubeRay starts the script: {', '.join(kubernetes.SUBMISSION_MODES)} (K8sJobMode).")
+    str,
+    _option(f"How KubeRay starts the script: {', '.join(kubernetes_options.SUBMISSION_MODES)} (K8sJobMode)."),
 ]
 Queue = Annotated[str, _option("Kueue's local queue to wait in.")]
 Name = Annotated[str, _option("The job's name; made of the script's when left out.")]
@@ -100,11 +104,11 @@ def render(
     output: Output = None,
 ) -> None:
     """Write the YAML of a RayJob that runs SCRIPT, with its claim and its script."""
-    options = kubernetes.RayJobOptions(
-        name=name or kubernetes.name_for(script),
-        script=kubernetes.ImageScript(script) if script_in_image else carried_script(Path(script)),
+    options = RayJobOptions(
+        name=name or kubernetes_options.name_for(script),
+        script=ImageScript(script) if script_in_image else carried_script(Path(script)),
         image=image,
-        storage=kubernetes.storage_of(storage, storage_class),
+        storage=kubernetes_options.storage_of(storage, storage_class),
         workers=workers,
         workers_per_node=workers_per_node,
         gpus_per_worker=gpus_per_worker,
@@ -114,22 +118,22 @@ def render(
         head_memory=head_memory,
         arguments=tuple(arguments or ()),
         namespace=namespace,
-        env=kubernetes.pairs_of(env or (), "--env"),
+        env=kubernetes_options.pairs_of(env or (), "--env"),
         env_from_secrets=tuple(env_from_secret or ()),
-        deadline_s=kubernetes.seconds_of(deadline) if deadline else None,
-        ttl_s=kubernetes.seconds_of(ttl),
+        deadline_s=kubernetes_options.seconds_of(deadline) if deadline else None,
+        ttl_s=kubernetes_options.seconds_of(ttl),
         retries=retries,
         submission_mode=submission_mode,
         queue=queue,
         service_account=service_account,
         image_pull_secret=image_pull_secret,
-        node_selector=kubernetes.pairs_of(node_selector or (), "--node-selector"),
+        node_selector=kubernetes_options.pairs_of(node_selector or (), "--node-selector"),
         fs_group=fs_group,
     )
-    _deliver(kubernetes.documents(options), output)
+    _deliver(manifest.documents(options), output)
 
 
-def carried_script(path: Path) -> kubernetes.CarriedScript:
+def carried_script(path: Path) -> CarriedScript:
     """The script at ``path``; raises :class:`ConfigError` where it cannot be read or needs files beside it."""
     try:
         text = path.read_bytes().decode("utf-8")
@@ -139,14 +143,14 @@ def carried_script(path: Path) -> kubernetes.CarriedScript:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"The script {str(path)!r} is not text in UTF-8: {error}.") from error
-    needed = kubernetes.neighbours_imported(text, _modules_beside(path))
+    needed = kubernetes_options.neighbours_imported(text, _modules_beside(path))
     if needed:
         raise ConfigError(
             f"The script {path.name!r} imports {', '.join(needed)} from its own directory, and only the script itself "
             "travels in the manifest. Put all of it into the image, and give the script's path there with "
             "--script-in-image."
         )
-    return kubernetes.CarriedScript(path.name, text)
+    return CarriedScript(path.name, text)
 
 
 def _modules_beside(script: Path) -> set[str]:
@@ -156,8 +160,8 @@ def _modules_beside(script: Path) -> set[str]:
     return (files - {script.stem}) | packages
 
 
-def _deliver(objects: list[kubernetes.Document], output: Path | None) -> None:
-    text = kubernetes.to_yaml(objects)
+def _deliver(objects: list[Document], output: Path | None) -> None:
+    text = manifest.to_yaml(objects)
     if output is None:
         print_text(text, end="")
         return

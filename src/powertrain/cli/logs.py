@@ -19,7 +19,7 @@ from powertrain.cli.common.output import print_line
 from powertrain.cli.common.ranks import parse_ranks
 from powertrain.cli.common.watching import Watch
 from powertrain.errors import StorageError
-from powertrain.terminal import rank_list
+from powertrain.terminal.text import rank_list
 
 #: Seconds between two looks: at files of this machine, and at those of a storage that is asked over a network.
 _LOOK_EVERY = 0.2

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from powertrain.cli.common.output import print_line, print_message
 from powertrain.cli.compare import compare
 from powertrain.cli.diagnose import diagnose
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
-from powertrain.cli.common.output import print_line, print_message
 from powertrain.cli.resize import resize
 from powertrain.cli.run import run
 from powertrain.cli.show import show

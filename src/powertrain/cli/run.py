@@ -11,7 +11,8 @@ from powertrain.cli.common.output import print_line, print_message
 from powertrain.errors import ConfigError, PreemptedError, WorkerGroupError
 
 if TYPE_CHECKING:
-    from powertrain.config import RunConfig, ScalingConfig
+    from powertrain.config.run import RunConfig
+    from powertrain.config.scaling import ScalingConfig
     from powertrain.torch.launcher import Program
 
 #: What a shell calls the ends by Ctrl-C and by SIGTERM.
@@ -80,7 +81,8 @@ def run(
     Each rank is told what torchrun would tell it (RANK, WORLD_SIZE, MASTER_ADDR, ...) and sets up its process group
     itself. Options for powertrain come before the script; what follows it is the script's.
     """
-    from powertrain.config import FailureConfig, RunConfig
+    from powertrain.config.failure import FailureConfig
+    from powertrain.config.run import RunConfig
     from powertrain.torch.launcher import Program
 
     program = Program(script, tuple(args or ()), is_module)
@@ -124,7 +126,7 @@ def _exit_code(error: WorkerGroupError) -> int:
 
 
 def _scaling(nproc: str, engine: str, address: str | None, use_gpu: bool | None) -> ScalingConfig:
-    from powertrain.config import ScalingConfig
+    from powertrain.config.scaling import ScalingConfig
     from powertrain.engine import resources
     from powertrain.tasks import is_on_ray
 

@@ -9,24 +9,26 @@ from typing import Annotated, Any
 
 import typer
 
-from powertrain.checkpoint.commit import committed
+from powertrain.checkpoint.committed import committed
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.cli.common import arguments
 from powertrain.cli.common.asking import how_it_stands
 from powertrain.cli.common.finding import find_run_or_sweep
-from powertrain.cli.ls import RunSummary, ago, summarize
 from powertrain.cli.common.output import print_json, print_lines
+from powertrain.cli.common.summaries import RunSummary, ago, summarize
 from powertrain.cli.common.watching import Watch
 from powertrain.errors import StorageError
-from powertrain.run.remote import protocol
-from powertrain.run.record import journal
-from powertrain.run import lifecycle, metrics
-from powertrain.run.startup import report as startup_report
 from powertrain.run import events as ev
+from powertrain.run import lifecycle
 from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint
+from powertrain.run.metrics import reading
+from powertrain.run.record import journal
+from powertrain.run.remote import protocol
+from powertrain.run.startup import report as startup_report
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
-from powertrain.terminal import counted, data_size, duration, failure_report, metric_pairs, rank_list
+from powertrain.terminal.failures import failure_report
+from powertrain.terminal.text import counted, data_size, duration, metric_pairs, rank_list
 from powertrain.worker.data.shards import in_words, positions_in
 
 
@@ -49,7 +51,7 @@ def show(
     events = Watch(found).look()
     if not events:
         raise StorageError(f"Nothing is known of the run at {uri}: it has no journal.")
-    last = metrics.last_of_rank(place, journal.replay(events), 0) or {}
+    last = reading.last_of_rank(place, journal.replay(events), 0) or {}
     stands = how_it_stands(found.live) if found.live is not None else None
     findings = _findings(place, name)
     summary = summarize(name, events, stands.row if stands is not None else 0)

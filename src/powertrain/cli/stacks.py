@@ -13,17 +13,17 @@ import typer
 from powertrain.cli.common import arguments
 from powertrain.cli.common.asking import ask, out_of_reach
 from powertrain.cli.common.finding import FoundRun, find_run
-from powertrain.cli.ls import ago
 from powertrain.cli.common.output import print_json, print_line, print_lines, print_message, print_text
 from powertrain.cli.common.ranks import parse_ranks
+from powertrain.cli.common.summaries import ago
 from powertrain.cli.common.watching import Watch
-from powertrain.run.remote import protocol
 from powertrain.run.health.hang_report import where_in_words
+from powertrain.run.remote import protocol
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
-from powertrain.terminal import counted, rank_list
+from powertrain.terminal.text import counted, rank_list
 from powertrain.trace.stacks.stacks import text
-from powertrain.wire import ProcessStack
+from powertrain.wire.values import ProcessStack
 
 _KEPT = re.compile(r"stacks/attempt-(\d+)-hang-(\d+)\.txt")
 

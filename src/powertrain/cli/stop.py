@@ -16,9 +16,9 @@ from powertrain.cli.common.asking import ask, out_of_reach
 from powertrain.cli.common.finding import FoundRun, find_run_or_sweep
 from powertrain.cli.common.output import print_line, print_message, print_status
 from powertrain.cli.common.watching import Watch
-from powertrain.run.remote import protocol
 from powertrain.run import events as ev
-from powertrain.terminal import clock
+from powertrain.run.remote import protocol
+from powertrain.terminal.text import clock
 
 if TYPE_CHECKING:
     from powertrain.cli.common.sweeps import SweepWatch

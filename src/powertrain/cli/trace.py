@@ -11,7 +11,7 @@ from powertrain.cli.common import arguments
 from powertrain.cli.common.finding import find_run
 from powertrain.cli.common.output import print_line
 from powertrain.errors import StorageError
-from powertrain.terminal import data_size
+from powertrain.terminal.text import data_size
 
 #: Bytes of a trace above which viewers in a browser have their trouble with it.
 _LARGE = 200 * 10**6

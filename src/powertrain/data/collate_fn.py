@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from powertrain.data.rows import ArrowArray, Named, NumpyArray
+    from powertrain.data.rows.arrow_types import ArrowArray, Named, NumpyArray
 
 __all__ = [
     "CollateFn",
@@ -175,7 +175,8 @@ class _ListColumns(RowsCollateFn):
     columns: frozenset[str] | None
 
     def collate_rows(self, rows: Rows) -> dict[str, Any]:
-        from powertrain.data.rows import Named, tensor_of
+        from powertrain.data.rows.arrow_types import Named
+        from powertrain.data.rows.to_tensors import tensor_of
 
         unknown = sorted((self.columns or frozenset()) - rows.columns.keys())
         if unknown:
@@ -203,7 +204,7 @@ class _ListColumns(RowsCollateFn):
 
 def _has_lists(column: Column) -> bool:
     """Whether rows are lists of numbers. A column of two dimensions may be one that happens to have one length."""
-    from powertrain.data.rows import is_list, is_number, leaf_type, plain
+    from powertrain.data.rows.arrow_types import is_list, is_number, leaf_type, plain
 
     if not isinstance(column, np.ndarray):
         kind = plain(column).type
@@ -215,7 +216,8 @@ def _has_lists(column: Column) -> bool:
 
 def _without_codes(column: Column, named: Named) -> Column:
     """The column in plain types. Raises DataError for nulls, and for what is no list of numbers."""
-    from powertrain.data.rows import plain, refuse_nulls
+    from powertrain.data.rows.arrow_types import plain
+    from powertrain.data.rows.to_tensors import refuse_nulls
 
     if not isinstance(column, np.ndarray):
         column = plain(column)
@@ -237,7 +239,7 @@ class _Pad(_ListColumns):
     side: str = field(default="right")
 
     def collated(self, column: Column, named: Named, python_floats: bool) -> torch.Tensor:
-        from powertrain.data.rows import tensor_of
+        from powertrain.data.rows.to_tensors import tensor_of
 
         value = self.value.get(named.name, 0) if isinstance(self.value, Mapping) else self.value
         try:
@@ -259,7 +261,8 @@ class _Pad(_ListColumns):
 
     def _filled(self, array: ArrowArray, value: float, length: int | None, named: Named) -> NumpyArray:
         """Lists as an array, the ones inside first; ``length`` is that of the outermost."""
-        from powertrain.data.rows import flat_numbers, is_list, list_offsets
+        from powertrain.data.rows.arrow_types import is_list, list_offsets
+        from powertrain.data.rows.to_tensors import flat_numbers
 
         if not is_list(array.type):
             return flat_numbers(array)
@@ -283,7 +286,7 @@ class _Pad(_ListColumns):
         return made
 
     def _filled_arrays(self, arrays: list[NumpyArray], value: float, named: Named) -> NumpyArray:
-        from powertrain.data.rows import ragged_error
+        from powertrain.data.rows.to_tensors import ragged_error
 
         other = next((at for at, array in enumerate(arrays) if array.ndim != arrays[0].ndim), None)
         if other is not None or arrays[0].ndim == 0:
@@ -330,7 +333,8 @@ class _Ragged(_ListColumns):
     def collated(self, column: Any, named: Named, python_floats: bool) -> Ragged:
         import torch
 
-        from powertrain.data.rows import Named, list_offsets, tensor_of
+        from powertrain.data.rows.arrow_types import Named, list_offsets
+        from powertrain.data.rows.to_tensors import tensor_of
 
         values: Column
         if not isinstance(column, np.ndarray):
@@ -348,7 +352,7 @@ class _Ragged(_ListColumns):
 
 
 def _end_to_end(arrays: list[NumpyArray], named: Named) -> NumpyArray:
-    from powertrain.data.rows import ragged_error
+    from powertrain.data.rows.to_tensors import ragged_error
 
     other = next((at for at, array in enumerate(arrays) if array.shape[1:] != arrays[0].shape[1:]), None)
     if other is not None:

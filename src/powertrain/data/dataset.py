@@ -10,21 +10,20 @@ from contextlib import closing
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from powertrain.data.plan import cutting
 from powertrain.data.arguments import (
     column_names,
     flag,
     keyword_arguments,
     number,
-    one_of,
     optional_whole,
-    positional_arguments,
     seed_number,
     shown,
     values_of,
     whole,
 )
+from powertrain.data.dataset_arguments import checked_batch_format, checked_place, function, parsed, picked
 from powertrain.data.loading.execution import Execution
+from powertrain.data.plan import cutting
 from powertrain.data.plan.plan import Block, Inspected, Part, Plan
 from powertrain.data.plan.plan import union as union_of
 from powertrain.errors import DataError
@@ -35,16 +34,16 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
     import torch
 
+    from powertrain.data.operations.operation import Operation
     from powertrain.data.rows.rows import Rows
     from powertrain.data.shard import Batches, DataShard
     from powertrain.data.sources.base import Source
-    from powertrain.data.operations.stages import Operation
+
 
 Row = dict[str, Any]
 #: Datasets that a split makes, blocks that a repartition makes, processes of a function, at most: each costs memory.
 MOST_PIECES = 100_000
 MOST_BLOCKS = 1_000_000
-MOST_PROCESSES = 4096
 
 
 class Dataset:
@@ -105,9 +104,9 @@ class Dataset:
         a numpy generator that belongs to the row: the same numbers at any number of ranks. ``concurrency`` runs it in
         so many processes of the machine; None runs it on the threads of the process that reads.
         """
-        from powertrain.data.operations import MapRows
+        from powertrain.data.operations.functions import MapRows
 
-        given = _function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
+        given = function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
         return self._then(MapRows(**given))
 
     def map_batches(
@@ -130,14 +129,14 @@ class Dataset:
         of ranks. It may return another number of rows; ``udf_modifying_row_count=False`` promises that it does not, so
         that :meth:`count`, :meth:`limit` and the splits need not run it.
         """
-        from powertrain.data.operations import BATCH_SIZE, MapBatches
+        from powertrain.data.operations.functions import BATCH_SIZE, MapBatches
 
-        given = _function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
+        given = function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
         return self._then(
             MapBatches(
                 **given,
                 batch_size=BATCH_SIZE if batch_size is None else whole("batch_size", batch_size, 1),
-                batch_format=_batch_format(batch_format),
+                batch_format=checked_batch_format(batch_format),
                 changes_count=flag("udf_modifying_row_count", udf_modifying_row_count),
             )
         )
@@ -157,9 +156,9 @@ class Dataset:
         An epoch is counted in rows of the source, so batches have as many rows as come of theirs. :meth:`materialize`
         gives batches of equal size.
         """
-        from powertrain.data.operations import FlatMap
+        from powertrain.data.operations.functions import FlatMap
 
-        given = _function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
+        given = function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
         return self._then(FlatMap(**given))
 
     def filter(
@@ -185,9 +184,9 @@ class Dataset:
             )
         condition = expr if expr is not None else fn
         if callable(condition):
-            from powertrain.data.operations import FilterRows
+            from powertrain.data.operations.functions import FilterRows
 
-            given = _function(
+            given = function(
                 condition, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency
             )
             return self._then(FilterRows(**given))
@@ -198,10 +197,10 @@ class Dataset:
                 "filter() got arguments for a function together with an expression. Leave fn_args, fn_kwargs and "
                 "fn_constructor_args out."
             )
-        return self._filtered(_parsed(condition))
+        return self._filtered(parsed(condition))
 
     def _filtered(self, expression: pc.Expression) -> Dataset:
-        from powertrain.data.operations import FilterExpression
+        from powertrain.data.operations.columns import FilterExpression
         from powertrain.data.sources.filtered import FilteredSource
 
         if any(part.operations for part in self._plan.parts):
@@ -210,7 +209,7 @@ class Dataset:
 
     def select_columns(self, cols: str | Sequence[str]) -> Dataset:
         """Only these columns, in this order. Others are not even read where the source can do without them."""
-        from powertrain.data.operations import SelectColumns
+        from powertrain.data.operations.columns import SelectColumns
         from powertrain.data.sources.filtered import ProjectedSource
 
         names = column_names("select_columns", cols)
@@ -224,15 +223,15 @@ class Dataset:
         ``size`` is (height, width) to scale every image to; ``mode`` is Pillow's, such as "RGB". Columns of
         :func:`read_images` and of Hugging Face's ``Image`` features are decoded without being asked.
         """
+        from powertrain.data.operations.decode import DecodeImages
         from powertrain.data.operations.images import checked_mode, checked_size
-        from powertrain.data.operations import DecodeImages
 
         names = column_names("decode_images", columns)
         return self._then(DecodeImages(names, checked_size(size), checked_mode(mode)))
 
     def drop_columns(self, cols: str | Sequence[str]) -> Dataset:
         """Without these columns."""
-        from powertrain.data.operations import DropColumns
+        from powertrain.data.operations.columns import DropColumns
         from powertrain.data.sources.relabeled import WithoutColumnsSource
 
         names = column_names("drop_columns", cols)
@@ -240,7 +239,7 @@ class Dataset:
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str]) -> Dataset:
         """Columns under other names: a dict from old to new, or new names for all columns in order."""
-        from powertrain.data.operations import RenameColumns
+        from powertrain.data.operations.columns import RenameColumns
         from powertrain.data.sources.filtered import ProjectedSource
         from powertrain.data.sources.relabeled import RelabeledSource
 
@@ -395,7 +394,7 @@ class Dataset:
         full and every epoch is exact. ``on="ray"`` computes the rows in tasks on all nodes of the Ray cluster that this
         process is connected to: the same rows, in the same order. Files must then be where every node sees them.
         """
-        return self._kept(on=_checked_place(on))
+        return self._kept(on=checked_place(on))
 
     # -- facts
 
@@ -464,7 +463,7 @@ class Dataset:
         from powertrain.data.rows import formats
         from powertrain.data.rows.gather import concat_rows
 
-        form = _batch_format(batch_format)
+        form = checked_batch_format(batch_format)
         batch_size = min(whole("batch_size", batch_size, 1), sys.maxsize)
         found: list[Rows] = []
         for rows in self._stream(batch_size):
@@ -633,7 +632,7 @@ class Dataset:
     ) -> None:
         from powertrain.data.output.writing import write_files
 
-        with closing(self._tables(_checked_place(on))) as tables:
+        with closing(self._tables(checked_place(on))) as tables:
             write_files(
                 self._plan,
                 tables,
@@ -667,7 +666,7 @@ class Dataset:
 
     def _with_sources(self, wrap: Callable[[Source], Source]) -> Dataset:
         """Other sources, of which all blocks count. A plan that some blocks were picked of hands only those on."""
-        parts = [dataclasses.replace(part, source=wrap(part.source)) for part in _picked(self._plan)]
+        parts = [dataclasses.replace(part, source=wrap(part.source)) for part in picked(self._plan)]
         return Dataset(dataclasses.replace(self._plan, parts=tuple(parts), blocks=None))
 
     def _sampled(self, inspected: Inspected, kept: int) -> tuple[Dataset, Dataset]:
@@ -676,7 +675,7 @@ class Dataset:
         from powertrain.data.sources.filtered import SampledSource
 
         seed = self._plan.seed if self._plan.seed is not None else seed_of_data(inspected)
-        parts = _picked(self._plan)
+        parts = picked(self._plan)
         counts = [sum(block.rows for block in part.source.inspect().blocks) for part in parts]
         halves = []
         for complement in (False, True):
@@ -780,28 +779,6 @@ class Dataset:
         return DataShard.alone(self._plan, self._newest)
 
 
-# --------------------------------------------------------------------------- arguments
-
-
-def _function(
-    fn: Callable[..., Any],
-    fn_args: Iterable[Any] | None,
-    fn_kwargs: Mapping[str, Any] | None,
-    fn_constructor_args: Iterable[Any] | None,
-    fn_constructor_kwargs: Mapping[str, Any] | None,
-    concurrency: int | None,
-) -> dict[str, Any]:
-    """The arguments that all operations with a user's function have."""
-    return {
-        "fn": fn,
-        "fn_args": positional_arguments("fn_args", fn_args),
-        "fn_kwargs": keyword_arguments("fn_kwargs", fn_kwargs),
-        "fn_constructor_args": positional_arguments("fn_constructor_args", fn_constructor_args),
-        "fn_constructor_kwargs": keyword_arguments("fn_constructor_kwargs", fn_constructor_kwargs),
-        "concurrency": optional_whole("concurrency", concurrency, 0, MOST_PROCESSES) or 0,
-    }
-
-
 def _checked_test_size(test_size: Any) -> int | float:
     size = number("test_size", test_size, "must be a number of rows, or a fraction between 0 and 1.")
     if isinstance(size, float) and not 0 < size < 1:
@@ -809,45 +786,3 @@ def _checked_test_size(test_size: Any) -> int | float:
             f"test_size={shown(test_size)} is a fraction and must lie between 0 and 1; 1 and more is an int."
         )
     return size
-
-
-def _checked_place(on: Any) -> str | None:
-    place: str | None = one_of(
-        "on", on, (None, "ray"), "Use on='ray' for tasks of a Ray cluster, or leave it out."
-    )
-    return place
-
-
-def _batch_format(batch_format: str | None) -> str:
-    """The form of batches; Ray Data's "default" and None are numpy and pyarrow."""
-    choices = (None, "default", "numpy", "pandas", "pyarrow")
-    form = one_of("batch_format", batch_format, choices, "Use 'numpy', 'pandas' or 'pyarrow'.")
-    return {None: "pyarrow", "default": "numpy"}.get(form, form or "")
-
-
-def _parsed(condition: Any) -> Any:
-    import pyarrow.compute as pc
-
-    if isinstance(condition, str):
-        from powertrain.data.expressions import parse
-
-        return parse(condition)
-    if not isinstance(condition, pc.Expression):
-        raise DataError(
-            f"filter() got a {type(condition).__name__}. Give a function, a pyarrow expression such as "
-            "pyarrow.compute.field('label') == 3, or text such as 'label == 3'."
-        )
-    return condition
-
-
-def _picked(plan: Plan) -> list[Part]:
-    """The parts of a plan as sources of which every block counts."""
-    from powertrain.data.sources.picked import PickedSource
-
-    if plan.blocks is None:
-        return list(plan.parts)
-    chosen = cutting.by_part(plan.blocks)
-    return [
-        dataclasses.replace(part, source=PickedSource(part.source, chosen.get(number, [])))
-        for number, part in enumerate(plan.parts)
-    ]

@@ -64,8 +64,8 @@ def read_parquet(
     that ``paths`` are paths of. ``include_paths`` adds the column "path".
     """
     from powertrain.data.sources.files.files import file_paths
-    from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
     from powertrain.data.sources.files.parquet import ParquetSource
+    from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
 
     found = file_paths(paths, file_extensions, usual=["parquet"], filesystem=filesystem)
     chosen = None if columns is None else _names(columns)

@@ -8,15 +8,24 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
-from powertrain.data.arguments import flag, one_of, seed_number, whole
-from powertrain.data.plan.changes import changed_message
+from powertrain.data.arguments import flag, one_of, whole
+from powertrain.data.batching import (
+    BATCH_SIZE,
+    UNWATCHED,
+    T,
+    TimedLoader,
+    formatted,
+    one_seed,
+    watched_copies,
+)
 from powertrain.data.loading.early_ends import EarlyEnds, is_look
 from powertrain.data.loading.epoch_batches import first_batch, open_epoch
 from powertrain.data.loading.loader import Cut, Loader, Ready, budgets_alone
-from powertrain.data.plan.order import after_epoch, steps_left
 from powertrain.data.loading.own_skips import ResumedEpoch
+from powertrain.data.plan.changes import changed_message
+from powertrain.data.plan.order import after_epoch, steps_left
 from powertrain.data.plan.plan import Plan
 from powertrain.data.plan.position import Position
 from powertrain.data.plan.prepared import Prepared, prepare_alone
@@ -28,68 +37,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from powertrain.data.batching import Seat, Watch
     from powertrain.data.dataset import Dataset
     from powertrain.data.loading.execution import Execution
     from powertrain.data.loading.scratch import Scratch
 
-T = TypeVar("T")
 TAILS = ("partial", "drop", "carry")
-BATCH_SIZE = 256
 #: Larger batches, and more of them ahead, are the same as these.
 LARGEST_BATCH = 2**40
 #: Rows of a batch where the user leaves its size to the blocks, which may be huge.
 _MOST_ROWS_OF_A_BLOCK = 2**16
-
-
-class Watch(Protocol):
-    """Is told what the training thread spends on getting batches. Training thread only."""
-
-    def wait(self) -> int:
-        """It waits for rows from here on. The answer is for the other two."""
-        ...
-
-    def copy(self) -> int:
-        """It brings a batch to its device from here on; likewise."""
-        ...
-
-    def go_on(self, began: int) -> None:
-        """What began there is over."""
-        ...
-
-    def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
-        """What was waited for came: ``rows`` in it, and ``seconds`` for which it was made; None for as long as it was
-        waited for."""
-        ...
-
-
-class _Unwatched:
-    """For whom nobody wants to know."""
-
-    def wait(self) -> int:
-        return 0
-
-    def copy(self) -> int:
-        return 0
-
-    def go_on(self, began: int) -> None:
-        pass
-
-    def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
-        pass
-
-
-UNWATCHED = _Unwatched()
-
-
-class _Seat(TypedDict):
-    """Which rank reads, and with what."""
-
-    rank: int
-    world_size: int
-    local_world_size: int
-    cache_directory: str
-    disk_bytes: int
-    memory_bytes: int
 
 
 class DataShard(TensorflowBatches):
@@ -125,7 +82,7 @@ class DataShard(TensorflowBatches):
         stands for; ``watch`` is told of each wait."""
         self._device, self.watch = device, watch
         self._prepared = prepared
-        self._seat: _Seat = {
+        self._seat: Seat = {
             "rank": rank,
             "world_size": world_size,
             "local_world_size": local_world_size,
@@ -228,7 +185,7 @@ class DataShard(TensorflowBatches):
         )
         cut = replace(cut, python_text=collate_fn is None)
         hand_out = watched_copies(self.watch, conversion.hand_out, chosen)
-        return Batches(self, cut, _one_seed(seed, local_shuffle_seed), hand_out)
+        return Batches(self, cut, one_seed(seed, local_shuffle_seed), hand_out)
 
     def iter_batches(
         self,
@@ -255,7 +212,7 @@ class DataShard(TensorflowBatches):
             formatted(batch_format),
         )
         cut = replace(cut, python_text=batch_format in ("default", "numpy"))
-        return Batches(self, cut, _one_seed(seed, local_shuffle_seed))
+        return Batches(self, cut, one_seed(seed, local_shuffle_seed))
 
     def iter_rows(self, *, prefetch_batches: int = 1) -> Iterator[dict[str, Any]]:
         """One dict per row, for one epoch."""
@@ -304,8 +261,8 @@ class DataShard(TensorflowBatches):
 
             frame = powertrain.get_dataset_shard("train").materialize().to_pandas()
         """
-        from powertrain.data.rows.formats import to_arrow
         from powertrain.data.reading import from_arrow
+        from powertrain.data.rows.formats import to_arrow
 
         began = self.watch.wait()
         try:
@@ -525,7 +482,7 @@ class DataShard(TensorflowBatches):
         if self._open.loader is not None and self._open.loader.seed != start.seed:
             self._open.close_loader()
         if self._open.loader is None:
-            self._open.loader = _TimedLoader(
+            self._open.loader = TimedLoader(
                 self._prepared, seed=start.seed, lanes=start.lanes, warn=self._warn, **self._seat
             )
             if self.execution is not None:
@@ -744,56 +701,6 @@ class EpochIterator(Generic[T]):
             self.give_up("")
 
 
-class _MadeTogether(list[Ready[T]]):
-    """Batches, and for how many seconds a thread was making them."""
-
-    seconds: float
-
-
-class _TimedLoader(Loader):
-    """A loader that says how long batches took to make."""
-
-    def _build(self, work: Any, cut: Cut[T]) -> _MadeTogether[T]:
-        began = time.perf_counter()
-        made = _MadeTogether(super()._build(work, cut))
-        made.seconds = time.perf_counter() - began
-        return made
-
-
-def watched_copies(
-    watch: Watch, hand_out: Callable[[T], Any], device: str | torch.device
-) -> Callable[[T], Any]:
-    """``hand_out``; where it lets a GPU wait for what is copied to it, ``watch`` is told."""
-    import torch
-
-    if torch.device(device).type != "cuda":
-        return hand_out
-
-    def watched(made: T) -> Any:
-        began = watch.copy()
-        try:
-            return hand_out(made)
-        finally:
-            watch.go_on(began)
-
-    return watched
-
-
-def formatted(batch_format: str | None) -> Callable[[Rows], Any]:
-    """Return what makes batches of this form."""
-    from powertrain.data.rows import formats
-
-    makers = {
-        None: formats.to_arrow,
-        "default": formats.to_numpy,
-        "numpy": formats.to_numpy,
-        "pandas": formats.to_pandas,
-        "pyarrow": formats.to_arrow,
-    }
-    advice = "Use 'numpy', 'pandas' or 'pyarrow'; tensors come from iter_torch_batches."
-    return makers[one_of("batch_format", batch_format, tuple(makers), advice)]
-
-
 def _rows_of_rank(batch_size: Any) -> int:
     if batch_size is None:
         raise DataError(
@@ -801,8 +708,3 @@ def _rows_of_rank(batch_size: Any) -> int:
             "rows of one rank as batch_size, or those of all ranks as global_batch_size."
         )
     return whole("batch_size", batch_size, 1)
-
-
-def _one_seed(seed: int | None, local_shuffle_seed: int | None) -> int | None:
-    chosen, local = seed_number("seed", seed), seed_number("local_shuffle_seed", local_shuffle_seed)
-    return chosen if chosen is not None else local

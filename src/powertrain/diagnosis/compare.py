@@ -18,8 +18,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from powertrain.diagnosis.tables import statistics
 from powertrain.diagnosis import words
+from powertrain.diagnosis.tables import statistics
 from powertrain.diagnosis.tables.settled import Settled, settled
 from powertrain.diagnosis.tables.steps import Floats, Steps
 from powertrain.text.printable import escape_controls

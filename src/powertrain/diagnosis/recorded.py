@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from powertrain.diagnosis.report import diagnose
+from powertrain.diagnosis.summary import Report
 from powertrain.diagnosis.tables.samples import Samples, samples_of
 from powertrain.diagnosis.tables.settled import LEAST_STEPS
 from powertrain.diagnosis.tables.steps import Steps, aligned
-from powertrain.diagnosis.summary import Report
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
-from powertrain.run.record import journal
 from powertrain.run.health.hang_report import rank_names
+from powertrain.run.record import journal
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.trace import store

@@ -9,14 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from powertrain.diagnosis.rules import machine, memory, step_time, stragglers
 from powertrain.diagnosis import words
 from powertrain.diagnosis.card import render
 from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.rules import machine, memory, step_time, stragglers
 from powertrain.diagnosis.rules.root_cause import fold, is_trouble
-from powertrain.diagnosis.tables.samples import Samples
-from powertrain.diagnosis.tables.settled import Settled, settled
-from powertrain.diagnosis.tables.steps import Floats, Steps
 from powertrain.diagnosis.summary import (
     PhaseTime,
     RankTimes,
@@ -26,6 +23,9 @@ from powertrain.diagnosis.summary import (
     plain_finding,
     to_json,
 )
+from powertrain.diagnosis.tables.samples import Samples
+from powertrain.diagnosis.tables.settled import Settled, settled
+from powertrain.diagnosis.tables.steps import Floats, Steps
 from powertrain.trace.recording import phases
 
 __all__ = ["Report", "diagnose", "from_json", "render", "to_json"]

@@ -19,16 +19,17 @@ from powertrain.diagnosis.card import render
 from powertrain.diagnosis.final import is_telling
 from powertrain.diagnosis.recorded import report_of
 from powertrain.diagnosis.report import diagnose
+from powertrain.diagnosis.summary import Report
 from powertrain.diagnosis.tables.samples import SAMPLE, samples_of
 from powertrain.diagnosis.tables.steps import RECORD, aligned
-from powertrain.diagnosis.summary import Report
 from powertrain.errors import OutsideWorkerError, StorageError
-from powertrain.trace.recording import standalone
-from powertrain.trace import recording, store
-from powertrain.trace.recording.standalone import Kept
+from powertrain.trace import store
+from powertrain.trace.recording import current, ring, standalone
 from powertrain.trace.recording.phases import REPORT
-from powertrain.worker import context
-from powertrain.worker.context import Session
+from powertrain.trace.recording.recorder import Recorder
+from powertrain.trace.recording.standalone import Kept
+from powertrain.worker import session as worker_session
+from powertrain.worker.session import Session
 
 #: Seconds that other ranks' steps are waited for once one's own have arrived; ranks send theirs each second.
 _OTHERS_WITHIN = 3.0
@@ -101,9 +102,9 @@ def say(kept: Kept) -> None:
 
 
 def _report(rank0_only: bool, timeout: float, every: float, *, final: bool) -> Report | None:
-    if context.in_worker():
-        session = context.current("final_summary")
-        recorder = recording.recording()
+    if worker_session.in_worker():
+        session = worker_session.current("final_summary")
+        recorder = current.recording()
         is_asked = session.place.rank == 0 or not rank0_only
         if recorder is None or session.service.tracing is None or not is_asked:
             return None
@@ -119,7 +120,7 @@ def _report(rank0_only: bool, timeout: float, every: float, *, final: bool) -> R
 
 
 def _of_script(final: bool) -> Report:
-    own, recorder = standalone.newest(), recording.recording()
+    own, recorder = standalone.newest(), current.recording()
     if own is not None:
         if final:
             standalone.end()
@@ -133,9 +134,9 @@ def _of_script(final: bool) -> Report:
     return _report_of(_in_ring(recorder, standalone.own_rank()))
 
 
-def _in_ring(recorder: recording.Recorder, rank: int) -> Kept:
+def _in_ring(recorder: Recorder, rank: int) -> Kept:
     """The newest steps. They are not drained: that is for whoever keeps them."""
-    _, steps = recording.read_ring(recorder._ring.buffer)
+    _, steps = ring.read_ring(recorder._ring.buffer)
     return Kept(rank, socket.gethostname(), steps, b"", {})
 
 
@@ -152,7 +153,7 @@ def _report_of(kept: Kept, *notes: str) -> Report:
 # --------------------------------------------------------------------------- of a whole run
 
 
-def _of_run(session: Session, recorder: recording.Recorder, until: float, every: float) -> Report:
+def _of_run(session: Session, recorder: Recorder, until: float, every: float) -> Report:
     place = session.place
     if session.storage.local_path("telemetry") is not None and not place.run_filesystem:
         tracing = session.service.tracing

@@ -71,7 +71,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     #: Mean of a step on the rank that takes longest: findings state times and shares of it. 0 in files of earlier
     #: versions.
     mean_step_seconds: float = 0.0
-    #: Over all ranks, in the order of :data:`powertrain.trace.recording.phases.NAMES`; phases that never occurred are left out.
+    #: Over all ranks, in the order of :data:`powertrain.trace.recording.phases.NAMES`; phases that never occurred are
+    #: left out.
     phases: tuple[PhaseTime, ...] = ()
     ranks: tuple[RankTimes, ...] = ()
     throughput: Throughput = Throughput()

@@ -13,11 +13,11 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError, PowertrainError
 from powertrain.run.record import run_json as run_record
 from powertrain.storage import Storage, signed
 from powertrain.storage.addresses import has_secrets, without_secrets
+from powertrain.text.errors import describe_error
 
 _KEY = "trainer.pickle"
 #: Datasets that hold more rows than this many bytes are not kept: whoever restores the run gives them again.

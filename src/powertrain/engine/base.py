@@ -31,7 +31,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Union
 
-from powertrain.wire import Hub, Point, ProcessStack
+from powertrain.wire.hub import Hub
+from powertrain.wire.values import Point, ProcessStack
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ from powertrain.engine.base import (
 from powertrain.engine.local.server import apply_env
 from powertrain.errors import ConfigError
 from powertrain.trace.stacks.stacks import dump_path
-from powertrain.wire import Hub
-from powertrain.worker.context import in_worker
+from powertrain.wire.hub import Hub
 from powertrain.worker.main import Rank, WorkerSpec
+from powertrain.worker.session import in_worker
 
 _numbers = itertools.count(1)
 #: Held while a rank lives in this process.

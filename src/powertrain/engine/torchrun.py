@@ -38,7 +38,8 @@ from powertrain.engine.base import (
 )
 from powertrain.engine.inline import environment
 from powertrain.errors import ConfigError, EngineError
-from powertrain.wire import Door, Hub, KeyPair
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Door, KeyPair
 from powertrain.worker.main import Rank, WorkerSpec
 
 #: A rank that has not called ``fit`` by then never will.

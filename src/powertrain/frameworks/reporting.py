@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
+from powertrain.values.arguments import shorten
 from powertrain.worker import context
 
 if TYPE_CHECKING:

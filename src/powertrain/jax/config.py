@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from powertrain.config import BackendConfig, Config, flag, only, option
+from powertrain.backend import BackendConfig
+from powertrain.config.checks import Config, flag, only, option
 from powertrain.frameworks.library import Library
 
 JAX = Library("jax", "jax")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from powertrain.config import BackendConfig, Config
+from powertrain.backend import BackendConfig
+from powertrain.config.checks import Config
 from powertrain.frameworks.boosting.library import BoostingLibrary
 
 

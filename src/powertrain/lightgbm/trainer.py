@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.config import TRAIN_DATASET_KEY, BackendConfig, DataConfig
+from powertrain.backend import BackendConfig
+from powertrain.config.data import TRAIN_DATASET_KEY, DataConfig
 from powertrain.frameworks.boosting.trainer import BoosterTrainer
 from powertrain.lightgbm.config import LIGHTGBM, LightGBMConfig
 from powertrain.lightgbm.from_params import LightGBMFromParams
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.config import RunConfig, ScalingConfig, ValidationConfig
+    from powertrain.config.run import RunConfig
+    from powertrain.config.scaling import ScalingConfig
+    from powertrain.config.validation import ValidationConfig
     from powertrain.data.dataset import Dataset
 
 

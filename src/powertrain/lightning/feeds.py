@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from powertrain.errors import DataError
-from powertrain.worker import context
+from powertrain.worker import session
 from powertrain.worker.data.batch_plan import gradient_weight
 
 #: Batches that Lightning may hold beyond the one that it trains on, and the one itself.
@@ -97,7 +97,7 @@ class Feed:
         self.has_begun = True
         self.weight = gradient_weight.value
         if self.history is not None:
-            self.history.append((context.current("fit").data.positions(), self.weight))
+            self.history.append((session.current("fit").data.positions(), self.weight))
 
     def close(self, *, only_if_drawn: bool = False) -> None:
         """End the iteration under way: Lightning takes no more from it. A rest of its epoch is left out."""
@@ -192,7 +192,7 @@ class Feeds:
             undivided = _without_sampler(loader, trainer.world_size, trainer.global_rank)
             if undivided is None:
                 return loader
-            from powertrain.torch.data_loader import prepare_data_loader
+            from powertrain.torch.data_loader.prepare import prepare_data_loader
 
             loader = prepare_data_loader(undivided, move_to_device=False)
         feed = Feed(loader, lambda: int(trainer.fit_loop.epoch_progress.current.processed))
@@ -254,7 +254,7 @@ class Feeds:
 
 
 def _is_prepared(loader: Any) -> bool:
-    from powertrain.torch.data_loader import PreparedDataLoader
+    from powertrain.torch.data_loader.loader import PreparedDataLoader
 
     return isinstance(loader, PreparedDataLoader)
 

@@ -6,11 +6,12 @@ import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import as_flag, as_whole, plain_scalar
-from powertrain.config import CheckpointUploadMode, ValidationTaskConfig
+from powertrain.config.checkpoint import CheckpointUploadMode
+from powertrain.config.validation import ValidationTaskConfig
 from powertrain.errors import ConfigError
 from powertrain.lightning.packages import PackageClass, callback
-from powertrain.worker import context
+from powertrain.values.arguments import as_flag, as_whole, plain_scalar
+from powertrain.worker import context, session
 
 _MOST = 2**62
 CHECKPOINT_NAME = "checkpoint.ckpt"
@@ -92,7 +93,7 @@ class _Reporting:
                 trainer.save_checkpoint(path, weights_only=False)
             checkpoint = Checkpoint.from_directory(directory) if os.listdir(directory) else None
             if checkpoint is not None and positions is not None:
-                context.current("report").data.capture(checkpoint, positions)
+                session.current("report").data.capture(checkpoint, positions)
             context.report(
                 metrics,
                 checkpoint=checkpoint,
@@ -110,7 +111,7 @@ def _positions_after(trainer: Any) -> dict[str, Any] | None:
         name: {**state, "epoch": state["epoch"] + 1, "position": 0}
         if state.get("position", 0) >= state.get("rows", 0) > 0
         else state
-        for name, state in context.current("report").data.positions().items()
+        for name, state in session.current("report").data.positions().items()
     }
 
 

@@ -31,7 +31,7 @@ class WorkerStrategy:
 
     @property
     def root_device(self) -> Any:
-        from powertrain.torch.prepare import get_device
+        from powertrain.torch.device import get_device
 
         return get_device()
 

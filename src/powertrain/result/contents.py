@@ -14,15 +14,15 @@ from powertrain.checkpoint.manifest import Manifest
 from powertrain.errors import ConfigError, StorageError, TrainingFailedError
 from powertrain.result.html import Card, Kept, Spark, Unread
 from powertrain.run import events as ev
+from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint, fold
+from powertrain.run.lifecycle import RunState
 from powertrain.run.metrics import curves
 from powertrain.run.record import run_json
-from powertrain.run.startup import report
-from powertrain.run.lifecycle import RunState
 from powertrain.run.record.milestones import milestones
-from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint, fold
+from powertrain.run.startup import report
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
-from powertrain.terminal import data_size, duration, metric_pairs, number
+from powertrain.terminal.text import data_size, duration, metric_pairs, number
 
 if TYPE_CHECKING:
     import numpy as np

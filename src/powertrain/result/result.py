@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from powertrain.result import contents, html as result_view, return_value
-from powertrain.values.arguments import as_flag, as_path, shorten
-from powertrain.checkpoint import commit, retention
+from powertrain.checkpoint import committed, retention
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.config import did_you_mean
+from powertrain.config.checks import did_you_mean
 from powertrain.errors import (
     ConfigError,
     ControllerError,
@@ -24,17 +22,20 @@ from powertrain.errors import (
     TrainingFailedError,
     WorkerGroupError,
 )
+from powertrain.result import contents, return_value
+from powertrain.result import html as result_view
 from powertrain.result.given import GivenContents
 from powertrain.run import events as ev
-from powertrain.run.record import journal
 from powertrain.run import lifecycle
-from powertrain.run import metrics as metrics_store
-from powertrain.run.lifecycle import RunState
 from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint
+from powertrain.run.lifecycle import RunState
+from powertrain.run.metrics import reading
+from powertrain.run.record import journal
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import strip_secrets, without_secrets
 from powertrain.storage.base import own_address
-from powertrain.terminal import failure_report
+from powertrain.terminal.failures import failure_report
+from powertrain.values.arguments import as_flag, as_path, shorten
 from powertrain.values.exceptions import exceptions_of
 from powertrain.worker.data.shards import DataPosition, positions_in, readable
 
@@ -128,7 +129,7 @@ class Result:
             path=path,
             state=state.state,
             reason=state.reason,
-            metrics=metrics_store.last_of_rank(storage, state, 0),
+            metrics=reading.last_of_rank(storage, state, 0),
             storage_filesystem=storage_filesystem,
             unsaved=state.unsaved,
         )
@@ -153,7 +154,9 @@ class Result:
         """The oldest first, with the metrics of their validations."""
         if self._given is not None:
             return self._given.manifests()
-        return commit.with_validations(commit.committed(self._storage), commit.validations(self._storage))
+        return committed.with_validations(
+            committed.committed(self._storage), committed.validations(self._storage)
+        )
 
     @cached_property
     def return_value(self) -> Any:
@@ -209,10 +212,10 @@ class Result:
             given: pd.DataFrame = self._given.metrics_dataframe
             return given
         if ranks == "all":
-            return metrics_store.dataframe(self._storage, self._run_state)
+            return reading.dataframe(self._storage, self._run_state)
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 0:
             raise ConfigError(f'ranks={shorten(ranks)} is not a rank. Give a number from 0 on, or "all".')
-        return metrics_store.dataframe(self._storage, self._run_state, rank=ranks)
+        return reading.dataframe(self._storage, self._run_state, rank=ranks)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -224,7 +227,7 @@ class Result:
     def _checkpoint_of(self, manifest: Manifest) -> Checkpoint:
         if self._given is not None:
             return self._given.checkpoint_of(manifest)
-        return commit.checkpoint_of(self._storage, manifest)
+        return committed.checkpoint_of(self._storage, manifest)
 
     @property
     def unsaved_checkpoints(self) -> list[UnsavedCheckpoint]:

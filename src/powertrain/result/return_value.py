@@ -9,11 +9,11 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError, StorageError
 from powertrain.storage import Storage, signed
 from powertrain.storage.addresses import without_secrets
-from powertrain.terminal import data_size
+from powertrain.terminal.text import data_size
+from powertrain.text.errors import describe_error
 
 #: In the run's directory, with its signature beside it.
 KEY = "return_value.pickle"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.text.errors import describe_error
 from powertrain.run.events import Fact
 from powertrain.run.forced_end import EndedAtOnce
+from powertrain.text.errors import describe_error
 
 logger = logging.getLogger("powertrain")
 

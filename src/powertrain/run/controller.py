@@ -22,60 +22,95 @@ import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from powertrain import wire
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.manifest import Manifest, Validation
 from powertrain.checkpoint.saver import remove_share, sealed_reports
 from powertrain.engine import base
-from powertrain.text.errors import describe_error, message_of
-from powertrain.errors import (
-    EngineError,
-    FencedError,
-    PowertrainError,
-    ResourceError,
-    WireError,
-)
-from powertrain.run.workers import attempt as phases
-from powertrain.run.remote import protocol, status
-from powertrain.run.health import failure_policy, failures
-from powertrain.run.workers import backend_hooks, launch, placement
-from powertrain.run import lifecycle, stopping
-from powertrain.run.scaling import preemption
+from powertrain.errors import EngineError, FencedError, PowertrainError, ResourceError, WireError
 from powertrain.run import events as ev
-from powertrain.run.checkpoints.queries import Asks
-from powertrain.run.workers.attempt import Attempt, Member
+from powertrain.run import lifecycle, stopping
 from powertrain.run.callbacks import Callbacks, RunContext
-from powertrain.run.checkpoints.uploads import Carriers
-from powertrain.run.checkpoints.tracker import Checkpoints
 from powertrain.run.checkpoints.committer import Committer, Done, Trouble
+from powertrain.run.checkpoints.pending import Pending
+from powertrain.run.checkpoints.queries import Asks
+from powertrain.run.checkpoints.tracker import Checkpoints
+from powertrain.run.checkpoints.unsaved import error_text
+from powertrain.run.checkpoints.uploads import Carriers
+from powertrain.run.checkpoints.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
+from powertrain.run.debugging.keyboard import Typed
 from powertrain.run.debugging.sessions import Debugging, place_of
 from powertrain.run.forced_end import EndedAtOnce
+from powertrain.run.health import failure_policy, failures
 from powertrain.run.health.hangs import Hangs, Looked
-from powertrain.run.workers.backend_hooks import HookDone
-from powertrain.run.remote.inspections import Inspections, SeenFromOutside
+from powertrain.run.inbox import Delivered, Interrupt, LeaseLost, Noticed, Parted, Said
+from powertrain.run.metrics.points import PointRecord
+from powertrain.run.metrics.store import MetricsStore
+from powertrain.run.outcome import RunOutcome
 from powertrain.run.record.journal import Journal
-from powertrain.run.debugging.keyboard import Typed
-from powertrain.run.metrics import MetricsStore, PointRecord
-from powertrain.run.scaling.preemption import Notice, Regroup
-from powertrain.run.checkpoints.pending import Pending
-from powertrain.run.workers.rows import Row
+from powertrain.run.remote import protocol, status
+from powertrain.run.remote.inspections import Inspections, SeenFromOutside
+from powertrain.run.scaling import preemption
 from powertrain.run.scaling.policy import Elastic, in_words
+from powertrain.run.scaling.preemption import Notice, Regroup
 from powertrain.run.scaling.slots import Slots
+from powertrain.run.scaling.steering import Steering
 from powertrain.run.spec import RunSpec
 from powertrain.run.startup.recorder import Startup
-from powertrain.run.scaling.steering import Steering
 from powertrain.run.telemetry import Telemetry
-from powertrain.run.checkpoints.unsaved import error_text
-from powertrain.run.checkpoints.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
+from powertrain.run.workers import attempt as phases
+from powertrain.run.workers import backend_hooks, launch, placement
+from powertrain.run.workers.attempt import Attempt, Member
+from powertrain.run.workers.backend_hooks import HookDone
+from powertrain.run.workers.rows import Row
 from powertrain.run.workers.worker_group import WorkerCallError
 from powertrain.storage import Storage, safety
+from powertrain.text.errors import describe_error, message_of
 from powertrain.values.exceptions import exceptions_of
+from powertrain.wire import from_worker
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_controller import (
+    Dismissed,
+    Preemption,
+    Refused,
+    RowClosed,
+    Settled,
+    Train,
+    Unstaged,
+)
+from powertrain.wire.from_worker import (
+    Arrived,
+    AskCheckpoints,
+    Beat,
+    Carried,
+    CarryTrouble,
+    DebugClosed,
+    DebugOpened,
+    DebugOutput,
+    DebugPrompt,
+    DebugQuit,
+    Executed,
+    FirstStep,
+    Held,
+    Hello,
+    Noted,
+    Outcome,
+    Reached,
+    Stacks,
+    StagingFull,
+)
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Received
+from powertrain.wire.values import ErrorReport, Point
 from powertrain.worker.checkpoints.row_mark import marked_row
 from powertrain.worker.signals import SAME_NOTICE
+
+if TYPE_CHECKING:
+    from powertrain.run.outcome import Observer
+
 
 #: Seconds within which every forked process must have said its first word.
 _START_WITHIN = 300.0
@@ -109,48 +144,7 @@ _PAUSED = ("late", "absent", "together", "laggards")
 #: Seconds by which the loop may come late before it is clear that this process itself was not running.
 _STOOD_STILL = 1.0
 
-
 _LAUNCHER_DECIDES = failure_policy.Decision("give_up", "the launcher decides whether to start it again")
-
-
-class Observer(Protocol):
-    """Who is told what happens: the terminal, in a test a list."""
-
-    def event(self, event: ev.Event) -> None: ...
-    def row(self, row: int, by_rank: Sequence[Mapping[str, Any] | None], at: float) -> None: ...
-    def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None: ...
-    def data(self, text: str) -> None: ...
-    def output(self, rank: int, data: bytes) -> None: ...
-    def hold(self) -> None: ...
-    def release(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How a run ended."""
-
-    state: str
-    reason: str
-    #: Exactly what rank 0 reported last; None when it never did.
-    metrics: dict[str, Any] | None
-    #: The pickled return value of rank 0.
-    value: bytes
-    failures: tuple[ev.WorkerFailure, ...]
-    #: True when Ctrl-C ended it.
-    interrupted: bool = False
-    #: Staged shares of checkpoints that storage did not take in time: they must not be swept.
-    left: tuple[str, ...] = ()
-    #: True when the process that ran it was asked to end.
-    is_to_leave: bool = False
-    #: The run as its facts tell it; None where it was left before it had ended.
-    run: lifecycle.RunState | None = None
-    #: The objects among ``metrics``: see :mod:`powertrain.values.kinds`.
-    originals: dict[str, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Interrupt:
-    pass
 
 
 @dataclass(frozen=True)
@@ -159,40 +153,11 @@ class _EndEarly:
 
 
 @dataclass(frozen=True)
-class _Delivered:
-    """Batches of workers have come."""
-
-
-@dataclass(frozen=True)
-class _Parted:
-    """The connection of a worker has ended."""
-
-    key: bytes
-
-
-@dataclass(frozen=True)
 class _Refused:
     """A message of a worker could not be read."""
 
     sender: bytes
     problem: str
-
-
-@dataclass(frozen=True)
-class _LeaseLost:
-    reason: str
-
-
-@dataclass(frozen=True)
-class _Said:
-    message: str
-
-
-@dataclass(frozen=True)
-class _Noticed:
-    """The process that runs this was asked to end."""
-
-    reason: str
 
 
 class Controller:
@@ -217,7 +182,7 @@ class Controller:
         self._observer = observer
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: Batches of workers that have come, and points of theirs that are not kept yet.
-        self._batches: deque[wire.Received] = deque()
+        self._batches: deque[Received] = deque()
         self._points_to_keep: list[PointRecord] = []
         with contextlib.ExitStack() as undone:  # closed again where a part of the controller cannot be made
             self._journal = Journal(storage, lease)
@@ -402,13 +367,13 @@ class Controller:
             self._lease_identity,
         )
 
-    def _open_hub(self) -> wire.Hub:
-        return wire.Hub(
+    def _open_hub(self) -> Hub:
+        return Hub(
             self._engine.wire_address(),
             self._batches.append,
-            lambda problem: self._inbox.put(wire.Noted(message=problem)),
-            delivered=lambda: self._inbox.put(_Delivered()),
-            parted=lambda key: self._inbox.put(_Parted(key)),
+            lambda problem: self._inbox.put(Noted(message=problem)),
+            delivered=lambda: self._inbox.put(Delivered()),
+            parted=lambda key: self._inbox.put(Parted(key)),
             refused=lambda key, problem: self._inbox.put(_Refused(key, problem)),
             directory=self._spec.runtime_dir,
             port=self._spec.port,
@@ -417,7 +382,7 @@ class Controller:
 
     def interrupt(self) -> None:
         """Ask for an end: gracefully the first time, at once the second. Any thread, also a signal handler."""
-        self._inbox.put(_Interrupt())
+        self._inbox.put(Interrupt())
 
     def end_early(self, reason: str) -> None:
         """End the run at the next boundary, as if its stop criterion had been met. Any thread."""
@@ -425,7 +390,7 @@ class Controller:
 
     def notify(self, reason: str) -> None:
         """The process that runs this will be ended soon. A second time means at once. Any thread, a signal handler."""
-        self._inbox.put(_Noticed(reason))
+        self._inbox.put(Noticed(reason))
 
     def launched(self, at: float, parts: Mapping[str, float]) -> None:
         """The run began ``at`` the call of ``fit``; see :meth:`Startup.launched`. Before ``run``."""
@@ -437,9 +402,9 @@ class Controller:
 
     def say(self, message: str) -> None:
         """Have a warning recorded, as soon as the run has begun. Any thread."""
-        self._inbox.put(_Said(message))
+        self._inbox.put(Said(message))
 
-    def _said(self, said: _Said) -> None:
+    def _said(self, said: Said) -> None:
         self._warn(said.message)
 
     def _next(self) -> Any:
@@ -503,7 +468,7 @@ class Controller:
         """Only after an error of our own: a rank in this very process waits to be dismissed."""
         for member in self._attempt.members if self._attempt is not None else ():
             if not member.exited:
-                self._send(member, wire.Dismissed())
+                self._send(member, Dismissed())
 
     def _close_committer(self) -> None:
         self._committer.close(_CUT_SHORT if self.is_ending_at_once else _COMMITTER_GRACE)
@@ -637,7 +602,7 @@ class Controller:
             member.pid = event.pid
             self._startup.started(member.rank, event)
 
-    def _hello(self, member: Member, message: wire.Hello) -> None:
+    def _hello(self, member: Member, message: Hello) -> None:
         member.greeted, member.pid = True, message.pid
         self._startup.greeted(member.rank)
         self._record(
@@ -653,7 +618,7 @@ class Controller:
             self._deadlines.pop("start", None)
             self._run_hooks(member.attempt, "start")
 
-    def _first_step(self, member: Member, message: wire.FirstStep) -> None:
+    def _first_step(self, member: Member, message: FirstStep) -> None:
         self._startup.first_step(member.rank, message)
 
     # ------------------------------------------------------------------ the backend's hooks
@@ -686,7 +651,7 @@ class Controller:
             self._fail(member, failures.raised(member, error.report, "start"))
         elif not attempt.failures and not attempt.losses:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            report = wire.ErrorReport(type=type(error).__name__, message=message_of(error), traceback=text)
+            report = ErrorReport(type=type(error).__name__, message=message_of(error), traceback=text)
             self._fail(attempt.members[0], failures.raised(attempt.members[0], report, "start"))
 
     def _train(self, attempt: Attempt) -> None:
@@ -695,14 +660,14 @@ class Controller:
         self._record(ev.TrainingStarted(time=time.time(), attempt=attempt.number))
         for member in attempt.members:
             # Rank 0's reports are the ones that people look at, and it is only one.
-            self._send(member, wire.Train(gather=attempt.gather if member.rank else 0.0))
+            self._send(member, Train(gather=attempt.gather if member.rank else 0.0))
         self._hangs.begin(attempt)
         self._watch()
         self._consider_resize()
 
     # ------------------------------------------------------------------ what workers say
 
-    def _send(self, member: Member, message: wire.FromController) -> None:
+    def _send(self, member: Member, message: FromController) -> None:
         self._hub.send(member.key, message)
 
     def _take_in_batches(self) -> None:
@@ -719,16 +684,16 @@ class Controller:
             points, self._points_to_keep = self._points_to_keep, []
             self._metrics.add(points)
 
-    def _received(self, received: wire.Received) -> None:
+    def _received(self, received: Received) -> None:
         member = self._members.get(received.sender)
         if member is None:
             self._from_uploader(received)
             return
         if received.envelope.boundary:
             member.attempt.has_trained = True
-        points: list[wire.Point] = []
+        points: list[Point] = []
         for message in received.envelope.messages:
-            if isinstance(message, wire.Point):
+            if isinstance(message, Point):
                 if self._can_be_next(member, message, points):
                     points.append(message)
             else:
@@ -739,7 +704,7 @@ class Controller:
                     handler(self, member, message)
         self._points(member, points)
 
-    def _can_be_next(self, member: Member, point: wire.Point, before: list[wire.Point]) -> bool:
+    def _can_be_next(self, member: Member, point: Point, before: list[Point]) -> bool:
         """Rows follow each other. One far ahead would have everything in between waited for.
 
         Of an attempt that is over nothing is waited for any more, and its points are only kept."""
@@ -754,18 +719,18 @@ class Controller:
         )
         return False
 
-    def _from_uploader(self, received: wire.Received) -> None:
+    def _from_uploader(self, received: Received) -> None:
         if self._validations.heard(received):
             return
         if not self._carriers.is_uploader(received.sender):
             return
         for message in received.envelope.messages:
-            if isinstance(message, wire.Carried):
+            if isinstance(message, Carried):
                 self._checkpoints.carried(message)
-            elif isinstance(message, wire.CarryTrouble):
+            elif isinstance(message, CarryTrouble):
                 self._checkpoints.trouble(message)
 
-    def _points(self, member: Member, points: list[wire.Point]) -> None:
+    def _points(self, member: Member, points: list[Point]) -> None:
         """Keep every point; those of the current attempt also move rows on."""
         if member.recovered:  # what was found after the rank's death may still arrive by the usual way
             points = [point for point in points if point.solo or point.row not in member.recovered]
@@ -818,7 +783,7 @@ class Controller:
             if row.complete:
                 stop = attempt.stops_at.pop(row.number, "")
                 for rank in attempt.barrier_rows.pop(row.number, ()):
-                    self._send(attempt.members[rank], wire.RowClosed(row=row.number, stop=stop))
+                    self._send(attempt.members[rank], RowClosed(row=row.number, stop=stop))
         if rows:
             self._asks.answer()
         self._steering.look_at_commits(attempt)
@@ -855,7 +820,7 @@ class Controller:
         self._record(ev.RanksAbsent(time=time.time(), attempt=attempt.number, row=row, ranks=tuple(ranks)))
         self._rows_closed(attempt, attempt.rows.declare_absent(ranks))
 
-    def _beat(self, member: Member, message: wire.Beat) -> None:
+    def _beat(self, member: Member, message: Beat) -> None:
         member.beat = message
         if message.steps:
             member.attempt.has_trained = True
@@ -871,10 +836,10 @@ class Controller:
         if member.rank == 0 and text:
             self._observer.data(text)
 
-    def _telemetry_came(self, member: Member, message: wire.Telemetry) -> None:
+    def _telemetry_came(self, member: Member, message: from_worker.Telemetry) -> None:
         self._telemetry.heard(member, message)
 
-    def _arrived(self, member: Member, message: wire.Arrived) -> None:
+    def _arrived(self, member: Member, message: Arrived) -> None:
         member.attempt.arrive(member.rank, message)
         self._open_collectives(member.attempt)
 
@@ -883,18 +848,18 @@ class Controller:
             for member in members:
                 self._send(member, opened)
 
-    def _executed(self, member: Member, message: wire.Executed) -> None:
+    def _executed(self, member: Member, message: Executed) -> None:
         if member.attempt.group is not None:
             member.attempt.group.answered(member.rank, message)
 
-    def _noted(self, member: Member, message: wire.Noted) -> None:
+    def _noted(self, member: Member, message: Noted) -> None:
         if message.once and message.message in self._shown_once:
             return
         if message.once:
             self._shown_once.add(message.message)
         self._warn(message.message, member.rank)
 
-    def _ended(self, member: Member, message: wire.Outcome) -> None:
+    def _ended(self, member: Member, message: Outcome) -> None:
         """A rank's function is over."""
         attempt = member.attempt
         if member.outcome is not None:
@@ -989,12 +954,12 @@ class Controller:
         if attempt is not None and attempt.number == pending.attempt:
             for rank in pending.parts:
                 if not attempt.members[rank].exited:
-                    self._send(attempt.members[rank], wire.Settled(row=pending.row, path=path, error=error))
+                    self._send(attempt.members[rank], Settled(row=pending.row, path=path, error=error))
 
     def _tell_unstaged(self, pending: Pending, rank: int) -> None:
         attempt = self._attempt
         if attempt is not None and attempt.number == pending.attempt and not attempt.members[rank].exited:
-            self._send(attempt.members[rank], wire.Unstaged(row=pending.row))
+            self._send(attempt.members[rank], Unstaged(row=pending.row))
 
     def _discard_old(self) -> None:
         """Retention, but for what somebody may be reading: a rank that has not come to its first report, say."""
@@ -1003,13 +968,13 @@ class Controller:
             pinned |= {m.name for m in self._checkpoints.kept if m.row == attempt.first_row - 1}
         self._checkpoints.discard_old(pinned)
 
-    def _share_carried(self, member: Member, message: wire.Carried) -> None:
+    def _share_carried(self, member: Member, message: Carried) -> None:
         self._checkpoints.carried(message)
 
-    def _carry_trouble(self, member: Member, message: wire.CarryTrouble) -> None:
+    def _carry_trouble(self, member: Member, message: CarryTrouble) -> None:
         self._checkpoints.trouble(message)
 
-    def _staging_full(self, member: Member, message: wire.StagingFull) -> None:
+    def _staging_full(self, member: Member, message: StagingFull) -> None:
         if self._spec.checkpoints.on_full == "replace":
             self._checkpoints.yield_to(message.row, member.rank)
         else:
@@ -1051,7 +1016,7 @@ class Controller:
         )
         self._watch_lag()
 
-    def _asked_for_checkpoints(self, member: Member, ask: wire.AskCheckpoints) -> None:
+    def _asked_for_checkpoints(self, member: Member, ask: AskCheckpoints) -> None:
         self._asks.ask(member, ask)
 
     def _answer_asks(self, _: str) -> None:
@@ -1246,9 +1211,9 @@ class Controller:
 
     def lost_the_lease(self, reason: str) -> None:
         """Another controller has taken the run. Any thread."""
-        self._inbox.put(_LeaseLost(reason))
+        self._inbox.put(LeaseLost(reason))
 
-    def _lease_lost(self, lost: _LeaseLost) -> None:
+    def _lease_lost(self, lost: LeaseLost) -> None:
         self._taken_over(FencedError(lost.reason))
 
     # ------------------------------------------------------------------ stopping early
@@ -1286,7 +1251,7 @@ class Controller:
     def _ended_early(self, end: _EndEarly) -> None:
         self._stop("criterion", end.reason)
 
-    def _interrupted(self, _: _Interrupt) -> None:
+    def _interrupted(self, _: Interrupt) -> None:
         self._interrupts += 1
         if self._after_validations is not None:  # the training is over: only the ending is cut short
             self._cut_validations_short()
@@ -1339,14 +1304,16 @@ class Controller:
         self._steering.take()  # with how many the run would have gone on does not matter any more
         self._deadlines.pop("retry", None)
 
-    def _preemption(self, attempt: Attempt) -> wire.Preemption | None:
+    def _preemption(self, attempt: Attempt) -> Preemption | None:
         """What ranks are told of the notice that has come, if any."""
-        return preemption.preemption_of(self._notice, attempt.placements) if self._notice is not None else None
+        return (
+            preemption.preemption_of(self._notice, attempt.placements) if self._notice is not None else None
+        )
 
-    def _held(self, member: Member, message: wire.Held) -> None:
+    def _held(self, member: Member, message: Held) -> None:
         self._steering.held(member, message)
 
-    def _reached(self, member: Member, message: wire.Reached) -> None:
+    def _reached(self, member: Member, message: Reached) -> None:
         self._steering.reached(member, message)
 
     def _end_now(self, _: str) -> None:
@@ -1372,14 +1339,14 @@ class Controller:
 
     # ------------------------------------------------------------------ notices
 
-    def _driver_noticed(self, noticed: _Noticed) -> None:
+    def _driver_noticed(self, noticed: Noticed) -> None:
         now = time.monotonic()
         if now - self._signalled_at > SAME_NOTICE:
             self._signalled_at = now
             self._signals += 1
             self._take_notice(Notice(noticed.reason, time.time() + self._spec.signal_grace), self._signals)
 
-    def _rank_noticed(self, member: Member, message: wire.Noticed) -> None:
+    def _rank_noticed(self, member: Member, message: from_worker.Noticed) -> None:
         """A rank's process was asked to end. Where its engine starts none again, that means the whole run."""
         slots = frozenset({member.placement.slot.id}) if self._engine.restarts else frozenset[str]()
         reason = f"rank {member.rank} was asked to end by {message.signal}"
@@ -1587,13 +1554,13 @@ class Controller:
                 self._hung(found)
         self._watch()
 
-    def _connection_ended(self, parted: _Parted) -> None:
+    def _connection_ended(self, parted: Parted) -> None:
         """A rank's link connects again by itself; if its process has ended, the engine says so."""
         if (member := self._members.get(parted.key)) is not None:
             self._hangs.parted(member)
             self._watch()
 
-    def _stacks_came(self, member: Member, message: wire.Stacks) -> None:
+    def _stacks_came(self, member: Member, message: Stacks) -> None:
         self._hangs.answered(member, message)
         self._watch()
         self._inspections.answered(member, message)
@@ -1624,8 +1591,8 @@ class Controller:
             over=self._go_on_after_debugging,
         )
 
-    def _debugger_says(self, member: Member, message: wire.FromWorker) -> None:
-        if isinstance(message, wire.DebugOpened):
+    def _debugger_says(self, member: Member, message: FromWorker) -> None:
+        if isinstance(message, DebugOpened):
             self._hangs.debugger_opened(member)
         self._debugging.heard(member, message)
         self._watch_debuggers()
@@ -1643,7 +1610,7 @@ class Controller:
         self._debugging.share()
         self._watch_debuggers()
 
-    def _quit(self, member: Member, message: wire.DebugQuit) -> None:
+    def _quit(self, member: Member, message: DebugQuit) -> None:
         """The user has quit a debugger: nobody is to wait for that rank any more."""
         self._stop("quit", f"rank {member.rank} was quit in its debugger at {place_of(message.frame)}")
         if self._outcome is None and member.attempt.phase == phases.TRAINING:
@@ -1693,7 +1660,7 @@ class Controller:
         attempt.phase = phases.DISMISSED
         self._deadlines["exits"] = time.monotonic() + _EXIT_GRACE
         for member in attempt.members:
-            self._send(member, wire.Dismissed(summary=self._summary()))
+            self._send(member, Dismissed(summary=self._summary()))
         self._exits_changed(attempt)
 
     def _exits_overdue(self, _: str) -> None:
@@ -1799,7 +1766,7 @@ class Controller:
         if expected or member.outcome is not None:
             self._exits_changed(attempt)
         elif event.code == 0 and self._spec.runs_scripts and attempt.phase == phases.TRAINING:
-            self._ended(member, wire.Outcome(status="returned"))  # by os._exit(0)
+            self._ended(member, Outcome(status="returned"))  # by os._exit(0)
         elif event.code < 0 and member.placement.slot.id in self._noticed_slots:
             self._lost(member, f"rank {member.rank} was ended after it had been asked to end")
         else:
@@ -1920,7 +1887,7 @@ class Controller:
             summary["failed"] = failure_policy.order_by_cause(attempt.failures)[0].summary
         for member in attempt.members:
             if not member.exited:
-                self._send(member, wire.Dismissed(summary=summary))
+                self._send(member, Dismissed(summary=summary))
                 self._engine.signal(member.placement.slot, signal.SIGKILL)
         within = _CUT_SHORT_KILL_TIMEOUT_S if self.is_ending_at_once else _KILL_TIMEOUT_S
         self._deadlines["killed"] = time.monotonic() + within
@@ -2100,7 +2067,7 @@ class Controller:
         if rank is not None and not self._debugging.printed(rank, data):
             self._observer.output(rank, data)
 
-    def _wire_problem(self, message: wire.Noted) -> None:
+    def _wire_problem(self, message: Noted) -> None:
         self._warn(message.message)
 
     def _message_refused(self, refused: _Refused) -> None:
@@ -2115,16 +2082,16 @@ class Controller:
             self._warn(refused.problem)
             return
         self._send(
-            member, wire.Refused(reason=refused.problem)
+            member, Refused(reason=refused.problem)
         )  # a process that is not ours to end ends by itself
-        report = wire.ErrorReport(type=WireError.__name__, message=refused.problem, traceback="")
+        report = ErrorReport(type=WireError.__name__, message=refused.problem, traceback="")
         self._fail(member, failures.raised(member, report, "raised"))
 
 
 _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
-    _Parted: Controller._connection_ended,
+    Parted: Controller._connection_ended,
     _Refused: Controller._message_refused,
-    wire.Noted: Controller._wire_problem,
+    Noted: Controller._wire_problem,
     base.Granted: Controller._granted,
     base.Waiting: Controller._slots_waited,
     base.Refused: Controller._slots_refused,
@@ -2134,18 +2101,18 @@ _HANDLERS: dict[Any, Callable[[Controller, Any], None]] = {
     base.Drain: Controller._draining,
     base.Capacity: Controller._capacity_changed,
     base.Remark: lambda controller, remark: controller._warn(remark.text),
-    _Interrupt: Controller._interrupted,
+    Interrupt: Controller._interrupted,
     _EndEarly: Controller._ended_early,
-    _Noticed: Controller._driver_noticed,
+    Noticed: Controller._driver_noticed,
     status.Asked: Controller._asked,
     SeenFromOutside: Controller._rank_seen,
     Looked: Controller._looked,
-    _Said: Controller._said,
-    _LeaseLost: Controller._lease_lost,
+    Said: Controller._said,
+    LeaseLost: Controller._lease_lost,
     Done: Controller._work_done,
     Trouble: Controller._work_troubled,
-    wire.Carried: lambda controller, carried: controller._checkpoints.carried(carried),
-    wire.CarryTrouble: lambda controller, trouble: controller._checkpoints.trouble(trouble),
+    Carried: lambda controller, carried: controller._checkpoints.carried(carried),
+    CarryTrouble: lambda controller, trouble: controller._checkpoints.trouble(trouble),
     HookDone: Controller._hook_done,
     Typed: Controller._debugger_answered,
     "start": Controller._start_overdue,
@@ -2179,25 +2146,25 @@ _QUESTIONS: dict[type, Callable[[Controller, Any, protocol.Visitor], None]] = {
     protocol.Describe: Controller._asked_to_describe,
 }
 _MESSAGE_HANDLERS: dict[type, Callable[[Controller, Member, Any], None]] = {
-    wire.Hello: Controller._hello,
-    wire.FirstStep: Controller._first_step,
-    wire.Beat: Controller._beat,
-    wire.Telemetry: Controller._telemetry_came,
-    wire.Held: Controller._held,
-    wire.Reached: Controller._reached,
-    wire.Noticed: Controller._rank_noticed,
-    wire.Stacks: Controller._stacks_came,
-    wire.Arrived: Controller._arrived,
-    wire.Executed: Controller._executed,
-    wire.Noted: Controller._noted,
-    wire.Outcome: Controller._ended,
-    wire.Carried: Controller._share_carried,
-    wire.CarryTrouble: Controller._carry_trouble,
-    wire.StagingFull: Controller._staging_full,
-    wire.AskCheckpoints: Controller._asked_for_checkpoints,
-    wire.DebugOpened: Controller._debugger_says,
-    wire.DebugOutput: Controller._debugger_says,
-    wire.DebugPrompt: Controller._debugger_says,
-    wire.DebugClosed: Controller._debugger_says,
-    wire.DebugQuit: Controller._quit,
+    Hello: Controller._hello,
+    FirstStep: Controller._first_step,
+    Beat: Controller._beat,
+    from_worker.Telemetry: Controller._telemetry_came,
+    Held: Controller._held,
+    Reached: Controller._reached,
+    from_worker.Noticed: Controller._rank_noticed,
+    Stacks: Controller._stacks_came,
+    Arrived: Controller._arrived,
+    Executed: Controller._executed,
+    Noted: Controller._noted,
+    Outcome: Controller._ended,
+    Carried: Controller._share_carried,
+    CarryTrouble: Controller._carry_trouble,
+    StagingFull: Controller._staging_full,
+    AskCheckpoints: Controller._asked_for_checkpoints,
+    DebugOpened: Controller._debugger_says,
+    DebugOutput: Controller._debugger_says,
+    DebugPrompt: Controller._debugger_says,
+    DebugClosed: Controller._debugger_says,
+    DebugQuit: Controller._quit,
 }

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.config import BackendConfig, CheckpointConfig, DataConfig, ValidationConfig
+from powertrain.backend import BackendConfig
+from powertrain.config.checkpoint import CheckpointConfig
+from powertrain.config.data import DataConfig
+from powertrain.config.validation import ValidationConfig
 from powertrain.engine.base import SlotShape
 from powertrain.run import stopping
 from powertrain.worker.tracing import TraceSettings

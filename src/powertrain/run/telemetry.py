@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from powertrain import wire
 from powertrain.engine import base
+from powertrain.run.spec import RunSpec
 from powertrain.run.workers import launch
 from powertrain.run.workers.attempt import Member
-from powertrain.run.spec import RunSpec
 from powertrain.storage import Storage
-from powertrain.trace.recording.phases import RECORD_SIZE
 from powertrain.trace.machine.samples import SAMPLE_SIZE
+from powertrain.trace.recording.phases import RECORD_SIZE
 from powertrain.trace.store import FACTS, SAMPLES, STEPS, Frame, TelemetryStore
+from powertrain.wire import from_worker
 from powertrain.worker.tracing import newest_steps, remove_ring
 
 
@@ -40,7 +40,7 @@ class Telemetry:
         if self._store is not None:
             self._store.add(frame)
 
-    def heard(self, member: Member, message: wire.Telemetry) -> None:
+    def heard(self, member: Member, message: from_worker.Telemetry) -> None:
         """A rank says what it has recorded since it last said so."""
         if not self._is_kept:
             return
@@ -85,7 +85,7 @@ class Telemetry:
                 )
 
 
-def why_unusable(message: wire.Telemetry) -> str:
+def why_unusable(message: from_worker.Telemetry) -> str:
     """ "" for a message of whole records; otherwise what is wrong with it. Pure."""
     if len(message.steps) % RECORD_SIZE or len(message.samples) % SAMPLE_SIZE:
         return (

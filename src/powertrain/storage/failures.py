@@ -9,8 +9,8 @@ import errno
 import re
 
 from powertrain.errors import StorageError
-from powertrain.text.redaction import redact
 from powertrain.storage.addresses import Address, without_secrets
+from powertrain.text.redaction import redact
 
 #: What of an answer in XML is worth telling.
 _TOLD = ("Code", "Message")

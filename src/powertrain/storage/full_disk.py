@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from powertrain.text.errors import message_of
 from powertrain.storage import safety
+from powertrain.text.errors import message_of
 
 #: Errors of a write that found no room: the file system or the user's quota on it is used up.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

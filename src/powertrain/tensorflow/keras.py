@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from powertrain.values.arguments import shorten
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import ConfigError
 from powertrain.frameworks.reporting import as_names
 from powertrain.tensorflow.checkpoint import MODEL_FILENAME
 from powertrain.tensorflow.config import TENSORFLOW
+from powertrain.values.arguments import shorten
 from powertrain.worker import context
 
 KerasCallback: Any = TENSORFLOW.load("ReportCheckpointCallback").keras.callbacks.Callback

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.config import BackendConfig, as_config
+from powertrain.backend import BackendConfig
+from powertrain.config.checks import as_config
 from powertrain.tensorflow.config import TENSORFLOW, TensorflowConfig
 from powertrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from powertrain.config.data import DataConfig
+    from powertrain.config.run import RunConfig
+    from powertrain.config.scaling import ScalingConfig
+    from powertrain.config.validation import ValidationConfig
     from powertrain.data.dataset import Dataset
 
 

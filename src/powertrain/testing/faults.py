@@ -268,9 +268,9 @@ class _Player:
 
     def take(self, at: str, number: int) -> None:
         """A training step is here: let happen what the script says. Steps are many, so only faults are put down."""
-        from powertrain.worker import context
+        from powertrain.worker import context, session
 
-        if not context.in_worker():
+        if not session.in_worker():
             return
         rank, attempt = context.get_context().get_world_rank(), context.get_context().get_attempt()
         due = (

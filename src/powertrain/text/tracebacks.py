@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 #: Below it lies this package.
-OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 #: Text that some library has compiled: import hooks, numpy's dispatch, torch's graphs.
 _GENERATED = ("<frozen", "<__array_function__", "<eval_with_key")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

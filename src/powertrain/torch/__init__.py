@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from powertrain.config import TorchConfig
     from powertrain.torch.checkpoint import TorchCheckpoint
-    from powertrain.torch.data_loader import prepare_data_loader
+    from powertrain.torch.config import TorchConfig
+    from powertrain.torch.data_loader.prepare import prepare_data_loader
+    from powertrain.torch.device import get_device, get_devices
     from powertrain.torch.older_api import accelerate, backward, prepare_optimizer
-    from powertrain.torch.prepare import enable_reproducibility, get_device, get_devices, prepare_model
+    from powertrain.torch.prepare import enable_reproducibility, prepare_model
     from powertrain.torch.trainer import TorchTrainer
 
 __all__ = [
@@ -32,14 +33,14 @@ __all__ = [
 
 _HOMES = {
     "TorchCheckpoint": "powertrain.torch.checkpoint",
-    "TorchConfig": "powertrain.config",
+    "TorchConfig": "powertrain.torch.config",
     "TorchTrainer": "powertrain.torch.trainer",
     "accelerate": "powertrain.torch.older_api",
     "backward": "powertrain.torch.older_api",
     "enable_reproducibility": "powertrain.torch.prepare",
-    "get_device": "powertrain.torch.prepare",
-    "get_devices": "powertrain.torch.prepare",
-    "prepare_data_loader": "powertrain.torch.data_loader",
+    "get_device": "powertrain.torch.device",
+    "get_devices": "powertrain.torch.device",
+    "prepare_data_loader": "powertrain.torch.data_loader.prepare",
     "prepare_model": "powertrain.torch.prepare",
     "prepare_optimizer": "powertrain.torch.older_api",
 }

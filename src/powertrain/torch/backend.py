@@ -19,10 +19,10 @@ from datetime import timedelta
 from typing import Any, cast
 
 from powertrain.backend import Backend, BackendConfig, Worker, WorkerGroup
-from powertrain.config import TorchConfig
 from powertrain.errors import ConfigError, EngineError
 from powertrain.frameworks.joining import LEAVE_TIMEOUT_S, await_joined, leave_all, within
 from powertrain.frameworks.ports import on_one_host, on_one_node
+from powertrain.torch.config import TorchConfig
 from powertrain.torch.rendezvous import (
     Meeting,
     ReservedPort,
@@ -182,6 +182,7 @@ def _runtime_directory() -> str:
 
 def _join(place: Place) -> None:
     """Bring this worker into the default process group, and begin to count its optimizer steps."""
+    from powertrain.torch import device as torch_device
     from powertrain.torch import prepare
 
     prepare.begin(gpus=place.gpus)
@@ -211,7 +212,7 @@ def _join(place: Place) -> None:
             f"{reach}that no other rank failed first."
         ) from error
     _membership.joined = True
-    _membership.set_variables(_accelerate_variables(str(prepare.own_devices()[0])), overwrite=False)
+    _membership.set_variables(_accelerate_variables(str(torch_device.own_devices()[0])), overwrite=False)
 
 
 def _accelerate_variables(device: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from powertrain.errors import ConfigError
-from powertrain.torch.prepare import scale_in_place
+from powertrain.torch.gradient_scale import scale_in_place
 from powertrain.worker.data.batch_plan import gradient_weight
 
 #: Arguments of fully_shard that are passed on as they are.

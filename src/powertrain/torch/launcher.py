@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.backend import Backend, BackendConfig, WorkerGroup
+from powertrain.driver.spec import new_name
 from powertrain.errors import ConfigError
 from powertrain.frameworks.ports import on_one_host
 from powertrain.torch.backend import gloo_variables
 from powertrain.torch.rendezvous import Meeting, ReservedPort, open_tcp_store
-from powertrain.trainer import DataParallelTrainer, _new_name
+from powertrain.trainer import DataParallelTrainer
 from powertrain.worker.scripts import main_script
 
 if TYPE_CHECKING:
-    from powertrain.config import RunConfig, ScalingConfig
+    from powertrain.config.run import RunConfig
+    from powertrain.config.scaling import ScalingConfig
     from powertrain.run.spec import RunSpec
 
 #: What torchrun calls a group of workers that was given no other role.
@@ -88,9 +90,9 @@ def _serve_store(address: str, world_size: int) -> tuple[str, int]:
 def _set_variables(of_group: Mapping[str, str], one_host: bool, address: str) -> None:
     """Set what torchrun sets beyond the variables that each rank of a run has; count optimizer steps."""
     from powertrain.torch import prepare
-    from powertrain.worker import context
+    from powertrain.worker import session
 
-    place = context.current("powertrain run").place
+    place = session.current("powertrain run").place
     variables = {
         **of_group,
         "ROLE_NAME": _ROLE,
@@ -199,7 +201,7 @@ class ScriptTrainer(DataParallelTrainer):
         )
 
     def _make_name(self) -> str:
-        return _new_name(self._program.name)
+        return new_name(self._program.name)
 
     def _spec(self, *args: Any, **kwargs: Any) -> RunSpec:
         spec = super()._spec(*args, **kwargs)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from powertrain.values.arguments import shorten
 from powertrain.data.rows.device import map_tensors
 from powertrain.errors import ConfigError
+from powertrain.values.arguments import shorten
 
 #: What ``prepare_model(mixed_precision=...)`` takes, beside torch's own types.
 _PRECISIONS: dict[str, torch.dtype | None] = {

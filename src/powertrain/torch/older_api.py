@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from powertrain.values.arguments import as_flag, has_attribute, shorten
 from powertrain.errors import ArgumentError
+from powertrain.torch import device as torch_device
 from powertrain.torch import prepare
 from powertrain.torch.mixed_precision import ScaledOptimizer, amp_precision
+from powertrain.values.arguments import as_flag, has_attribute, shorten
 
 
 def accelerate(amp: bool = False) -> None:
@@ -42,8 +43,8 @@ def accelerate(amp: bool = False) -> None:
             optimizer.step()
     """
     amp = as_flag(amp, "accelerate(amp=...)")
-    device = prepare.own_device("accelerate")
-    settings = prepare.settings()
+    device = torch_device.own_device("accelerate")
+    settings = torch_device.settings()
     settings.amp = amp_precision(device) if amp else None
     if settings.amp is torch.float16:
         prepare.scale_losses(device.type, "accelerate(amp=True)")
@@ -76,7 +77,7 @@ def prepare_optimizer(optimizer: Optimizer) -> Optimizer:
             f"prepare_optimizer() was given {shorten(optimizer)}. Give a torch.optim.Optimizer."
         )
     prepare.watch_optimizer_steps()
-    settings = prepare.settings()
+    settings = torch_device.settings()
     if isinstance(optimizer, ScaledOptimizer):
         return optimizer
     if settings.scaler is None:
@@ -100,6 +101,6 @@ def backward(tensor: torch.Tensor) -> None:
     """
     if not has_attribute(tensor, "backward"):
         raise ArgumentError(f"backward() was given {shorten(tensor)}. Give the loss, a tensor.")
-    scaler = prepare.settings().scaler
+    scaler = torch_device.settings().scaler
     scaled: Any = scaler.scale(tensor) if scaler is not None else tensor
     scaled.backward()

@@ -5,7 +5,6 @@ Each works the same at any world size, also 1, and on CPU and GPU, so one script
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import os
@@ -13,7 +12,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,9 +20,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from powertrain.values.arguments import as_flag, as_text_keys, as_whole, shorten
-from powertrain.config import did_you_mean
+from powertrain.config.checks import did_you_mean
 from powertrain.errors import ArgumentError, ConfigError
+from powertrain.torch.device import context, own_device, reset_settings, settings
+from powertrain.torch.gradient_scale import scale_in_place
 from powertrain.torch.mixed_precision import (
     LossScaler,
     as_float32,
@@ -32,50 +32,17 @@ from powertrain.torch.mixed_precision import (
     precision_of,
 )
 from powertrain.torch.state_keys import drop_wrapper_name, versions_under_wrapper, with_metadata, wrapped_key
+from powertrain.values.arguments import as_flag, as_text_keys, as_whole, shorten
 from powertrain.worker.data.batch_plan import gradient_weight
 
-if TYPE_CHECKING:
-    from powertrain.worker.context import TrainContext
-
-
-@dataclasses.dataclass
-class _Settings:
-    """What this process's training function has asked for so far, and what it was given."""
-
-    #: GPUs of this worker: one, unless the run gave it more.
-    gpus: int = 1
-    #: What ``accelerate(amp=True)`` means on this device.
-    amp: torch.dtype | None = None
-    #: Scales the losses of ``backward``, where they are of float16.
-    scaler: LossScaler | None = None
-    #: ``prepare_optimizer`` has returned an optimizer that knows nothing of a scaler.
-    has_plain_optimizer: bool = False
-    #: The seed of ``enable_reproducibility``.
-    seed: int | None = None
-
-
-_settings = _Settings()
 _watching = False
-
-
-def settings() -> _Settings:
-    """What this process's training function has asked for so far."""
-    return _settings
 
 
 def begin(gpus: int = 1) -> None:
     """Start anew for one training function in this worker, which has ``gpus`` GPUs; count its steps."""
-    global _settings
-    _settings = _Settings(gpus=gpus)
+    reset_settings(gpus)
     gradient_weight.reset()
     watch_optimizer_steps()
-
-
-def _context(caller: str) -> TrainContext:
-    """Where this worker stands; raises ``OutsideWorkerError``, naming ``caller``, elsewhere."""
-    from powertrain.worker.context import current
-
-    return current(caller).context
 
 
 def _progress() -> Any:
@@ -83,46 +50,6 @@ def _progress() -> Any:
     from powertrain.worker.progress import progress
 
     return progress
-
-
-# --------------------------------------------------------------------------- device
-
-
-def get_device() -> torch.device:
-    """Return the device of this worker: its (first) GPU, or the CPU when it was given none.
-
-    Raises:
-        OutsideWorkerError: Called outside a training worker.
-    """
-    return own_device("get_device")
-
-
-def get_devices() -> list[torch.device]:
-    """Return all devices of this worker: its GPUs, its current one first, or the CPU when it was given none.
-
-    Raises:
-        OutsideWorkerError: Called outside a training worker.
-    """
-    _context("get_devices")
-    return own_devices()
-
-
-def own_device(caller: str) -> torch.device:
-    """The first device of this worker; raises ``OutsideWorkerError``, naming ``caller``, elsewhere."""
-    _context(caller)
-    return own_devices()[0]
-
-
-def own_devices() -> list[torch.device]:
-    """The devices of this process, which must be a worker: in the driver, looking for CUDA would spoil later forks."""
-    if _settings.gpus == 0 or not torch.cuda.is_available():
-        return [torch.device("cpu")]
-    first = torch.cuda.current_device()
-    beyond = min(first + _settings.gpus, torch.cuda.device_count())
-    return [torch.device("cuda", index) for index in range(first, beyond)]
-
-
-# --------------------------------------------------------------------------- model
 
 
 class DistributedModel(DistributedDataParallel):
@@ -295,14 +222,6 @@ def _only_tensor(future: Any) -> torch.Tensor:
     return cast(torch.Tensor, future.value()[0])
 
 
-def scale_in_place(tensor: torch.Tensor, factor: float) -> None:
-    """``tensor *= factor``; with 0 everything becomes 0, NaN too: a filler row must not spoil other ranks."""
-    if factor == 0.0:
-        tensor.zero_()
-    elif factor != 1.0:
-        tensor.mul_(factor)
-
-
 def _asked_by_torch_checkpoint() -> bool:
     """True inside ``torch.distributed.checkpoint.state_dict``, which drops DDP's prefix itself.
 
@@ -450,7 +369,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 def _check_group() -> None:
     if not dist.is_initialized():
-        _context("prepare_model")
+        context("prepare_model")
         raise ConfigError(
             "prepare_model needs torch's process group, and none is set up in this worker. Run the training "
             "function with TorchTrainer, or pass parallel_strategy=None."
@@ -463,9 +382,6 @@ def _device_arguments(model: nn.Module) -> dict[str, Any]:
     if len(devices) == 1 and (device := devices.pop()).type == "cuda":
         return {"device_ids": [device], "output_device": device}
     return {}
-
-
-# --------------------------------------------------------------------------- mixed precision
 
 
 def scale_losses(device_type: str, caller: str) -> None:
@@ -484,9 +400,6 @@ def scale_losses(device_type: str, caller: str) -> None:
     settings().scaler = LossScaler(device_type)
 
 
-# --------------------------------------------------------------------------- steps
-
-
 def watch_optimizer_steps() -> None:
     """Count every optimizer step of this process from here on, of any optimizer. Twice is once."""
     global _watching
@@ -503,9 +416,6 @@ def watch_optimizer_steps() -> None:
     vars(stepped)["_torchdynamo_disable"] = True
     register_optimizer_step_post_hook(stepped)
     _watching = True
-
-
-# --------------------------------------------------------------------------- reproducibility
 
 
 def enable_reproducibility(seed: int = 0) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
-from powertrain.config import BackendConfig, TorchConfig
+from powertrain.backend import BackendConfig
 from powertrain.errors import ConfigError
+from powertrain.torch.config import TorchConfig
 from powertrain.trainer import DataParallelTrainer
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
-    from powertrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from powertrain.config.data import DataConfig
+    from powertrain.config.run import RunConfig
+    from powertrain.config.scaling import ScalingConfig
+    from powertrain.config.validation import ValidationConfig
     from powertrain.data.dataset import Dataset
 
 

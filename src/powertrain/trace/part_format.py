@@ -20,8 +20,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from powertrain.trace.recording import phases
 from powertrain.trace.machine import samples
+from powertrain.trace.recording import phases
 
 #: Kinds of frames: records of steps, samples, and text (one JSON object).
 #: 1 is what looks were before they told of stolen cores: it is passed over.

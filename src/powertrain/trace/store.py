@@ -28,7 +28,6 @@ from powertrain.errors import StorageError
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 from powertrain.storage.files.descriptors import open_for_append
-from powertrain.trace.recording import phases
 from powertrain.trace.machine import samples
 from powertrain.trace.part_format import (
     FACTS,
@@ -40,6 +39,7 @@ from powertrain.trace.part_format import (
     encode,
     read_part,
 )
+from powertrain.trace.recording import phases
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,19 +9,20 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.values.arguments import plain_scalar, shorten
-from powertrain.config import TRACKER_NAMES, Refusal, did_you_mean
-from powertrain.text.errors import describe_error
+from powertrain.config.checks import Refusal, did_you_mean
+from powertrain.config.run import TRACKER_NAMES
 from powertrain.errors import ConfigError, StorageError
-from powertrain.text.redaction import redact_values
 from powertrain.storage import Storage, signed
 from powertrain.storage.addresses import without_secrets
+from powertrain.text.errors import describe_error
+from powertrain.text.redaction import redact_values
 from powertrain.trackers.base import TrackedRun, Tracker
 from powertrain.trackers.csv import CSV
 from powertrain.trackers.mlflow import MLflow
 from powertrain.trackers.settings import tracker_name
 from powertrain.trackers.tensorboard import TensorBoard
 from powertrain.trackers.wandb import WandB
+from powertrain.values.arguments import plain_scalar, shorten
 
 _BUILT_IN: Mapping[str, type[Tracker]] = {
     "csv": CSV,

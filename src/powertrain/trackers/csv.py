@@ -1,6 +1,5 @@
 """Points as lines of a CSV file."""
 
-# ruff: noqa: RUF009 (``option`` makes a dataclass field, once per class, which is what RUF009 cannot see)
 from __future__ import annotations
 
 import csv
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.config import Config, option, optional, replace
+from powertrain.config.checks import Config, option, optional, replace
 from powertrain.errors import ConfigError
 from powertrain.trackers.base import TrackedPoint, TrackedRun, Tracker, TrackerSession
 from powertrain.trackers.settings import file_path, tracker_name

@@ -15,17 +15,17 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from powertrain.config import RunConfig
+from powertrain.config.run import RunConfig
 from powertrain.diagnosis.final import SUMMARY
 from powertrain.diagnosis.rules.root_cause import is_trouble
 from powertrain.diagnosis.summary import from_json
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError, PowertrainError
-from powertrain.text.redaction import redact
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import RECORD_BYTES_LIMIT
 from powertrain.storage.files.descriptors import open_log
+from powertrain.text.errors import describe_error
+from powertrain.text.redaction import redact
 from powertrain.trackers.base import RunEnding, TrackedRun, Tracker
 from powertrain.trackers.choosing import params_of
 from powertrain.trackers.process import HEAD, Assignment, EndRequest, Message

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from powertrain.config import Config, Refusal, option, optional, replace, text
+from powertrain.config.checks import Config, Refusal, option, optional, replace, text
 from powertrain.text.redaction import has_secrets
 from powertrain.trackers.base import RunEnding, TrackedPoint, TrackedRun, Tracker, TrackerSession
 from powertrain.trackers.settings import require, tracker_name

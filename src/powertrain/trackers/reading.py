@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from powertrain.run.metrics.segments import Segment
-from powertrain.run.metrics import consistently, intact_batches, points_after, shown_names
 from powertrain.run.metrics.points import MISSING, MORE, OWN_COLUMNS, values_of
+from powertrain.run.metrics.reading import consistently, intact_batches, points_after, shown_names
+from powertrain.run.metrics.segments import Segment
 from powertrain.storage import Storage
 from powertrain.trackers.base import TrackedPoint
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from powertrain.run.lifecycle import RunState
+from powertrain.run.record import journal
+from powertrain.storage import Storage
 from powertrain.text.errors import describe_error
 from powertrain.text.redaction import redact
-from powertrain.run.record import journal
-from powertrain.run.lifecycle import RunState
-from powertrain.storage import Storage
 from powertrain.trackers import cursor as cursors
 from powertrain.trackers.base import RunEnding, TrackedRun, Tracker, TrackerSession
 from powertrain.trackers.reading import PointReader, Position, StoredPoint

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from powertrain.config import Refusal, text
+from powertrain.config.checks import Refusal, text
 from powertrain.errors import ConfigError
 
 #: A tracker's name is part of the name of a file.

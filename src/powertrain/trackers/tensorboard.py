@@ -6,7 +6,6 @@ before the cursor moves. A file begins with a session start: readers forget all 
 that goes back behind points, and one that does not know whether its last points arrived, need no more than a new file.
 """
 
-# ruff: noqa: RUF009 (``option`` makes a dataclass field, once per class, which is what RUF009 cannot see)
 from __future__ import annotations
 
 import os
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.config import Config, option, optional, replace
+from powertrain.config.checks import Config, option, optional, replace
 from powertrain.errors import ConfigError
 from powertrain.storage.base import host_in_names
 from powertrain.trackers.base import RunEnding, TrackedPoint, TrackedRun, Tracker, TrackerSession

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from powertrain.errors import PowertrainError, StorageError
 from powertrain.run import events as ev
+from powertrain.run.lifecycle import ENDED
 from powertrain.run.record import journal
 from powertrain.run.record import run_json as run_record
-from powertrain.run.lifecycle import ENDED
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.trackers import cursor

@@ -1,6 +1,5 @@
 """Points as history of a W&B run, sent by W&B's own process or kept in its files."""
 
-# ruff: noqa: RUF009 (``option`` makes a dataclass field, once per class, which is what RUF009 cannot see)
 from __future__ import annotations
 
 import os
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.config import Config, one_of, option, optional, replace, text
+from powertrain.config.checks import Config, one_of, option, optional, replace, text
 from powertrain.errors import ConfigError
 from powertrain.trackers.base import RunEnding, TrackedPoint, TrackedRun, Tracker, TrackerSession
 from powertrain.trackers.settings import file_path, require, tracker_name

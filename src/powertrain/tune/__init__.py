@@ -24,7 +24,9 @@ from powertrain.tune.space import (
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig
+    from powertrain.config.checkpoint import CheckpointConfig, SyncConfig
+    from powertrain.config.failure import FailureConfig
+    from powertrain.config.run import RunConfig
     from powertrain.errors import TuneError
     from powertrain.result.result import Result
     from powertrain.tune.callback import Callback
@@ -38,34 +40,35 @@ if TYPE_CHECKING:
     from powertrain.tune.stopper import Stopper
     from powertrain.tune.trainable import PlacementGroupFactory, Trainable, with_parameters, with_resources
     from powertrain.tune.tuner import Tuner
-    from powertrain.worker.context import TrainContext as TuneContext
-    from powertrain.worker.context import get_checkpoint, get_context, report
+    from powertrain.worker.context import get_context, report
+    from powertrain.worker.session import TrainContext as TuneContext
+    from powertrain.worker.session import get_checkpoint
 
 #: Names by the module that has them: importing this package loads none of these.
 _LATER = {
     "Callback": "powertrain.tune.callback",
     "CLIReporter": "powertrain.tune.reporter",
     "Checkpoint": "powertrain.checkpoint.checkpoint",
-    "CheckpointConfig": "powertrain.config",
+    "CheckpointConfig": "powertrain.config.checkpoint",
     "ExperimentAnalysis": "powertrain.tune.running",
-    "FailureConfig": "powertrain.config",
+    "FailureConfig": "powertrain.config.failure",
     "JupyterNotebookReporter": "powertrain.tune.reporter",
     "PlacementGroupFactory": "powertrain.tune.trainable",
     "ProgressReporter": "powertrain.tune.reporter",
     "Result": "powertrain.result.result",
     "ResultGrid": "powertrain.tune.result_grid",
     "ResumeConfig": "powertrain.tune.config",
-    "RunConfig": "powertrain.config",
+    "RunConfig": "powertrain.config.run",
     "Stopper": "powertrain.tune.stopper",
-    "SyncConfig": "powertrain.config",
+    "SyncConfig": "powertrain.config.checkpoint",
     "Trainable": "powertrain.tune.trainable",
     "TuneConfig": "powertrain.tune.config",
-    "TuneContext": "powertrain.worker.context:TrainContext",
+    "TuneContext": "powertrain.worker.session:TrainContext",
     "TuneError": "powertrain.errors",
     "Tuner": "powertrain.tune.tuner",
     "create_scheduler": "powertrain.tune.schedulers",
     "create_searcher": "powertrain.tune.search",
-    "get_checkpoint": "powertrain.worker.context",
+    "get_checkpoint": "powertrain.worker.session",
     "get_context": "powertrain.worker.context",
     "register_trainable": "powertrain.tune.registry",
     "report": "powertrain.worker.context",

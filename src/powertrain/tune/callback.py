@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
 from powertrain.run.forced_end import EndedAtOnce
+from powertrain.text.errors import describe_error
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint

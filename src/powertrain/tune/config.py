@@ -1,7 +1,5 @@
 """TuneConfig: how a sweep searches, and ResumeConfig: which trials a restored one runs again."""
 
-# ruff: noqa: RUF009 (``option`` makes a dataclass field, once per class, which is what RUF009 cannot see)
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,10 +8,10 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from powertrain.values.arguments import shorten
-from powertrain.config import Config, Refusal, flag, ignored, option, optional, positive, whole
+from powertrain.config.checks import Config, Refusal, flag, ignored, option, optional, positive, whole
 from powertrain.tune.schedulers.base import TrialScheduler, find_other_signature
 from powertrain.tune.search.base import Searcher
+from powertrain.values.arguments import shorten
 
 _SCHEDULERS_HINT = "Give an object such as tune.schedulers.ASHAScheduler(max_t=100), or its name 'asha'."
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
-from powertrain.config import NAME_LIMIT_BYTES
+from powertrain.config.run import NAME_LIMIT_BYTES
 from powertrain.errors import ConfigError
 from powertrain.tune.sweep.journal.record import RESERVED_NAMES
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     from powertrain.tune.config import TuneConfig

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from powertrain.values.arguments import shorten
-from powertrain.config import did_you_mean
+from powertrain.config.checks import did_you_mean
 from powertrain.errors import ConfigError
+from powertrain.values.arguments import shorten
 
 _trainables: dict[str, Any] = {}
 

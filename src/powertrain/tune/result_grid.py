@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import as_path
-from powertrain.config import did_you_mean
+from powertrain.config.checks import did_you_mean
 from powertrain.errors import ConfigError
 from powertrain.storage.addresses import without_secrets
 from powertrain.tune import trial as tr
 from powertrain.tune.sweep.journal import record as sweep_record
 from powertrain.tune.sweep.journal.state import SweepState, replay
+from powertrain.values.arguments import as_path
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
-from powertrain.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, as_config, replace
+from powertrain.config.checkpoint import CheckpointConfig, SyncConfig
+from powertrain.config.checks import as_config, replace
+from powertrain.config.failure import FailureConfig
+from powertrain.config.run import RunConfig
+from powertrain.driver.checks import checkpoint_to_begin_from
 from powertrain.errors import ConfigError, TuneError
-from powertrain.trainer import _checkpoint_to_begin_from
 from powertrain.tune.config import ResumeConfig, ResumeType, TuneConfig
 from powertrain.tune.registry import find_trainable
 from powertrain.tune.trainable import with_resources
 from powertrain.tune.trial import flat_values
 from powertrain.tune.tuner import Tuner
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,7 +169,7 @@ def run(
     if restore is not None:
         from powertrain.checkpoint.checkpoint import Checkpoint
 
-        tuner._base._begin_from = _checkpoint_to_begin_from(Checkpoint(restore))
+        tuner._base._begin_from = checkpoint_to_begin_from(Checkpoint(restore))
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise TuneError(

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.values.arguments import shorten
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
+from powertrain.text.errors import describe_error
+from powertrain.values.arguments import shorten
 
 #: The keys that lead to an entry of a nested space.
 Path = tuple[str, ...]

@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
-from powertrain.values.arguments import as_whole, shorten
 from powertrain.errors import ConfigError
 from powertrain.run.stopping import reason_to_stop
 from powertrain.tune.trial import flat_numbers
+from powertrain.values.arguments import as_whole, shorten
 
 #: Greatest count that an argument may have.
 _MOST = 2**62

@@ -13,12 +13,15 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import as_path, shorten
-from powertrain.config import CheckpointConfig, RunConfig, as_config, replace, without_effect
+from powertrain.config.checkpoint import CheckpointConfig
+from powertrain.config.checks import as_config, replace, without_effect
+from powertrain.config.run import RunConfig
+from powertrain.driver.resume import split_run_path
+from powertrain.driver.spec import new_name
 from powertrain.errors import ConfigError, PreemptedError
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import RECORD_BYTES_LIMIT
-from powertrain.trainer import DataParallelTrainer, _new_name, _split_run_path
+from powertrain.trainer import DataParallelTrainer
 from powertrain.tune.callback import Callback, CallbackList
 from powertrain.tune.config import ResumeConfig, ResumeType, TuneConfig
 from powertrain.tune.naming import TrialNames
@@ -30,23 +33,24 @@ from powertrain.tune.search.choosing import choose_searcher
 from powertrain.tune.space import check_space
 from powertrain.tune.stopper import add_spent, as_stopper, copy_stopper
 from powertrain.tune.sweep import continuing
+from powertrain.tune.sweep.interrupts import interrupts_of
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.sweep.journal import record as sweep_record
 from powertrain.tune.sweep.journal.description import as_list, describe_sweep, first_of, objective_of
-from powertrain.tune.sweep.interrupts import interrupts_of
 from powertrain.tune.sweep.trial_run import make_trainer, split_sections
 from powertrain.tune.trainable import as_function, is_trainable_class
 from powertrain.tune.trainable.kept import KeptTrainable, check_takes_config, name_of, scaling_of
 from powertrain.tune.trial import Trial
+from powertrain.values.arguments import as_path, shorten
 
 if TYPE_CHECKING:
-    from powertrain.engine.local import WarmServer
+    from powertrain.engine.local.warm_server import WarmServer
     from powertrain.storage import Storage
     from powertrain.tune.result_grid import ResultGrid
+    from powertrain.tune.sweep.journal.state import Exploit
     from powertrain.tune.sweep.judge import Judge
     from powertrain.tune.sweep.loop import SweepLoop
     from powertrain.tune.sweep.screen import SweepScreen
-    from powertrain.tune.sweep.journal.state import Exploit
     from powertrain.tune.sweep.trial_run import TrialRun
 
 
@@ -132,7 +136,7 @@ class Tuner:
         storage = _open(path, storage_filesystem)
         sweep_record.read(storage)
         arguments = sweep_record.load_arguments(storage)
-        root, name = _split_run_path(path)
+        root, name = split_run_path(path)
         run = replace(
             arguments["run_config"], name=name, storage_path=root, storage_filesystem=storage_filesystem
         )
@@ -193,7 +197,7 @@ class Tuner:
 
         with ExitStack() as stack:
             server = self._enter_server(stack)  # before there are threads, which forbid forking
-            name = self._run.name or _new_name("Tuner")
+            name = self._run.name or new_name("Tuner")
             storage = self._open_sweep(name, stack)
             loop, screen = self._make_loop(name, storage, server, stack)
             with interrupts_of(loop) as received:
@@ -218,7 +222,7 @@ class Tuner:
     def _enter_server(self, stack: ExitStack) -> WarmServer | None:
         if self._base._engine_name != "local":
             return None
-        from powertrain.engine.local import server_of_run
+        from powertrain.engine.local.warm_server import server_of_run
 
         return stack.enter_context(server_of_run(preloads_torch=self._base._will_use_torch()))
 
@@ -258,9 +262,9 @@ class Tuner:
         from powertrain.tune.sweep import control as sweep_control
         from powertrain.tune.sweep.callback_states import CallbackStates
         from powertrain.tune.sweep.capacity import count_concurrent_trials
+        from powertrain.tune.sweep.journal.state import replay
         from powertrain.tune.sweep.loop import SweepLoop
         from powertrain.tune.sweep.policies import with_policies
-        from powertrain.tune.sweep.journal.state import replay
 
         earlier = sweep_record.read_journal(storage)
         record = sweep_record.read(storage) if earlier else {}
@@ -330,8 +334,8 @@ class Tuner:
         )
 
     def _make_judge(self, storage: Storage, prefix: str, before: Mapping[str, Any]) -> Judge:
-        from powertrain.tune.sweep.judge import Judge
         from powertrain.tune.sweep.journal.state import SweepState
+        from powertrain.tune.sweep.judge import Judge
 
         searcher = continuing.choose_kept(before, self._new_searcher())
         searcher.set_num_samples(self._tune.num_samples)
@@ -535,7 +539,7 @@ def _trials(loop: SweepLoop) -> list[Trial]:
 
 
 def _is_of_sweep(callback: Any) -> bool:
-    from powertrain.config import SWEEP_HOOKS
+    from powertrain.config.run import SWEEP_HOOKS
 
     return isinstance(callback, Callback) or any(
         callable(getattr(callback, hook, None)) for hook in SWEEP_HOOKS
@@ -548,4 +552,4 @@ def _child_path(root: str, name: str) -> str:
 
 
 def _base_name(storage: Storage) -> str:
-    return _split_run_path(storage.uri)[1]
+    return split_run_path(storage.uri)[1]

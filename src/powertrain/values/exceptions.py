@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from powertrain.text.errors import message_of, sendable
 from powertrain.errors import WorkerFailedError
+from powertrain.text.errors import message_of, sendable
 from powertrain.values.kinds import NoPlainForm, decoded, encoded, is_small, known_class
 
 #: Bytes of the arguments and attributes of one exception, and exceptions in a chain of causes.

@@ -20,8 +20,11 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from powertrain import wire
 from powertrain.trace.stacks.frames import as_frame, is_users
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_controller import DebugEnd, DebugGrant, DebugLine, Dismissed
+from powertrain.wire.from_worker import DebugClosed, DebugOpened, DebugOutput, DebugPrompt, DebugQuit
+from powertrain.wire.values import Frame, Message
 from powertrain.worker import failure
 
 #: Characters that one command may print: what is beyond them is left out, so that no memory fills up with it.
@@ -44,10 +47,10 @@ class Dialogue:
 
     encoding, errors = "utf-8", "backslashreplace"
 
-    def __init__(self, say: Callable[[wire.FromWorker], None], *, native: bool = False) -> None:
+    def __init__(self, say: Callable[[FromWorker], None], *, native: bool = False) -> None:
         """``native`` where the debugger has this process's own terminal."""
         self._say, self.native = say, native
-        self._answers: queue.SimpleQueue[wire.FromController | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[FromController | None] = queue.SimpleQueue()
         self._in_use, self._thread = threading.Lock(), 0
         #: What was written and not sent yet, what was written last, and how much of it since the last prompt.
         self._unsaid, self._last = list[str](), ""
@@ -59,9 +62,9 @@ class Dialogue:
 
     # -- the side thread's
 
-    def heard(self, command: wire.FromController) -> None:
+    def heard(self, command: FromController) -> None:
         """The run has answered."""
-        if isinstance(command, (wire.DebugEnd, wire.Dismissed)):
+        if isinstance(command, (DebugEnd, Dismissed)):
             self.over()
         else:
             self._answers.put(command)
@@ -73,7 +76,7 @@ class Dialogue:
 
     # -- the debugger's
 
-    def open(self, frame: wire.Frame, error: str = "", *, secondary: bool = False) -> bool:
+    def open(self, frame: Frame, error: str = "", *, secondary: bool = False) -> bool:
         """Wait for the terminal. False where there is none to be had: then nothing is opened."""
         if self.is_open and self._thread == threading.get_ident():
             return True  # a breakpoint that was stepped into
@@ -82,27 +85,27 @@ class Dialogue:
             self._in_use.release()
             return False
         self.is_open, self._thread = True, threading.get_ident()
-        self._say(wire.DebugOpened(frame=frame, error=error, secondary=secondary, native=self.native))
-        answer = self._answer(wire.DebugGrant)
-        if isinstance(answer, wire.DebugGrant) and answer.granted:
+        self._say(DebugOpened(frame=frame, error=error, secondary=secondary, native=self.native))
+        answer = self._answer(DebugGrant)
+        if isinstance(answer, DebugGrant) and answer.granted:
             return True
         self._is_over |= not error  # it was not granted here, and will not be at the next line either
         self._free()
         return False
 
-    def close(self, quit_at: wire.Frame | None = None) -> None:
+    def close(self, quit_at: Frame | None = None) -> None:
         """Give the terminal back: the rank goes on, or the run is to end where the user has quit."""
         self._send_all("".join(self._unsaid))
         self._free()
-        self._say(wire.DebugClosed())
+        self._say(DebugClosed())
         if quit_at is not None:
-            self._say(wire.DebugQuit(frame=quit_at))
+            self._say(DebugQuit(frame=quit_at))
 
     def _free(self) -> None:
         self.is_open = False
         self._in_use.release()
 
-    def _answer(self, kind: type[wire.Message]) -> wire.FromController | None:
+    def _answer(self, kind: type[Message]) -> FromController | None:
         """The next answer of this kind; None where none will come."""
         while not self._is_over:
             answer = self._answers.get()
@@ -128,7 +131,7 @@ class Dialogue:
         lines, newline, rest = "".join(self._unsaid).rpartition("\n")
         self._unsaid = [rest]
         if newline:
-            self._say(wire.DebugOutput(text=_sendable(lines + newline)))
+            self._say(DebugOutput(text=_sendable(lines + newline)))
 
     def readline(self) -> str:
         """Ask for a line; what was written last is the prompt. "" at the end of input."""
@@ -139,14 +142,14 @@ class Dialogue:
         self._send_all("".join(self._unsaid).removesuffix(prompt))
         self._prompts += 1
         self._printed = 0
-        self._say(wire.DebugPrompt(number=self._prompts, text=_sendable(prompt)))
-        answer = self._answer(wire.DebugLine)
-        return answer.text if isinstance(answer, wire.DebugLine) else ""
+        self._say(DebugPrompt(number=self._prompts, text=_sendable(prompt)))
+        answer = self._answer(DebugLine)
+        return answer.text if isinstance(answer, DebugLine) else ""
 
     def _send_all(self, text: str) -> None:
         self._unsaid, self._last = [], ""
         if text:
-            self._say(wire.DebugOutput(text=_sendable(text)))
+            self._say(DebugOutput(text=_sendable(text)))
 
     def isatty(self) -> bool:
         return False
@@ -284,7 +287,7 @@ class Debugger:
         report, traceback = failure.describe(error), failure.without_ours(error.__traceback__)
         if traceback is None or os.getpid() != self._pid:
             return
-        frame = wire.Frame(file=report.file, line=report.line, function=report.function, source=report.source)
+        frame = Frame(file=report.file, line=report.line, function=report.function, source=report.source)
         what = f"{report.type}: {report.message}".rstrip(": ")[:_LONGEST_MESSAGE]
         if self._dialogue.open(frame, what, secondary=report.secondary):
             self._pdb().look_at(traceback)
@@ -359,13 +362,13 @@ def _pass_over(frame: FrameType, rank: str) -> None:
     )
 
 
-def where_quit(error: BaseException | None) -> wire.Frame | None:
+def where_quit(error: BaseException | None) -> Frame | None:
     """Where the user has quit a debugger, if that is what has raised ``error``: one with a message was only handed on
     from another process, in which nobody has quit anything."""
     if not isinstance(error, bdb.BdbQuit) or error.args:
         return None
     report = failure.describe(error)
-    return wire.Frame(file=report.file, line=report.line, function=report.function, source=report.source)
+    return Frame(file=report.file, line=report.line, function=report.function, source=report.source)
 
 
 def is_attached() -> bool:
@@ -376,7 +379,7 @@ def is_attached() -> bool:
     )
 
 
-def _frame(frame: FrameType) -> wire.Frame:
+def _frame(frame: FrameType) -> Frame:
     return as_frame((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
 
 

@@ -6,12 +6,12 @@ import linecache
 import traceback
 from types import TracebackType
 
-from powertrain.text.errors import describe_error, message_of, sendable
 from powertrain.storage.full_disk import hint_about_room
+from powertrain.text.errors import describe_error, message_of, sendable
 from powertrain.trace.stacks.frames import OURS as _OURS
 from powertrain.trace.stacks.frames import is_users
 from powertrain.values.exceptions import cause_of, data_of
-from powertrain.wire import ErrorReport
+from powertrain.wire.values import ErrorReport
 
 #: How a collective sounds when another rank has gone.
 _ECHOES = (

@@ -17,25 +17,30 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import msgspec
 
-from powertrain import wire
-from powertrain.text.errors import message_of
 from powertrain.errors import EngineError
-from powertrain.text.redaction import redact
 from powertrain.storage import boundaries
+from powertrain.text.errors import message_of
+from powertrain.text.redaction import redact
 from powertrain.trace.stacks import stacks
+from powertrain.wire import hub
+from powertrain.wire.from_controller import Carry, Dismissed, Drop, Execute, Train
+from powertrain.wire.from_worker import DebugQuit, Executed, Hello, Noted, Outcome
+from powertrain.wire.keys import Door
 from powertrain.worker import context, failure
-from powertrain.worker.scripts import script
-from powertrain.worker.context import Place, Session
+from powertrain.worker import session as worker_session
 from powertrain.worker.debugger import Debugger, Dialogue, where_quit
 from powertrain.worker.hints import hint_for
+from powertrain.worker.place import Place
 from powertrain.worker.progress import Gate, StopProcess, StopRun, progress
-from powertrain.worker.service.service import Service
-from powertrain.worker.signals import NoticedSignals
-from powertrain.worker.tracing import TraceSettings, Tracing, Untraced
+from powertrain.worker.scripts import script
 from powertrain.worker.scripts.working_directory import (
     enter_launch_dir,
     launch_dir_here,
 )
+from powertrain.worker.service.service import Service
+from powertrain.worker.session import Session
+from powertrain.worker.signals import NoticedSignals
+from powertrain.worker.tracing import TraceSettings, Tracing, Untraced
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.uploader import Carrier
@@ -50,13 +55,13 @@ _SOCKET_PATH_BYTES, _SOCKET_NAME_BYTES = 107, len("/listener-12345678")
 #: because the main thread and the service thread take turns.
 _START_SWITCH_INTERVAL_S = 0.0005
 #: Put among the commands when the side thread is gone and no command will ever come.
-_BROKEN = wire.Dismissed(summary={"broken": True})
+_BROKEN = Dismissed(summary={"broken": True})
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one rank needs, as one payload."""
 
-    door: wire.Door
+    door: Door
     place: Place
     #: The pickled training function and its config; empty where the process has them already (``local_function``).
     function: bytes = b""
@@ -141,31 +146,31 @@ class Rank:
     def live(self) -> int:
         """From hello to dismissal. Never raises for what the user's code does."""
         self._service.on_carry = self._carry
-        self._service.say(wire.Hello(pid=os.getpid(), host=os.uname().nodename))
+        self._service.say(Hello(pid=os.getpid(), host=os.uname().nodename))
         session = self._session = Session(self._place, self._service, self._gate, self._spec.datasets)
         session.device = self._spec.device
-        context.open_session(session)
+        worker_session.open_session(session)
         code = 0
         try:
             failure.remember_sources(self._spec.sources)
             self._prepare()
             while True:
                 command = self._service.commands.get()
-                if isinstance(command, wire.Execute):
+                if isinstance(command, Execute):
                     self._execute(command)
-                elif isinstance(command, wire.Train):
+                elif isinstance(command, Train):
                     code = self._train()
                 elif command is _BROKEN:
                     return 1
-                elif isinstance(command, wire.Dismissed):
+                elif isinstance(command, Dismissed):
                     self.summary = command.summary
                     return code
         except BaseException as error:
             traceback.print_exc()
-            self._service.post(wire.Outcome(status="raised", error=failure.describe(error)))
+            self._service.post(Outcome(status="raised", error=failure.describe(error)))
             return 1
         finally:
-            context.close_session()
+            worker_session.close_session()
             self._service.close()
             stacks.disarm()
             if self._signals is not None:
@@ -174,14 +179,14 @@ class Rank:
             if self._carrier is not None:
                 self._carrier.close()
 
-    def _carry(self, order: wire.Carry | wire.Drop) -> None:
+    def _carry(self, order: Carry | Drop) -> None:
         """Carry a share of this rank's own: there is no process on this node to do it. Service thread."""
         if self._carrier is None:
             from powertrain.checkpoint.uploader import Carrier
 
             storage = self._spec.storage
             self._carrier = Carrier(lambda: pickle.loads(storage), self._service.say, self._spec.sync_timeout)
-        if isinstance(order, wire.Carry):
+        if isinstance(order, Carry):
             self._carrier.carry(order)
         else:
             self._carrier.drop(order)
@@ -202,7 +207,7 @@ class Rank:
             stacks.arm(self._place.stacks)
         if self._local_function is None:
             # A process group has two connections with each other rank.
-            wire.make_room_for_connections(2 * self._place.world_size)
+            hub.make_room_for_connections(2 * self._place.world_size)
             _seed_everything(self._spec.seed, self._place.rank, self._place.attempt)
             _limit_threads()
             if directory := context.runtime_directory_of(self._place):
@@ -210,14 +215,14 @@ class Rank:
         if self._spec.device >= 0:
             _choose_gpu(self._spec.device)
 
-    def _execute(self, command: wire.Execute) -> None:
+    def _execute(self, command: Execute) -> None:
         try:
             function, args, kwargs = pickle.loads(command.function)
             value = cloudpickle.dumps(function(*args, **kwargs))
         except BaseException as error:
-            self._service.post(wire.Executed(call=command.call, error=failure.describe(error)))
+            self._service.post(Executed(call=command.call, error=failure.describe(error)))
         else:
-            self._service.post(wire.Executed(call=command.call, value=value))
+            self._service.post(Executed(call=command.call, value=value))
 
     def _train(self) -> int:
         """Call the user's function and post its outcome; returns the exit code."""
@@ -231,9 +236,9 @@ class Rank:
                 progress.startup.loaded()
                 value = function()
         except StopRun as stop:
-            self._tell(wire.Outcome(status="stopped"))
+            self._tell(Outcome(status="stopped"))
             if isinstance(stop, StopProcess):
-                self._service.commands.put(wire.Dismissed(summary={}))
+                self._service.commands.put(Dismissed(summary={}))
             return 0
         except SystemExit as error:
             return self._exited(error)
@@ -248,8 +253,8 @@ class Rank:
         """The function has raised: a failure, unless it was the user who quit a debugger."""
         self.error = error
         if (frame := where_quit(error)) is not None:
-            self._service.say(wire.DebugQuit(frame=frame))
-            self._tell(wire.Outcome(status="stopped"))
+            self._service.say(DebugQuit(frame=frame))
+            self._tell(Outcome(status="stopped"))
             return 0
         hint = ""
         if self._local_function is None:  # its log is the place for it; elsewhere ``fit`` raises it
@@ -258,7 +263,7 @@ class Rank:
             print(redact(text + (f"{hint}\n" if hint else "")), end="", file=sys.stderr)
         if self._spec.post_mortem:
             self._debugger.post_mortem(error)
-        self._tell(wire.Outcome(status="raised", error=failure.describe(error, hint)))
+        self._tell(Outcome(status="raised", error=failure.describe(error, hint)))
         return 1
 
     def _begin_tracing(self) -> None:
@@ -268,12 +273,12 @@ class Rank:
             tell = self._service.say
             self._service.tracing = Tracing.begin(
                 self._spec.trace,
-                lambda message: tell(wire.Noted(message=message)),
+                lambda message: tell(Noted(message=message)),
                 self._spec.device,
                 every=self._service.gather,
             )
 
-    def _tell(self, outcome: wire.Outcome) -> None:
+    def _tell(self, outcome: Outcome) -> None:
         """Post how the function ended, with what is left of its record, and how far it has read its data."""
         progress.startup.over()
         tracing = self._service.tracing
@@ -288,26 +293,26 @@ class Rank:
     def _exited(self, error: SystemExit) -> int:
         """``sys.exit()`` with 0 or nothing is a return; with anything else it is a failure."""
         if error.code is None or error.code == 0:
-            self._tell(wire.Outcome(status="returned"))
+            self._tell(Outcome(status="returned"))
             return 0
         self.error = error
         code = error.code if isinstance(error.code, int) else 1
-        self._tell(wire.Outcome(status="exited", error=failure.describe(error)))
+        self._tell(Outcome(status="exited", error=failure.describe(error)))
         return code
 
-    def _returned(self, value: Any) -> wire.Outcome:
+    def _returned(self, value: Any) -> Outcome:
         if value is None or self._place.rank != 0:
-            return wire.Outcome(status="returned")
+            return Outcome(status="returned")
         try:
-            return wire.Outcome(status="returned", value=cloudpickle.dumps(value))
+            return Outcome(status="returned", value=cloudpickle.dumps(value))
         except Exception as error:
             self._service.post(
-                wire.Noted(
+                Noted(
                     message=f"The training function returned a {type(value).__name__}, which cannot be pickled "
                     f"({message_of(error)}); Result.return_value will be None."
                 )
             )
-            return wire.Outcome(status="returned")
+            return Outcome(status="returned")
 
 
 def _choose_gpu(device: int) -> None:

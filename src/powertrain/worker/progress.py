@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from powertrain.storage.boundaries import training_step
-from powertrain.wire import Goto, Preemption
+from powertrain.wire.from_controller import Goto, Preemption
 from powertrain.worker.startup import Startup
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from powertrain.wire import FirstStep
+from powertrain.wire.from_worker import FirstStep
 
 #: Seconds of loading a function from which it is worth to say what was loaded.
 _WORTH_A_NAME = 1.0

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from powertrain import wire
-from powertrain.trace import recording
-from powertrain.trace.recording.arrival import Arrival
 from powertrain.trace.machine.devices import peak_flops
+from powertrain.trace.recording import current, marks
+from powertrain.trace.recording import ring as recording_ring
+from powertrain.trace.recording.arrival import Arrival
 from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
+from powertrain.trace.recording.recorder import Recorder
 from powertrain.trace.stacks.whereabouts import Whereabouts
+from powertrain.wire.from_worker import Telemetry
 
 if TYPE_CHECKING:
-    from powertrain.trace.recording import patches
     from powertrain.trace.machine.samplers import Sampler
+    from powertrain.trace.recording.patch_choice import Choice
 
 #: Seconds between two messages, and until the first: what was not sent dies with the run's driver.
 _SEND_EVERY, _SEND_FIRST = 0.5, 0.1
@@ -63,9 +65,9 @@ class Untraced:
     train inline. Until the rank is traced, what its loop says of itself is heard by nobody."""
 
     def __init__(self) -> None:
-        self._recorder = recording.recording()
+        self._recorder = current.recording()
         self._patches = patches.installed() if (patches := sys.modules.get(_PATCHES)) else None
-        recording.use(recording.Recorder(bytearray(recording.ring_size(2)), thread=recording.NOBODY))
+        current.use(Recorder(bytearray(recording_ring.ring_size(2)), thread=marks.NOBODY))
 
     def restore(self) -> None:
         """As it was. Whatever the rank has patched is gone. Again is fine."""
@@ -73,7 +75,7 @@ class Untraced:
             patches.uninstall()
             if self._patches is not None:
                 patches.install(self._patches.recorder, self._patches.choice)
-        recording.use(self._recorder)
+        current.use(self._recorder)
 
 
 class Tracing:
@@ -84,7 +86,7 @@ class Tracing:
         rank sends something ``every`` so many seconds, where that is less often than usual."""
         self._settings, self._tell = settings, tell
         self._every = max(_SEND_EVERY, every)
-        self._recorder = recording.Recorder(_mapped(settings.ring))
+        self._recorder = Recorder(_mapped(settings.ring))
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._is_over = False
         self._sent = 0
@@ -110,35 +112,35 @@ class Tracing:
     ) -> Tracing | None:
         """The user's function is about to be called, on this thread, with the ``gpu``-th as its own unless that is -1.
         None where it cannot be traced, which is told."""
-        before = recording.recording()
+        before = current.recording()
         try:
             tracing = cls(settings, tell, every)
             tracing._given_gpu = gpu if gpu >= 0 else None
             if settings.steps:
-                recording.use(tracing._recorder)
+                current.use(tracing._recorder)
                 tracing._patch()
         except Exception as error:
-            recording.use(before)
+            current.use(before)
             tell(f"This rank is not traced: {type(error).__name__}: {error}")
             return None
         return tracing
 
     def _patch(self) -> None:
         """What torch does is noted from here on, or from the moment on when the function has loaded it."""
-        from powertrain.trace.recording import patches
+        from powertrain.trace.recording import patch_choice
 
         s = self._settings
-        choice = patches.choose(s.mode, s.dataloader, s.forward, s.backward, s.h2d)
+        choice = patch_choice.choose(s.mode, s.dataloader, s.forward, s.backward, s.h2d)
         self._torch = Arrival("torch", lambda: self._install(choice), self._failed)
         self._torch.wait()
 
-    def _install(self, choice: patches.Choice) -> None:
+    def _install(self, choice: Choice) -> None:
         from powertrain.trace.recording import patches
 
         if not self._is_over and os.getpid() == self._pid:  # and not a process that the function has forked
             patches.install(self._recorder, choice)
 
-    def end(self) -> wire.Telemetry | None:
+    def end(self) -> Telemetry | None:
         """The user's function has returned or raised, on the same thread: nothing is recorded any more. What there is
         still to send; nothing the second time. What is patched is :class:`Untraced`'s to put back."""
         try:
@@ -176,7 +178,7 @@ class Tracing:
         """When to call it before that, should something else be sent."""
         return self._next_send - _RIDE_BEFORE * self._every
 
-    def collect(self, can_send: bool = True, *, rides: bool = True) -> wire.Telemetry | None:
+    def collect(self, can_send: bool = True, *, rides: bool = True) -> Telemetry | None:
         """Look at the machine, if it is time to, and give what there is to send, if it is time for that: a little
         earlier where it ``rides`` with something else, a little later where it does not."""
         with self._lock:
@@ -189,7 +191,7 @@ class Tracing:
                 self._failed(error)
                 return None
 
-    def _collect(self, can_send: bool, later: float) -> wire.Telemetry | None:
+    def _collect(self, can_send: bool, later: float) -> Telemetry | None:
         now = time.monotonic()
         send_at = self._next_send + later
         if self._recorder.trouble:
@@ -209,7 +211,7 @@ class Tracing:
         self._next_send = now + self._every
         return self._gather(final=False)
 
-    def _gather(self, *, final: bool) -> wire.Telemetry | None:
+    def _gather(self, *, final: bool) -> Telemetry | None:
         first, steps = self._recorder.drain(self._sent, final)
         if len(steps) > _MOST_STEPS * RECORD_SIZE and not final:
             steps = steps[: _MOST_STEPS * RECORD_SIZE]
@@ -221,7 +223,7 @@ class Tracing:
         facts, self._facts = msgspec.json.encode(self._facts) if self._facts else b"", {}
         if not (steps or samples or facts):
             return None
-        return wire.Telemetry(first=first, steps=steps, samples=samples, facts=facts)
+        return Telemetry(first=first, steps=steps, samples=samples, facts=facts)
 
     def _look(self) -> None:
         from powertrain.trace.machine import samples
@@ -251,7 +253,7 @@ def newest_steps(path: str, after: int = 0, most: int = 0) -> bytes:
     where there is no ring. The rank may be dead."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as ring:
-            records = recording.read_ring(bytes(ring), after)[1]
+            records = recording_ring.read_ring(bytes(ring), after)[1]
     except (OSError, ValueError):  # none, or not yet written
         return b""
     return records[-most * RECORD_SIZE :] if most else records
@@ -266,15 +268,15 @@ def remove_ring(path: str) -> None:
 def _mapped(path: str) -> bytearray | mmap.mmap:
     """A ring in a file that others can read, whatever becomes of this process; in memory where that cannot be."""
     if not path:
-        return bytearray(recording.ring_size())
+        return bytearray(recording_ring.ring_size())
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             # Written, and not only made longer: a full disk is an error here, and a crash once it is mapped.
-            os.posix_fallocate(descriptor, 0, recording.ring_size())
-            return mmap.mmap(descriptor, recording.ring_size())
+            os.posix_fallocate(descriptor, 0, recording_ring.ring_size())
+            return mmap.mmap(descriptor, recording_ring.ring_size())
         finally:
             os.close(descriptor)
     except OSError:
-        return bytearray(recording.ring_size())
+        return bytearray(recording_ring.ring_size())

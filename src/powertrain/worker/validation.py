@@ -13,14 +13,21 @@ from typing import Any
 
 import msgspec
 
-from powertrain import wire
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import ReportError
 from powertrain.storage import boundaries
+from powertrain.wire.from_worker import Validated
+from powertrain.wire.keys import Door
+from powertrain.wire.link import Link
+from powertrain.wire.values import ErrorReport
 from powertrain.worker import failure
 from powertrain.worker.scripts import script
+from powertrain.worker.scripts.working_directory import (
+    enter_launch_dir,
+    explain_missing_path,
+    launch_dir_here,
+)
 from powertrain.worker.values import Drop, DroppedValues, normalise, resolve
-from powertrain.worker.scripts.working_directory import enter_launch_dir, explain_missing_path, launch_dir_here
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.validation:run"
@@ -31,7 +38,7 @@ _TOLD_WITHIN = 60.0
 class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one validation needs, as one payload."""
 
-    door: wire.Door
+    door: Door
     #: The checkpoint's name, where it lies, and the pickled filesystem it is on, if the user gave one.
     checkpoint: str
     path: str
@@ -56,11 +63,11 @@ def run(payload: bytes) -> int:
     return 0 if heard and told.error is None else 1
 
 
-def validate(spec: ValidationSpec) -> wire.Validated:
+def validate(spec: ValidationSpec) -> Validated:
     """Call the user's function. Never raises for what it does, not even where it exits."""
     began = time.monotonic()
     metrics: dict[str, Any] = {}
-    error: wire.ErrorReport | None = None
+    error: ErrorReport | None = None
     warnings: list[str] = []
     try:
         function, usual = script.load(spec.function)
@@ -77,9 +84,9 @@ def validate(spec: ValidationSpec) -> wire.Validated:
         except ReportError as unfit:
             print(unfit, file=sys.stderr)
             # Nothing was raised in the user's code, so there is no line of it to show.
-            error = wire.ErrorReport(type="ReportError", message=str(unfit), traceback="")
+            error = ErrorReport(type="ReportError", message=str(unfit), traceback="")
     seconds = round(time.monotonic() - began, 3)
-    return wire.Validated(
+    return Validated(
         checkpoint=spec.checkpoint, metrics=metrics, error=error, seconds=seconds, warnings=warnings
     )
 
@@ -108,9 +115,9 @@ def _prepare(spec: ValidationSpec) -> None:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
-def _tell(door: wire.Door, told: wire.Validated) -> bool:
+def _tell(door: Door, told: Validated) -> bool:
     """Send the result; True once the run has dealt with it."""
-    link = wire.Link(door, -1, 0)
+    link = Link(door, -1, 0)
     try:
         link.send([told], 0, 0)
         deadline = time.monotonic() + _TOLD_WITHIN

@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from powertrain.values.arguments import has_attribute, shorten
-from powertrain.text.errors import describe_error
 from powertrain.errors import ReportError
+from powertrain.text.errors import describe_error
+from powertrain.values.arguments import has_attribute, shorten
 from powertrain.values.kinds import LEAST_INT, MOST_INT, NoPlainForm, encoded, is_small, plain_form
 
 #: Kinds that need no look at the value.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from powertrain.config import BackendConfig, Config, one_of, option
+from powertrain.backend import BackendConfig
+from powertrain.config.checks import Config, one_of, option
 from powertrain.frameworks.boosting.library import BoostingLibrary
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from powertrain.config import BackendConfig
+from powertrain.backend import BackendConfig
 from powertrain.frameworks.boosting.trainer import BoosterTrainer
 from powertrain.xgboost.config import XGBOOST, XGBoostConfig
 from powertrain.xgboost.from_params import XGBoostFromParams
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from powertrain.config.data import DataConfig
+    from powertrain.config.run import RunConfig
+    from powertrain.config.scaling import ScalingConfig
+    from powertrain.config.validation import ValidationConfig
     from powertrain.data.dataset import Dataset
 
 

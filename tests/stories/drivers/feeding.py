@@ -20,7 +20,7 @@ import torch.distributed as dist
 import powertrain
 from powertrain import Checkpoint
 from powertrain.torch import prepare_data_loader
-from powertrain.worker.context import current
+from powertrain.worker.session import current
 
 
 class Steps:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import powertrain
 from powertrain.lightning import DDPStrategy, FSDPStrategy, ReportCallback, prepare_trainer
-from powertrain.worker.context import current
+from powertrain.worker.session import current
 
 #: Not a multiple of any batch that the stories use: at the end of an epoch a rank has one row, and another one none.
 ROWS = 109

@@ -52,7 +52,10 @@ class ImportsForEver:
         self._driver = os.getpid()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name in ("powertrain.trace.recording.patches", "powertrain.trace.machine.samplers") and os.getpid() != self._driver:
+        if (
+            name in ("powertrain.trace.recording.patches", "powertrain.trace.machine.samplers")
+            and os.getpid() != self._driver
+        ):
             story.tell("the server imports", str(os.getpid()))
             signal.pause()
         return None

@@ -24,13 +24,14 @@ def steps(config: dict[str, Any]) -> None:
 
 def marked_steps(config: dict[str, Any]) -> int:
     """Steps that the loop marks itself; how many of them were recorded."""
-    from powertrain.trace import recording, trace_step
+    from powertrain.trace import trace_step
+    from powertrain.trace.recording import current
 
     for number in range(30):
         with trace_step():
             time.sleep(0.001)
         train.report({"number": number})
-    recorder = recording.current()
+    recorder = current.current()
     recorder.settle()
     return recorder.steps
 

@@ -1,7 +1,8 @@
 """``python two_controllers.py SETTINGS``: a driver whose run another driver may try to take.
 
 SETTINGS is a JSON object: "storage" and "name" of the run, "who" this driver is, "marks" the directory in which it
-tells every fact and how it ended and in which it is told to stop, "lease" the seconds of :mod:`powertrain.run.record.lease`.
+tells every fact and how it ended and in which it is told to stop, "lease" the seconds of
+:mod:`powertrain.run.record.lease`.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from powertrain.tune import space as sp
 from powertrain.tune.search.basic_variant import BasicVariantGenerator
 from powertrain.tune.stopper import as_stopper
 from powertrain.tune.sweep.journal import events as ev
-from powertrain.tune.sweep.judge import Judge
-from powertrain.tune.sweep.policies import with_policies
 from powertrain.tune.sweep.journal.record import read_journal
 from powertrain.tune.sweep.journal.state import SweepState
+from powertrain.tune.sweep.judge import Judge
+from powertrain.tune.sweep.policies import with_policies
 
 MODES = pytest.mark.parametrize("synch", [False, True], ids=["alone", "together"])
 

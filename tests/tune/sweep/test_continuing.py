@@ -22,10 +22,10 @@ from powertrain.tune.callback import CallbackList
 from powertrain.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 from powertrain.tune.search.optuna import OptunaSearch
 from powertrain.tune.stopper import MaximumIterationStopper, TimeoutStopper
-from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.sweep import loop as loops
-from powertrain.tune.sweep.journal import record
 from powertrain.tune.sweep.continuing import are_alike
+from powertrain.tune.sweep.journal import events as ev
+from powertrain.tune.sweep.journal import record
 from powertrain.tune.sweep.trial_run import TrialEnd, TrialRun
 
 

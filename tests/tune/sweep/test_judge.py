@@ -17,8 +17,8 @@ from powertrain.tune.search.basic_variant import BasicVariantGenerator
 from powertrain.tune.search.optuna import OptunaSearch
 from powertrain.tune.stopper import as_stopper
 from powertrain.tune.sweep.journal import events as ev
-from powertrain.tune.sweep.judge import Judge
 from powertrain.tune.sweep.journal.state import SweepState, json_form, replay
+from powertrain.tune.sweep.judge import Judge
 
 SPACE = {"lr": sp.loguniform(1e-4, 1e-1), "depth": sp.choice([1, 2, 3])}
 MAKERS: dict[str, Callable[[], s.TrialScheduler]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from powertrain import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, tune
-from powertrain.config import NAME_LIMIT_BYTES
+from powertrain.config.run import NAME_LIMIT_BYTES
 from powertrain.errors import ConfigError
 from powertrain.tune.search.optuna import OptunaSearch
 from powertrain.tune.stopper import (

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from powertrain.checkpoint.state import objects as state
 from powertrain.checkpoint.parallel.holdings import Gather
+from powertrain.checkpoint.state import capture, encoding
 from powertrain.errors import CheckpointError
 
 
@@ -32,14 +32,14 @@ class Claims:
     @classmethod
     def of(cls, objects: Mapping[str, Any]) -> Claims:
         """Return what these objects take."""
-        names = state.parameter_names(objects)
+        names = capture.parameter_names(objects)
         entries: set[str] = set()
         states: set[str] = set()
         for name, value in objects.items():
             if isinstance(value, nn.Module):
                 entries |= {f"{name}.{key}" for key in _keys(value)}
             elif isinstance(value, Optimizer):
-                states |= {f"{name}.state.{one}" for one in state.named_parameters_of(value, names)}
+                states |= {f"{name}.state.{one}" for one in capture.named_parameters_of(value, names)}
         return cls(frozenset(entries), frozenset(states))
 
     def without(self, other: Claims) -> Claims:
@@ -55,7 +55,7 @@ class Claims:
 
 
 def _keys(module: nn.Module) -> set[str]:
-    return {state.plain_key(key) for key in state.unwrapped(module).state_dict()}
+    return {capture.plain_key(key) for key in capture.unwrapped(module).state_dict()}
 
 
 def takes_only_a_part(
@@ -75,10 +75,10 @@ def takes_only_a_part(
     }
     names = {name for name in stored if name.startswith(tuple(of_objects)) and name not in noted}
     tensors = {
-        f"{name}.{state.plain_key(key)}"
+        f"{name}.{capture.plain_key(key)}"
         for name, value in objects.items()
         if isinstance(value, nn.Module)
-        for key, one in state.unwrapped(value).state_dict().items()
+        for key, one in capture.unwrapped(value).state_dict().items()
         if isinstance(one, torch.Tensor)
     }
     return tensors <= names and not all(map(mine.covers, names))
@@ -86,7 +86,7 @@ def takes_only_a_part(
 
 def _noted(by_rank: Mapping[int, Mapping[str, Any]]) -> set[str]:
     """Names of tensors among the values of single ranks."""
-    return set().union(*(state.tensor_names(list(one["objects"].values())) for one in by_rank.values()))
+    return set().union(*(encoding.tensor_names(list(one["objects"].values())) for one in by_rank.values()))
 
 
 def claimed_elsewhere(objects: Mapping[str, Any], gather: Gather | None) -> Claims:
@@ -127,12 +127,14 @@ def fitted(
     for rank in ranks:
         entries = by_rank[rank]["objects"]
         if rank != source:
-            names = {name: f"rank-{rank:05d}/{name}" for name in state.tensor_names(list(entries.values()))}
+            names = {
+                name: f"rank-{rank:05d}/{name}" for name in encoding.tensor_names(list(entries.values()))
+            }
             aliases.update({alias: place_of(name, rank) for name, alias in names.items()})
             entries = _renamed(entries, names)
         by_source.append(entries)
     merged = _merged(objects, by_source, view.values["objects"])
-    needed = state.tensor_names(list(merged.values()))
+    needed = encoding.tensor_names(list(merged.values()))
     noted = _noted(by_rank)
     stored = {
         name: place
@@ -160,10 +162,10 @@ def _merged(
 ) -> dict[str, Any]:
     """The entry of each object, from the first rank that has it; modules' and optimizers' from all ranks."""
     merged = dict(own)
-    parameters = state.parameter_names(objects)
+    parameters = capture.parameter_names(objects)
     for name, value in objects.items():
         entries = [one[name] for one in by_source if name in one]
-        if not entries or entries[0]["kind"] != state.kind_of(value):
+        if not entries or entries[0]["kind"] != capture.kind_of(value):
             continue  # loading raises the error that names it
         merged[name] = entries[0]
         if isinstance(value, nn.Module):
@@ -180,7 +182,7 @@ def _merged(
 def _optimizer_values(
     name: str, optimizer: Optimizer, entries: list[Any], names: Mapping[Any, str]
 ) -> dict[str, Any]:
-    own = state.named_parameters_of(optimizer, names)
+    own = capture.named_parameters_of(optimizer, names)
     rest: dict[str, Any] = {}
     for entry in reversed(entries):
         rest.update({one: kept for one, kept in entry["values"]["rest"].items() if one in own})

@@ -28,8 +28,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from powertrain.checkpoint.state import objects as state
-from powertrain.checkpoint.state import Piece, hole_in, local_part, piece_of
+from powertrain.checkpoint.state import capture
+from powertrain.checkpoint.state.encoding import Captured
+from powertrain.checkpoint.state.files import hole_in
+from powertrain.checkpoint.state.pieces import Piece, local_part, piece_of
 from powertrain.errors import CheckpointError
 
 #: Gives every rank's value to all ranks, in the order of ranks.
@@ -76,7 +78,7 @@ def needs_agreement(objects: Mapping[str, Any], world_size: int) -> bool:
     optimizers = [value for value in objects.values() if isinstance(value, Optimizer)]
     if not modules and not optimizers:
         return False  # everything else is each rank's own
-    names = state.parameter_names(objects)
+    names = capture.parameter_names(objects)
     of_modules = all(
         parameter in names
         for optimizer in optimizers
@@ -165,7 +167,7 @@ class Agreement:
         self._digests: list[bytes] = []
         self._holdings = Holdings()
 
-    def reach(self, objects: Mapping[str, Any], captured: state.Captured) -> Holdings:
+    def reach(self, objects: Mapping[str, Any], captured: Captured) -> Holdings:
         """Return which ranks hold what.
 
         Raises:
@@ -183,7 +185,7 @@ class Agreement:
             _check_equal(self._gather(self._samples(parameters)))
         return self._holdings
 
-    def _describe(self, captured: state.Captured, parameters: Mapping[str, torch.Tensor]) -> None:
+    def _describe(self, captured: Captured, parameters: Mapping[str, torch.Tensor]) -> None:
         """Note what this rank shares with others, unless it is the same as at the last save."""
         shared = {name: tensor for name, tensor in captured.tensors.items() if name not in captured.own}
         shared = {**parameters, **shared}
@@ -225,7 +227,7 @@ def form_of(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _parameters(objects: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The parameters of all modules, and those that only an optimizer has."""
-    names = state.parameter_names(objects)
+    names = capture.parameter_names(objects)
     parameters = {name: parameter for parameter, name in names.items()}
     for name, value in objects.items():
         if isinstance(value, Optimizer):

@@ -1,8 +1,8 @@
 """Saving a rank's state at memory speed, and loading a state at any world size.
 
 The first save of a structure plans: who writes what, and where in the file. Later saves of the same structure only
-copy the bytes to their places in a shared-memory segment (``powertrain.checkpoint.state.segments``), which is the rank's
-file already, and write a small JSON file with what is not a tensor.
+copy the bytes to their places in a shared-memory segment (``powertrain.checkpoint.state.segments``), which is the
+rank's file already, and write a small JSON file with what is not a tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from powertrain.checkpoint.state import objects as state
 from powertrain.checkpoint.parallel.fitting import View, claimed_elsewhere, fitted, takes_only_a_part
 from powertrain.checkpoint.parallel.holdings import (
     Agreement,
@@ -24,18 +23,13 @@ from powertrain.checkpoint.parallel.holdings import (
     gather_of,
     needs_agreement,
 )
+from powertrain.checkpoint.state import capture, encoding, random_state, restore
+from powertrain.checkpoint.state.dcp import StateReader, read_into
+from powertrain.checkpoint.state.encoding import Captured
+from powertrain.checkpoint.state.files import Layout, copy_all, write_file
+from powertrain.checkpoint.state.pieces import SCHEMA, STATE_DIRECTORY, SharePlanner, file_name
+from powertrain.checkpoint.state.restore import Saved
 from powertrain.checkpoint.state.segments import Segment, Segments
-from powertrain.checkpoint.state import (
-    SCHEMA,
-    STATE_DIRECTORY,
-    Layout,
-    SharePlanner,
-    StateReader,
-    copy_all,
-    file_name,
-    read_into,
-    write_file,
-)
 from powertrain.errors import CheckpointError
 from powertrain.storage.files.descriptors import open_below
 
@@ -86,7 +80,7 @@ class StateSaver:
         All ranks save at once, each into a directory of its own. Parts that ranks have alike have the same names on all
         of them. Where shared memory has no room, the tensors are written to a plain file, which takes longer.
         """
-        captured = state.capture(objects)
+        captured = capture.capture(objects)
         holdings = self._agree(objects, captured)
         tensors = self._to_write(captured, holdings)
         self._plan(tensors, captured, holdings)
@@ -112,7 +106,7 @@ class StateSaver:
         if self._segments is not None:
             self._segments.close()
 
-    def _agree(self, objects: Mapping[str, Any], captured: state.Captured) -> Holdings:
+    def _agree(self, objects: Mapping[str, Any], captured: Captured) -> Holdings:
         """Return which ranks hold which tensors; exchange messages only where a rank cannot derive it."""
         gather = gather_of(self._rank, self._world_size)
         if gather is None or not needs_agreement(objects, self._world_size):
@@ -121,7 +115,7 @@ class StateSaver:
             self._agreement = Agreement(gather)
         return self._agreement.reach(objects, captured)
 
-    def _to_write(self, captured: state.Captured, holdings: Holdings) -> dict[str, torch.Tensor]:
+    def _to_write(self, captured: Captured, holdings: Holdings) -> dict[str, torch.Tensor]:
         """The tensors this rank takes part in writing, by the names they are stored under."""
         others = {
             name
@@ -134,7 +128,7 @@ class StateSaver:
             if name not in others
         }
 
-    def _plan(self, tensors: dict[str, torch.Tensor], captured: state.Captured, holdings: Holdings) -> None:
+    def _plan(self, tensors: dict[str, torch.Tensor], captured: Captured, holdings: Holdings) -> None:
         signature = holdings, [form_of(name, tensor) for name, tensor in tensors.items()]
         if signature == self._signature:
             return
@@ -216,12 +210,12 @@ class StateLoader:
         """
         view = self._fitted(objects)
         saved = self._saved(view)
-        parts = state.restoring(objects, saved)
-        extras, give_extras = state.extras_of(saved)
+        parts = restore.restoring(objects, saved)
+        extras, give_extras = restore.extras_of(saved)
         rng = saved.values.get("rng", {}) if self.same_world and generators else {}
         of_rng = {
             name: torch.empty(saved.shapes[name], dtype=saved.dtypes[name])
-            for name in state.tensor_names(rng)
+            for name in encoding.tensor_names(rng)
         }
         targets = dict(extras)
         for part in parts:
@@ -231,7 +225,7 @@ class StateLoader:
         for part in parts:
             part.finish()
         if rng:
-            state.restore_rng(rng, of_rng)
+            random_state.restore_rng(rng, of_rng)
         return give_extras()
 
     def _fitted(self, objects: Mapping[str, Any]) -> View:
@@ -254,10 +248,10 @@ class StateLoader:
             lambda name, rank: place if (place := own_name(name, rank)) in stored else name,
         )
 
-    def _saved(self, view: View) -> state.Saved:
+    def _saved(self, view: View) -> Saved:
         files = self._reader.files
         shapes, dtypes = files.shapes, files.dtypes
-        return state.Saved(
+        return Saved(
             shapes={name: shapes[stored] for name, stored in view.stored.items()},
             dtypes={name: dtypes[stored] for name, stored in view.stored.items()},
             sharded=frozenset(name for name, stored in view.stored.items() if stored in files.sharded),

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from powertrain.errors import StorageError
-from powertrain.run.remote import protocol
 from powertrain.run.record.lease import current_holder
+from powertrain.run.remote import protocol
 from powertrain.storage.addresses import without_secrets
 
 if TYPE_CHECKING:

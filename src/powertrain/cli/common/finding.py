@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from powertrain.cli.ls import SWEEP_RECORD, default_storage, real_path, run_names
+from powertrain.config.run import RunConfig
 from powertrain.errors import StorageError
 from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
-from powertrain.storage.addresses import without_secrets
-from powertrain.storage.base import RECORD_BYTES_LIMIT
+from powertrain.storage.addresses import strip_secrets, without_secrets
+from powertrain.storage.base import RECORD_BYTES_LIMIT, TEMPORARY_PREFIX
 from powertrain.storage.files.descriptors import open_below
 from powertrain.storage.files.private_roots import runtime_roots
 
@@ -204,3 +206,58 @@ def _unknown(run: str, place: Storage, live: list[str]) -> str:
         )
         if part
     )
+
+
+#: What only sweeps have in their directory.
+SWEEP_RECORD = "sweep.json"
+
+
+def real_path(path: str) -> str:
+    """The path or address of a run, the same for all ways that lead to it."""
+    return strip_secrets(path) if "://" in path else os.path.realpath(path)
+
+
+def default_storage() -> str:
+    """Where runs go that name no storage path."""
+    return str(RunConfig().storage_root)
+
+
+def run_names(place: Storage) -> list[str]:
+    """Names below ``place`` that have a journal, or something in its place."""
+    return names_in(place)[0]
+
+
+def names_in(place: Storage) -> tuple[list[str], list[str]]:
+    """Names below ``place`` that have a journal, or something in its place; and those of them that are of sweeps."""
+    inside = place.local_path("x")
+    if inside is not None:  # one run at a time: a run that cannot be listed keeps no other from being listed
+        names = sorted(name for name in _directories_in(inside.parent) if _has_journal(place.child(name)))
+        return names, [name for name in names if os.path.lexists(inside.parent / name / SWEEP_RECORD)]
+    keys = [entry.key.split("/") for entry in place.list()]
+    names = sorted({parts[0] for parts in keys if len(parts) > 2 and parts[1] == "journal"})
+    sweeps = {parts[0] for parts in keys if len(parts) == 2 and parts[1] == SWEEP_RECORD}
+    return names, [name for name in names if name in sweeps]
+
+
+def _directories_in(path: Path) -> list[str]:
+    """Names of the directories in ``path`` itself, without links and unfinished writes."""
+    try:
+        entries = list(os.scandir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [
+        entry.name
+        for entry in entries
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(TEMPORARY_PREFIX)
+    ]
+
+
+def _has_journal(run: Storage) -> bool:
+    """True where a run of real storage has a journal with something in it, or something else in its place."""
+    path = run.local_path("journal")
+    try:
+        return path is not None and bool(os.listdir(path))
+    except FileNotFoundError:
+        return os.path.islink(path or "")
+    except OSError:  # a file in its place, or not for this user
+        return True

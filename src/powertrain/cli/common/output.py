@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from powertrain.text.redaction import redact
 from powertrain.text.printable import escape_controls, escape_json, escape_lines, indent_continuation
+from powertrain.text.redaction import redact
 
 if TYPE_CHECKING:
     from rich.table import Table

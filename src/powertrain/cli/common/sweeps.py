@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from powertrain.cli.common.finding import FoundRun
-from powertrain.cli.ls import INTERRUPTED, UNREADABLE, ago, style_of, was_running
 from powertrain.cli.common.output import cell, print_json, print_line, print_lines, print_table
+from powertrain.cli.common.summaries import INTERRUPTED, UNREADABLE, ago, style_of, was_running
 from powertrain.cli.common.watching import JournalTail
 from powertrain.errors import ConfigError, StorageError
 from powertrain.storage.addresses import without_secrets
-from powertrain.terminal import duration
+from powertrain.terminal.text import duration
 from powertrain.tune.reporter.table import error_table, find_best, summary_line, trial_table
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.sweep.journal import record as sweep_record

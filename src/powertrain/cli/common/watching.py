@@ -12,15 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from powertrain.cli.common.finding import FoundRun
-from powertrain.cli.ls import was_running
+from powertrain.cli.common.summaries import was_running
 from powertrain.run import events as ev
-from powertrain.run.record import journal
 from powertrain.run import lifecycle
+from powertrain.run.record import journal
 from powertrain.run.record.journal_lines import Lines
 from powertrain.storage import Storage
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, join_within, too_large
 from powertrain.storage.files.descriptors import open_below
-from powertrain.terminal import duration
+from powertrain.terminal.text import duration
 
 #: How a run has ended, in words.
 _ENDED = {

@@ -1,1 +1,1 @@
-"""."""
+"""From a plan to batches in order: readers, caches, pipelines."""

@@ -14,7 +14,15 @@ from itertools import chain
 
 import pyarrow as pa
 
-from powertrain.data.loading.cache_files import Batches, CacheDirectory, GivenUp, Making, NoRoom, sweep, this_boot
+from powertrain.data.loading.cache_files import (
+    Batches,
+    CacheDirectory,
+    GivenUp,
+    Making,
+    NoRoom,
+    sweep,
+    this_boot,
+)
 from powertrain.data.sources.base import Source, SourceFacts
 from powertrain.errors import DataError
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 
-from powertrain.data.plan.order import EpochOrder, Ints, Shuffle, part_of, steps_left
 from powertrain.data.loading.pipeline import Pipeline
+from powertrain.data.loading.reader import LocatedSlots, RowReader, name_row
+from powertrain.data.plan.order import EpochOrder, Ints, Shuffle, part_of, steps_left
 from powertrain.data.plan.plan import Inspected, Part, Plan
 from powertrain.data.plan.prepared import Prepared, prepare_alone
-from powertrain.data.loading.reader import LocatedSlots, RowReader, name_row
 from powertrain.data.rows.rows import Rows
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
     from powertrain.data.loading.cache import BlockStore
-    from powertrain.data.operations import Runner
     from powertrain.data.loading.pixels import PixelCache
+    from powertrain.data.operations.runner import Runner
 
 T = TypeVar("T")
 #: Narrow rows are gathered this many at a time, over several steps: the calls would cost more than the copying.
@@ -497,7 +497,8 @@ def _make_runner(
     threads: int,
     pixels: PixelCache,
 ) -> Runner:
-    from powertrain.data.operations import Runner, decoding_of, keeping_pixels
+    from powertrain.data.operations.decode import decoding_of, keeping_pixels
+    from powertrain.data.operations.runner import Runner
 
     schema = part.source.inspect().schema
     operations = keeping_pixels((*decoding_of(schema), *part.operations), schema.names, pixels.images)

@@ -18,9 +18,9 @@ from powertrain.data.rows.rows import Rows
 
 if TYPE_CHECKING:
     from powertrain.data.loading.cache import BlockStore
+    from powertrain.data.operations.operation import Applied
+    from powertrain.data.operations.runner import Runner
     from powertrain.data.rows.gather import BlockView
-    from powertrain.data.operations import Runner
-    from powertrain.data.operations.stages import Applied
 
 K = TypeVar("K")
 V = TypeVar("V")

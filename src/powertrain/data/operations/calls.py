@@ -22,7 +22,7 @@ from powertrain.data.plan.order import Ints
 from powertrain.errors import DataError
 
 #: Below it lies this package.
-_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 
 
 def _one_after_the_other(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:

@@ -12,26 +12,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from powertrain.data.arguments import ODD, shown
+from powertrain.data.rows.pixels_of import convert_mode, usual_mode
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from powertrain.data.loading.pixels import KeptRows
+
 
 #: Images that a thread takes at a time: handing them over costs little beside the work, and none waits long.
 _DECODED_TOGETHER, _COPIED_TOGETHER = 4, 64
-#: What pixels mean without a palette or a conversion table: kept unless another mode is asked for.
-_PLAIN_MODES = frozenset({"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B"})
-
 
 #: Pillow's names of modes.
 MODES = (
     *("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
     *("I", "F", "I;16", "I;16L", "I;16B"),
 )
-#: Of those the ones whose pixels have more than 8 bits for each channel.
-_DEEP_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B"})
 
 
 def checked_mode(mode: Any) -> str | None:
@@ -163,41 +158,11 @@ def decode(data: bytes, size: tuple[int, int] | None = None, mode: str | None = 
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
-        wanted = mode or _usual_mode(image)
-        converted = image if image.mode == wanted else _converted(image, wanted)
+        wanted = mode or usual_mode(image)
+        converted = image if image.mode == wanted else convert_mode(image, wanted)
         if size is not None and (converted.height, converted.width) != tuple(size):
             converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         return np.asarray(converted)
-
-
-def pixels_of(image: Image) -> npt.NDArray[Any]:
-    """An image of Pillow's as :func:`decode` would give it."""
-    wanted = _usual_mode(image)
-    return np.array(image if image.mode == wanted else image.convert(wanted))
-
-
-def _converted(image: Image, mode: str) -> Image:
-    """``image`` in another mode. Pixels of 16 bits are scaled to 8: Pillow would cut off all above 255."""
-    from PIL import Image as pillow
-
-    if image.mode not in _DEEP_MODES or mode in _DEEP_MODES:
-        return image.convert(mode)
-    # Pillow before 11.3 opens PNG files of 16 bits as "I".
-    if not image.mode.startswith("I;16") and image.format != "PNG":
-        raise ValueError(
-            f"its pixels are of mode {image.mode!r}, and how large these can be is not known, so they cannot be made "
-            f"{mode!r}: decode it without a mode, and scale it in map()"
-        )
-    pixels = np.asarray(image)
-    return pillow.fromarray((pixels >> 8).astype(np.uint8)).convert(mode)
-
-
-def _usual_mode(image: Image) -> str:
-    if image.mode in _PLAIN_MODES:
-        return image.mode
-    if image.mode == "1":
-        return "L"
-    return "RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB"
 
 
 def _encoded(column: Any, index: int) -> Any:

@@ -4,86 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from powertrain.data.operations.calls import FunctionFailed, Setting, said
-from powertrain.data.plan.order import Ints
+from powertrain.data.operations.operation import Applied, Piece
 from powertrain.data.operations.returned import quoted
+from powertrain.data.plan.order import Ints
 from powertrain.data.rows.rows import Rows
 from powertrain.errors import DataError, TrainFunctionError
 
 if TYPE_CHECKING:
+    from powertrain.data.operations.operation import Apply, Operation
     from powertrain.data.operations.pool import ProcessPool
-
-
-@dataclass(frozen=True)
-class Applied:
-    """Rows after something was done to them."""
-
-    rows: Rows
-    #: How many rows each row that went in has become, in order; None for one each.
-    counts: Ints | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows that an operation is given at once."""
-
-    rows: Rows
-    #: Which of the rows made from the same stored row each is; None where each is the only one.
-    copies: Ints | None = None
-
-    def copy(self, index: int) -> int:
-        return 0 if self.copies is None else int(self.copies[index])
-
-
-#: What an operation has become in a process. Raises FunctionFailed, or DataError where no function is to blame.
-Apply = Callable[[Piece, Setting], Applied]
-
-
-class Operation(ABC):
-    """One thing done to every row of a dataset. A value: frozen, pickled by cloudpickle."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """For messages: "map(tokenize)"."""
-
-    @property
-    def keeps_count(self) -> bool:
-        """True when it is known beforehand that every row gives exactly one."""
-        return True
-
-    @property
-    def batch_size(self) -> int | None:
-        """How many neighbours it must be given together; None where each row stands for itself."""
-        return None
-
-    @property
-    def concurrency(self) -> int:
-        """How many processes of a node do it; 0 where the threads that prefetch do."""
-        return 0
-
-    def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
-        """Which columns hold after it exactly what the source has stored for the row, by the name that each has there.
-
-        ``columns`` says the same of the columns before it. Where nothing is known, none.
-        """
-        return {}
-
-    @abstractmethod
-    def begin(self) -> Apply:
-        """Make it ready in this process. What is returned may be called by several threads at once."""
-
-
-# --------------------------------------------------------------------------- doing it
 
 
 class Stage:

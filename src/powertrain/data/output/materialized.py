@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.ipc
 import xxhash
 
-from powertrain.data.plan.plan import Plan
 from powertrain.data.loading.scratch import Scratch
-from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.output.tables import conformed, declared_schema, widened
+from powertrain.data.plan.plan import Plan
+from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.errors import DataError
 
 #: A block of materialized rows has about this many bytes.

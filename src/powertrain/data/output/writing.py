@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from powertrain.data.arguments import ODD, optional_whole, path_text, shortened, shown
+from powertrain.data.output.tables import as_lists, conformed, pieces_by_bytes, settled_schema
 from powertrain.data.plan.plan import Plan
 from powertrain.data.sources.files.files import as_arrow_filesystem
-from powertrain.data.output.tables import as_lists, conformed, pieces_by_bytes, settled_schema
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -138,8 +138,8 @@ class Target(Protocol):
 
 
 def _opened(path: str, filesystem: Any) -> Target:
-    from powertrain.storage.base import open_storage
     from powertrain.storage.local import LocalStorage
+    from powertrain.storage.opening import open_storage
 
     storage = open_storage(path, filesystem=filesystem)
     return _LocalTarget(Path(storage.uri)) if isinstance(storage, LocalStorage) else _StoreTarget(storage)

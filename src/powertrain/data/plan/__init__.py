@@ -1,1 +1,1 @@
-"""."""
+"""The order of rows: blocks, cuts, positions."""

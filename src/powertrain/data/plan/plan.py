@@ -14,8 +14,8 @@ from powertrain.data.plan.order import Ints, Shuffle
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from powertrain.data.operations.operation import Operation
     from powertrain.data.sources.base import Source
-    from powertrain.data.operations.stages import Operation
 
 #: In-memory data of up to this many rows is permuted row by row; a larger one like files, block by block.
 MOST_PERMUTED_ROWS = 2**24

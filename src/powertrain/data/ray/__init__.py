@@ -1,1 +1,1 @@
-"""."""
+"""Datasets of Ray Data: snapshots, tasks and streams."""

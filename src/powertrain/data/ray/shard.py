@@ -11,38 +11,29 @@ stream, or text. A rank that leaves an epoch hangs up. How far the feed may be a
 
 from __future__ import annotations
 
-import socket
-import struct
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from powertrain.data.arguments import flag, one_of, seed_number, whole
+from powertrain.data.batching import BATCH_SIZE, UNWATCHED, Watch, formatted, watched_copies
 from powertrain.data.loading.early_ends import EarlyEnds, is_look
 from powertrain.data.loading.pipeline import Pipeline
+from powertrain.data.ray.cutting import Cut, T
+from powertrain.data.ray.protocol import EPOCH, SCHEMA, Request
 from powertrain.data.rows.rows import Rows
-from powertrain.data.shard import BATCH_SIZE, LARGEST_BATCH, UNWATCHED, Watch, formatted, watched_copies
 from powertrain.data.rows.tf_batches import TensorflowBatches
+from powertrain.data.shard import LARGEST_BATCH
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
     import torch
 
     from powertrain.data.dataset import Dataset
 
-T = TypeVar("T")
-
-EPOCH, SCHEMA = b"E", b"S"
-ROWS, END, FAILED = b"R", b"D", b"F"
-#: Rows travel in frames of about this many bytes.
-_FRAME_BYTES = 4 * 2**20
-_HEAD = struct.Struct("<cQ")
-#: Seconds for which the feed is awaited: it is opened before the rank starts, on the same machine.
-_CONNECT_WITHIN = 30.0
 #: Types of Ray's own that mean nothing outside Ray, and what to do about them.
 _ONLY_IN_RAY = {
     "ray.data.arrow_pickled_object": "holds Python objects. Let map() or map_batches() turn them into numbers, text or "
@@ -50,28 +41,6 @@ _ONLY_IN_RAY = {
     "ray.data.arrow_variable_shaped_tensor": "holds arrays of different shapes. Let map() bring them to one shape, or "
     "return them as lists",
 }
-
-
-# --------------------------------------------------------------------------- the protocol
-
-
-def send_frame(connection: socket.socket, kind: bytes, content: Any = b"") -> None:
-    """Send one frame whole. Raises ``OSError`` when the other side has hung up."""
-    content = memoryview(content)
-    connection.sendall(_HEAD.pack(kind, content.nbytes))
-    connection.sendall(content)
-
-
-def send_table(connection: socket.socket, table: pa.Table) -> None:
-    """Send the rows of a table, in as many frames as it takes; nothing where it has none."""
-    rows = max(1, int(table.num_rows * _FRAME_BYTES / max(table.nbytes, 1)))
-    for start in range(0, table.num_rows, rows):
-        send_frame(connection, ROWS, _as_stream(table.slice(start, rows)))
-
-
-def send_schema(connection: socket.socket, schema: pa.Schema) -> None:
-    """Send the columns, and no row."""
-    send_frame(connection, ROWS, _as_stream(schema.empty_table()))
 
 
 def refuse_what_is_only_rays(schema: pa.Schema) -> None:
@@ -82,173 +51,6 @@ def refuse_what_is_only_rays(schema: pa.Schema) -> None:
             raise DataError(
                 f"The column {field.name!r} of a Ray dataset {_ONLY_IN_RAY[name]}, or drop it with drop_columns()."
             )
-
-
-def _as_stream(table: pa.Table) -> pa.Buffer:
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-class _Request:
-    """One connection to a feed, and what comes over it."""
-
-    def __init__(self, name: str, address: str, kind: bytes) -> None:
-        self._name = name
-        self._connection = _connected(name, address)
-        self._connection.sendall(kind)
-
-    def tables(self) -> Iterator[pa.Table]:
-        """What the feed sends until its end, in Arrow's plain types. Raises :class:`DataError`."""
-        from powertrain.data.sources.plain import plain_table
-
-        while True:
-            kind, content = self._frame()
-            if kind == END:
-                return
-            if kind == FAILED:
-                raise DataError(f"The Ray dataset {self._name!r} cannot be read. {bytes(content).decode()}")
-            yield plain_table(_opened(content))
-
-    def hang_up(self) -> None:
-        """Wake whoever waits for the feed, and let the feed know. May be called again, and by any thread."""
-        try:
-            self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other side was first
-        self._connection.close()
-
-    def _frame(self) -> tuple[bytes, memoryview]:
-        kind, size = _HEAD.unpack(self._exactly(_HEAD.size))
-        return kind, self._exactly(size)
-
-    def _exactly(self, size: int) -> memoryview:
-        content = memoryview(bytearray(size))
-        at = 0
-        while at < size:
-            try:
-                received = self._connection.recv_into(content[at:])
-            except OSError:
-                received = 0  # hung up here or there, which is the same to whoever waits
-            if received == 0:
-                raise DataError(
-                    f"The process that reads the Ray dataset {self._name!r} for this rank has ended in mid-epoch. Its "
-                    "node is lost, or Ray has ended it; the log of its actor tells. The run's next attempt begins the "
-                    "epoch again."
-                )
-            at += received
-        return content
-
-
-def _opened(content: memoryview) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.ipc.open_stream(pa.py_buffer(content)).read_all()
-
-
-def _connected(name: str, address: str) -> socket.socket:
-    """A connection to the feed at ``address``. Raises :class:`DataError` where none comes about."""
-    deadline = time.monotonic() + _CONNECT_WITHIN
-    while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(address)
-            return connection
-        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
-            connection.close()
-            if time.monotonic() > deadline:
-                raise DataError(
-                    f"Nobody gives the rows of the Ray dataset {name!r}: no process listens at {address} "
-                    f"({error.strerror}). The actor that holds this rank's slot has ended; its log tells why."
-                ) from error
-        time.sleep(0.05)
-
-
-# --------------------------------------------------------------------------- batches
-
-
-def cut_rows(
-    pieces: Iterable[Rows],
-    size: int,
-    *,
-    keeps_rest: bool = True,
-    window: int = 0,
-    random: np.random.Generator | None = None,
-) -> Iterator[Rows]:
-    """The same rows in batches of ``size``, then one of the rest if ``keeps_rest``.
-
-    With ``random`` each batch is drawn from at least ``window`` rows more than it has, as long as there are as many.
-    """
-    held: list[Rows] = []
-    # Half a window more is awaited before rows are drawn again, so that each is moved a few times only.
-    enough = size + window + window // 2
-    for piece in pieces:
-        held.append(piece)
-        count = sum(map(len, held))
-        if count >= enough:
-            batches = (count - window) // size
-            whole = _mixed(held, random)
-            yield from (whole.between(at * size, (at + 1) * size) for at in range(batches))
-            held = [whole.between(batches * size, count)]
-    count = sum(map(len, held))
-    if count:
-        whole = _mixed(held, random)
-        ends = range(size, count + 1, size) if count >= size else range(0)
-        yield from (whole.between(end - size, end) for end in ends)
-        if count % size and keeps_rest:
-            yield whole.between(count - count % size, count)
-
-
-def _mixed(held: list[Rows], random: np.random.Generator | None) -> Rows:
-    from powertrain.data.rows.gather import concat_rows, take_rows
-
-    whole = concat_rows(held) if len(held) > 1 else held[0]
-    return whole if random is None else take_rows(whole, random.permutation(len(whole)))
-
-
-def _numbered(tables: Iterable[pa.Table]) -> Iterator[Rows]:
-    """Rows, numbered as they come: errors name them so."""
-    import numpy as np
-
-    from powertrain.data.rows.formats import from_arrow
-
-    first = 0
-    for table in tables:
-        if table.num_rows:
-            yield from_arrow(table, np.arange(first, first + table.num_rows))
-            first += table.num_rows
-
-
-@dataclass(frozen=True)
-class _Cut(Generic[T]):
-    """How an epoch is cut into batches, and what becomes of each."""
-
-    #: Rows of this rank's batches.
-    rows: int
-    keeps_rest: bool
-    convert: Callable[[Rows], T]
-    #: Batches that are made before they are asked for; 0 makes each when it is asked for.
-    prefetch: int
-    #: Rows beyond a batch that it is drawn from; None where rows stay in Ray's order.
-    window: int | None = None
-    seed: int | None = None
-
-    def batches(self, tables: Iterable[pa.Table], epoch: int) -> Iterator[Rows]:
-        import numpy as np
-
-        random = None
-        if self.window is not None:
-            random = np.random.default_rng(None if self.seed is None else [self.seed, epoch])
-        window = self.window or 0
-        return cut_rows(
-            _numbered(tables), self.rows, keeps_rest=self.keeps_rest, window=window, random=random
-        )
-
-
-# --------------------------------------------------------------------------- the shard
 
 
 class StreamedShard(TensorflowBatches):
@@ -366,9 +168,9 @@ class StreamedShard(TensorflowBatches):
         tables = list(self.iter_batches(batch_format="pyarrow"))
         return from_arrow(tables or self.schema().empty_table())
 
-    def _cut(self, convert: Callable[[Rows], T], rows: int, keeps_rest: bool, prefetch: int) -> _Cut[T]:
+    def _cut(self, convert: Callable[[Rows], T], rows: int, keeps_rest: bool, prefetch: int) -> Cut[T]:
         ahead = min(whole("prefetch_batches", prefetch, 0), LARGEST_BATCH)
-        return _Cut(min(rows, LARGEST_BATCH), keeps_rest, convert, ahead)
+        return Cut(min(rows, LARGEST_BATCH), keeps_rest, convert, ahead)
 
     def _rows_of_batch(self, batch_size: int | None, global_batch_size: int | None) -> int:
         if global_batch_size is None:
@@ -427,7 +229,7 @@ class StreamedShard(TensorflowBatches):
                 f"The columns of the Ray dataset {self.name!r} cannot be asked for while an epoch waits for its first "
                 "rows. Call schema() before the loop, or after its first batch."
             )
-        request = _Request(self.name, self._address, SCHEMA)
+        request = Request(self.name, self._address, SCHEMA)
         try:
             self._schema = next(request.tables()).schema
         finally:
@@ -497,7 +299,7 @@ class StreamedShard(TensorflowBatches):
         live = self._live() if self._live is not None else None
         return live if live is not None and not live.over else None
 
-    def _begin(self, cut: _Cut[T], hand_out: Callable[[T], Any]) -> StreamedEpoch[T]:
+    def _begin(self, cut: Cut[T], hand_out: Callable[[T], Any]) -> StreamedEpoch[T]:
         live = self._live_epoch()
         if live is not None:
             live.give_up(
@@ -506,7 +308,7 @@ class StreamedShard(TensorflowBatches):
             )
         epoch = self._following()
         before = self._next  # None as long as a saved position may still be asked for
-        request = _Request(self.name, self._address, EPOCH)
+        request = Request(self.name, self._address, EPOCH)
         self.early_ends.begin(epoch)
         self._next, self._given = epoch + 1, 0
         begun = StreamedEpoch(self, request, epoch, cut, hand_out)
@@ -534,7 +336,7 @@ def _keeps_rest(drop_last: bool, tail: str | None) -> bool:
     return not drop_last and tail != "drop"
 
 
-def _shuffled(cut: _Cut[T], window: int | None, local_seed: int | None, seed: int | None) -> _Cut[T]:
+def _shuffled(cut: Cut[T], window: int | None, local_seed: int | None, seed: int | None) -> Cut[T]:
     if seed is not None or (local_seed is not None and window is None):
         raise DataError(
             "Ray decides the order of a dataset that is streamed, so a seed has no part in it. Call "
@@ -561,7 +363,7 @@ class StreamedBatches(Generic[T]):
     def __init__(
         self,
         shard: StreamedShard,
-        cut: _Cut[T],
+        cut: Cut[T],
         hand_out: Callable[[T], Any] = lambda batch: batch,
     ) -> None:
         self._shard, self._cut, self._hand_out = shard, cut, hand_out
@@ -586,9 +388,9 @@ class StreamedEpoch(Generic[T]):
     def __init__(
         self,
         shard: StreamedShard,
-        request: _Request,
+        request: Request,
         epoch: int,
-        cut: _Cut[T],
+        cut: Cut[T],
         hand_out: Callable[[T], Any],
     ) -> None:
         self._shard, self._request, self._hand_out = shard, request, hand_out
@@ -699,7 +501,7 @@ class _Made(Generic[T]):
     seconds: float
 
 
-def _made(drawn: _Drawn, cut: _Cut[T]) -> _Made[T]:
+def _made(drawn: _Drawn, cut: Cut[T]) -> _Made[T]:
     began = time.perf_counter()
     batch = cut.convert(drawn.rows)
     return _Made(batch, len(drawn.rows), drawn.seconds + time.perf_counter() - began)

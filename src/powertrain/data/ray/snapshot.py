@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from powertrain.data.ray.tasks import connected_ray
 from powertrain.data.ray.errors import what_ray_says
+from powertrain.data.ray.tasks import connected_ray
 from powertrain.errors import DataError
 from powertrain.storage.addresses import without_secrets
 
@@ -168,8 +168,8 @@ def _table(stretches: list[tuple[int, int] | None], blocks: tuple[Any, ...]) -> 
     import pyarrow as pa
     from ray.data.block import BlockAccessor
 
-    from powertrain.data.sources.plain import plain_table
     from powertrain.data.ray.shard import refuse_what_is_only_rays
+    from powertrain.data.sources.plain import plain_table
 
     tables = []
     for stretch, block in zip(stretches, blocks, strict=True):

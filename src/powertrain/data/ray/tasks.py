@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from powertrain import functions
+from powertrain.data.operations.operation import Apply, Operation
+from powertrain.data.output.tables import batch_rows, table_of
 from powertrain.data.plan.plan import Inspected, Plan
 from powertrain.data.plan.prepared import Prepared, prepare_alone
-from powertrain.data.operations.stages import Apply, Operation
-from powertrain.data.output.tables import batch_rows, table_of
 from powertrain.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -5,40 +5,35 @@ What each type of column becomes is the table at the head of :mod:`powertrain.da
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from powertrain.data.arguments import keyword_arguments, shown
-from powertrain.data.operations.calls import call_collate
-from powertrain.data.rows import (
+from powertrain.data.plan.order import Ints
+from powertrain.data.rows.arrow_types import (
     ArrowArray,
     Named,
     NumpyArray,
-    arrow_of,
-    as_numpy,
     is_list,
-    numpy_of,
     object_array,
-    row_values,
     rows_are_lists,
-    tensor_of,
-    values_of,
     view,
 )
 from powertrain.data.rows.nesting import check_nesting
-from powertrain.data.plan.order import Ints
+from powertrain.data.rows.pixels_of import as_numpy
 from powertrain.data.rows.rows import Column, Rows
+from powertrain.data.rows.to_arrow import arrow_of
+from powertrain.data.rows.to_python import numpy_of, row_values, values_of
+from powertrain.data.rows.to_tensors import tensor_of
 from powertrain.data.sources.base import ARRAYS
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-
-# --------------------------------------------------------------------------- from rows
 
 
 def to_numpy(rows: Rows) -> dict[str, NumpyArray]:
@@ -148,23 +143,6 @@ def _torch_dtype(given: Any, argument: str) -> torch.dtype:
     return found
 
 
-def collate(rows: Rows, collate_fn: Callable[[Any], Any]) -> Any:
-    """What the user's ``collate_fn`` makes of a batch in the form that its class asks for: see
-    :mod:`powertrain.data.collate_fn`. A plain function gets a dict of numpy arrays."""
-    from powertrain.data import collate_fn as classes
-
-    if isinstance(collate_fn, classes.RowsCollateFn):
-        return collate_fn.collate_rows(rows)
-    if isinstance(collate_fn, classes.ArrowBatchCollateFn):
-        return call_collate(collate_fn, to_arrow(rows))
-    if isinstance(collate_fn, classes.PandasBatchCollateFn):
-        return call_collate(collate_fn, to_pandas(rows))
-    return call_collate(collate_fn, to_numpy(rows))
-
-
-# --------------------------------------------------------------------------- to rows
-
-
 def from_numpy(batch: Mapping[str, Any], numbers: Ints) -> Rows:
     """Rows of a dict of columns: arrays, tensors, Arrow arrays, Series, or lists of one value per row."""
     return _checked({name: _column(values, name) for name, values in batch.items()}, numbers)
@@ -253,9 +231,6 @@ def _from_series(series: pd.Series[Any]) -> _Made:
             # Arrays of several dimensions, or objects.
             return _of_values(series.tolist())._replace(python_floats=False)
     return _Made(_from_arrow(pa.Array.from_pandas(series)))
-
-
-# --------------------------------------------------------------------------- one column from what a function returned
 
 
 def _column(values: Any, name: str) -> _Made:

@@ -14,27 +14,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from powertrain.data.rows import (
+from powertrain.data.plan.order import Ints
+from powertrain.data.rows.arrow_types import (
     LONGEST_LIST_COLUMN,
     ArrowArray,
     ArrowType,
     NumpyArray,
     arrow_ints,
-    arrow_of,
     is_marked,
     is_text,
     leaf_type,
     list_offsets,
-    nested_lists,
     object_array,
     plain,
     rows_are_lists,
-    values_of,
     view,
     writable,
 )
-from powertrain.data.plan.order import Ints
 from powertrain.data.rows.rows import Column, Rows
+from powertrain.data.rows.to_arrow import arrow_of, nested_lists
+from powertrain.data.rows.to_python import values_of
 from powertrain.data.sources.base import PYTHON_FLOATS
 from powertrain.errors import DataError
 

@@ -82,10 +82,10 @@ class TorchConversion:
 
     def make(self, rows: Rows) -> Any:
         """The batch, on its way to the device. Any thread."""
-        from powertrain.data.rows import formats
+        from powertrain.data.rows import collate, formats
 
         if self._collate is not None:
-            batch = formats.collate(rows, self._collate)
+            batch = collate.collate(rows, self._collate)
         else:
             batch = formats.to_torch(rows, self._dtypes)
         if self._feed is not None:

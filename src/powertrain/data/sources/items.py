@@ -134,7 +134,7 @@ def _as_numpy(value: Any) -> Any:
     if value is None:
         return None
     if _is_image(value):
-        from powertrain.data.operations.images import pixels_of
+        from powertrain.data.rows.pixels_of import pixels_of
 
         return pixels_of(value)
     if _is_tensor(value):

@@ -1,1 +1,1 @@
-"""."""
+"""Rules: recorded steps and samples to findings. Pure."""

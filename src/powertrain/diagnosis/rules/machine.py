@@ -14,8 +14,8 @@ from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.tables.samples import Samples, by_host
 from powertrain.diagnosis.tables.steps import Steps
 from powertrain.run.health.hang_report import rank_names
-from powertrain.trace.recording import phases
 from powertrain.trace.machine.samples import HARDWARE, POWER, THERMAL, THROTTLE_WORDS
+from powertrain.trace.recording import phases
 
 #: Fewer looks say nothing.
 LEAST_LOOKS = 10

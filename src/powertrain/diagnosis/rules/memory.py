@@ -14,9 +14,9 @@ import numpy as np
 
 from powertrain.diagnosis import words
 from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.rules.trend import LEAST_VALUES, Trend, steady_growth
 from powertrain.diagnosis.tables.samples import Samples, by_host
 from powertrain.diagnosis.tables.steps import Floats, Steps
-from powertrain.diagnosis.rules.trend import LEAST_VALUES, Trend, steady_growth
 from powertrain.run.health.hang_report import rank_names
 
 #: From here on memory is short: the part of the machine or device in use.

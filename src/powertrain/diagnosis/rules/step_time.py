@@ -1,7 +1,8 @@
 """What all ranks of a run spend too much of a step on, how it started, and what comes back every so many steps. Pure.
 
 What every rank spends in a phase is the run's matter and judged here. What one rank spends beyond the others is that
-rank's and judged in :mod:`powertrain.diagnosis.rules.stragglers`, so that neither reports the other's cause a second time.
+rank's and judged in :mod:`powertrain.diagnosis.rules.stragglers`, so that neither reports the other's cause a second
+time.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from powertrain.diagnosis.rules import spikes
-from powertrain.diagnosis.tables import statistics
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.tables.settled import DOING, LEAST_STEPS, WINDOW, Settled, settled
+from powertrain.diagnosis.rules import spikes
 from powertrain.diagnosis.rules.spikes import Rows
+from powertrain.diagnosis.tables import statistics
+from powertrain.diagnosis.tables.settled import DOING, LEAST_STEPS, WINDOW, Settled, settled
 from powertrain.diagnosis.tables.steps import Floats, Steps
 from powertrain.diagnosis.words import seconds, share
 from powertrain.trace.recording import phases

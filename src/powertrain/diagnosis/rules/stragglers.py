@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from powertrain.diagnosis.tables import statistics
 from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.tables import statistics
 from powertrain.diagnosis.tables.settled import DOING, WAITS, Settled, settled
 from powertrain.diagnosis.tables.steps import Floats, Steps
 from powertrain.diagnosis.words import seconds, share

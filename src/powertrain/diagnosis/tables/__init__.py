@@ -1,1 +1,1 @@
-"""."""
+"""Recorded steps and samples as tables that rules read."""

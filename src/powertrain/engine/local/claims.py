@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from powertrain.engine.local import locks
-from powertrain.engine.resources import Holding
 from powertrain.engine.local.waiting_line import Wish
+from powertrain.engine.resources import Holding
 from powertrain.storage.files.private_roots import make_private, unusable
 
 _DIRECTORY = "claims"

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from powertrain.engine.local import claims, waiting_line
 from powertrain.engine.base import SlotShape
-from powertrain.engine.local.directory_watch import DirectoryWatch
 from powertrain.engine.forking import ServiceThread, working
-from powertrain.engine.resources import Holding, Machine, counted
+from powertrain.engine.local import claims, waiting_line
+from powertrain.engine.local.directory_watch import DirectoryWatch
 from powertrain.engine.local.waiting_line import Wish
+from powertrain.engine.resources import Holding, Machine, counted
 from powertrain.errors import EngineError
 from powertrain.storage.files.private_roots import unusable
 

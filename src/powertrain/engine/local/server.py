@@ -174,7 +174,11 @@ def _make_first_calls(torch: Any) -> None:
 
 def import_for_workers(torch_too: bool) -> bool:
     """Import the modules that every worker needs; return whether torch is among them."""
-    for name in ("powertrain.worker.main", "powertrain.trace.recording.patches", "powertrain.trace.machine.samplers"):
+    for name in (
+        "powertrain.worker.main",
+        "powertrain.trace.recording.patches",
+        "powertrain.trace.machine.samplers",
+    ):
         importlib.import_module(name)
     if not torch_too:
         return False
@@ -190,7 +194,7 @@ def import_for_workers(torch_too: bool) -> bool:
     ):
         importlib.import_module(name)
     importlib.import_module("powertrain.torch.backend")
-    importlib.import_module("powertrain.torch.data_loader")
+    importlib.import_module("powertrain.torch.data_loader.prepare")
     importlib.import_module("powertrain.torch.prepare")
     return True
 

@@ -73,7 +73,8 @@ class AgentActor:
 
     def __init__(self, spec: bytes) -> None:
         """``spec`` is an encoded :class:`NodeSpec`."""
-        from powertrain.engine.ray.node.agent import NodeAgent, NodeSpec  # not for those that only hold resources
+        from powertrain.engine.ray.node.agent import NodeAgent
+        from powertrain.engine.ray.node.spec import NodeSpec  # not for those that only hold resources
 
         working_dir, is_of_job = self._working_dir()
         os.chdir("/")  # its directory may be one that goes with the job

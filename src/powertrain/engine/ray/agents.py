@@ -1,7 +1,7 @@
 """The nodes on which a run has slots: the agent of each, what it brings there, and when a node is given up.
 
-An agent (:mod:`powertrain.engine.ray.node.agent`) is an actor, so that Ray ends it with its node. What is said to it and by it
-goes over the run's own wire.
+An agent (:mod:`powertrain.engine.ray.node.agent`) is an actor, so that Ray ends it with its node. What is said to it
+and by it goes over the run's own wire.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from powertrain import wire
-from powertrain.engine.ray.node import agent as node
 from powertrain.engine.ray import client
 from powertrain.engine.ray.actors import AgentActor
 from powertrain.engine.ray.client import RayThread
+from powertrain.engine.ray.node import agent as node
+from powertrain.engine.ray.node import files
+from powertrain.engine.ray.node import storage as node_storage
+from powertrain.engine.ray.node.spec import NodeSpec
 from powertrain.engine.ray.options import RayOptions
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.version import __version__
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_node import NodeReady
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Door, Received
+from powertrain.wire.to_node import EndNode
 
 _logger = logging.getLogger("powertrain")
 #: Seconds of silence after which a node is given up: by then it has ended what it had started for the run.
@@ -79,7 +86,7 @@ class AgentSinks:
     """Who is told of agents. ``said`` is called on the wire's thread, ``ready`` on the one that talks to Ray, the
     others there or on the one that watches."""
 
-    said: Callable[[wire.FromWorker], None]
+    said: Callable[[FromWorker], None]
     #: Processes can be started on one more node.
     ready: Callable[[], None]
     #: This node is given up, for this reason; nothing that comes from it counts any more.
@@ -104,8 +111,8 @@ class Agents:
         """``changed`` guards what is known of agents, and is told when one has ended or is lost."""
         self._ray, self._changed, self._options, self._storage = asking, changed, options, storage
         self._sinks = sinks
-        self._token = node.write_token(options.runtime_dir)
-        self._hub: wire.Hub | None = None
+        self._token = files.write_token(options.runtime_dir)
+        self._hub: Hub | None = None
         self._own_hub = False
         self._agents: dict[str, Agent] = {}
         #: When nodes were given up; those that were refused are so for ever. Guarded.
@@ -114,10 +121,10 @@ class Agents:
         self._proof = ""
         self._parcels: dict[str, Any] | None = None
 
-    def connect(self, hub: wire.Hub | None, address: str) -> None:
+    def connect(self, hub: Hub | None, address: str) -> None:
         """Talk over this wire, or over one of its own that listens on ``address``. Before any agent starts."""
         self._own_hub = hub is None
-        self._hub = wire.Hub(address, lambda _: None) if hub is None else hub
+        self._hub = Hub(address, lambda _: None) if hub is None else hub
 
     # -- asking about them
 
@@ -145,7 +152,7 @@ class Agents:
         with self._changed:
             return [id for id, when in self._lost_at.items() if when == float("inf")]
 
-    def send(self, to: Agent, message: wire.FromController) -> None:
+    def send(self, to: Agent, message: FromController) -> None:
         """Any thread."""
         assert self._hub is not None
         if not to.lost:
@@ -185,9 +192,9 @@ class Agents:
             self._agents[id] = started
         self._ray.then(actor.run.remote(), partial(self._ended, started))
 
-    def _spec(self, door: wire.Door, id: str, address: str) -> node.NodeSpec:
+    def _spec(self, door: Door, id: str, address: str) -> NodeSpec:
         options = self._options
-        return node.NodeSpec(
+        return NodeSpec(
             door=door,
             version=__version__,
             token=self._token,
@@ -208,20 +215,20 @@ class Agents:
             return b""
         if not self._proof:
             proof = secrets.token_hex(8)
-            self._storage.within(_PROVEN_WITHIN).put(node.proof_key(proof), proof.encode())
+            self._storage.within(_PROVEN_WITHIN).put(node_storage.proof_key(proof), proof.encode())
             self._proof = proof
         return pickle.dumps(self._storage)
 
     # -- what they say
 
-    def _received(self, id: str, received: wire.Received) -> None:
+    def _received(self, id: str, received: Received) -> None:
         """On the wire's thread."""
         found = self._agents.get(id)
         if found is None or found.lost or found.key != received.sender:
             return
         found.heard = time.monotonic()
         for message in received.envelope.messages:
-            if isinstance(message, wire.NodeReady):
+            if isinstance(message, NodeReady):
                 found.greeted = True
                 self._ray.soon(partial(self._greeted, found, message))
             else:
@@ -229,7 +236,7 @@ class Agents:
         assert self._hub is not None
         self._hub.acknowledge(received)
 
-    def _greeted(self, found: Agent, message: wire.NodeReady) -> None:
+    def _greeted(self, found: Agent, message: NodeReady) -> None:
         if message.wants_files and not message.problem:
             self._ray.then(found.actor.bring.remote(self._shipped()), partial(self._brought, found))
             return
@@ -244,10 +251,10 @@ class Agents:
         """References to what a node gets that does not share the driver's files."""
         if self._parcels is None:
             copied = [path for path in self._options.copied if os.path.isdir(path)]
-            self._parcels = {path: ray.put(node.pack(path)) for path in copied}
+            self._parcels = {path: ray.put(files.pack(path)) for path in copied}
             for place, path in self._options.modules.items():
                 if path and "working_dir" not in self._options.runtime_env:
-                    self._parcels[place] = ray.put(node.pack_modules(path))
+                    self._parcels[place] = ray.put(files.pack_modules(path))
         return self._parcels
 
     def _brought(self, found: Agent, _: None, error: BaseException | None) -> None:
@@ -261,7 +268,7 @@ class Agents:
             return ""
         place = without_secrets(self._storage.uri)
         try:
-            self._storage.within(_PROVEN_WITHIN).get(node.proof_key(f"{self._proof}-{found.node}"))
+            self._storage.within(_PROVEN_WITHIN).get(node_storage.proof_key(f"{self._proof}-{found.node}"))
         except FileNotFoundError:
             return f"the driver does not see what it has just written to the storage {place}"
         except OSError as error:
@@ -336,7 +343,7 @@ class Agents:
                 found for found in self._agents.values() if found.greeted and not (found.lost or found.over)
             ]
         for found in open_to_us:
-            self.send(found, wire.EndNode())
+            self.send(found, EndNode())
         with self._changed:
             self._changed.wait_for(
                 lambda: all(found.over or found.lost for found in open_to_us), timeout=_END_WITHIN

@@ -20,7 +20,7 @@ import ray
 from ray._private import auto_init_hook
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from powertrain.config import did_you_mean
+from powertrain.config.checks import did_you_mean
 from powertrain.engine.ray import capacity
 from powertrain.errors import ConfigError, EngineError
 

@@ -20,8 +20,6 @@ from typing import Any
 
 import ray
 
-from powertrain import wire
-from powertrain.engine.ray import capacity, client
 from powertrain.engine.base import (
     Capacity,
     Claim,
@@ -38,16 +36,22 @@ from powertrain.engine.base import (
     Started,
 )
 from powertrain.engine.output import append
+from powertrain.engine.ray import capacity, client
 from powertrain.engine.ray.actors import own_address
 from powertrain.engine.ray.agents import Agent, Agents, AgentSinks
 from powertrain.engine.ray.autoscaler import autoscales
+from powertrain.engine.ray.claims import RayClaim, numbers
 from powertrain.engine.ray.client import RayThread
 from powertrain.engine.ray.options import RayOptions
-from powertrain.engine.ray.placing import Placing, RayClaim, numbers
+from powertrain.engine.ray.placing import Placing
 from powertrain.engine.ray.streams import FedProcess, Streams
 from powertrain.errors import EngineError, ResourceError
 from powertrain.storage import Storage
 from powertrain.storage.files.descriptors import open_log
+from powertrain.wire.envelope import FromWorker
+from powertrain.wire.from_node import ProcessEnded, ProcessOutput, ProcessSeen, ProcessStarted
+from powertrain.wire.hub import Hub
+from powertrain.wire.to_node import LookAt, SignalProcess, StartProcess
 
 _logger = logging.getLogger("powertrain")
 #: Seconds for a look at a process of another node.
@@ -77,7 +81,7 @@ class RayEngine:
         """``storage`` is the run's: every node must prove that it sees the same."""
         self._events: EventSink = lambda _: None
         self._deliver: OutputSink = lambda _slot, _data: None
-        self._hub: wire.Hub | None = None
+        self._hub: Hub | None = None
         #: Guards all that follows. Told when a process or node ends, and when a look is answered.
         self._changed = threading.Condition()
         self._ray = RayThread(self._look_at_cluster, self._watch_nodes, self._refuse, self._cluster_left)
@@ -96,7 +100,7 @@ class RayEngine:
         self._attendants: dict[str, Agent] = {}
         #: Slots that are given back when their processes have ended.
         self._leaving: set[str] = set()
-        self._looks: dict[int, wire.ProcessSeen | None] = {}
+        self._looks: dict[int, ProcessSeen | None] = {}
         self._watched: SlotShape | None = None
         self._wanted = 0
         self._told_capacity = -1
@@ -110,7 +114,7 @@ class RayEngine:
 
     # ------------------------------------------------------------------ the protocol
 
-    def connect(self, hub: wire.Hub) -> None:
+    def connect(self, hub: Hub) -> None:
         self._hub = hub
 
     def start(self, events: EventSink, output: OutputSink) -> None:
@@ -173,7 +177,7 @@ class RayEngine:
         id, process = self._process_on(slot)
         if process is None or (number == signal.SIGKILL and self._end_unstarted(id)):
             return
-        self._agents.send(process.agent, wire.SignalProcess(id=id, number=int(number)))
+        self._agents.send(process.agent, SignalProcess(id=id, number=int(number)))
 
     def _end_unstarted(self, id: str) -> bool:
         """End a process that waits for its feeds, and that its node has not heard of; False where it has."""
@@ -182,7 +186,7 @@ class RayEngine:
             if process is None or not process.waits:
                 return False
             self._streams.drop(id)
-        self._process_ended(wire.ProcessEnded(id=id, pid=0, code=-int(signal.SIGKILL)))
+        self._process_ended(ProcessEnded(id=id, pid=0, code=-int(signal.SIGKILL)))
         return True
 
     def _process_on(self, slot: Slot) -> tuple[str, _Process | None]:
@@ -197,7 +201,7 @@ class RayEngine:
         ask = next(numbers)
         with self._changed:
             self._looks[ask] = None
-        self._agents.send(process.agent, wire.LookAt(ask=ask, id=id, stacks=stacks))
+        self._agents.send(process.agent, LookAt(ask=ask, id=id, stacks=stacks))
         with self._changed:
             self._changed.wait_for(
                 lambda: self._looks[ask] is not None or process.agent.lost or self._closed,
@@ -282,7 +286,7 @@ class RayEngine:
         except Exception as error:  # of Ray's: whatever its datasets are made of
             problem = f"Ray cannot begin to give the rows of its datasets: {type(error).__name__}: {error}"
             for one in ranks:
-                self._process_ended(wire.ProcessEnded(id=one.id, pid=0, code=1, error=problem))
+                self._process_ended(ProcessEnded(id=one.id, pid=0, code=1, error=problem))
             return
         for one, feeds in zip(ranks, begun, strict=True):
             with self._changed:
@@ -308,7 +312,7 @@ class RayEngine:
         if error is None:
             self._agents.send(process.agent, _start_message(one.id, one.spec))
         else:
-            self._process_ended(wire.ProcessEnded(id=one.id, pid=0, code=1, error=str(error)))
+            self._process_ended(ProcessEnded(id=one.id, pid=0, code=1, error=str(error)))
 
     # ------------------------------------------------------------------ giving back and losing
 
@@ -332,7 +336,7 @@ class RayEngine:
                 _close_log(process)
             self._changed.notify_all()
         if process is not None:
-            self._agents.send(process.agent, wire.SignalProcess(id=id, number=int(signal.SIGKILL)))
+            self._agents.send(process.agent, SignalProcess(id=id, number=int(signal.SIGKILL)))
         if holder is not None or process is not None:
             self._events(SlotLost(slot, reason))
         if holder is not None:
@@ -350,21 +354,21 @@ class RayEngine:
 
     # ------------------------------------------------------------------ what agents say of processes
 
-    def _said(self, message: wire.FromWorker) -> None:
+    def _said(self, message: FromWorker) -> None:
         """On the wire's thread."""
-        if isinstance(message, wire.ProcessOutput):
+        if isinstance(message, ProcessOutput):
             self._printed(message)
-        elif isinstance(message, wire.ProcessStarted):
+        elif isinstance(message, ProcessStarted):
             self._process_started(message)
-        elif isinstance(message, wire.ProcessEnded):
+        elif isinstance(message, ProcessEnded):
             self._process_ended(message)
-        elif isinstance(message, wire.ProcessSeen):
+        elif isinstance(message, ProcessSeen):
             with self._changed:
                 if message.ask in self._looks:
                     self._looks[message.ask] = message
                 self._changed.notify_all()
 
-    def _printed(self, message: wire.ProcessOutput) -> None:
+    def _printed(self, message: ProcessOutput) -> None:
         with self._changed:
             process = self._processes.get(message.id)
             if process is None:
@@ -373,13 +377,13 @@ class RayEngine:
                 append(process.log, message.data)
         self._deliver(process.slot, message.data)
 
-    def _process_started(self, message: wire.ProcessStarted) -> None:
+    def _process_started(self, message: ProcessStarted) -> None:
         process = self._processes.get(message.id)
         if process is not None:
             process.pid = message.pid
             self._events(Started(process.slot, message.pid, message.waited, message.imports))
 
-    def _process_ended(self, message: wire.ProcessEnded) -> None:
+    def _process_ended(self, message: ProcessEnded) -> None:
         with self._changed:
             process = self._processes.pop(message.id, None)
             if process is None:
@@ -469,8 +473,8 @@ class RayEngine:
                 self._events(Drain(slot, deadline, "Ray is draining its node"))
 
 
-def _start_message(id: str, spec: ProcessSpec) -> wire.StartProcess:
-    return wire.StartProcess(
+def _start_message(id: str, spec: ProcessSpec) -> StartProcess:
+    return StartProcess(
         id=id,
         entry=spec.entry,
         payload=spec.payload,

@@ -13,16 +13,8 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from powertrain.data.ray.shard import (
-    END,
-    EPOCH,
-    FAILED,
-    SCHEMA,
-    refuse_what_is_only_rays,
-    send_frame,
-    send_schema,
-    send_table,
-)
+from powertrain.data.ray.protocol import END, EPOCH, FAILED, SCHEMA, send_frame, send_schema, send_table
+from powertrain.data.ray.shard import refuse_what_is_only_rays
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:

@@ -13,22 +13,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import ray
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-)
+from ray.util.placement_group import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from powertrain.engine.ray import capacity, client
 from powertrain.engine.base import EventSink, Granted, Refused, Slot, SlotShape, Waiting
+from powertrain.engine.ray import capacity, client
 from powertrain.engine.ray.actors import SlotActor, Whereabouts
 from powertrain.engine.ray.agents import Agents
+from powertrain.engine.ray.claims import NODE_LABEL, Group, Holder, RayClaim, numbers
 from powertrain.engine.ray.client import RayThread
 from powertrain.engine.ray.options import RayOptions
 
@@ -37,56 +33,6 @@ _STARTS_WITHIN = 5.0
 #: How many workers a run asks room for ahead of time: each is looked after once a second. And for how many seconds it
 #: keeps such room without using it, and then asks for none.
 _MOST_WISHES, _WISH_KEPT = 32, 300.0
-#: A label that Ray gives every node.
-_NODE_LABEL = "ray.io/node-id"
-#: For claims and slots of all engines of this process.
-numbers = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class RayClaim:
-    id: str
-    count: int
-    shape: SlotShape
-    asked: float
-
-
-@dataclass(eq=False)
-class Group:
-    """A placement group, and its bundles that no slot uses: Ray places those of a lost node anew by itself."""
-
-    group: PlacementGroup
-    #: The claim that it was made for, "" for a wish; and what each bundle has.
-    claim: str
-    shape: SlotShape
-    used: set[int] = field(default_factory=set)
-    vacant: list[int] = field(default_factory=list)
-    #: Of a wish: when it got room, and on which node that is as of the last look.
-    granted: float = 0.0
-    node: str = ""
-
-    @property
-    def is_wish(self) -> bool:
-        return not self.claim
-
-
-@dataclass(eq=False)
-class Holder:
-    """What holds the resources of one slot: a bundle of a group, an actor, or an actor in a bundle."""
-
-    claim: str
-    shape: SlotShape
-    #: Which worker of the claim it is for, and which bundle of the group.
-    number: int
-    index: int
-    #: None where the bundle is enough.
-    actor: Any
-    group: Group | None
-    tries: int = 1
-    where: Whereabouts | None = None
-    slot: Slot | None = None
-    #: True once its slot is given back or lost.
-    gone: bool = False
 
 
 class Placing:
@@ -285,7 +231,7 @@ class Placing:
     def _selector(self, shape: SlotShape, number: int) -> dict[str, str]:
         """The labels that the node of this worker must have: no node that was refused is asked for again."""
         refused = self._agents.refused()
-        others = {_NODE_LABEL: f"!in({','.join(refused)})"} if refused else {}
+        others = {NODE_LABEL: f"!in({','.join(refused)})"} if refused else {}
         return {**others, **capacity.selector(shape, number)}
 
     # -- what the trainer asks for itself

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from powertrain.values.arguments import as_flag, as_whole, shorten
 from powertrain.errors import ConfigError
 from powertrain.frameworks.reporting import Postprocessing, as_names, check_filename, file_checkpoint
+from powertrain.values.arguments import as_flag, as_whole, shorten
 from powertrain.worker import context
 
 if TYPE_CHECKING:

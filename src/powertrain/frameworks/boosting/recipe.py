@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from typing import Any
 
-from powertrain.values.arguments import as_whole, shorten
-from powertrain.config import TRAIN_DATASET_KEY, RunConfig, as_config, replace
+from powertrain.config.checks import as_config, replace
+from powertrain.config.data import TRAIN_DATASET_KEY
+from powertrain.config.run import RunConfig
 from powertrain.errors import ConfigError
+from powertrain.values.arguments import as_whole, shorten
 
 _USUAL_ROUNDS = 10
 _MOST_ROUNDS = 2**31 - 1

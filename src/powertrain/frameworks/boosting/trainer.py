@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from powertrain.config import BackendConfig, as_config
+from powertrain.backend import BackendConfig
+from powertrain.config.checks import as_config
 from powertrain.frameworks.boosting.loop import TrainFromParams
 from powertrain.frameworks.boosting.recipe import about_unused, recipe, without_checkpoint_rules
 from powertrain.trainer import DataParallelTrainer

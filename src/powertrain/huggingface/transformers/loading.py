@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from powertrain.data.collate_fn import RowsCollateFn
+from powertrain.data.ray.shard import StreamedBatches, StreamedShard
 from powertrain.data.rows.formats import row_dicts
 from powertrain.data.rows.rows import Rows
 from powertrain.data.shard import Batches, DataShard
-from powertrain.data.ray.shard import StreamedBatches, StreamedShard
 
 _SHARDS = (DataShard, StreamedShard)
 _BATCHES = (Batches, StreamedBatches)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.huggingface.library import load
 from powertrain.huggingface.transformers.loading import ShardSource, is_of_run, loader_of
 from powertrain.huggingface.transformers.resume import resumed
-from powertrain.worker.context import current
+from powertrain.values.arguments import shorten
+from powertrain.worker.session import current
 
 
 def prepare_trainer(trainer: Any) -> Any:

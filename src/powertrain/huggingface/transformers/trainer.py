@@ -15,8 +15,12 @@ from powertrain.torch.trainer import TorchTrainer
 from powertrain.worker.context import get_dataset_shard
 
 if TYPE_CHECKING:
+    from powertrain.backend import BackendConfig
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.config import BackendConfig, DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from powertrain.config.data import DataConfig
+    from powertrain.config.run import RunConfig
+    from powertrain.config.scaling import ScalingConfig
+    from powertrain.config.validation import ValidationConfig
 
 #: Names of the datasets that ``trainer_init_per_worker`` is given.
 TRAIN, EVALUATION = "train", "evaluation"

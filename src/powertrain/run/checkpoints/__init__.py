@@ -1,1 +1,1 @@
-"""."""
+"""Checkpoints of a live run: reported, uploaded, committed, validated."""

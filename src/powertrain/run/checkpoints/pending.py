@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from powertrain.checkpoint.commit import Merged, merge
-from powertrain.wire import Carried, FilePart, Part, Validation
+from powertrain.wire.from_worker import Carried
+from powertrain.wire.values import FilePart, Part, Validation
 
 #: Under this name a manifest's extras keep what validation was asked for, so that a resumed run knows of it.
 VALIDATION_EXTRA = "validation"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, MutableMapping
 
-from powertrain import wire
-from powertrain.run.workers.attempt import Member
 from powertrain.run.checkpoints.tracker import Checkpoints, described
+from powertrain.run.workers.attempt import Member
+from powertrain.wire.envelope import FromController
+from powertrain.wire.from_controller import Reported
+from powertrain.wire.from_worker import AskCheckpoints
 
 
 class Asks:
@@ -17,15 +19,15 @@ class Asks:
         self,
         checkpoints: Checkpoints,
         deadlines: MutableMapping[str, float],
-        send: Callable[[Member, wire.FromController], None],
+        send: Callable[[Member, FromController], None],
         is_unvalidated: Callable[[int], bool],
     ) -> None:
         """``is_unvalidated`` tells whether a validation of a row up to the given one is still to come."""
         self._checkpoints, self._deadlines = checkpoints, deadlines
         self._send, self._is_unvalidated = send, is_unvalidated
-        self._waiting: list[tuple[Member, wire.AskCheckpoints, float]] = []
+        self._waiting: list[tuple[Member, AskCheckpoints, float]] = []
 
-    def ask(self, member: Member, ask: wire.AskCheckpoints) -> None:
+    def ask(self, member: Member, ask: AskCheckpoints) -> None:
         until = time.monotonic() + ask.timeout if ask.timeout >= 0 else float("inf")
         self._waiting.append((member, ask, until))
         self.answer()
@@ -41,12 +43,12 @@ class Asks:
                 described(m, self._checkpoints.value(m), self._checkpoints.status(m))
                 for m in self._checkpoints.kept
             ]
-            self._send(member, wire.Reported(ask=ask.ask, checkpoints=found))
+            self._send(member, Reported(ask=ask.ask, checkpoints=found))
         self._deadlines.pop("asks", None)
         if (first := min((until for *_, until in self._waiting), default=float("inf"))) != float("inf"):
             self._deadlines["asks"] = first
 
-    def _is_open(self, member: Member, ask: wire.AskCheckpoints) -> bool:
+    def _is_open(self, member: Member, ask: AskCheckpoints) -> bool:
         unsettled = any(pending.row <= ask.row for pending in self._checkpoints.pending)
         unclosed = member.attempt.rows.closed < ask.row
         return unsettled or unclosed or (ask.validated and self._is_unvalidated(ask.row))

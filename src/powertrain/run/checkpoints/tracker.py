@@ -14,24 +14,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from powertrain import wire
-from powertrain.checkpoint import commit, retention
+from powertrain.checkpoint import cleanup, commit, committed, contents, retention
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpointStatus
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.checkpoint.saver import give_back, remove_share
-from powertrain.config import CheckpointConfig
-from powertrain.text.errors import message_of
+from powertrain.config.checkpoint import CheckpointConfig
 from powertrain.errors import CheckpointError, FencedError
 from powertrain.run.checkpoints import pending as pd
-from powertrain.run.workers.attempt import Attempt, Member
-from powertrain.run.checkpoints.uploads import Carriers
 from powertrain.run.checkpoints.committer import Committer
 from powertrain.run.checkpoints.pending import Pending
+from powertrain.run.checkpoints.uploads import Carriers
+from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.rows import Row
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.full_disk import describe_write_error, full_place
+from powertrain.text.errors import message_of
+from powertrain.wire.from_controller import Carry, Drop, ReportedCheckpoint
+from powertrain.wire.from_worker import Carried, CarryTrouble
+from powertrain.wire.values import Part
 from powertrain.worker.data.shards import gaps_in, positions_in
 
 #: Seconds for which a deletion is tried.
@@ -66,17 +68,17 @@ class Checkpoints:
         self._carriers: Carriers | None = None
         #: The newest committed and verified one.
         self.newest = newest
-        self._kept = commit.committed(storage)
-        self._validations = commit.validations(storage)
+        self._kept = committed.committed(storage)
+        self._validations = committed.validations(storage)
         self._pending: dict[pd.Key, Pending] = {}
         #: Names under which something may still be on its way that nobody waits for: they are not used again.
-        self._spent: set[str] = set(commit.void_names(storage))
+        self._spent: set[str] = set(cleanup.void_names(storage))
         #: Who brought the shares of those on their way.
         self._members: dict[pd.Key, dict[int, Member]] = {}
         #: Rows whose checkpoint has been begun in this attempt or an earlier one.
         self._begun: set[pd.Key] = set()
         #: Shares that a rank had uploaded itself before the row was complete.
-        self._early: dict[pd.Key, list[wire.Carried]] = {}
+        self._early: dict[pd.Key, list[Carried]] = {}
         self._told_clash = self._told_empty = False
         #: True while the run is ending: what storage does not take now stays where it is, in ``left``.
         self.last_chance = False
@@ -103,7 +105,7 @@ class Checkpoints:
     @property
     def kept(self) -> list[Manifest]:
         """The committed ones that were not deleted, oldest first, with what validations found."""
-        return commit.with_validations(self._kept, self._validations)
+        return committed.with_validations(self._kept, self._validations)
 
     @property
     def pending(self) -> list[Pending]:
@@ -123,7 +125,7 @@ class Checkpoints:
         return gaps_in(self.newest.extras) if self.newest is not None else {}
 
     def value(self, manifest: Manifest) -> Checkpoint:
-        return commit.checkpoint_of(self._storage, manifest)
+        return committed.checkpoint_of(self._storage, manifest)
 
     @property
     def _local_place(self) -> str:
@@ -136,7 +138,7 @@ class Checkpoints:
 
     def given_names(self) -> list[str]:
         """Names of committed checkpoints that the user chose."""
-        return [m.name for m in self._kept if m.name != commit.name_of_row(m.row, self._tag)]
+        return [m.name for m in self._kept if m.name != contents.name_of_row(m.row, self._tag)]
 
     # -- on the way
 
@@ -211,7 +213,7 @@ class Checkpoints:
             pending.awaited.add(rank)
             self._carriers.carry(
                 members[rank],
-                wire.Carry(
+                Carry(
                     attempt=pending.attempt,
                     row=pending.row,
                     rank=rank,
@@ -222,7 +224,7 @@ class Checkpoints:
                 ),
             )
 
-    def _name_of(self, parts: dict[int, wire.Part], row: int) -> str:
+    def _name_of(self, parts: dict[int, Part], row: int) -> str:
         """The name that the lowest rank gave; the usual one where none did."""
         given = [part.checkpoint for _, part in sorted(parts.items()) if part.checkpoint]
         if len(set(given)) > 1:
@@ -230,7 +232,7 @@ class Checkpoints:
                 f"The ranks named the checkpoint of row {row} differently ({', '.join(sorted(set(given)))}); "
                 f"{given[0]!r} is taken."
             )
-        name = wanted = commit.final_name(row, given[0] if given else "", self._tag)
+        name = wanted = contents.final_name(row, given[0] if given else "", self._tag)
         number = 1
         while name in self._spent:
             name, number = f"{wanted}.{number}", number + 1
@@ -246,7 +248,7 @@ class Checkpoints:
         others = [p.name for p in self._pending.values() if p is not pending]
         return pending.name in others or any(m.name == pending.name for m in self._kept)
 
-    def carried(self, message: wire.Carried) -> None:
+    def carried(self, message: Carried) -> None:
         """A share is in storage, or never will be."""
         assert self._carriers is not None
         self._carriers.done((message.attempt, message.row, message.rank))
@@ -271,13 +273,13 @@ class Checkpoints:
             self._unstaged(pending, message.rank)
         self._advance()
 
-    def trouble(self, message: wire.CarryTrouble) -> None:
+    def trouble(self, message: CarryTrouble) -> None:
         """Storage refuses a share; it is tried again."""
         pending = self._pending.get((message.attempt, message.row))
         if pending is not None:
             pending.trouble, pending.place = message.reason, message.place
 
-    def will_never_come(self, shares: Iterable[wire.Carry], why: str) -> None:
+    def will_never_come(self, shares: Iterable[Carry], why: str) -> None:
         """These shares are lost with who had to carry them."""
         for share in list(shares):
             pending = self._pending.get((share.attempt, share.row))
@@ -345,9 +347,7 @@ class Checkpoints:
             self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
             self.left.append(place)
             return place
-        drop = wire.Drop(
-            attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged, back=part.taken
-        )
+        drop = Drop(attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged, back=part.taken)
         self._carriers.clear(members[rank], drop)
         return f"{part.taken} on {members[rank].placement.slot.host}"
 
@@ -360,7 +360,7 @@ class Checkpoints:
             if os.path.isdir(part.staged):
                 remove_share(part.staged)
             else:
-                drop = wire.Drop(attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged)
+                drop = Drop(attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged)
                 self._carriers.clear(members[rank], drop)
             self._unstaged(pending, rank)
 
@@ -452,7 +452,7 @@ class Checkpoints:
 
         def record() -> None:
             self._chain.check_held(self._storage)
-            commit.record_validation(self._storage, name, validation)
+            committed.record_validation(self._storage, name, validation)
 
         self._committer.submit(record, self._noted)
 
@@ -496,7 +496,7 @@ class Checkpoints:
     def _discarding(self, name: str) -> Callable[[], None]:
         def discard() -> None:
             self._chain.check_held(self._impatient)
-            commit.discard(self._impatient, name)
+            cleanup.discard(self._impatient, name)
 
         return discard
 
@@ -508,9 +508,9 @@ class Checkpoints:
         return then
 
 
-def described(manifest: Manifest, value: Checkpoint, status: str) -> wire.ReportedCheckpoint:
+def described(manifest: Manifest, value: Checkpoint, status: str) -> ReportedCheckpoint:
     """A committed checkpoint as workers are told of it."""
-    return wire.ReportedCheckpoint(path=value.address, metrics=dict(manifest.metrics), status=status)
+    return ReportedCheckpoint(path=value.address, metrics=dict(manifest.metrics), status=status)
 
 
 def _with_places(reason: BaseException | str, back: Sequence[str]) -> BaseException | str:

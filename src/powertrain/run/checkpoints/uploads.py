@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from powertrain import wire
 from powertrain.checkpoint import uploader
 from powertrain.engine import base
 from powertrain.run.workers.attempt import Member
+from powertrain.wire.envelope import FromWorker
+from powertrain.wire.from_controller import Carry, Drop
+from powertrain.wire.hub import Hub
 
 #: Deaths of a node's uploader, with nothing carried in between, after which its shares are given up.
 _TRIES = 5
@@ -41,7 +43,7 @@ class _Order:
     node: str
     #: The rank that carries for itself; None where the node's uploader does.
     member: Member | None
-    carry: wire.Carry
+    carry: Carry
 
 
 class Carriers:
@@ -50,11 +52,11 @@ class Carriers:
     def __init__(
         self,
         engine: base.Engine,
-        hub: wire.Hub,
+        hub: Hub,
         storage: bytes,
         timeout: float,
         log_path: str,
-        tell: Callable[[wire.FromWorker], None],
+        tell: Callable[[FromWorker], None],
         lease: tuple[int, str] = (0, ""),
     ) -> None:
         """``storage`` is the run's, pickled; ``timeout`` the seconds for which a refused file is tried again.
@@ -79,7 +81,7 @@ class Carriers:
         node = self._node_of(member)
         return node.slot is not None or node.here is not None
 
-    def carry(self, member: Member, order: wire.Carry) -> None:
+    def carry(self, member: Member, order: Carry) -> None:
         """Have a share of ``member`` carried by whoever does that on its node."""
         node = self._node_of(member)
         alone = node.slot is None and node.here is None
@@ -96,16 +98,16 @@ class Carriers:
         order = self._orders.pop(key, None)
         if order is None:
             return
-        drop, node = wire.Drop(attempt=attempt, row=row, rank=rank, staged=staged), self._nodes[order.node]
+        drop, node = Drop(attempt=attempt, row=row, rank=rank, staged=staged), self._nodes[order.node]
         self._send_drop(node, order.member, drop)
 
-    def clear(self, member: Member, drop: wire.Drop) -> None:
+    def clear(self, member: Member, drop: Drop) -> None:
         """Have a share of ``member`` removed or given back on its node, whether it was to be carried or not."""
         self._orders.pop((drop.attempt, drop.row, drop.rank), None)
         node = self._node_of(member)
         self._send_drop(node, member if node.slot is None and node.here is None else None, drop)
 
-    def _send_drop(self, node: _Uploader, member: Member | None, drop: wire.Drop) -> None:
+    def _send_drop(self, node: _Uploader, member: Member | None, drop: Drop) -> None:
         """``member`` is the rank that carries for itself, if it does."""
         if node.here is not None:
             node.here.drop(drop)
@@ -118,7 +120,7 @@ class Carriers:
         if order is not None and order.node in self._nodes:
             self._nodes[order.node].deaths = 0
 
-    def uploader_ended(self, slot: base.Slot, give_up: Callable[[wire.Carry], None]) -> bool:
+    def uploader_ended(self, slot: base.Slot, give_up: Callable[[Carry], None]) -> bool:
         """False when ``slot`` is no uploader's. Otherwise it is replaced; after too many deaths ``give_up`` is called
         with each share it had."""
         id = next(
@@ -138,7 +140,7 @@ class Carriers:
                 self._hub.send(self._nodes[id].key, carry)
         return True
 
-    def rank_ended(self, member: Member) -> list[wire.Carry]:
+    def rank_ended(self, member: Member) -> list[Carry]:
         """What this rank had to carry for itself, and now never will."""
         return [order.carry for order in self._orders.values() if order.member is member]
 

@@ -21,16 +21,21 @@ from typing import Any
 
 import msgspec
 
-from powertrain import functions, wire
+from powertrain import functions
 from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpointStatus
 from powertrain.checkpoint.manifest import Manifest, Validation
-from powertrain.config import ValidationConfig
+from powertrain.config.validation import ValidationConfig
 from powertrain.engine import base
 from powertrain.errors import EngineError, ResourceError
-from powertrain.run.workers import launch, placement
-from powertrain.run.workers.child import Child
 from powertrain.run.checkpoints.pending import VALIDATION_EXTRA
 from powertrain.run.spec import RunSpec
+from powertrain.run.workers import launch, placement
+from powertrain.run.workers.child import Child
+from powertrain.wire import values
+from powertrain.wire.from_worker import Validated
+from powertrain.wire.hub import Hub
+from powertrain.wire.keys import Door, Received
+from powertrain.wire.values import ErrorReport
 from powertrain.worker import validation as process
 
 PENDING = Validation(status=ReportedCheckpointStatus.PENDING_VALIDATION.value)
@@ -59,7 +64,7 @@ class Task:
 
 
 def task_of(
-    config: ValidationConfig, asked: wire.Validation, manifest: Manifest, checkpoint: Checkpoint
+    config: ValidationConfig, asked: values.Validation, manifest: Manifest, checkpoint: Checkpoint
 ) -> Task:
     """What ``report`` asked for counts over what the trainer was given."""
     usual = config.task_config
@@ -79,10 +84,10 @@ def cut_off(manifests: Iterable[Manifest], status: Callable[[Manifest], str]) ->
     return [m for m in manifests if asked_for(m) is not None and status(m) in open_ones]
 
 
-def asked_for(manifest: Manifest) -> wire.Validation | None:
+def asked_for(manifest: Manifest) -> values.Validation | None:
     """The validation that was asked for when the checkpoint was reported."""
     try:
-        return msgspec.convert(manifest.extras[VALIDATION_EXTRA], wire.Validation)
+        return msgspec.convert(manifest.extras[VALIDATION_EXTRA], values.Validation)
     except (KeyError, msgspec.ValidationError):
         return None
 
@@ -94,7 +99,7 @@ def shape_of(config: ValidationConfig) -> base.SlotShape | None:
     return base.SlotShape(cpus=cpus or 1.0, gpus=gpus, explicit=True) if cpus or gpus else None
 
 
-def found(message: wire.Validated) -> Validation:
+def found(message: Validated) -> Validation:
     """What a validation's process said."""
     if message.error is None:
         return Validation(
@@ -123,7 +128,7 @@ def timed_out(task: Task) -> Validation:
     )
 
 
-def _in_words(error: wire.ErrorReport) -> str:
+def _in_words(error: ErrorReport) -> str:
     where = f" ({error.file}:{error.line} in {error.function}: {error.source})" if error.file else ""
     return f"{error.type}: {error.message}{where}"
 
@@ -166,7 +171,7 @@ class Validations:
         self,
         spec: RunSpec,
         engine: base.Engine,
-        hub: wire.Hub,
+        hub: Hub,
         *,
         post: Callable[[base.Exited], None],
         over: Callable[[Task, Validation], None],
@@ -271,13 +276,13 @@ class Validations:
             self._advance()
         return True
 
-    def heard(self, received: wire.Received) -> bool:
+    def heard(self, received: Received) -> bool:
         """A batch from a process: False when it is not a validation's."""
         current = self._current
         if current is None or received.sender != current.key:
             return False
         for message in received.envelope.messages:
-            if isinstance(message, wire.Validated) and not current.over:
+            if isinstance(message, Validated) and not current.over:
                 self._pass_on(message.warnings)
                 self._conclude(current, found(message))
         return True
@@ -386,7 +391,7 @@ class Validations:
         else:
             self._remind(current.began + current.task.timeout)
 
-    def _process_of(self, task: Task, slot: base.Slot, door: wire.Door) -> base.ProcessSpec:
+    def _process_of(self, task: Task, slot: base.Slot, door: Door) -> base.ProcessSpec:
         spec, config = self._spec, self._spec.validation
         assert config is not None
         place = placement.arrange([slot])[0]

@@ -1,1 +1,1 @@
-"""."""
+"""Breakpoints in ranks, relayed to the driver's terminal."""

@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from powertrain import wire
-from powertrain.run.workers.attempt import TRAINING, Attempt, Member
 from powertrain.run.debugging.keyboard import Keyboard, Typed, why_unusable
+from powertrain.run.workers.attempt import TRAINING, Attempt, Member
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_controller import DebugEnd, DebugGrant, DebugLine
+from powertrain.wire.from_worker import DebugClosed, DebugOpened, DebugOutput, DebugPrompt
+from powertrain.wire.values import Frame
 
 #: Seconds for which a debugger that runs keeps the terminal while others wait for it.
 TURN = 1.0
@@ -60,10 +63,10 @@ class Session:
     """A rank's debugger, from the moment it asks for the terminal until it is left."""
 
     member: Member
-    opened: wire.DebugOpened
+    opened: DebugOpened
     granted: bool = False
     #: What it asks for, if it waits for a line.
-    prompt: wire.DebugPrompt | None = None
+    prompt: DebugPrompt | None = None
     #: What it has said while another one had the terminal.
     unshown: str = ""
     #: Of what its rank prints meanwhile.
@@ -74,7 +77,7 @@ class Session:
         return place_of(self.opened.frame)
 
 
-def place_of(frame: wire.Frame) -> str:
+def place_of(frame: Frame) -> str:
     """ "train.py:31"."""
     return f"{os.path.basename(frame.file)}:{frame.line}"
 
@@ -105,7 +108,7 @@ def again(session: Session) -> str:
     return f"rank {session.member.rank} talks again\n"
 
 
-def passed_over(opened: wire.DebugOpened, why: str) -> str:
+def passed_over(opened: DebugOpened, why: str) -> str:
     """What is said of a debugger that cannot be opened at all."""
     what = "No debugger is opened for the error" if opened.error else "breakpoint() was passed over"
     return (
@@ -122,7 +125,7 @@ class Debugging:
         engine: str,
         view: View,
         *,
-        send: Callable[[Member, wire.FromController], None],
+        send: Callable[[Member, FromController], None],
         post: Callable[[Any], None],
         tell_once: Callable[[str], None],
         begun: Callable[[], None],
@@ -156,23 +159,23 @@ class Debugging:
 
     # -- what ranks say
 
-    def heard(self, member: Member, message: wire.FromWorker) -> None:
+    def heard(self, member: Member, message: FromWorker) -> None:
         """A rank's debugger says something."""
         session = self._sessions.get(member.rank)
         match message:
-            case wire.DebugOpened():
+            case DebugOpened():
                 self._opened(member, message)
-            case wire.DebugOutput() if session is not None:
+            case DebugOutput() if session is not None:
                 self._said(session, message.text)
-            case wire.DebugPrompt() if session is not None:
+            case DebugPrompt() if session is not None:
                 session.prompt = message
                 self._want(session)
-            case wire.DebugClosed() if session is not None:
+            case DebugClosed() if session is not None:
                 self._leave(session)
 
-    def _opened(self, member: Member, opened: wire.DebugOpened) -> None:
+    def _opened(self, member: Member, opened: DebugOpened) -> None:
         if not self._may_open(member, opened):
-            self._send(member, wire.DebugGrant(granted=False))
+            self._send(member, DebugGrant(granted=False))
             return
         if opened.error:
             self._looked_at = member.attempt.number
@@ -182,7 +185,7 @@ class Debugging:
         self._sessions[member.rank] = Session(member, opened)
         self._want(self._sessions[member.rank])
 
-    def _may_open(self, member: Member, opened: wire.DebugOpened) -> bool:
+    def _may_open(self, member: Member, opened: DebugOpened) -> bool:
         """One error is looked at, the first that is no echo; the others are in the logs and in the report."""
         attempt = member.attempt
         if self._is_ending or attempt.phase != TRAINING:
@@ -217,7 +220,7 @@ class Debugging:
         """A line was typed."""
         session = self._talking
         if session is not None and session.prompt is not None and typed.number == self._questions:
-            self._send(session.member, wire.DebugLine(number=session.prompt.number, text=typed.text))
+            self._send(session.member, DebugLine(number=session.prompt.number, text=typed.text))
             session.prompt = None
             self._share()
 
@@ -245,7 +248,7 @@ class Debugging:
         if any(session.opened.native for session in self._sessions.values()):
             return
         for session in self._sessions.values():
-            self._send(session.member, wire.DebugEnd())
+            self._send(session.member, DebugEnd())
         self.forget(why)
 
     def close(self) -> None:
@@ -292,7 +295,7 @@ class Debugging:
         if not session.granted:
             session.granted = True
             self._show(header(session, session.member.attempt))
-            self._send(session.member, wire.DebugGrant(granted=True))
+            self._send(session.member, DebugGrant(granted=True))
         elif self._talked != session.member.rank:
             self._show(again(session))
         self._talked = session.member.rank

@@ -1,1 +1,1 @@
-"""."""
+"""Failures and hangs: noticed, explained, survived."""

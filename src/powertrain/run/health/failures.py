@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from powertrain import wire
 from powertrain.engine import base
-from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.events import WorkerFailure
 from powertrain.run.health.hang_report import Verdict, rank_names
+from powertrain.run.workers.attempt import Attempt, Member
+from powertrain.wire.values import ErrorReport
 from powertrain.worker.main import UNREACHABLE
 
 #: Parts of the messages with which gloo and NCCL give up a collective, in lower case.
@@ -37,14 +37,14 @@ def silent(member: Member, why: str) -> WorkerFailure:
     return _failure(member, "start", f"rank {member.rank} {why}")
 
 
-def raised(member: Member, report: wire.ErrorReport, kind: str, *, is_echo: bool = False) -> WorkerFailure:
+def raised(member: Member, report: ErrorReport, kind: str, *, is_echo: bool = False) -> WorkerFailure:
     """The rank said what went wrong; ``kind`` is "raised", "exit" or "start". ``is_echo``: another rank is the
     cause."""
     report = msgspec.structs.replace(report, secondary=report.secondary or is_echo)
     return reported(member.rank, report, kind, **_circumstances(member))
 
 
-def reported(rank: int, report: wire.ErrorReport, kind: str, **circumstances: Any) -> WorkerFailure:
+def reported(rank: int, report: ErrorReport, kind: str, **circumstances: Any) -> WorkerFailure:
     """What a rank said, with the circumstances (fields of ``WorkerFailure``) that whoever heard it knows."""
     return WorkerFailure(
         rank=rank,
@@ -65,7 +65,7 @@ def reported(rank: int, report: wire.ErrorReport, kind: str, **circumstances: An
     )
 
 
-def _exit_code(report: wire.ErrorReport) -> int:
+def _exit_code(report: ErrorReport) -> int:
     """The code of a ``sys.exit``, as the system keeps it; 1 for one with a message."""
     try:
         return int(report.message) & 0xFF or 1
@@ -78,7 +78,7 @@ def may_follow_a_notice(failure: WorkerFailure) -> bool:
     return failure.kind != "raised" or "killed by signal: Terminated" in failure.message
 
 
-def is_collective_timeout(report: wire.ErrorReport) -> bool:
+def is_collective_timeout(report: ErrorReport) -> bool:
     """True when a collective has given up waiting for other ranks: the cause is then on one of those."""
     return any(words in report.message.lower() for words in _TIMEOUT_WORDS)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from powertrain import wire
 from powertrain.run.health.waits import (
     ALL_CAME,
     CIRCLE,
@@ -23,6 +22,7 @@ from powertrain.run.health.waits import (
     waits_for,
 )
 from powertrain.trace.stacks import frames
+from powertrain.wire.values import Frame, ProcessStack, Where
 
 #: Lines of a message; characters of a line, if paths are not long; characters of a source line.
 _LINES = 4
@@ -46,7 +46,7 @@ _CANNOT_ANSWER = {
     "disk-sleep": "in an uninterruptible disk wait",
 }
 
-Stacks = Mapping[int, Sequence[wire.ProcessStack]]
+Stacks = Mapping[int, Sequence[ProcessStack]]
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Verdict:
     message: str
     culprits: tuple[int, ...]
     waiting: tuple[int, ...]
-    frame: wire.Frame | None
+    frame: Frame | None
     row: int
     #: The ranks that are waited for although their functions have returned.
     returned: tuple[int, ...] = ()
     #: The line of each culprit whose function has not returned, as far as it is known.
-    frames: Mapping[int, wire.Frame] = field(default_factory=dict)
+    frames: Mapping[int, Frame] = field(default_factory=dict)
 
 
 def explain(ranks: Sequence[RankState], stacks: Stacks, seconds: float) -> Verdict:
@@ -117,7 +117,7 @@ class _Stand:
 
     verb: str
     words: str
-    frame: wire.Frame | None
+    frame: Frame | None
     state: str = ""
 
 
@@ -144,7 +144,7 @@ def _stand(state: RankState, stacks: Stacks) -> _Stand:
     return _Stand("is", at, frame, own.state if own is not None else "")
 
 
-def _silent(state: RankState, own: wire.ProcessStack | None) -> _Stand:
+def _silent(state: RankState, own: ProcessStack | None) -> _Stand:
     """A rank that does not answer: stopped, gone, or with an interpreter that cannot run."""
     outside = _outside_frame(own)
     frame = outside or state.frame
@@ -161,7 +161,7 @@ def _silent(state: RankState, own: wire.ProcessStack | None) -> _Stand:
     return _Stand("has", f"not been heard of for {_seconds(state.unheard)}{at}", frame, kernel)
 
 
-def _in_loader(where: wire.Where, children: Sequence[wire.ProcessStack]) -> _Stand:
+def _in_loader(where: Where, children: Sequence[ProcessStack]) -> _Stand:
     at = f"at {where.frame.file}:{where.frame.line}"
     workers = [child for child in children if child.title.startswith("DataLoader worker")]
     for child in workers:
@@ -177,9 +177,7 @@ def _in_loader(where: wire.Where, children: Sequence[wire.ProcessStack]) -> _Sta
     return _Stand("waits", f"for the DataLoader at {_place(where.frame)}", where.frame)
 
 
-def where_in_words(
-    where: wire.Where | None, awaits: str = "", state: str = "", *, debugged: bool = False
-) -> str:
+def where_in_words(where: Where | None, awaits: str = "", state: str = "", *, debugged: bool = False) -> str:
     """What ranks do and where, after their names: "waiting in the all_reduce at /home/me/train.py:31 in loop: ...".
 
     ``awaits`` is what they wait for on the run's own wire, ``state`` the kernel's word for their processes.
@@ -201,12 +199,12 @@ def where_in_words(
     return f"{doing} {at}".strip()
 
 
-def _outside_frame(own: wire.ProcessStack | None) -> wire.Frame | None:
+def _outside_frame(own: ProcessStack | None) -> Frame | None:
     where = frames.where_of(own) if own is not None else None
     return where.frame if where is not None else None
 
 
-def _worker_frame(child: wire.ProcessStack) -> wire.Frame | None:
+def _worker_frame(child: ProcessStack) -> Frame | None:
     """The user's line in a DataLoader worker; None for one that waits for work or is in a library's own code."""
     for thread in child.threads:
         if thread.main:
@@ -223,23 +221,23 @@ def _state(state: str, *, many: bool = False) -> str:
     return f"; {words[many]}" if words else ""
 
 
-def _place(frame: wire.Frame) -> str:
+def _place(frame: Frame) -> str:
     """ "/home/me/data.py:31 in __getitem__: lock.acquire()"."""
     function = "" if frame.function.startswith("<module") else f" in {frame.function}"
     return f"{frame.file}:{frame.line}{function}{_source(frame)}"
 
 
-def _line(frame: wire.Frame) -> str:
+def _line(frame: Frame) -> str:
     return f"{frame.file}:{frame.line}{_source(frame)}"
 
 
-def _source(frame: wire.Frame) -> str:
+def _source(frame: Frame) -> str:
     text = " ".join(frame.source.split())
     text = text if len(text) <= _SOURCE else text[: _SOURCE - 3] + "..."
     return f": {text}" if text else ""
 
 
-def _call(where: wire.Where) -> str:
+def _call(where: Where) -> str:
     if where.call in ("backward", "_engine_run_backward"):
         return "the averaging of gradients"
     return f"the {where.call}" if where.call else "a collective"

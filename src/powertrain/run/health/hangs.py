@@ -13,16 +13,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain import wire
 from powertrain.engine import base
 from powertrain.run import events as ev
 from powertrain.run.health import failures
-from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.health.hang_report import Verdict, explain
-from powertrain.run.spec import RunSpec
 from powertrain.run.health.watchdog import Act, Notice, Suspect, Watchdog, Withdrawn
+from powertrain.run.spec import RunSpec
+from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.storage import Storage
 from powertrain.trace.stacks.stacks import py_spy, text
+from powertrain.wire.envelope import FromController
+from powertrain.wire.from_controller import Inspect
+from powertrain.wire.from_worker import Beat, Stacks
+from powertrain.wire.values import ProcessStack
 
 #: Seconds in which a rank that still answers has answered.
 _ANSWER_WITHIN = 0.5
@@ -55,7 +58,7 @@ class Hangs:
         spec: RunSpec,
         engine: base.Engine,
         storage: Storage,
-        send: Callable[[Member, wire.FromController], None],
+        send: Callable[[Member, FromController], None],
         post: Callable[[Any], None],
         say: Callable[[str], None],
     ) -> None:
@@ -67,7 +70,7 @@ class Hangs:
         #: That of the attempt before: what it has learned of the run's pauses holds on.
         self._before: Watchdog | None = None
         self._asks, self._kept = 0, 0
-        self._stacks: dict[int, Sequence[wire.ProcessStack]] = {}
+        self._stacks: dict[int, Sequence[ProcessStack]] = {}
         self._suspects: frozenset[int] = frozenset()
         self._asked: frozenset[int] = frozenset()
         #: When those who have not answered are looked at from outside; inf when nobody is asked.
@@ -108,7 +111,7 @@ class Hangs:
 
     # -- what is known
 
-    def beat(self, member: Member, beat: wire.Beat) -> None:
+    def beat(self, member: Member, beat: Beat) -> None:
         if self._dog is not None and member.attempt is self._attempt:
             self._dog.beat(member.rank, beat, time.monotonic())
 
@@ -137,7 +140,7 @@ class Hangs:
         if self._dog is not None:
             self._dog.stood_still(seconds)
 
-    def answered(self, member: Member, message: wire.Stacks) -> None:
+    def answered(self, member: Member, message: Stacks) -> None:
         if message.ask == self._asks and member.attempt is self._attempt:
             self._stacks[member.rank] = message.processes
 
@@ -146,7 +149,7 @@ class Hangs:
             return
         found, known = looked.found, self._stacks.get(looked.rank)
         if known is None:
-            seen = wire.ProcessStack(pid=found.pid, title=f"rank {looked.rank}", state=found.state)
+            seen = ProcessStack(pid=found.pid, title=f"rank {looked.rank}", state=found.state)
             self._stacks[looked.rank] = found.processes or (seen,)
         elif found.processes and found.processes[0].threads:
             self._stacks[looked.rank] = (found.processes[0], *known[1:])
@@ -229,7 +232,7 @@ class Hangs:
         self._asked = frozenset(whom_to_ask([member.rank for member in running], self._suspects))
         for member in running:
             if member.rank in self._asked:
-                self._send(member, wire.Inspect(ask=self._asks))
+                self._send(member, Inspect(ask=self._asks))
         self._outside_at = now + _ANSWER_WITHIN
 
     def _look_from_outside(self) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from powertrain import wire
+from powertrain.wire.from_worker import Beat
 
 #: Gaps between moves that the usual step is taken from; places that are remembered of one pause.
 _GAPS = 15
@@ -29,7 +29,7 @@ class Pace:
     #: Its last move as beats tell: reports that arrive between them say nothing of how many steps they stand for.
     counted_at: float
     over_at: float | None = None
-    beat: wire.Beat | None = None
+    beat: Beat | None = None
     collectives: int = -1
     #: True once it has made its first step; and once a beat has shown that.
     begun: bool = False
@@ -67,7 +67,7 @@ class Pace:
         """Count nothing before ``now``."""
         self.moved_at = self.waits_since = self.placed_at = self.counted_at = now
 
-    def growth(self, beat: wire.Beat) -> int:
+    def growth(self, beat: Beat) -> int:
         """Steps that a new beat shows: one step may be a batch, an optimizer step and a report all at once."""
         old = self.beat
         if old is None:
@@ -83,7 +83,7 @@ class Pace:
         elif elapsed > 0:
             self.first_step = elapsed / grown
 
-    def take(self, beat: wire.Beat, now: float) -> None:
+    def take(self, beat: Beat, now: float) -> None:
         """Keep a beat: it is the newest from here on."""
         if self.beat is None or _waiting_part(self.beat) != _waiting_part(beat):
             self.waits_since = now
@@ -100,7 +100,7 @@ class Pace:
         self.heard_at, self.parted, self.beat = now, False, beat
 
 
-def _waiting_part(beat: wire.Beat) -> tuple[object, ...]:
+def _waiting_part(beat: Beat) -> tuple[object, ...]:
     where = beat.where
     spot = (where.frame.file, where.frame.line, where.inside, where.call) if where else None
     return spot, beat.awaits, beat.collectives

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from powertrain import wire
+from powertrain.wire.from_worker import Beat
+from powertrain.wire.values import Frame
 
 #: What ``Beat.awaits`` says at a meeting of all ranks over the run's own wire.
 _MEETINGS = ("barrier", "broadcast_from_rank_zero")
@@ -36,7 +37,7 @@ class RankState:
 
     rank: int
     #: Its newest beat; None where none has come.
-    beat: wire.Beat | None
+    beat: Beat | None
     #: Seconds since it moved, and since it was heard of.
     idle: float
     unheard: float
@@ -56,7 +57,7 @@ class RankState:
     reported: int = 0
 
     @property
-    def frame(self) -> wire.Frame | None:
+    def frame(self) -> Frame | None:
         """The user's line that it was at last."""
         return self.beat.where.frame if self.beat and self.beat.where else None
 
@@ -97,7 +98,7 @@ class Blame:
     gone: tuple[int, ...] = ()
 
 
-def is_saving(beat: wire.Beat | None) -> bool:
+def is_saving(beat: Beat | None) -> bool:
     """True while a rank is saving a checkpoint, or waits for one to be committed."""
     return beat is not None and (beat.phase == "checkpoint" or beat.awaits.startswith("commit"))
 

@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Union
 
-from powertrain import wire
 from powertrain.run.health.pace import Pace, Place
 from powertrain.run.health.waits import (
     GONE,
@@ -30,6 +29,7 @@ from powertrain.run.health.waits import (
     is_saving,
     waits_for,
 )
+from powertrain.wire.from_worker import Beat
 
 #: Seconds without a move after which there may be a notice, however short the usual step: five are promised, and to
 #: tell it takes a moment.
@@ -172,7 +172,7 @@ class Watchdog:
 
     # ----------------------------------------------------------------------- what happens
 
-    def beat(self, rank: int, beat: wire.Beat, now: float) -> None:
+    def beat(self, rank: int, beat: Beat, now: float) -> None:
         """A beat of ``rank`` has arrived."""
         known = self._ranks[rank]
         self._mark_debugged(known, beat.debugged, now)

@@ -18,6 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from powertrain.errors import StorageError
 from powertrain.run.lifecycle import RunState
+from powertrain.run.metrics.points import MISSING, MORE, name_of_path, values_of
+from powertrain.run.metrics.reading import (
+    consistently,
+    first_abandoned_rows,
+    intact_batches,
+    passing_over_damage,
+    shown_names,
+    stored_points,
+)
 from powertrain.run.metrics.segments import Segment
 from powertrain.run.metrics.summary import (
     PLACE,
@@ -28,15 +37,6 @@ from powertrain.run.metrics.summary import (
     numbers_in_more,
     numbers_of,
 )
-from powertrain.run.metrics import (
-    consistently,
-    first_abandoned_rows,
-    intact_batches,
-    passing_over_damage,
-    shown_names,
-    stored_points,
-)
-from powertrain.run.metrics.points import MISSING, MORE, name_of_path, values_of
 from powertrain.storage import Storage
 
 if TYPE_CHECKING:

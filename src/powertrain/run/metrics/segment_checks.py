@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from powertrain.run.metrics.summary import PLACE
 from powertrain.run.metrics.points import OWN_COLUMNS, is_json, own_type, values_of
+from powertrain.run.metrics.summary import PLACE
 from powertrain.storage.sealed import DamagedError
 
 if TYPE_CHECKING:

@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import xxhash
 
-from powertrain.run.metrics.summary import STRETCH_ROWS, has_numbers, is_metric, summary_of
 from powertrain.run.metrics.points import MAX_COLUMNS, conformed, unified
 from powertrain.run.metrics.segment_checks import check_batch, check_schema, check_summary
 from powertrain.run.metrics.segment_files import SegmentFile, open_segment
 from powertrain.run.metrics.segment_parts import CheckedFile, Layout, layout_of
+from powertrain.run.metrics.summary import STRETCH_ROWS, has_numbers, is_metric, summary_of
 from powertrain.storage import Storage
 from powertrain.storage.sealed import DamagedError
 

@@ -1,1 +1,1 @@
-"""."""
+"""What a run keeps: journal, lease, run.json, milestones."""

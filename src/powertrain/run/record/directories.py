@@ -9,7 +9,8 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from powertrain.config import CheckpointConfig, DataConfig
+from powertrain.config.checkpoint import CheckpointConfig
+from powertrain.config.data import DataConfig
 from powertrain.storage import Storage
 from powertrain.storage.files.descriptors import open_directory, remove_quietly, remove_tree_at
 from powertrain.storage.files.ownership import why_not_private

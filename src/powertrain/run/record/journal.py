@@ -20,8 +20,8 @@ from typing import Any
 
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
-from powertrain.run.record.journal_lines import Lines, encode_line
 from powertrain.run.lifecycle import IllegalTransition, RunState, apply
+from powertrain.run.record.journal_lines import Lines, encode_line
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from powertrain.config import DataConfig, RunConfig
+from powertrain.config.data import DataConfig
+from powertrain.config.run import RunConfig
 from powertrain.errors import ConfigError
 
 

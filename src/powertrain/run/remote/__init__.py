@@ -1,1 +1,1 @@
-"""."""
+"""Requests of the command line to a live run."""

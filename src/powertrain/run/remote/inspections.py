@@ -12,12 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain import wire
 from powertrain.engine import base
-from powertrain.run.workers.attempt import Attempt, Member
-from powertrain.run.remote.protocol import RankSeen, Visitor
 from powertrain.run.health.hang_report import rank_names
+from powertrain.run.remote.protocol import RankSeen, Visitor
+from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.trace.stacks.frames import where_of
+from powertrain.wire.envelope import FromController
+from powertrain.wire.from_controller import Inspect
+from powertrain.wire.from_worker import Stacks
+from powertrain.wire.values import ProcessStack
 
 #: Numbers of these asks; the watchdog's own are smaller.
 _FIRST_ASK = 1 << 32
@@ -54,7 +57,7 @@ class Inspections:
     def __init__(
         self,
         engine: base.Engine,
-        send: Callable[[Member, wire.FromController], None],
+        send: Callable[[Member, FromController], None],
         post: Callable[[Any], None],
     ) -> None:
         """``send`` is called on the controller's thread; ``post`` on any, to reach it."""
@@ -80,16 +83,16 @@ class Inspections:
             if member.exited:
                 self._tell(self._last_ask, member, [_ended(member)])
             else:
-                self._send(member, wire.Inspect(ask=self._last_ask))
+                self._send(member, Inspect(ask=self._last_ask))
 
-    def answered(self, member: Member, message: wire.Stacks) -> None:
+    def answered(self, member: Member, message: Stacks) -> None:
         """A rank has said what it is doing, to us or to others."""
         self._tell(message.ask, member, message.processes)
 
     def seen(self, seen: SeenFromOutside) -> None:
         """A rank that did not answer was looked at."""
         found = seen.found
-        nothing = wire.ProcessStack(pid=found.pid, title=f"rank {seen.member.rank}", state=found.state)
+        nothing = ProcessStack(pid=found.pid, title=f"rank {seen.member.rank}", state=found.state)
         self._tell(seen.ask, seen.member, list(found.processes) or [nothing])
 
     def due(self) -> float:
@@ -123,7 +126,7 @@ class Inspections:
         for member in visit.awaited.values():
             visit.lookers.submit(look, member)
 
-    def _tell(self, ask: int, member: Member, processes: list[wire.ProcessStack]) -> None:
+    def _tell(self, ask: int, member: Member, processes: list[ProcessStack]) -> None:
         visit = self._visits.get(ask)
         if (
             visit is None
@@ -152,7 +155,5 @@ class Inspections:
         visit.visitor.answer(message)
 
 
-def _ended(member: Member) -> wire.ProcessStack:
-    return wire.ProcessStack(
-        pid=member.pid, title=f"rank {member.rank}", state="gone", remark="It has ended."
-    )
+def _ended(member: Member) -> ProcessStack:
+    return ProcessStack(pid=member.pid, title=f"rank {member.rank}", state="gone", remark="It has ended.")

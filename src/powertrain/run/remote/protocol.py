@@ -24,9 +24,9 @@ from typing import Union
 
 import msgspec
 
-from powertrain.text.redaction import has_secrets, strip_secrets
 from powertrain.storage.files.descriptors import open_directory, open_file
-from powertrain.wire import ProcessStack, Where
+from powertrain.text.redaction import has_secrets, strip_secrets
+from powertrain.wire.values import ProcessStack, Where
 
 _CARD, _SOCKET = "control.json", "control.sock"
 #: Seconds for a question to come; for the controller to say something more; for whoever asks to hear it.

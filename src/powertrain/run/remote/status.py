@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from powertrain.run.workers import attempt as phases
-from powertrain.run.remote import protocol
-from powertrain.run.workers.attempt import Attempt
-from powertrain.run.lifecycle import RunState
 from powertrain.run.checkpoints.pending import Pending
+from powertrain.run.lifecycle import RunState
+from powertrain.run.remote import protocol
+from powertrain.run.workers import attempt as phases
+from powertrain.run.workers.attempt import Attempt
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,12 @@ def stop_reason(by: str) -> str:
 
 
 def stop_prospect(
-    run: RunState, attempt: Attempt | None, question: protocol.Stop, *, ends_in_place: bool, can_be_ended: bool
+    run: RunState,
+    attempt: Attempt | None,
+    question: protocol.Stop,
+    *,
+    ends_in_place: bool,
+    can_be_ended: bool,
 ) -> str:
     """What will come of ``powertrain stop``.
 

@@ -1,1 +1,1 @@
-"""."""
+"""The number of workers: slots, resizes, preemption."""

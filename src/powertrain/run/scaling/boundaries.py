@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from powertrain import wire
 from powertrain.run.workers.attempt import Attempt, Hold, Member
+from powertrain.wire import from_controller
+from powertrain.wire.envelope import FromController
+from powertrain.wire.from_controller import Goto, Preemption
+from powertrain.wire.from_worker import Held, Reached
 
 
 class Holds:
     """The agreements of a run, one at a time."""
 
-    def __init__(self, send: Callable[[Member, wire.FromController], None]) -> None:
+    def __init__(self, send: Callable[[Member, FromController], None]) -> None:
         self._send = send
         self._count = 0
 
@@ -27,7 +30,7 @@ class Holds:
         reason: str,
         *,
         needs_commit: bool = False,
-        preemption: wire.Preemption | None = None,
+        preemption: Preemption | None = None,
         resize_to: int = 0,
     ) -> None:
         """Ask the ranks that still run. What was asked of them before is void."""
@@ -41,9 +44,9 @@ class Holds:
             resize_to=resize_to,
         )
         for member in attempt.running():
-            self._send(member, wire.Hold(hold=self._count))
+            self._send(member, from_controller.Hold(hold=self._count))
 
-    def held(self, member: Member, message: wire.Held) -> bool:
+    def held(self, member: Member, message: Held) -> bool:
         """A rank has answered; True when all have, and none has been sent on yet."""
         hold = member.attempt.hold
         if hold is None or hold.number != message.hold:
@@ -66,7 +69,7 @@ class Holds:
         hold.stops = action == "stop"
         self._tell(attempt, hold.goto(action))
 
-    def reached(self, member: Member, message: wire.Reached) -> bool:
+    def reached(self, member: Member, message: Reached) -> bool:
         """A rank waits at the boundary; True when it is the first to."""
         hold = member.attempt.hold
         if hold is None or hold.number != message.hold or hold.boundary != message.boundary:
@@ -105,6 +108,6 @@ class Holds:
             self._tell(attempt, attempt.hold.goto("go"))
             attempt.hold = None
 
-    def _tell(self, attempt: Attempt, goto: wire.Goto) -> None:
+    def _tell(self, attempt: Attempt, goto: Goto) -> None:
         for member in attempt.running():
             self._send(member, goto)

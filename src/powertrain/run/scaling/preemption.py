@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from powertrain import wire
 from powertrain.run.workers.placement import Placement
+from powertrain.wire.from_controller import Preemption
 
 #: Of the time that a notice leaves, the part in which the ranks may come to their boundary; the rest is for storage.
 _SHARE_FOR_BOUNDARY = 0.7
@@ -62,14 +62,14 @@ def merged(first: Notice | None, second: Notice) -> Notice:
     return Notice(first.reason, min(known, default=0.0), slots)
 
 
-def preemption_of(notice: Notice, placements: Iterable[Placement]) -> wire.Preemption:
+def preemption_of(notice: Notice, placements: Iterable[Placement]) -> Preemption:
     """What ranks are told of it."""
     ranks: dict[str, list[int]] = {}
     for place in placements:
         if not notice.slots or place.slot.id in notice.slots:
             ranks.setdefault(place.slot.host, []).append(place.rank)
     deadline = int(notice.deadline * 1000) if notice.deadline else None
-    return wire.Preemption(deadline_ms=deadline, ranks=ranks)
+    return Preemption(deadline_ms=deadline, ranks=ranks)
 
 
 def boundary_within(notice: Notice, now: float) -> float:

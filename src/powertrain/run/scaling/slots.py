@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, MutableMapping
 from powertrain.engine import base
 from powertrain.errors import EngineError, ResourceError
 from powertrain.run import events as ev
-from powertrain.run.scaling import policy
 from powertrain.run.lifecycle import WAITING, RunState
+from powertrain.run.scaling import policy
 from powertrain.run.scaling.policy import Elastic
 from powertrain.run.spec import RunSpec
 

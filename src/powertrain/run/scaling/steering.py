@@ -11,13 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, MutableMapping
 
-from powertrain import wire
-from powertrain.run.workers import attempt as phases
-from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.checkpoints.tracker import Checkpoints
 from powertrain.run.scaling.boundaries import Holds
-from powertrain.run.scaling.preemption import Regroup
 from powertrain.run.scaling.policy import Elastic
+from powertrain.run.scaling.preemption import Regroup
+from powertrain.run.workers import attempt as phases
+from powertrain.run.workers.attempt import Attempt, Member
+from powertrain.wire.envelope import FromController
+from powertrain.wire.from_controller import Preemption
+from powertrain.wire.from_worker import Held, Reached
 
 #: Seconds in which all ranks must have answered, and come to the same boundary, before a resize is put off.
 _TOGETHER_WITHIN = 5.0
@@ -42,7 +44,7 @@ class Steering:
         checkpoints: Checkpoints,
         deadlines: MutableMapping[str, float],
         *,
-        send: Callable[[Member, wire.FromController], None],
+        send: Callable[[Member, FromController], None],
         tell_once: Callable[[str], None],
         has_committed: bool,
     ) -> None:
@@ -57,7 +59,7 @@ class Steering:
 
     # -- agreeing on a boundary
 
-    def stop(self, attempt: Attempt, reason: str, preemption: wire.Preemption | None = None) -> None:
+    def stop(self, attempt: Attempt, reason: str, preemption: Preemption | None = None) -> None:
         """Bring all ranks to a boundary where they end, for good or to be regrouped.
 
         Those who are on their way to one already end there: some may have come to it, and all must end at the same.
@@ -68,7 +70,7 @@ class Steering:
         workers = self.regroup.workers if self.regroup is not None else 0
         self.holds.begin(attempt, reason, preemption=preemption, resize_to=workers)
 
-    def held(self, member: Member, message: wire.Held) -> None:
+    def held(self, member: Member, message: Held) -> None:
         if self.holds.held(member, message):
             self._send_on(member.attempt)
 
@@ -128,7 +130,7 @@ class Steering:
         self._deadlines["together"] = self._asked_at + self._together_within(attempt)
         self.holds.begin(attempt, regroup.reason, needs_commit=True, resize_to=regroup.workers)
 
-    def reached(self, member: Member, message: wire.Reached) -> None:
+    def reached(self, member: Member, message: Reached) -> None:
         """A rank waits at a boundary to be sent on."""
         if self.holds.reached(member, message):
             self._deadlines["together"] = time.monotonic() + self._together_within(member.attempt)

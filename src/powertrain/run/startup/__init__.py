@@ -1,1 +1,1 @@
-"""."""
+"""The time from ``fit()`` to the first step."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from powertrain import wire
 from powertrain.engine.base import Started
 from powertrain.run import events as ev
 from powertrain.run.startup import timeline
 from powertrain.run.startup.timeline import RankStart, Start
+from powertrain.wire.from_worker import FirstStep
 
 #: Seconds in the queue from which it is worth to say what was waited for.
 _WORTH_A_REASON = 1.0
@@ -81,7 +81,7 @@ class Startup:
         if self._start is not None:
             self._start.trained = self._clock()
 
-    def first_step(self, rank: int, message: wire.FirstStep) -> None:
+    def first_step(self, rank: int, message: FirstStep) -> None:
         """A rank has made its first step, or has ended without one. With the last of them the fact is written."""
         start = self._start
         if start is None or start.ranks[rank].done is not None:

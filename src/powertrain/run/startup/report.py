@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from powertrain.run.startup import timeline
 from powertrain.run.events import StartupMeasured
+from powertrain.run.startup import timeline
 
 #: A phase of less than this part of a start, or so many seconds, is told with what is left.
 _WORTH_TELLING, _WORTH_TELLING_SECONDS = 0.02, 0.01

@@ -1,1 +1,1 @@
-"""."""
+"""The ranks of an attempt: placed, started, followed."""

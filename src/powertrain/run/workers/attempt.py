@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain import wire
 from powertrain.run.events import WorkerFailure
 from powertrain.run.workers.pacing import gathering_seconds
 from powertrain.run.workers.placement import Placement
 from powertrain.run.workers.rows import RowTable
 from powertrain.run.workers.worker_group import RemoteWorkers
+from powertrain.wire.from_controller import Goto, Opened, Preemption
+from powertrain.wire.from_worker import Arrived, Beat, Held, Outcome
 
 #: The phases of an attempt, in order. "clearing" may follow any of them.
 STARTING = "starting"
@@ -35,10 +36,10 @@ class Member:
     attempt: Attempt
     pid: int = 0
     greeted: bool = False
-    outcome: wire.Outcome | None = None
+    outcome: Outcome | None = None
     exited: bool = False
     failure: WorkerFailure | None = None
-    beat: wire.Beat | None = None
+    beat: Beat | None = None
     #: Rows whose reports were found in the staging area after its death.
     recovered: set[int] = field(default_factory=set)
 
@@ -61,9 +62,9 @@ class Hold:
     asked: set[int]
     #: True when the ranks are to end only where a checkpoint of theirs was committed, so that nothing is redone.
     needs_commit: bool = False
-    preemption: wire.Preemption | None = None
+    preemption: Preemption | None = None
     resize_to: int = 0
-    answers: dict[int, wire.Held] = field(default_factory=dict)
+    answers: dict[int, Held] = field(default_factory=dict)
     #: The boundary that all were sent to; 0 before. And whether they end there.
     boundary: int = 0
     stops: bool = False
@@ -81,9 +82,9 @@ class Hold:
         """True when every rank can save by itself when it is told to."""
         return all(answer.can_save for answer in self.answers.values())
 
-    def goto(self, action: str) -> wire.Goto:
+    def goto(self, action: str) -> Goto:
         """What to tell the ranks of the boundary that was agreed on."""
-        return wire.Goto(
+        return Goto(
             hold=self.number,
             boundary=self.boundary,
             action=action,
@@ -125,7 +126,7 @@ class Attempt:
         self.losses: list[tuple[int, str]] = []
         self.hold: Hold | None = None
         #: By collective who has come to it, and what they call there.
-        self.arrivals: dict[int, dict[int, wire.Arrived]] = {}
+        self.arrivals: dict[int, dict[int, Arrived]] = {}
         self._calls: dict[int, set[str]] = {}
         self.barrier_rows: dict[int, set[int]] = {}
         #: By row why all ranks end there.
@@ -162,7 +163,7 @@ class Attempt:
         """True when every rank's function has returned or was stopped."""
         return len(self._over) == self.world_size and all(m.failure is None for m in self.members)
 
-    def end(self, member: Member, outcome: wire.Outcome) -> None:
+    def end(self, member: Member, outcome: Outcome) -> None:
         """A member's function has ended."""
         member.outcome = outcome
         self._over.add(member.rank)
@@ -175,12 +176,12 @@ class Attempt:
     def age(self) -> float:
         return time.monotonic() - self.began
 
-    def arrive(self, rank: int, message: wire.Arrived) -> None:
+    def arrive(self, rank: int, message: Arrived) -> None:
         """Note a rank at a collective."""
         self.arrivals.setdefault(message.sync, {})[rank] = message
         self._calls.setdefault(message.sync, set()).add(message.kind)
 
-    def settled_collectives(self) -> list[tuple[wire.Opened, list[Member]]]:
+    def settled_collectives(self) -> list[tuple[Opened, list[Member]]]:
         """Collectives whose ranks need not wait any longer, with those ranks: all are there, or one never will be."""
         settled = []
         for sync, here in list(self.arrivals.items()):
@@ -190,21 +191,19 @@ class Attempt:
                 settled.append((opened, [self.members[rank] for rank in here]))
         return settled
 
-    def _answer(self, sync: int, here: dict[int, wire.Arrived]) -> wire.Opened | None:
+    def _answer(self, sync: int, here: dict[int, Arrived]) -> Opened | None:
         if len(self._calls[sync]) > 1:
-            return wire.Opened(
-                sync=sync, error=f"The ranks do not call the same thing: {_different_calls(here)}."
-            )
+            return Opened(sync=sync, error=f"The ranks do not call the same thing: {_different_calls(here)}.")
         if gone := sorted(self._over - here.keys()):
             kind = next(iter(here.values())).kind
-            return wire.Opened(
+            return Opened(
                 sync=sync,
                 error=f"Rank {gone[0]} has ended without calling this {kind}(). Call it as often on every rank.",
             )
-        return wire.Opened(sync=sync, data=here[0].data) if len(here) == self.world_size else None
+        return Opened(sync=sync, data=here[0].data) if len(here) == self.world_size else None
 
 
-def _different_calls(here: dict[int, wire.Arrived]) -> str:
+def _different_calls(here: dict[int, Arrived]) -> str:
     """Who called what: of each call the first few ranks."""
     by_kind: dict[str, list[int]] = {}
     for rank, message in sorted(here.items()):

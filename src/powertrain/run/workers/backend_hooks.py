@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from powertrain.backend import Worker, WorkerMetadata
-from powertrain.config import BackendConfig
+from powertrain.backend import BackendConfig, Worker, WorkerMetadata
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.worker_group import RemoteWorkers
-from powertrain.wire import Hub
+from powertrain.wire.hub import Hub
 
 
 @dataclass(frozen=True)

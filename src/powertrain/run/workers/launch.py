@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from powertrain.engine.base import ProcessSpec
+from powertrain.run.spec import RunSpec
 from powertrain.run.workers.attempt import Attempt
 from powertrain.run.workers.placement import Placement, environment
-from powertrain.run.spec import RunSpec
-from powertrain.wire import Door
-from powertrain.worker.context import Place
+from powertrain.wire.keys import Door
 from powertrain.worker.main import ENTRY, WorkerSpec
+from powertrain.worker.place import Place
 from powertrain.worker.tracing import TraceSettings
 
 

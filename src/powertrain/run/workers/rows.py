@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from powertrain.wire import Part, Point
+from powertrain.wire.values import Part, Point
 
 #: Rows that may wait for slower ranks with their metrics in memory, and reports in them.
 WINDOW = 10_000

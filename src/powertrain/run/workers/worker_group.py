@@ -11,15 +11,17 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain import wire
 from powertrain.backend import Worker
 from powertrain.errors import EngineError
+from powertrain.wire.from_controller import Execute
+from powertrain.wire.from_worker import Executed
+from powertrain.wire.values import ErrorReport
 
 
 class WorkerCallError(EngineError):
     """A function that a backend ran in a worker failed; ``rank`` and ``report`` say where and how."""
 
-    def __init__(self, rank: int, report: wire.ErrorReport) -> None:
+    def __init__(self, rank: int, report: ErrorReport) -> None:
         super().__init__(f"{report.type} in rank {rank}: {report.message}")
         self.rank, self.report = rank, report
 
@@ -27,7 +29,7 @@ class WorkerCallError(EngineError):
 class RemoteWorkers:
     """Keeps :class:`powertrain.backend.WorkerGroup`. Used from the hooks' thread, answered from the controller's."""
 
-    def __init__(self, workers: Sequence[Worker], send: Callable[[int, wire.Execute], None]) -> None:
+    def __init__(self, workers: Sequence[Worker], send: Callable[[int, Execute], None]) -> None:
         self._workers = list(workers)
         self._send = send
         self._lock = threading.Lock()
@@ -57,7 +59,7 @@ class RemoteWorkers:
     ) -> Future[Any]:
         return self._call(rank, cloudpickle.dumps((fn, args, kwargs)))
 
-    def answered(self, rank: int, message: wire.Executed) -> None:
+    def answered(self, rank: int, message: Executed) -> None:
         """A worker's answer has come."""
         with self._lock:
             entry = self._open.pop(message.call, None)
@@ -85,7 +87,7 @@ class RemoteWorkers:
                 return future
             call = next(self._calls)
             self._open[call] = (rank, future)
-        self._send(rank, wire.Execute(call=call, function=function))
+        self._send(rank, Execute(call=call, function=function))
         return future
 
 

@@ -10,8 +10,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from powertrain.trace import recording
 from powertrain.trace.integrations.attaching import Attachment
+from powertrain.trace.recording import current
 from powertrain.trace.recording.phases import INSIDE
 from powertrain.trace.recording.wrappers import init
 
@@ -64,7 +64,7 @@ class _Attached:
 
         @functools.wraps(plain)
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            with recording.current().phase(INSIDE):
+            with current.current().phase(INSIDE):
                 return plain(*args, **kwargs)
 
         self._restore_training_step()

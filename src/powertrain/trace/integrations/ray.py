@@ -1,5 +1,6 @@
 """TraceML's names for a traced Ray Train trainer. Every trainer of Powertrain is traced, so there is little to them:
-``TraceMLRayConfig`` is :class:`~powertrain.config.TraceConfig`, and ``traceml_config`` is ``RunConfig(trace=...)``.
+``TraceMLRayConfig`` is :class:`~powertrain.config.trace.TraceConfig`, and ``traceml_config`` is
+``RunConfig(trace=...)``.
 
 Needs no Ray: like any trainer, ``TraceMLTorchTrainer`` runs on this machine, or on the cluster that ``powertrain.init``
 has connected to.
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from powertrain.config import RunConfig, TraceConfig, as_config, replace
+from powertrain.config.checks import as_config, replace
+from powertrain.config.run import RunConfig
+from powertrain.config.trace import TraceConfig
 from powertrain.errors import ConfigError
 
 if TYPE_CHECKING:

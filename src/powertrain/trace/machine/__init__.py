@@ -1,1 +1,1 @@
-"""."""
+"""Samples of the machine: processes, memory, devices."""

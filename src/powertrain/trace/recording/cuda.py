@@ -20,7 +20,14 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from powertrain.trace.recording.phases import BACKWARD, COLLECTIVE, COUNT, FIELDS, TIMED_ON_DEVICE, TIMED_PHASES
+from powertrain.trace.recording.phases import (
+    BACKWARD,
+    COLLECTIVE,
+    COUNT,
+    FIELDS,
+    TIMED_ON_DEVICE,
+    TIMED_PHASES,
+)
 
 #: Steps that wait for their device at most; those beyond stay without its times.
 _WAITING = 4096

@@ -10,20 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import mmap
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from threading import get_ident
-from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from powertrain.errors import ConfigError
 from powertrain.trace.recording import cuda
-from powertrain.trace.recording.phases import BACKWARD, COLLECTIVE, H2D, INPUT, REPORT
-from powertrain.trace.recording import (
+from powertrain.trace.recording.batch_sizes import SMALL_COPY, goes_to_device, size_of
+from powertrain.trace.recording.marks import (
     BEGINS,
     ENDED,
     FETCHED,
@@ -34,14 +28,14 @@ from powertrain.trace.recording import (
     MADE_HERE,
     NOBODY,
     SETTLE_AT,
-    Recorder,
 )
+from powertrain.trace.recording.phases import BACKWARD, COLLECTIVE, H2D, INPUT, REPORT
+from powertrain.trace.recording.recorder import Recorder
+from powertrain.trace.recording.timed_loaders import Exchange, MakingTimes, OfInstances, copied
 
-MODES = ("auto", "manual", "selective")
-#: Copies below it leave pageable memory at once, and tell nothing about the loader.
-_SMALL_COPY = 64 * 1024
-#: Of DDP's parameters, those whose gradients come last: when the last of them is there, all are.
-_LAST_GRADIENTS = 4
+if TYPE_CHECKING:
+    from powertrain.trace.recording.patch_choice import Choice
+
 #: What ranks wait for each other in, of torch.distributed; asynchronous ones are waited for in ``Work.wait``.
 _COLLECTIVES = (
     "all_gather",
@@ -64,114 +58,6 @@ _COLLECTIVES = (
     "scatter",
     "scatter_object_list",
 )
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What is patched."""
-
-    dataloader: bool
-    forward: bool
-    backward: bool
-    h2d: bool
-    #: Optimizers, gradient scalers, explicit collectives and saving.
-    rest: bool
-
-
-def choose(
-    mode: str = "auto",
-    patch_dataloader: bool | None = None,
-    patch_forward: bool | None = None,
-    patch_backward: bool | None = None,
-    patch_h2d: bool | None = None,
-) -> Choice:
-    """What a mode means. Raises :class:`~powertrain.errors.ConfigError` where the arguments do not go together."""
-    given = {
-        "patch_dataloader": patch_dataloader,
-        "patch_forward": patch_forward,
-        "patch_backward": patch_backward,
-        "patch_h2d": patch_h2d,
-    }
-    named = [f"{name}={value}" for name, value in given.items() if value is not None]
-    mode = "selective" if mode == "custom" else mode
-    if mode not in MODES:
-        raise ConfigError(
-            f"mode={mode!r} is not a tracing mode. Use 'auto' to patch everything, 'manual' to patch nothing, or "
-            "'selective' to patch what patch_… names."
-        )
-    if mode != "selective" and named:
-        raise ConfigError(
-            f"{', '.join(named)} cannot be used with mode={mode!r}, which decides for all. Use mode='selective'."
-        )
-    if mode == "selective" and not any(given.values()):
-        raise ConfigError(
-            "mode='selective' was given no patch_… that is True, so nothing would be patched. Name at least one, or "
-            "use mode='manual'."
-        )
-    is_auto = mode == "auto"
-    return Choice(
-        dataloader=is_auto or bool(patch_dataloader),
-        forward=is_auto or bool(patch_forward),
-        backward=is_auto or bool(patch_backward),
-        h2d=is_auto or bool(patch_h2d),
-        rest=is_auto,
-    )
-
-
-# --------------------------------------------------------------------------- what a batch is
-
-
-_SEQUENCES = (tuple, list)
-
-
-def size_of(batch: Any) -> tuple[int, int]:
-    """(samples, tokens): the first dimension of the first tensor or array found, and the elements of ``input_ids``."""
-    try:
-        # Nearly always, and then without a search.
-        if type(batch) in _SEQUENCES and (shape := getattr(batch[0], "shape", None)) and (count := shape[0]):
-            return int(count), 0
-        return _size_of(batch, depth=3)
-    except Exception:  # what a user's own kind of batch answers is no reason to end a training
-        return 0, 0
-
-
-def _size_of(batch: Any, depth: int) -> tuple[int, int]:
-    if isinstance(batch, (list, tuple)):
-        parts, tokens = iter(batch), 0
-    elif (shape := getattr(batch, "shape", None)) is not None:
-        return (int(shape[0]) if shape else 0), 0
-    elif isinstance(batch, Mapping):
-        ids: Any = batch.get("input_ids")
-        parts, tokens = iter(batch.values()), math.prod(getattr(ids, "shape", None) or (0,))
-    else:
-        return 0, 0
-    for part in parts if depth else ():
-        samples, inner = _size_of(part, depth - 1)
-        if samples:
-            return samples, tokens or inner
-    return 0, tokens
-
-
-#: Nothing is copied to these.
-_NOT_DEVICES = ("cpu", "meta")
-
-
-def goes_to_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True where ``tensor.to(*args, **kwargs)`` of one in the host's memory copies it to a device."""
-    if args and type(args[0]) is str:  # as usual
-        return not args[0].startswith(_NOT_DEVICES)
-    target = kwargs.get("device") or kwargs.get("other") or (args[0] if args else None)
-    target = getattr(target, "device", target)
-    kind = getattr(target, "type", None)
-    if kind is None and isinstance(target, str):
-        kind = target.partition(":")[0]
-    if kind is None:
-        # Of a plain number torch makes a device of the machine's accelerator; a dtype is none.
-        return isinstance(target, int) and not isinstance(target, bool)
-    return kind not in _NOT_DEVICES
-
-
-# --------------------------------------------------------------------------- all patches
 
 
 class _Within:
@@ -197,9 +83,9 @@ class Patches:
         #: user's need not be hashable; and what says that they are gone.
         self._is_model: dict[int, bool] = {}
         self._met: dict[int, weakref.ref[Any]] = {}
-        self._exchanges: list[_Exchange] = []
+        self._exchanges: list[Exchange] = []
         #: By their iterators, what loaders' processes say.
-        self._making: weakref.WeakKeyDictionary[Any, _MakingTimes] = weakref.WeakKeyDictionary()
+        self._making: weakref.WeakKeyDictionary[Any, MakingTimes] = weakref.WeakKeyDictionary()
         installers = [
             (choice.dataloader, self._patch_loaders),
             (choice.forward, self._patch_forward),
@@ -315,7 +201,7 @@ class Patches:
 
         @functools.wraps(begin)
         def begin_telling(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            making[batches] = times = _MakingTimes(loader.num_workers)
+            making[batches] = times = MakingTimes(loader.num_workers)
             with times.of_children():
                 begin(batches, loader, *args, **kwargs)
 
@@ -403,7 +289,7 @@ class Patches:
         known = [exchange.model() for exchange in self._exchanges]
         for part in module.modules():
             if isinstance(part, DistributedDataParallel) and not any(part is model for model in known):
-                exchange = _Exchange(part, self.recorder)
+                exchange = Exchange(part, self.recorder)
                 self._undo.callback(exchange.close)
                 self._exchanges.append(exchange)
 
@@ -569,7 +455,7 @@ class Patches:
             note((H2D, clock()))  # as in _patch_forward
             recorder.depth = 1
             try:
-                if tensor.nbytes >= _SMALL_COPY and not tensor.is_pinned():
+                if tensor.nbytes >= SMALL_COPY and not tensor.is_pinned():
                     recorder.copies_pageable()
                 return to(tensor, *args, **kwargs)
             finally:
@@ -584,8 +470,8 @@ class Patches:
                 return copied(recorder, tensor, to_cuda, args, kwargs)
             return to_cuda(tensor, *args, **kwargs)
 
-        self._replace(torch.Tensor, "to", _OfInstances(to, timed_to))
-        self._replace(torch.Tensor, "cuda", _OfInstances(to_cuda, timed_cuda))
+        self._replace(torch.Tensor, "to", OfInstances(to, timed_to))
+        self._replace(torch.Tensor, "cuda", OfInstances(to_cuda, timed_cuda))
 
     # -- graphs
 
@@ -653,139 +539,6 @@ class Patches:
             if vars(owner).get("save") is plain:
                 self._replace(owner, "save", timed)
 
-
-class _MakingTimes:
-    """How long a loader's processes make batches. They add it up in memory that they share with the one that reads.
-
-    Only processes that are forked from this one know of it; of others nothing is known.
-    """
-
-    #: In a process that is forked here, the one to add to.
-    mine: _MakingTimes | None = None
-
-    def __init__(self, processes: int) -> None:
-        #: Seconds and batches of the first process, of the second, and so on.
-        self._sums = memoryview(mmap.mmap(-1, 16 * processes)).cast("d")
-        self._seconds = self._count = self._mean = 0.0
-
-    @contextlib.contextmanager
-    def of_children(self) -> Iterator[None]:
-        """Processes that are forked within are the loader's, and say how long they make batches. This one does not: it
-        may have other loaders, and need not ask itself with each of their batches whether it does."""
-        from torch.utils.data._utils import fetch
-
-        fetchers: list[Any] = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
-        plain = [fetcher.fetch for fetcher in fetchers]
-        before, _MakingTimes.mine = _MakingTimes.mine, self
-        for fetcher in fetchers:
-            fetcher.fetch = _telling_how_long(fetcher.fetch)
-        try:
-            yield
-        finally:
-            _MakingTimes.mine = before
-            for fetcher, method in zip(fetchers, plain, strict=True):
-                fetcher.fetch = method
-
-    def add(self, process: int, seconds: float) -> None:
-        """It has made a batch. In that process."""
-        self._sums[2 * process] += seconds
-        self._sums[2 * process + 1] += 1.0
-
-    def newest(self) -> float:
-        """Seconds in which one of the newest batches was made; 0 where that is not known."""
-        sums = self._sums.tolist()
-        seconds, count = sum(sums[::2]), sum(sums[1::2])
-        if count > self._count:
-            self._mean = (seconds - self._seconds) / (count - self._count)
-            self._seconds, self._count = seconds, count
-        return self._mean
-
-
-def _telling_how_long(fetch: Callable[..., Any]) -> Callable[..., Any]:
-    """``fetch``, which makes a batch; in a loader's process it says how long that took."""
-    from torch.utils.data import get_worker_info
-
-    @functools.wraps(fetch)
-    def timed(*args: Any) -> Any:
-        times = _MakingTimes.mine
-        process = None if times is None else get_worker_info()
-        if times is None or process is None:
-            return fetch(*args)
-        began = time.perf_counter()
-        batch = fetch(*args)
-        times.add(process.id, time.perf_counter() - began)
-        return batch
-
-    return timed
-
-
-class _OfInstances:
-    """A method that is replaced for instances only: tables that are keyed by ``torch.Tensor.to``, as subclasses of
-    tensors have them, find the same as ever."""
-
-    __slots__ = ("_method", "_plain")
-
-    def __init__(self, plain: Any, method: Callable[..., Any]) -> None:
-        self._plain, self._method = plain, method
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self._plain if instance is None else MethodType(self._method, instance)
-
-
-def copied(recorder: Recorder, tensor: Any, how: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``how(tensor, …)``, its time counted as a copy to a device, the memory it comes from noted."""
-    depth = recorder.enter(H2D)
-    try:
-        if depth != IGNORED and tensor.nbytes >= _SMALL_COPY and not tensor.is_pinned():
-            recorder.copies_pageable()
-        return how(tensor, *args, **kwargs)
-    finally:
-        recorder.leave(depth)
-
-
-class _Exchange:
-    """Says when all gradients of a DDP model are there, so that the rest of its backward pass is waiting.
-
-    The order in which they come is learned in the first pass; from then on only the last few have hooks.
-    """
-
-    def __init__(self, model: Any, recorder: Recorder) -> None:
-        self.model = weakref.ref(model)
-        self._recorder = recorder
-        self._came: list[int] = []
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._parameters = [weakref.ref(parameter) for parameter in parameters]
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._note, number))
-            for number, parameter in enumerate(parameters)
-        ]
-        self._is_learning = True
-
-    def _note(self, number: int, _: Any) -> None:
-        self._came.append(number)
-        self._recorder.gradients_are_there()
-
-    def learn(self) -> None:
-        """A backward pass is over."""
-        if not self._is_learning or not self._came:
-            return
-        self._is_learning = False
-        self.close()
-        last = list(dict.fromkeys(reversed(self._came)))[:_LAST_GRADIENTS]
-        living = [self._parameters[number]() for number in last]
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._recorder.gradients_are_there)
-            for parameter in living
-            if parameter is not None
-        ]
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
-
-# --------------------------------------------------------------------------- of this process
 
 _installed: Patches | None = None
 

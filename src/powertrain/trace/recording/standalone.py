@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from powertrain.trace import store
 from powertrain.trace.machine import samples
-from powertrain.trace import recording, store
-from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
 from powertrain.trace.machine.samplers import Sampler
+from powertrain.trace.recording import current
+from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
+from powertrain.trace.recording.recorder import Recorder
 from powertrain.trace.stacks.whereabouts import Whereabouts
 
 #: Seconds between two looks at the machine, and between two at where the loop is.
@@ -43,7 +45,7 @@ class Alone:
     """Records what the thread does that makes it. A thread of its own takes the steps out of the ring."""
 
     def __init__(self, most: int = _MOST) -> None:
-        self.recorder = recording.Recorder()
+        self.recorder = Recorder()
         self._most = most
         self._lock = threading.Lock()
         self._taken = 0
@@ -130,8 +132,6 @@ def own_rank() -> int:
     return int(rank) if rank.isdecimal() else 0
 
 
-# --------------------------------------------------------------------------- of this process
-
 _alone: Alone | None = None
 
 
@@ -141,7 +141,7 @@ def begin() -> None:
     if _alone is None:
         atexit.register(_say_at_exit, os.getpid())
     _alone = Alone()
-    recording.use(_alone.recorder)
+    current.use(_alone.recorder)
 
 
 def end() -> None:
@@ -150,9 +150,9 @@ def end() -> None:
 
     if _alone is None or _alone.is_over:
         return
-    if recording.recording() is _alone.recorder:
+    if current.recording() is _alone.recorder:
         patches.uninstall()
-        recording.use(None)
+        current.use(None)
     _alone.end()
 
 

@@ -15,8 +15,15 @@ from types import GeneratorType, TracebackType
 from typing import Any, TypeVar
 
 from powertrain.errors import ConfigError
-from powertrain.trace.recording import standalone, patches
-from powertrain.trace import recording
+from powertrain.trace.recording import (
+    batch_sizes,
+    current,
+    marks,
+    patch_choice,
+    patches,
+    standalone,
+    timed_loaders,
+)
 from powertrain.trace.recording.phases import BACKWARD, H2D, INPUT
 
 Thing = TypeVar("Thing")
@@ -37,13 +44,10 @@ def init(
     found, unless :func:`~powertrain.diagnosis.so_far.final_summary` was called. Raises
     :class:`~powertrain.errors.ConfigError` for arguments that do not go together.
     """
-    choice = patches.choose(mode, patch_dataloader, patch_forward, patch_backward, patch_h2d)
-    if not recording.is_kept():
+    choice = patch_choice.choose(mode, patch_dataloader, patch_forward, patch_backward, patch_h2d)
+    if not current.is_kept():
         standalone.begin()
-    patches.install(recording.current(), choice)
-
-
-# --------------------------------------------------------------------------- steps
+    patches.install(current.current(), choice)
 
 
 class _MarkedStep:
@@ -55,7 +59,7 @@ class _MarkedStep:
         self._model = model
 
     def __enter__(self) -> None:
-        self._recorder = recording.current()
+        self._recorder = current.current()
         installed = patches.installed()
         if installed is not None and self._model is not None:
             installed.is_model(self._model)
@@ -90,9 +94,6 @@ def trace_step(model: Any = None) -> Any:
     return _MarkedStep(model)
 
 
-# --------------------------------------------------------------------------- input
-
-
 class _TimedIterator:
     """An iterator whose ``next`` is time spent waiting for input."""
 
@@ -103,11 +104,11 @@ class _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        recorder = recording.current()
+        recorder = current.current()
         depth = recorder.enter(INPUT)
         try:
             batch = next(self._batches)
-            samples, tokens = (0, 0) if depth else patches.size_of(batch)
+            samples, tokens = (0, 0) if depth else batch_sizes.size_of(batch)
             seconds = 0.0 if depth else self._seconds_of_newest()
         except BaseException:
             recorder.leave(depth)
@@ -121,7 +122,7 @@ class _TimedIterator:
     def _seconds_of_newest(self) -> float:
         """For how long it was made; where it comes from processes that torch was made to tell of, they say."""
         if self._is_made_here:
-            return recording.MADE_HERE
+            return marks.MADE_HERE
         installed = patches.installed() if hasattr(self._batches, "_num_workers") else None
         return installed.seconds_of_newest(self._batches) if installed is not None else 0.0
 
@@ -138,7 +139,7 @@ class _TimedIterable:
         self._loader = loader
 
     def __iter__(self) -> _TimedIterator:
-        recorder = recording.current()
+        recorder = current.current()
         depth = recorder.enter(INPUT)
         try:
             batches = iter(self._loader)
@@ -169,9 +170,6 @@ def wrap_dataloader_fetch(iterable: Any) -> Any:
     raise _wrong("wrap_dataloader_fetch", iterable, "a loader or an iterator")
 
 
-# --------------------------------------------------------------------------- model, loss, optimizer, batch
-
-
 class _TimedForward:
     """Stands as ``forward`` in one model. A copy of the model gets one of its own."""
 
@@ -184,7 +182,7 @@ class _TimedForward:
 
         if torch.compiler.is_compiling():
             return self._forward(*args, **kwargs)
-        recorder = recording.current()
+        recorder = current.current()
         depth = recorder.enter_forward(torch.is_grad_enabled())
         try:
             return self._forward(*args, **kwargs)
@@ -223,7 +221,7 @@ class _TimedLoss:
         self._loss = loss
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        with recording.current().phase(BACKWARD):
+        with current.current().phase(BACKWARD):
             return self._loss.backward(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -245,7 +243,7 @@ def wrap_backward(loss_or_function: Any) -> Any:
 
     @functools.wraps(loss_or_function)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        with recording.current().phase(BACKWARD):
+        with current.current().phase(BACKWARD):
             return loss_or_function(*args, **kwargs)
 
     return backward
@@ -280,7 +278,7 @@ class _TimedStep:
         self._optimizer, self._plain = weakref.ref(optimizer), plain
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        recorder = recording.current()
+        recorder = current.current()
         optimizer = self._optimizer()
         recorder.optimizer_begins(optimizer)
         try:
@@ -291,12 +289,12 @@ class _TimedStep:
 
 def _optimizer_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not _are_optimizers_patched():
-        recording.current().optimizer_begins(optimizer)
+        current.current().optimizer_begins(optimizer)
 
 
 def _optimizer_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not _are_optimizers_patched():
-        recording.current().optimizer_ended(optimizer)
+        current.current().optimizer_ended(optimizer)
 
 
 def _are_optimizers_patched() -> bool:
@@ -313,10 +311,10 @@ class _TimedCopy:
     def to(self, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        thing, recorder = self._thing, recording.current()
+        thing, recorder = self._thing, current.current()
         if isinstance(thing, torch.Tensor):
-            if thing.is_cpu and patches.goes_to_device(args, kwargs):
-                return patches.copied(recorder, thing, torch.Tensor.to, args, kwargs)
+            if thing.is_cpu and batch_sizes.goes_to_device(args, kwargs):
+                return timed_loaders.copied(recorder, thing, torch.Tensor.to, args, kwargs)
             return thing.to(*args, **kwargs)
         with recorder.phase(H2D):
             return thing.to(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""."""
+"""Stacks of a process, and where its loop is."""

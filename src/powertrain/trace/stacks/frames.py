@@ -14,7 +14,7 @@ from types import FrameType
 
 from powertrain.text.tracebacks import OURS as OURS
 from powertrain.text.tracebacks import is_installed
-from powertrain.wire import Frame, ProcessStack, Where
+from powertrain.wire.values import Frame, ProcessStack, Where
 
 #: (file, line, function) of one frame.
 Line = tuple[str, int, str]

@@ -34,9 +34,9 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from powertrain.text.printable import escape_controls
-from powertrain.trace.stacks import frames
 from powertrain.trace.machine import processes
-from powertrain.wire import Frame, ProcessStack, ThreadStack, Where
+from powertrain.trace.stacks import frames
+from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
 #: By which a process is asked for its stacks; 0 where the platform has no signals to spare.
 SIGNAL = int(signal.SIGRTMIN) + 11 if hasattr(signal, "SIGRTMIN") else 0

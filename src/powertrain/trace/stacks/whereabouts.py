@@ -6,7 +6,7 @@ import os
 from collections import Counter
 
 from powertrain.trace.stacks import stacks
-from powertrain.wire import Where
+from powertrain.wire.values import Where
 
 #: Places remembered for a phase; those seen once and never again go first.
 _MOST = 200

@@ -11,9 +11,9 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-from powertrain.values.arguments import as_flag, plain_scalar, shorten
 from powertrain.errors import ConfigError
 from powertrain.frameworks.reporting import as_names, check_filename, file_checkpoint
+from powertrain.values.arguments import as_flag, plain_scalar, shorten
 from powertrain.worker import context
 
 __all__ = ["TuneCallback", "TuneReportCallback", "TuneReportCheckpointCallback"]

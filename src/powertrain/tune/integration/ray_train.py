@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.errors import ConfigError
 from powertrain.run.callbacks import UserCallback
-from powertrain.worker import context
+from powertrain.worker import context, session
 from powertrain.worker.progress import StopRun
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class TuneReportCallback(UserCallback):
     """
 
     def __init__(self) -> None:
-        if not context.in_worker():
+        if not session.in_worker():
             raise ConfigError(
                 "TuneReportCallback() reports to a sweep, and there is none here. Make it in the function that "
                 "tune.Tuner gets, or leave it out."

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from powertrain.values.arguments import plain_scalar, shorten
 from powertrain.text.redaction import strip_secrets
 from powertrain.tune.callback import Callback
+from powertrain.values.arguments import plain_scalar, shorten
 
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import plain_scalar
 from powertrain.text.errors import describe_error
 from powertrain.tune.logger.base import FileLogger, flatten
 from powertrain.tune.trial import flat_numbers
+from powertrain.values.arguments import plain_scalar
 
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial

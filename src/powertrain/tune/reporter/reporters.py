@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.text.printable import escape_controls
 from powertrain.tune.reporter.table import error_table, summary_line, trial_table
 from powertrain.tune.trial import Trial
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

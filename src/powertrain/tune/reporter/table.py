@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
 from powertrain.text.printable import escape_controls
 from powertrain.tune import trial as states
 from powertrain.tune.trial import Trial
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     from rich.table import Table

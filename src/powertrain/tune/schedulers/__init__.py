@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from powertrain.config import did_you_mean
+from powertrain.config.checks import did_you_mean
 from powertrain.errors import ConfigError
 from powertrain.tune.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler
 from powertrain.tune.schedulers.base import Action, Decision, FIFOScheduler, TrialScheduler

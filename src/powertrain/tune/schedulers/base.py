@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.trial import flat_numbers
+from powertrain.values.arguments import shorten
 
 
 class Action(enum.Enum):

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import plain_scalar, shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.schedulers.base import Decision
 from powertrain.tune.schedulers.pbt import PopulationBasedTraining
 from powertrain.tune.space import uniform
+from powertrain.values.arguments import plain_scalar, shorten
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.schedulers.base import Action, Decision, TrialScheduler, check_numbers, number_of
 from powertrain.tune.space import Categorical, Domain, Float, Integer
 from powertrain.tune.trial import flat_numbers
+from powertrain.values.arguments import shorten
 
 #: The values that a parameter may change to: a list, a distribution, a function without arguments, or a dict of them.
 Mutations = Mapping[str, Any]

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from powertrain.values.arguments import plain_scalar, shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.space import Path, is_grid, show_path, walk
+from powertrain.values.arguments import plain_scalar, shorten
 
 #: What ``suggest`` returns when there will be no more suggestions.
 FINISHED = "FINISHED"

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.values.arguments import as_flag, as_whole, shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.search.base import (
     FINISHED,
@@ -29,6 +28,7 @@ from powertrain.tune.space import (
     walk,
     with_values,
 )
+from powertrain.values.arguments import as_flag, as_whole, shorten
 
 
 @dataclass

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.search import base, limiter
 from powertrain.tune.search.base import Objective, Searcher
 from powertrain.tune.search.basic_variant import BasicVariantGenerator
 from powertrain.tune.search.optuna import OptunaSearch
 from powertrain.tune.space import Function, find_domains, is_grid, walk
+from powertrain.values.arguments import shorten
 
 #: The searchers that ``search_alg`` and :func:`create_searcher` know by name.
 _BY_NAME: dict[str, type[Searcher]] = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.values.arguments import as_flag, as_whole
 from powertrain.errors import ConfigError
 from powertrain.tune.search.base import Searcher, SearcherWrapper
+from powertrain.values.arguments import as_flag, as_whole
 
 
 @dataclass

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import as_whole, shorten
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
+from powertrain.text.errors import describe_error
 from powertrain.tune.search.base import (
     FINISHED,
     Objective,
@@ -37,6 +36,7 @@ from powertrain.tune.search.translation import (
     translate_space,
 )
 from powertrain.tune.space import Domain, Function, check_space, is_grid, resolve, walk, with_values
+from powertrain.values.arguments import as_whole, shorten
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

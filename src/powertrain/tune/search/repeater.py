@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.values.arguments import as_flag, as_whole
 from powertrain.errors import ConfigError
 from powertrain.tune.search.base import Searcher, SearcherWrapper, find_number
+from powertrain.values.arguments import as_flag, as_whole
 
 #: The entry of a configuration that says which of its repetitions a trial is, from 0.
 TRIAL_INDEX = "__trial_index__"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
+from powertrain.text.errors import describe_error
 from powertrain.tune.search.translation import import_optuna
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError
+from powertrain.text.errors import describe_error
 from powertrain.tune.space import Categorical, Float, Integer, Normal, Path, is_grid, show_path, walk
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     from types import ModuleType

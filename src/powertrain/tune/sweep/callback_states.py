@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
-from powertrain.text.errors import describe_error
 from powertrain.storage import signed
+from powertrain.text.errors import describe_error
 from powertrain.tune.sweep.journal import record
 
 if TYPE_CHECKING:

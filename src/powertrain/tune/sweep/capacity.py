@@ -36,10 +36,11 @@ def count_concurrent_trials(trainer: DataParallelTrainer, most: int | None) -> i
 
 
 def _room_here(trainer: DataParallelTrainer, workers: int) -> int:
+    from powertrain.driver.engines import custom_resources
+    from powertrain.driver.engines import shape as _shape
     from powertrain.engine import resources
-    from powertrain.trainer import _custom_resources, _shape
 
-    machine = resources.detect(_custom_resources())
+    machine = resources.detect(custom_resources())
     shape = _shape(trainer.scaling_config)
     slots = resources.slots_free(machine, shape, ())
     if shape.explicit and shape.cpus:  # so many share the cores as was asked for

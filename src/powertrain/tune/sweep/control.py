@@ -1,7 +1,7 @@
 """Lets the command line find a sweep that is under way, and end it so that it can be continued.
 
-A sweep has a control socket as runs have (see :mod:`powertrain.run.remote.protocol`). It answers ``powertrain stop SWEEP``;
-what concerns ranks is asked of a trial, which is a run.
+A sweep has a control socket as runs have (see :mod:`powertrain.run.remote.protocol`). It answers ``powertrain stop
+SWEEP``; what concerns ranks is asked of a trial, which is a run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def listen(
         stack: Removes what was made.
         tell: Shows one sentence to the user.
     """
-    from powertrain.engine import local
+    from powertrain.engine.local import runtime_directories
 
     journal = storage.local_path("journal/x")
     files = os.path.dirname(str(journal.parent)) if journal is not None else ""
     visits = SweepVisits(loop, name)
     try:
-        runtime = local.make_runtime_directory(name)
-        stack.enter_context(local.removed_at_the_end(runtime))
+        runtime = runtime_directories.make_runtime_directory(name)
+        stack.enter_context(runtime_directories.removed_at_the_end(runtime))
         card = protocol.card_of(name, storage.uri, files, lease)
         stack.callback(visits.close)
         stack.enter_context(protocol.listening(runtime, card, visits.visit))

@@ -7,7 +7,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
-from powertrain.checkpoint import commit
+from powertrain.checkpoint import commit, committed
 from powertrain.checkpoint.cache import METADATA_NAME
 from powertrain.errors import CheckpointError
 
@@ -38,7 +38,7 @@ class Graft:
     def apply(self, storage: Storage, chain: Chain) -> None:
         """Commit a copy of the source's newest checkpoint to a run whose lease is held."""
         for _ in range(_TRIES):
-            there = commit.committed(self._source)
+            there = committed.committed(self._source)
             if not there:
                 self.problem = "there is no checkpoint yet"
                 return

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from powertrain.values.arguments import shorten
 from powertrain.checkpoint.manifest import to_json_value
 from powertrain.errors import ConfigError
 from powertrain.tune import trial as tr
@@ -21,6 +20,7 @@ from powertrain.tune.stopper import Stopper
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.sweep.journal.state import SweepState, json_form, result_of
 from powertrain.tune.trial import Trial
+from powertrain.values.arguments import shorten
 
 #: Keeps a configuration that JSON cannot hold, and returns its key.
 KeepConfig = Callable[[str, Mapping[str, Any]], str]

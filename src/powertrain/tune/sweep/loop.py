@@ -21,8 +21,8 @@ from powertrain.tune import trial as tr
 from powertrain.tune.callback import CallbackList
 from powertrain.tune.stopper import bounds_of
 from powertrain.tune.sweep.journal import events as ev
-from powertrain.tune.sweep.judge import Judge
 from powertrain.tune.sweep.journal.state import Exploit, SweepState
+from powertrain.tune.sweep.judge import Judge
 from powertrain.tune.sweep.trial_run import TrialEnd, TrialRun
 from powertrain.tune.trial import Trial
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.text.errors import describe_error
 from powertrain.errors import StorageError
 from powertrain.storage import Storage
+from powertrain.text.errors import describe_error
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.trial import Trial
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from powertrain.run import events as ev
-from powertrain.terminal import LineAssembler, wants_live
+from powertrain.terminal.lines import LineAssembler
+from powertrain.terminal.screen import wants_live
 from powertrain.tune.reporter.table import summary_line, trial_table
 
 if TYPE_CHECKING:

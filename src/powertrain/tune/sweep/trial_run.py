@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from powertrain.config import RunConfig, replace
+from powertrain.config.checks import replace
+from powertrain.config.run import RunConfig
 from powertrain.errors import ConfigError, PreemptedError
 from powertrain.run.events import Warned
 from powertrain.trainer import DataParallelTrainer, TrialHooks
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.chain import Chain
-    from powertrain.engine.local import WarmServer
+    from powertrain.engine.local.warm_server import WarmServer
     from powertrain.run.controller import Controller
     from powertrain.storage import Storage
     from powertrain.tune.sweep.grafts import Graft

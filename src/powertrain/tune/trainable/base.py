@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.trainable.resources import PlacementGroupFactory
-from powertrain.worker import context
+from powertrain.values.arguments import shorten
+from powertrain.worker import context, session
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
@@ -150,24 +150,24 @@ class Trainable:
     @property
     def trial_id(self) -> str:
         """The id of the trial; "default" outside a sweep."""
-        return context.get_context().get_trial_id() if context.in_worker() else "default"
+        return context.get_context().get_trial_id() if session.in_worker() else "default"
 
     @property
     def trial_name(self) -> str:
         """The name of the trial; "default" outside a sweep."""
-        return context.get_context().get_trial_name() if context.in_worker() else "default"
+        return context.get_context().get_trial_name() if session.in_worker() else "default"
 
     @property
     def trial_resources(self) -> dict[str, float] | None:
         """What the trial was given, by resource name; None outside a sweep."""
-        return context.get_context().get_trial_resources() if context.in_worker() else None
+        return context.get_context().get_trial_resources() if session.in_worker() else None
 
     @property
     def logdir(self) -> str:
         """A directory for files of the trial: that of its run where this is on this machine; otherwise a temporary one,
         which :meth:`stop` removes."""
         if not self._logdir:
-            directory = context.get_context().get_trial_dir() if context.in_worker() else ""
+            directory = context.get_context().get_trial_dir() if session.in_worker() else ""
             self._is_logdir_own = not directory or "://" in directory
             self._logdir = tempfile.mkdtemp(prefix="powertrain-trial-") if self._is_logdir_own else directory
             os.makedirs(self._logdir, exist_ok=True)

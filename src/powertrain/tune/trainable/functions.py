@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from powertrain.values.arguments import as_flag, as_whole, shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.trainable.base import Trainable
-from powertrain.worker import context
+from powertrain.values.arguments import as_flag, as_whole, shorten
+from powertrain.worker import context, session
 from powertrain.worker.progress import StopRun
 
 #: Entries of a result that the sweep adds itself, or that are no metrics.
@@ -59,7 +59,7 @@ class TrainableFunction:
         trainable = self._make(config)
         is_kept = False
         try:
-            checkpoint = context.get_checkpoint()
+            checkpoint = session.get_checkpoint()
             if checkpoint is not None:
                 trainable.restore(checkpoint)
             while not self._advance(trainable):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from powertrain.config import ScalingConfig
+from powertrain.config.scaling import ScalingConfig
 from powertrain.errors import ConfigError
 from powertrain.trainer import DataParallelTrainer
 from powertrain.tune.trainable.wrappers import request_of, resources_of

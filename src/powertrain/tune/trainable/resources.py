@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from powertrain.values.arguments import plain_scalar, shorten
-from powertrain.config import PLACEMENT_STRATEGIES, ScalingConfig
+from powertrain.config.scaling import PLACEMENT_STRATEGIES, ScalingConfig
 from powertrain.errors import ConfigError
+from powertrain.values.arguments import plain_scalar, shorten
 
 logger = logging.getLogger("powertrain")
 

@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.tune.trainable.base import Trainable
 from powertrain.tune.trainable.functions import is_trainable_class
 from powertrain.tune.trainable.resources import Request, as_amounts, as_request
+from powertrain.values.arguments import shorten
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 #: The attribute of a trainable that holds its request.

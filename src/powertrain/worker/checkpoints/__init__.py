@@ -1,1 +1,1 @@
-"""."""
+"""A rank's part in checkpoints: capture, save, mark."""

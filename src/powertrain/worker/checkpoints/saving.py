@@ -10,20 +10,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from powertrain import wire
-from powertrain.values.arguments import as_flag, has_attribute, plain_scalar, shorten
-from powertrain.config import CheckpointUploadMode, ValidationTaskConfig
-from powertrain.text.errors import describe_error
+from powertrain.config.checkpoint import CheckpointUploadMode
+from powertrain.config.validation import ValidationTaskConfig
 from powertrain.errors import CheckpointError, ReportError
+from powertrain.text.errors import describe_error
+from powertrain.values.arguments import as_flag, has_attribute, plain_scalar, shorten
+from powertrain.wire.from_worker import Carried, Noted
+from powertrain.wire.values import FilePart, Part, Point, Validation
+from powertrain.worker.checkpoints.shared_directory import (
+    BEFORE_ALL,
+    copy_new_entries,
+    is_same_directory,
+    output_files,
+)
 from powertrain.worker.progress import progress
-from powertrain.worker.checkpoints.shared_directory import BEFORE_ALL, copy_new_entries, is_same_directory, output_files
 from powertrain.worker.values import is_pending, resolve
 
 if TYPE_CHECKING:
     from msgspec import Struct
 
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.worker.context import Session
+    from powertrain.worker.session import Session
 
 S = TypeVar("S", bound="Struct")
 
@@ -43,7 +50,7 @@ class SaveOptions:
     #: True when the directory need not stay where it is.
     take: bool = False
     upload: UploadFunction | None = None
-    validation: wire.Validation | None = None
+    validation: Validation | None = None
 
 
 def options(
@@ -81,10 +88,10 @@ def is_sync(mode: CheckpointUploadMode | str | None) -> bool:
     return mode is CheckpointUploadMode.SYNC or (isinstance(mode, str) and mode.upper() == "SYNC")
 
 
-def _validation(asked: bool | ValidationTaskConfig) -> wire.Validation | None:
+def _validation(asked: bool | ValidationTaskConfig) -> Validation | None:
     if isinstance(asked, ValidationTaskConfig):
-        return wire.Validation(arguments=dict(asked.fn_kwargs or {}), timeout=asked.timeout_s or 0.0)
-    return wire.Validation() if asked else None
+        return Validation(arguments=dict(asked.fn_kwargs or {}), timeout=asked.timeout_s or 0.0)
+    return Validation() if asked else None
 
 
 def check_validation(session: Session, asked: Any) -> bool | ValidationTaskConfig:
@@ -124,7 +131,7 @@ def _refuse_validation(session: Session) -> None:
         )
 
 
-def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> wire.Part:
+def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> Part:
     """This rank's share of the checkpoint of ``row``. On return the caller may change or delete the directory.
 
     Raises :class:`ReportError` or :class:`CheckpointError` for what cannot be a checkpoint. A disk that is full
@@ -160,7 +167,7 @@ def _is_checkpoint(value: Any) -> bool:
     )
 
 
-def sealed(session: Session, point: wire.Point) -> wire.Point:
+def sealed(session: Session, point: Point) -> Point:
     """The report, whose staged share now counts even if this process dies; where it cannot be sealed, without one."""
     part = point.part
     if part is None or not part.staged:
@@ -174,19 +181,17 @@ def sealed(session: Session, point: wire.Point) -> wire.Point:
     return point
 
 
-def _unstaged(session: Session, error: OSError, checkpoint: str = "") -> wire.Part:
+def _unstaged(session: Session, error: OSError, checkpoint: str = "") -> Part:
     """What the run is told of a share that could not be staged."""
     from powertrain.storage.full_disk import describe_write_error, full_place
 
     staging = session.place.staging or os.getcwd()
     reason = f"rank {session.place.rank} could not stage it: {describe_write_error(error, staging)}"
     place = full_place(error, staging) or staging
-    return wire.Part(checkpoint=checkpoint, files=[], error=reason, error_place=place)
+    return Part(checkpoint=checkpoint, files=[], error=reason, error_place=place)
 
 
-def upload_beside(
-    session: Session, checkpoint: Checkpoint, part: wire.Part, how: SaveOptions, row: int
-) -> None:
+def upload_beside(session: Session, checkpoint: Checkpoint, part: Part, how: SaveOptions, row: int) -> None:
     """Run the user's own upload function on a thread, and send its outcome to the run.
 
     The function gets the staged copy, so that the caller may change or delete the directory; or ``checkpoint`` itself
@@ -197,7 +202,7 @@ def upload_beside(
 
     def work() -> None:
         place = session.place
-        told = wire.Carried(attempt=place.attempt, row=row, rank=place.rank)
+        told = Carried(attempt=place.attempt, row=row, rank=place.rank)
         try:
             told = _with(told, **_uploaded(upload, checkpoint, part, name))
         except BaseException as error:  # also SystemExit, which would end this thread without a word
@@ -211,7 +216,7 @@ def upload_beside(
     threading.Thread(target=work, name=f"powertrain-upload-{row}", daemon=True).start()
 
 
-def _uploaded(upload: UploadFunction, reported: Checkpoint, part: wire.Part, name: str) -> dict[str, Any]:
+def _uploaded(upload: UploadFunction, reported: Checkpoint, part: Part, name: str) -> dict[str, Any]:
     import shutil
 
     from powertrain.checkpoint.checkpoint import Checkpoint
@@ -233,12 +238,12 @@ def _uploaded(upload: UploadFunction, reported: Checkpoint, part: wire.Part, nam
     return {"files": found.files, "elsewhere": found.elsewhere}
 
 
-def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> wire.Part:
-    from powertrain.checkpoint.commit import refuse_directory
+def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> Part:
+    from powertrain.checkpoint.contents import refuse_directory
 
     place, is_shared_directory, is_users = session.place, False, False
     if how.upload is not None and _is_in_place(session, checkpoint):
-        return wire.Part(checkpoint="", files=[], pending=True)
+        return Part(checkpoint="", files=[], pending=True)
     if "://" in checkpoint.path or checkpoint.given_filesystem is not None:
         directory, take = checkpoint.to_directory(session.staging.new_directory()), True
     else:
@@ -284,7 +289,7 @@ def _copied_from_shared(session: Session, directory: str) -> str:
             f"Several ranks report {directory!r}, the directory that all ranks of a node work in. A file that two of "
             "them write at the same time may be damaged: let one rank write it, or use powertrain.checkpoint_dir()."
         )
-        session.service.post(wire.Noted(message=message, once=True))
+        session.service.post(Noted(message=message, once=True))
     target = session.staging.new_directory()
     run = session.storage.local_path("x")
     is_launch_dir = is_same_directory(directory, place.launch_dir)
@@ -315,7 +320,7 @@ def _tell_left_out(session: Session, directory: str, left_out: Mapping[str, str]
         f"Left out of checkpoints of {directory!r}: {named}{more}. To keep them, write the checkpoint's files to "
         "powertrain.checkpoint_dir() and report that."
     )
-    session.service.post(wire.Noted(message=message, once=True))
+    session.service.post(Noted(message=message, once=True))
 
 
 def _is_in_place(session: Session, checkpoint: Checkpoint) -> bool:
@@ -345,7 +350,7 @@ def _is_below(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _kept_elsewhere(checkpoint: Checkpoint) -> wire.Part:
+def _kept_elsewhere(checkpoint: Checkpoint) -> Part:
     """A share that lies where the user has put it: its names and sizes, as they are there now."""
     from powertrain.checkpoint.elsewhere import mark
     from powertrain.checkpoint.manifest import BOOKKEEPING_PREFIX, MANIFEST_NAMES
@@ -355,7 +360,7 @@ def _kept_elsewhere(checkpoint: Checkpoint) -> wire.Part:
     address = getattr(checkpoint, "address", checkpoint.path)
     storage = open_storage(address, filesystem=checkpoint.given_filesystem)
     files = [
-        wire.FilePart(name=entry.key, size=entry.size)
+        FilePart(name=entry.key, size=entry.size)
         for entry in storage.list()
         if entry.key not in MANIFEST_NAMES and not entry.key.startswith(BOOKKEEPING_PREFIX)
     ]
@@ -365,10 +370,10 @@ def _kept_elsewhere(checkpoint: Checkpoint) -> wire.Part:
             "environment instead."
         )
     if not files:  # this rank brought nothing; the run says so where no rank did
-        return wire.Part(checkpoint="", files=[])
+        return Part(checkpoint="", files=[])
     if trouble := mark(storage):
         warnings.warn(trouble, stacklevel=2)
-    return wire.Part(checkpoint="", files=files, elsewhere=address)
+    return Part(checkpoint="", files=files, elsewhere=address)
 
 
 def _check_name(session: Session, name: str) -> None:

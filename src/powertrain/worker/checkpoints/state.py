@@ -10,12 +10,12 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from powertrain import wire
-from powertrain.values.arguments import has_attribute, shorten
 from powertrain.errors import CheckpointError
-from powertrain.trace import recording
+from powertrain.trace.recording import current
 from powertrain.trace.recording.phases import REPORT
-from powertrain.worker import context
+from powertrain.values.arguments import has_attribute, shorten
+from powertrain.wire.from_worker import Noted
+from powertrain.worker import session as worker_session
 from powertrain.worker.progress import progress
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.checkpoint.state.saver import StateSaver
-    from powertrain.worker.context import Session
+    from powertrain.worker.session import Session
 
 
 class _RankState:
@@ -65,7 +65,7 @@ def _copying_threads(local_world_size: int) -> int:
 def _say(session: Session, message: str) -> None:
     """Tell the user: rank 0 at the terminal, the others in their own logs."""
     if session.place.rank == 0:
-        session.service.post(wire.Noted(message=message))
+        session.service.post(Noted(message=message))
     else:
         warnings.warn(message, stacklevel=2)
 
@@ -87,9 +87,9 @@ def register_state(**objects: Any) -> None:
     ``CheckpointConfig(checkpoint_frequency=N)`` saves by itself with every N-th report. A later call adds to them,
     or replaces those of the same name.
     """
-    from powertrain.checkpoint.state.objects import kind_of
+    from powertrain.checkpoint.state.capture import kind_of
 
-    session = context.current("register_state")
+    session = worker_session.current("register_state")
     for name, value in objects.items():
         if kind_of(value) == "value" and not isinstance(value, (dict, list)):
             raise CheckpointError(
@@ -115,7 +115,7 @@ def save_state(**objects: Any) -> Checkpoint:
 
         report({"loss": loss}, checkpoint=save_state(model=model, optimizer=optimizer, epoch=epoch))
     """
-    session = context.current("save_state")
+    session = worker_session.current("save_state")
     chosen = objects or _registered(session, "save_state")
     return _save(session, chosen)
 
@@ -137,12 +137,12 @@ def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str
             f"load_state(checkpoint=...) was given {shorten(checkpoint)}. Give a Checkpoint, such as "
             "Checkpoint.from_directory(path), or leave it out."
         )
-    if checkpoint is not None and not context.in_worker():
+    if checkpoint is not None and not worker_session.in_worker():
         return _load_outside(checkpoint, _loadable(objects))
-    session = context.current("load_state")
+    session = worker_session.current("load_state")
     chosen = _loadable(objects) if objects else _stateful(session.registered)
     if checkpoint is None:
-        checkpoint = context.get_checkpoint()
+        checkpoint = worker_session.get_checkpoint()
     if checkpoint is None:
         return None
     from powertrain.checkpoint.state.saver import StateLoader
@@ -168,7 +168,7 @@ def _load_outside(checkpoint: Checkpoint, objects: dict[str, Any]) -> dict[str, 
 
 def _stateful(objects: dict[str, Any]) -> dict[str, Any]:
     """Those that can be loaded in place."""
-    from powertrain.checkpoint.state.objects import kind_of
+    from powertrain.checkpoint.state.capture import kind_of
 
     return {name: value for name, value in objects.items() if kind_of(value) != "value"}
 
@@ -183,7 +183,7 @@ def automatic_checkpoint(session: Session, row: int, save_now: bool = False) -> 
 def _save(session: Session, objects: Mapping[str, Any]) -> Checkpoint:
     from powertrain.checkpoint.checkpoint import Checkpoint
 
-    with _phase("checkpoint"), recording.phase(REPORT):
+    with _phase("checkpoint"), current.phase(REPORT):
         directory = os.fspath(session.staging.new_directory())
         try:
             _state_of(session).saver.save(objects, directory)
@@ -213,7 +213,7 @@ def _registered(session: Session, caller: str) -> dict[str, Any]:
 
 
 def _loadable(objects: dict[str, Any]) -> dict[str, Any]:
-    from powertrain.checkpoint.state.objects import kind_of
+    from powertrain.checkpoint.state.capture import kind_of
 
     for name, value in objects.items():
         if kind_of(value) == "value":

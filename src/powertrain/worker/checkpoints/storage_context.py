@@ -11,9 +11,9 @@ import pickle
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from powertrain.values.arguments import shorten
 from powertrain.errors import ReportError
 from powertrain.text.redaction import strip_secrets
+from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

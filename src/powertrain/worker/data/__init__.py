@@ -1,1 +1,1 @@
-"""."""
+"""A rank's datasets: shards and plans of batches."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.values.arguments import shorten
-from powertrain.config import Refusal, whole
+from powertrain.config.checks import Refusal, whole
 from powertrain.errors import ConfigError
+from powertrain.values.arguments import shorten
 
 #: Passes of one optimizer step: each is an entry of the plan.
 _MOST_PASSES = 1_000_000

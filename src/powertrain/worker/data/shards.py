@@ -16,23 +16,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from powertrain import wire
-from powertrain.values.arguments import shorten
 from powertrain.errors import ConfigError
 from powertrain.storage import safety
-from powertrain.trace import recording
+from powertrain.trace.recording import current, marks
 from powertrain.trace.recording.phases import H2D, INPUT
-from powertrain.worker.scripts import script
+from powertrain.values.arguments import shorten
+from powertrain.wire.from_worker import Noted
 from powertrain.worker.data.batch_plan import gradient_weight
 from powertrain.worker.progress import progress
+from powertrain.worker.scripts import script
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.data.loading.own_skips import ResumedEpoch, SkipWatch
     from powertrain.data.plan.prepared import Prepared
-    from powertrain.data.shard import DataShard
     from powertrain.data.ray.shard import StreamedShard
-    from powertrain.worker.context import Session
+    from powertrain.data.shard import DataShard
+    from powertrain.worker.session import Session
 
 #: Under this name the extras of a checkpoint keep where each dataset stood.
 DATA_EXTRA = "data"
@@ -100,27 +100,27 @@ def _shown(name: str, state: Mapping[str, Any]) -> str:
 
 
 class RecordedWaits:
-    """A shard's :class:`~powertrain.data.shard.Watch`: what the training thread waits for goes to its recorder, where
-    there is one."""
+    """A shard's :class:`~powertrain.data.batching.Watch`: what the training thread waits for goes to its recorder,
+    where there is one."""
 
     def wait(self) -> int:
-        recorder = recording.recording()
-        return recorder.enter(INPUT) if recorder is not None else recording.IGNORED
+        recorder = current.recording()
+        return recorder.enter(INPUT) if recorder is not None else marks.IGNORED
 
     def copy(self) -> int:
-        recorder = recording.recording()
-        return recorder.enter(H2D) if recorder is not None else recording.IGNORED
+        recorder = current.recording()
+        return recorder.enter(H2D) if recorder is not None else marks.IGNORED
 
     def go_on(self, began: int) -> None:
-        recorder = recording.recording()
+        recorder = current.recording()
         if recorder is not None:
             recorder.leave(began)
 
     def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
-        recorder = recording.recording()
+        recorder = current.recording()
         # Within another wait, as that of torch's loader around a shard, the batch is counted there.
         if recorder is not None and began == 0:
-            recorder.batch(rows, _tokens_in(batch), recording.MADE_HERE if seconds is None else seconds)
+            recorder.batch(rows, _tokens_in(batch), marks.MADE_HERE if seconds is None else seconds)
 
 
 class FirstWaits(RecordedWaits):
@@ -444,7 +444,7 @@ class Shards:
     def warn(self, message: str) -> None:
         """Warn the user: rank 0 at the terminal, the others in their own logs."""
         if self._session.place.rank == 0:
-            self._session.service.post(wire.Noted(message=message))
+            self._session.service.post(Noted(message=message))
         else:
             warnings.warn(message, stacklevel=2)
 

@@ -1,1 +1,1 @@
-"""."""
+"""The user's script in a worker's process."""

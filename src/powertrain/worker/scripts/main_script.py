@@ -18,10 +18,10 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from powertrain.wire import Goto
-from powertrain.worker import context, signals
-from powertrain.worker.scripts import script
+from powertrain.wire.from_controller import Goto
+from powertrain.worker import session, signals
 from powertrain.worker.progress import StopProcess
+from powertrain.worker.scripts import script
 from powertrain.worker.scripts.working_directory import LAUNCH_DIR_VARIABLE
 
 
@@ -36,7 +36,7 @@ def run(program: Mapping[str, Any]) -> None:
         StopProcess: The run was asked to end, and the script has.
     """
     request = _StopRequest()
-    context.current("powertrain run").deliver_stop(request.deliver)
+    session.current("powertrain run").deliver_stop(request.deliver)
     _become_new_process()
     try:
         code, main = _load(program)
@@ -128,7 +128,7 @@ def _find(path: str) -> str:
     """Where this machine has the script: at its path, or among the files that were brought to this node."""
     if not os.environ.get(LAUNCH_DIR_VARIABLE):
         return path
-    place = context.current("powertrain run").place
+    place = session.current("powertrain run").place
     name = os.path.basename(path)
     for directory in (place.launch_dir, *sys.path):
         if os.path.isfile(found := os.path.join(directory, name)):

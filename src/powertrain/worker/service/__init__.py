@@ -1,1 +1,1 @@
-"""."""
+"""The thread beside the training function that talks to the run."""

@@ -9,7 +9,8 @@ and ride with it, unless somebody waits for them. Pure: moments in, answers out.
 
 from __future__ import annotations
 
-from powertrain import wire
+from powertrain.wire.envelope import FromWorker
+from powertrain.wire.values import Point
 
 #: Parts of the usual time between two beats. Reports whose distance is between the first two are worth waiting for.
 _OFTEN, _SELDOM = 0.5, 1.25
@@ -81,6 +82,6 @@ class SharedTimes:
         self.alone_at += (missed + 1) * self._every
 
 
-def can_gather(message: wire.FromWorker) -> bool:
+def can_gather(message: FromWorker) -> bool:
     """Whether nobody waits for ``message``: a report without barrier or share of a checkpoint."""
-    return isinstance(message, wire.Point) and message.part is None and not message.barrier
+    return isinstance(message, Point) and message.part is None and not message.barrier

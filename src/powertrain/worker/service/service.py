@@ -9,43 +9,65 @@ it does: none is dropped, and memory stays bounded.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 import msgspec
 
-from powertrain import wire
 from powertrain.errors import WireError
 from powertrain.trace.stacks import stacks
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_controller import (
+    Carry,
+    DebugEnd,
+    DebugGrant,
+    DebugLine,
+    Dismissed,
+    Drop,
+    Goto,
+    Hold,
+    Inspect,
+    Opened,
+    Refused,
+    Reported,
+    ReportedCheckpoint,
+    RowClosed,
+    Settled,
+    Train,
+    Unstaged,
+)
+from powertrain.wire.from_worker import Arrived, AskCheckpoints, Beat, Held, Noted, Noticed, Stacks
+from powertrain.wire.keys import Door
+from powertrain.wire.link import Link
+from powertrain.wire.values import Point, ProcessStack, Where
 from powertrain.worker import values
 from powertrain.worker.progress import Gate, Progress
 from powertrain.worker.service.beats import MOST_GATHERED, BeatTimes, SharedTimes, can_gather
+from powertrain.worker.service.spill import BATCH, Spill
+from powertrain.worker.service.standstill import StoodStill
 from powertrain.worker.signals import SAME_NOTICE, NoticedSignals
 
 if TYPE_CHECKING:
     from powertrain.worker.tracing import Tracing
 
+
 #: Seconds within which messages are gathered into one batch, once one has just been sent.
 _GATHER = 0.003
-#: Messages in one batch; bounds how long the interpreter is held while encoding.
-_BATCH = 256
 #: Reports kept in memory; more go to the spill file.
 _MEMORY_LIMIT = 20_000
 _BEAT_EVERY = 1.0
 #: Seconds without a word of the run, and since its end, after which a process that was asked to end does so.
 _SILENT_RUN, _LEFT_ALONE = 10.0, 2.0
-_NOTHING = wire.Opened(sync=0)
+_NOTHING = Opened(sync=0)
 #: What the training thread can wait for.
-Answer = Union[wire.Opened, wire.Settled, wire.Reported]
+Answer = Union[Opened, Settled, Reported]
 
 
 class Service:
@@ -53,7 +75,7 @@ class Service:
 
     def __init__(
         self,
-        door: wire.Door,
+        door: Door,
         rank: int,
         attempt: int,
         gate: Gate,
@@ -76,20 +98,20 @@ class Service:
         self._signals, self._notices, self._noticed_at = signals, 0, 0.0
         self._dismissed_at = float("inf")
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
-        self.commands: queue.SimpleQueue[wire.FromController] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[FromController] = queue.SimpleQueue()
         #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
-        self.on_carry: Callable[[wire.Carry | wire.Drop], None] = lambda _: None
-        self.on_settled: Callable[[wire.Settled | wire.Unstaged], None] = lambda _: None
+        self.on_carry: Callable[[Carry | Drop], None] = lambda _: None
+        self.on_settled: Callable[[Settled | Unstaged], None] = lambda _: None
         #: Called on this thread: with what a debugger of this rank is told; and whether one holds it.
-        self.on_debug: Callable[[wire.FromController], None] = lambda _: None
+        self.on_debug: Callable[[FromController], None] = lambda _: None
         self.is_debugged: Callable[[], bool] = lambda: False
         #: Called on this thread: how far data have been read, in words.
         self.describe_data: Callable[[], str] = lambda: ""
         #: What records where the rank's time goes, while it does.
         self.tracing: Tracing | None = None
-        self._ordered: deque[wire.FromWorker] = deque()
-        self._urgent: deque[wire.FromWorker] = deque()
-        self._spill = _Spill(spill_directory)
+        self._ordered: deque[FromWorker] = deque()
+        self._urgent: deque[FromWorker] = deque()
+        self._spill = Spill(spill_directory)
         self._waiters: dict[tuple[str, int], _Waiter] = {}
         self._waiters_lock = threading.Lock()
         self._closed_rows = 0
@@ -107,18 +129,18 @@ class Service:
         #: The rank's newest row, for the envelope.
         self.row = 0
         self._rank = rank
-        self._stood = _StoodStill()
+        self._stood = StoodStill()
         self._awake = False
         self._closing = False
         self._deadline = 0.0
         self._told_full, self._spill_again_at = False, 0.0
-        self._link = wire.Link(door, rank, attempt)  # handed to the thread, which alone uses it from then on
+        self._link = Link(door, rank, attempt)  # handed to the thread, which alone uses it from then on
         self._thread = threading.Thread(target=self._run, name="powertrain-service", daemon=True)
         self._thread.start()
 
     # -- the training thread's side
 
-    def post(self, message: wire.FromWorker) -> None:
+    def post(self, message: FromWorker) -> None:
         """Send in order after everything posted before. Returns at once."""
         self._ordered.append(message)
         if self.gather:
@@ -129,18 +151,18 @@ class Service:
             self._awake = True
             self._link.wake()
 
-    def say(self, message: wire.FromWorker) -> None:
+    def say(self, message: FromWorker) -> None:
         """Send ahead of what waits in the queue. Returns at once."""
         self._urgent.append(message)
         self._awake = True
         self._link.wake()
 
-    def meet(self, message: wire.Arrived) -> wire.Opened:
+    def meet(self, message: Arrived) -> Opened:
         """Send, and wait until every rank has arrived or one never will."""
         waiter = self._waiter("sync", message.sync)
         self.say(message)
         answer = self._wait(waiter, message.kind)
-        return answer if isinstance(answer, wire.Opened) else _NOTHING
+        return answer if isinstance(answer, Opened) else _NOTHING
 
     def wait_for_row(self, row: int) -> None:
         """Wait until row ``row`` is complete on every rank."""
@@ -149,25 +171,25 @@ class Service:
             waiter.set(_NOTHING)
         self._wait(waiter, f"row {row}")
 
-    def wait_settled(self, row: int) -> wire.Settled | None:
+    def wait_settled(self, row: int) -> Settled | None:
         """Wait until the checkpoint of ``row`` is committed or has failed; None when the run ends before that.
 
         Before the report of ``row`` is posted, call :meth:`expect_settled`.
         """
         answer = self._wait(self._waiter("settled", row), f"commit of row {row}")
-        return answer if isinstance(answer, wire.Settled) else None
+        return answer if isinstance(answer, Settled) else None
 
     def expect_settled(self, row: int) -> None:
         """Keep the answer for :meth:`wait_settled`, however early it comes."""
         self._waiter("settled", row)
 
-    def ask_checkpoints(self, row: int, validated: bool, timeout: float) -> list[wire.ReportedCheckpoint]:
+    def ask_checkpoints(self, row: int, validated: bool, timeout: float) -> list[ReportedCheckpoint]:
         """Wait for the controller's list of checkpoints; see ``wire.AskCheckpoints``."""
         self._asks += 1
         waiter = self._waiter("ask", self._asks)
-        self.post(wire.AskCheckpoints(ask=self._asks, row=row, validated=validated, timeout=timeout))
+        self.post(AskCheckpoints(ask=self._asks, row=row, validated=validated, timeout=timeout))
         answer = self._wait(waiter, "checkpoints")
-        return list(answer.checkpoints) if isinstance(answer, wire.Reported) else []
+        return list(answer.checkpoints) if isinstance(answer, Reported) else []
 
     def _wait(self, waiter: _Waiter, what: str) -> Answer:
         """The waiter's answer; beats say meanwhile that the rank waits for ``what``. Raises :class:`WireError` where
@@ -268,7 +290,7 @@ class Service:
             if now - self._noticed_at > SAME_NOTICE:
                 self._noticed_at = now
                 self._notices += 1
-                self._urgent.append(wire.Noticed(signal=number.name, times=self._notices))
+                self._urgent.append(Noticed(signal=number.name, times=self._notices))
 
     def _is_left_alone(self) -> bool:
         """True for a process that was asked to end and whose run is over, or does not answer: nothing is left to wait
@@ -316,14 +338,14 @@ class Service:
     def _send_batch(self) -> bool:
         if self._link.room <= 0:
             return False
-        batch: list[wire.FromWorker] = []
+        batch: list[FromWorker] = []
         self._is_pressed = False
         while self._urgent:
             batch.append(self._urgent.popleft())
         batch += self._spill.take() if self._spill else []
-        while not self._spill and self._ordered and len(batch) < _BATCH:
+        while not self._spill and self._ordered and len(batch) < BATCH:
             batch.append(_finished(self._ordered.popleft()))
-        if len(self._ordered) >= MOST_GATHERED or len(batch) >= _BATCH:
+        if len(self._ordered) >= MOST_GATHERED or len(batch) >= BATCH:
             self._is_pressed = True  # what is left goes too, and not with the next beat
         if batch:
             self._link.send(batch, self._gate.passed, self.row)
@@ -343,7 +365,7 @@ class Service:
             if not self._told_full:
                 self._told_full = True
                 self._urgent.append(
-                    wire.Noted(message=f"Reports pile up in memory: they cannot be put on disk ({error}).")
+                    Noted(message=f"Reports pile up in memory: they cannot be put on disk ({error}).")
                 )
 
     def _all_out(self) -> bool:
@@ -351,12 +373,12 @@ class Service:
             return True
         return not (self._ordered or self._urgent or self._spill) and self._link.settled
 
-    def _beat(self, now: float) -> wire.Beat:
+    def _beat(self, now: float) -> Beat:
         progress = self._progress
         reports, steps, batches = progress.snapshot()
         moved = progress.moved
         where, debugged = self._look()
-        return wire.Beat(
+        return Beat(
             reports=reports,
             steps=steps,
             batches=batches,
@@ -377,7 +399,7 @@ class Service:
             return ""
 
     @staticmethod
-    def _look() -> tuple[wire.Where | None, bool]:
+    def _look() -> tuple[Where | None, bool]:
         """Where the training thread is, and whether a debugger holds it. A rank is not ended because looking failed."""
         try:
             main = stacks.main_frame()
@@ -385,7 +407,7 @@ class Service:
         except Exception:
             return None, False
 
-    def _stacks(self, ask: int) -> wire.Stacks:
+    def _stacks(self, ask: int) -> Stacks:
         """What this process, and those that it has started, are doing."""
         title, pid = f"rank {self._rank}", os.getpid()
         try:
@@ -395,49 +417,49 @@ class Service:
             ]
         except Exception as error:
             remark = f"It could not look at itself: {type(error).__name__}: {error}."
-            found = [wire.ProcessStack(pid=pid, title=title, state="running", remark=remark)]
-        return wire.Stacks(ask=ask, processes=found)
+            found = [ProcessStack(pid=pid, title=title, state="running", remark=remark)]
+        return Stacks(ask=ask, processes=found)
 
-    def _handle(self, command: wire.FromController) -> None:
-        if isinstance(command, wire.Hold):
+    def _handle(self, command: FromController) -> None:
+        if isinstance(command, Hold):
             can_save = self._gate.can_save()
-            held = wire.Held(hold=command.hold, boundary=self._gate.arm(command.hold), can_save=can_save)
+            held = Held(hold=command.hold, boundary=self._gate.arm(command.hold), can_save=can_save)
             self._urgent.append(held)
-        elif isinstance(command, wire.Goto):
+        elif isinstance(command, Goto):
             self._gate.go_to(command)
-        elif isinstance(command, wire.Inspect):
+        elif isinstance(command, Inspect):
             self._urgent.append(self._stacks(command.ask))
-        elif isinstance(command, wire.Opened):
+        elif isinstance(command, Opened):
             self._waiter("sync", command.sync).set(command)
-        elif isinstance(command, wire.RowClosed):
+        elif isinstance(command, RowClosed):
             self._close_row(command)
-        elif isinstance(command, (wire.Carry, wire.Drop)):
+        elif isinstance(command, (Carry, Drop)):
             self.on_carry(command)
-        elif isinstance(command, wire.Unstaged):
+        elif isinstance(command, Unstaged):
             self.on_settled(command)
-        elif isinstance(command, wire.Settled):
+        elif isinstance(command, Settled):
             self.on_settled(command)
             self._answer(("settled", command.row), command)
-        elif isinstance(command, wire.Reported):
+        elif isinstance(command, Reported):
             self._answer(("ask", command.ask), command)
-        elif isinstance(command, wire.Refused):
+        elif isinstance(command, Refused):
             self.refusal = command.reason  # first: who begins to wait from now on looks at it
             self._wake_waiters()
-        elif isinstance(command, (wire.DebugGrant, wire.DebugLine, wire.DebugEnd)):
+        elif isinstance(command, (DebugGrant, DebugLine, DebugEnd)):
             self.on_debug(command)
         else:
-            if isinstance(command, wire.Train) and command.gather > 0:
+            if isinstance(command, Train) and command.gather > 0:
                 self._beats = SharedTimes(command.gather, self._rank, time.monotonic())
                 self.gather = command.gather
                 self._is_pressed = bool(
                     self._ordered
                 )  # at what was posted before, nobody has looked in this way
-            if isinstance(command, wire.Dismissed):
+            if isinstance(command, Dismissed):
                 self._dismissed_at = time.monotonic()
                 self.on_debug(command)
             self.commands.put(command)
 
-    def _close_row(self, command: wire.RowClosed) -> None:
+    def _close_row(self, command: RowClosed) -> None:
         row, self.stop_at_row = command.row, command.stop
         self._closed_rows = row
         with self._waiters_lock:
@@ -477,33 +499,11 @@ class Service:
             waiter.set(_NOTHING)
 
 
-def _finished(message: wire.FromWorker) -> wire.FromWorker:
+def _finished(message: FromWorker) -> FromWorker:
     """The message with all values at hand: those still on their way from a GPU are waited for, on this thread."""
-    if isinstance(message, wire.Point) and values.is_pending(message.metrics):
+    if isinstance(message, Point) and values.is_pending(message.metrics):
         return msgspec.structs.replace(message, metrics=values.resolve(message.metrics))
     return message
-
-
-class _StoodStill:
-    """Times in which the whole process stood still: its side thread was woken later than it had asked to be."""
-
-    #: Seconds late that a busy machine explains.
-    _USUAL = 1.0
-
-    def __init__(self) -> None:
-        #: (when it ended, seconds), oldest first.
-        self._times: deque[tuple[float, float]] = deque(maxlen=100)
-
-    def woke(self, due: float, now: float) -> None:
-        """The thread was to be woken at ``due`` and was woken ``now``."""
-        if now - due > self._USUAL:
-            self._times.append((now, now - due))
-
-    def since(self, moment: float) -> float:
-        """How many seconds of those after ``moment`` the process stood still. Forgets what was before it."""
-        while self._times and self._times[0][0] <= moment:
-            self._times.popleft()
-        return sum(min(seconds, ended - moment) for ended, seconds in self._times)
 
 
 class _Waiter:
@@ -522,57 +522,3 @@ class _Waiter:
         self._event.wait()
         self._service.forget(self._key)
         return self._answer
-
-
-class _Spill:
-    """Messages on disk, first in first out. True while it holds any."""
-
-    _decode = msgspec.msgpack.Decoder(list[wire.FromWorker]).decode
-
-    def __init__(self, directory: str | None) -> None:
-        self._directory = directory
-        self._file: Any = None
-        self._read_at = 0
-
-    def __bool__(self) -> bool:
-        return self._file is not None
-
-    def put(self, messages: list[wire.FromWorker]) -> None:
-        """Append all of them, or none and raise ``OSError``."""
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 (closed by close)
-            self._read_at = 0
-        end = self._file.seek(0, os.SEEK_END)
-        chunks = (
-            wire.encode_messages(messages[start : start + _BATCH])
-            for start in range(0, len(messages), _BATCH)
-        )
-        try:
-            for chunk in chunks:
-                self._write(len(chunk).to_bytes(8, "little") + chunk)
-        except OSError:
-            self._file.truncate(end)
-            if end == self._read_at:
-                self.close()
-            raise
-
-    def _write(self, data: bytes) -> None:
-        while data:
-            data = data[self._file.write(data) :]
-
-    def take(self) -> list[wire.FromWorker]:
-        """The oldest messages: one chunk as it was put."""
-        self._file.seek(self._read_at)
-        size = int.from_bytes(self._file.read(8), "little")
-        messages: list[wire.FromWorker] = self._decode(self._file.read(size)) if size else []
-        self._read_at += 8 + size if size else 0
-        self._file.seek(0, os.SEEK_END)
-        if self._read_at >= self._file.tell():
-            self.close()
-        return messages
-
-    def close(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None

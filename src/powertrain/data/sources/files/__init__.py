@@ -1,1 +1,1 @@
-"""."""
+"""Sources that read files."""

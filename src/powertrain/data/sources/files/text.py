@@ -18,10 +18,10 @@ import xxhash
 from powertrain.data.sources.base import BlockFacts, SourceFacts
 from powertrain.data.sources.files.file_columns import file_column, with_file_columns
 from powertrain.data.sources.files.files import DataFile, FilePaths, find_files, open_file, unreadable
-from powertrain.data.sources.plain import as_type, one_batch, plain_type, with_rows_only
 from powertrain.data.sources.files.records import Dialect, last_line_end, pieces
-from powertrain.data.sources.remembering import RememberingSource
 from powertrain.data.sources.files.text_types import wider_schema
+from powertrain.data.sources.plain import as_type, one_batch, plain_type, with_rows_only
+from powertrain.data.sources.remembering import RememberingSource
 from powertrain.errors import DataError, StorageError
 
 #: A block has about so many bytes of the file.

@@ -1,1 +1,1 @@
-"""."""
+"""A run's agent on a Ray node."""

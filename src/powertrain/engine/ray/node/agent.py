@@ -10,41 +10,60 @@ Whatever ends the agent's process ends the rest: the server hangs on the agent, 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import io
-import itertools
 import os
 import pickle
-import secrets
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import zipfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from powertrain import wire
 from powertrain.checkpoint.saver import remove_earlier_shares, sealed_reports
 from powertrain.engine import process
 from powertrain.engine.base import ProcessSpec, Slot
-from powertrain.engine.local import WarmServer
+from powertrain.engine.local.warm_server import WarmServer
 from powertrain.engine.output import OutputReader
-from powertrain.errors import EngineError, PowertrainError
-from powertrain.storage import Storage
+from powertrain.engine.ray.node.files import (
+    LAUNCH,
+    SCRIPT,
+    extract,
+    fresh,
+    hold,
+    lock,
+    places_here,
+    read_token,
+    unpack_at,
+)
+from powertrain.engine.ray.node.storage import prove_storage
+from powertrain.errors import EngineError
 from powertrain.storage.files.descriptors import remove_quietly
 from powertrain.storage.files.private_roots import hold_root, remove_empty_parents, root_above
 from powertrain.storage.safety import is_network_file_system
 from powertrain.version import __version__
+from powertrain.wire.envelope import FromController, FromWorker
+from powertrain.wire.from_node import (
+    NodeBeat,
+    NodeReady,
+    ProcessEnded,
+    ProcessOutput,
+    ProcessSeen,
+    ProcessStarted,
+)
+from powertrain.wire.link import Link
+from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
 from powertrain.worker.checkpoints.row_mark import marked_row
-from powertrain.worker.tracing import newest_steps
 from powertrain.worker.scripts.working_directory import LAUNCH_DIR_VARIABLE
+from powertrain.worker.tracing import newest_steps
+
+if TYPE_CHECKING:
+    from powertrain.engine.ray.node.spec import NodeSpec
+
 
 #: Seconds of silence after which an agent ends everything. Before the driver gives the node up (``ray.LOST_AFTER``), so
 #: that what the run starts elsewhere never meets it; but a cut of 4 s heals, whose end TCP may notice 3 s late.
@@ -56,44 +75,6 @@ _STEPS_OF_THE_DEAD = 4000
 _BATCH, _OUTPUT_LIMIT = 256, 16 * 2**20
 #: Seconds for the processes to be gone and the last words to be heard.
 _END_WITHIN = 8.0
-#: Where a node has the files that came with the run below its runtime directory: those of the launch directory, and of
-#: the script's own.
-LAUNCH, SCRIPT = "launch", "script"
-#: What of a launch directory is shipped: files up to this size, so many, and so much of them together.
-_LARGEST_FILE, _MOST_FILES, _MOST_BYTES = 32 * 2**20, 5000, 200 * 2**20
-#: The file by which nodes know the driver's own runtime directory.
-_TOKEN = "driver"
-#: The file by whose lock a driver has its directory of data blocks (``data/scratch.py``).
-_OWNER = "owner.lock"
-#: How often a directory is tried for that somebody has, and seconds in between: a sweep has it for a moment only.
-_TRIES, _TRY_EVERY = 3, 0.01
-#: Seconds for which a node tries to reach the storage.
-_PROOF_WITHIN = 20.0
-
-
-class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an agent is told at its start. Travels in the arguments of an actor only: it holds keys."""
-
-    door: wire.Door
-    version: str
-    #: What the driver has written into its runtime directory; see :func:`write_token`.
-    token: str
-    #: The run's directory for sockets and scratch, and others to make: all under the same paths on every node. The
-    #: first of the others is where checkpoints wait; the driver has made and locked all but that one.
-    runtime_dir: str
-    directories: list[str] = []
-    #: The address under which other nodes reach this one.
-    address: str = ""
-    #: The run's storage, pickled, and its name for people; b"" where nothing is to be proved.
-    storage: bytes = b""
-    storage_name: str = ""
-    #: What the driver has put into the storage as ``probe/{proof}``, and the name for the answer beside it.
-    proof: str = ""
-    answer: str = ""
-    #: False for processes that need no torch.
-    preloads_torch: bool = True
-    #: Where the driver finds modules. Workers look there too, after all else, as far as the node has it.
-    import_path: list[str] = []
 
 
 class NodeAgent:
@@ -109,7 +90,7 @@ class NodeAgent:
         self._spec = spec
         self._has_token = read_token(spec.runtime_dir) == spec.token
         #: Which of :data:`LAUNCH` and :data:`SCRIPT` need not be brought.
-        self._here = _places_here(spec.token)
+        self._here = places_here(spec.token)
         if working_dir and not is_of_job:
             self._here = {LAUNCH, SCRIPT}
         self._launch_dir = "" if is_of_job and LAUNCH in self._here else working_dir
@@ -119,16 +100,16 @@ class NodeAgent:
         self._locks: dict[Path, int] = {}
         #: The roots that these lie in, each with the descriptor that keeps other runs from removing it.
         self._roots: dict[Path, int] = {}
-        self._processes: dict[str, wire.StartProcess] = {}
+        self._processes: dict[str, StartProcess] = {}
         self._pids: dict[str, int] = {}
-        self._outbox: deque[wire.FromWorker] = deque()
+        self._outbox: deque[FromWorker] = deque()
         self._room = threading.Condition()
         self._waiting_output = 0
         self._server: WarmServer | None = None
         self._is_going = self._is_over = False
         self._output = OutputReader()
         self._output.deliver = self._printed
-        self._link = wire.Link(spec.door, -1, 0)
+        self._link = Link(spec.door, -1, 0)
         self._greet(self._make_ready(), wants_files=self._wants_files())
 
     def bring(self, parcels: Mapping[str, bytes]) -> None:
@@ -142,7 +123,7 @@ class NodeAgent:
 
     def _greet(self, problem: str, *, wants_files: bool) -> None:
         self._say(
-            wire.NodeReady(
+            NodeReady(
                 pid=os.getpid(),
                 host=socket.gethostname(),
                 address=self._spec.address,
@@ -162,7 +143,7 @@ class NodeAgent:
             while True:
                 commands, _ = self._link.poll(0.0 if self._outbox and self._link.room else _BEAT_EVERY / 4)
                 for command in commands:
-                    if isinstance(command, wire.EndNode):
+                    if isinstance(command, EndNode):
                         self._is_going = False
                         return ""
                     self._do(command)
@@ -173,7 +154,7 @@ class NodeAgent:
                 now = time.monotonic()
                 if now - last_beat >= _BEAT_EVERY and self._link.room > 0:
                     last_beat = now
-                    self._outbox.append(wire.NodeBeat())
+                    self._outbox.append(NodeBeat())
                 self._send()
         finally:
             self._is_over = True
@@ -183,13 +164,13 @@ class NodeAgent:
         while self._outbox and self._link.room > 0:
             batch = [self._outbox.popleft() for _ in range(min(_BATCH, len(self._outbox)))]
             self._link.send(batch, 0, 0)
-            printed = sum(len(m.data) for m in batch if isinstance(m, wire.ProcessOutput))
+            printed = sum(len(m.data) for m in batch if isinstance(m, ProcessOutput))
             if printed:
                 with self._room:
                     self._waiting_output -= printed
                     self._room.notify_all()
 
-    def _say(self, message: wire.FromWorker) -> None:
+    def _say(self, message: FromWorker) -> None:
         """Any thread."""
         self._outbox.append(message)
         self._link.wake()
@@ -199,23 +180,23 @@ class NodeAgent:
         with self._room:
             self._room.wait_for(lambda: self._waiting_output < _OUTPUT_LIMIT)
             self._waiting_output += len(data)
-        self._say(wire.ProcessOutput(id=slot.id, data=data))
+        self._say(ProcessOutput(id=slot.id, data=data))
 
     # -- commands
 
-    def _do(self, command: wire.FromController) -> None:
-        if isinstance(command, wire.StartProcess):
+    def _do(self, command: FromController) -> None:
+        if isinstance(command, StartProcess):
             self._start(command)
-        elif isinstance(command, wire.SignalProcess):
+        elif isinstance(command, SignalProcess):
             if command.id in self._processes and self._server is not None:
                 self._server.kill(command.id, command.number)
-        elif isinstance(command, wire.LookAt):
+        elif isinstance(command, LookAt):
             # It may take seconds, and beats must not wait for it.
             threading.Thread(
                 target=self._look_at, args=(command,), name="powertrain-look", daemon=True
             ).start()
 
-    def _start(self, command: wire.StartProcess) -> None:
+    def _start(self, command: StartProcess) -> None:
         id = command.id
         self._processes[id] = command
         if command.rank >= 0 and command.staging and not self._is_drivers(command.staging):
@@ -249,7 +230,7 @@ class NodeAgent:
 
     def _started(self, id: str, pid: int, waited: float, imports: float) -> None:
         self._pids[id] = pid
-        self._say(wire.ProcessStarted(id=id, pid=pid, waited=waited, imports=imports))
+        self._say(ProcessStarted(id=id, pid=pid, waited=waited, imports=imports))
 
     def _ended(self, id: str, pid: int, code: int, oom: bool) -> None:
         """On the server's thread: its output first, then what it had reported, then its end."""
@@ -264,17 +245,17 @@ class NodeAgent:
             steps = newest_steps(command.ring, most=_STEPS_OF_THE_DEAD) if command.ring and code else b""
         lost = self._server is None or not self._server.alive or (self._is_over and self._is_going)
         self._say(
-            wire.ProcessEnded(
+            ProcessEnded(
                 id=id, pid=pid, code=code, out_of_memory=oom, lost=lost, row=row, sealed=sealed, steps=steps
             )
         )
 
-    def _look_at(self, command: wire.LookAt) -> None:
+    def _look_at(self, command: LookAt) -> None:
         told = self._processes.get(command.id)
         title, dump = (told.title, told.stacks) if told is not None else ("", "")
         seen = process.inspection(self._pids.get(command.id, 0), title, dump, command.stacks)
         self._say(
-            wire.ProcessSeen(
+            ProcessSeen(
                 ask=command.ask,
                 pid=seen.pid,
                 state=seen.state,
@@ -318,7 +299,7 @@ class NodeAgent:
         root = root_above(path)
         if root is not None and root not in self._roots:
             self._roots[root] = hold_root(root)
-        self._locks[path], is_drivers = _hold(path)
+        self._locks[path], is_drivers = hold(path)
         # Where checkpoints wait the driver holds no lock, though it may have the same directory.
         is_staging = str(path) in self._spec.directories[:1]
         if is_drivers or (is_staging and (self._has_token or is_network_file_system(path))):
@@ -346,10 +327,10 @@ class NodeAgent:
         for place, archive in parcels.items():
             if place not in (LAUNCH, SCRIPT):
                 if not self._is_drivers(place):
-                    _unpack_at(Path(place), archive)
+                    unpack_at(Path(place), archive)
             elif place not in self._here:
-                target = _fresh(self._spec.runtime_dir, place)
-                _extract(archive, target)
+                target = fresh(self._spec.runtime_dir, place)
+                extract(archive, target)
                 sys.path.insert(0, str(target))  # what is forked from here on finds modules there
                 if place == LAUNCH:
                     self._launch_dir = str(target)
@@ -390,7 +371,7 @@ class NodeAgent:
         while self._locks:
             path, descriptor = self._locks.popitem()
             # The agent of another container may have the same directory, and goes on.
-            if path in self._owned and _lock(descriptor, fcntl.LOCK_EX):
+            if path in self._owned and lock(descriptor, fcntl.LOCK_EX):
                 remove_quietly(path)
                 remove_empty_parents(path)
             os.close(descriptor)
@@ -403,204 +384,3 @@ class NodeAgent:
 
 def _slot(id: str) -> Slot:
     return Slot(id=id, host="", address="")
-
-
-def _hold(path: Path) -> tuple[int, bool]:
-    """Make a directory and lock it together with other agents: what nobody holds is swept by other runs.
-
-    Never waits for a lock. Returns a descriptor, and True where the driver has the directory for itself.
-    """
-    for tries_left in reversed(range(_TRIES)):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:  # a sweep was faster
-            if tries_left:
-                continue
-            raise
-        is_drivers = not _lock(descriptor, fcntl.LOCK_SH)
-        if not tries_left or not (is_drivers or _was_removed(path, descriptor)):
-            return descriptor, is_drivers or _has_owner(path)
-        os.close(descriptor)
-        time.sleep(_TRY_EVERY)
-    raise AssertionError("the last try returns or raises")
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    """False where somebody else's lock is in the way. A file system without locks has none that is."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # some network file systems
-        return True
-    return True
-
-
-def _was_removed(path: Path, descriptor: int) -> bool:
-    try:
-        return not os.path.samestat(os.lstat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return True
-
-
-def _has_owner(path: Path) -> bool:
-    """True for a directory of data blocks whose driver lives."""
-    try:
-        descriptor = os.open(path / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not _lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-def _fresh(runtime_dir: str, place: str) -> Path:
-    """An empty directory for what is brought; of another name where another agent has brought the same."""
-    target = Path(runtime_dir, place)
-    try:
-        target.mkdir(mode=0o700)
-    except FileExistsError:
-        return Path(tempfile.mkdtemp(prefix=f"{place}-", dir=runtime_dir))
-    return target
-
-
-def _unpack_at(target: Path, archive: bytes) -> None:
-    """Have what is in ``archive`` at ``target``, whole from the first moment; what is there already stays."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
-    try:
-        _extract(archive, unfinished)
-        unfinished.rename(target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another agent was first
-            raise
-    finally:
-        remove_quietly(unfinished)
-
-
-def _extract(archive: bytes, target: Path) -> None:
-    with zipfile.ZipFile(io.BytesIO(archive)) as content:
-        content.extractall(target)
-
-
-class _Token(msgspec.Struct, frozen=True):
-    nonce: str
-    #: The driver's launch directory and that of its script, by what nodes call them: the path, and which it is.
-    places: dict[str, tuple[str, str]]
-
-
-def write_token(runtime_dir: str) -> str:
-    """Mark a run's runtime directory as that of this process, the driver, and return the mark.
-
-    Who finds the mark there shares the runtime directory. The mark itself tells which directories the script was
-    started in and lies in, so that nodes know whether they have these: one may share any of the three alone.
-    """
-    from powertrain.functions import script_directory
-
-    places = {
-        place: (path, _identity(path))
-        for place, path in ((LAUNCH, os.getcwd()), (SCRIPT, script_directory()))
-    }
-    token = msgspec.json.encode(_Token(secrets.token_hex(16), places)).decode()
-    Path(runtime_dir, _TOKEN).write_text(token)
-    return token
-
-
-def _places_here(token: str) -> set[str]:
-    """Those of :data:`LAUNCH` and :data:`SCRIPT` that this machine has as the very directories of the driver."""
-    try:
-        told = msgspec.json.decode(token, type=_Token).places
-    except msgspec.MsgspecError:
-        return set()
-    return {place for place, (path, which) in told.items() if not path or which == _identity(path) != ""}
-
-
-def _identity(directory: str) -> str:
-    """Which directory this is of all that the kernels of this cluster have; "" where it is not there.
-
-    The kernel and not the machine's name: containers of one machine have names and file systems of their own, and a
-    directory that they share is the same to their kernel. Of two machines it is not, also if both mount it.
-    """
-    try:
-        found = os.stat(directory)
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-    return f"{kernel}:{found.st_dev}:{found.st_ino}"
-
-
-def read_token(runtime_dir: str) -> str:
-    """The mark of a runtime directory; "" where it is not there."""
-    try:
-        return Path(runtime_dir, _TOKEN).read_text()
-    except OSError:
-        return ""
-
-
-def pack(directory: str) -> bytes:
-    """An archive of all that is in ``directory``."""
-    return _archive(directory, [str(path) for path in sorted(Path(directory).rglob("*")) if path.is_file()])
-
-
-def pack_modules(directory: str) -> bytes:
-    """An archive of what modules of ``directory`` may need: its files, but for hidden ones, environments and caches.
-
-    A launch directory may hold anything. Large files are left out; of a directory with too many or too much only the
-    modules that lie in it directly come along.
-    """
-    files = list(itertools.islice(_shipped_files(directory), _MOST_FILES + 1))
-    if len(files) > _MOST_FILES or sum(map(os.path.getsize, files)) > _MOST_BYTES:
-        files = [str(path) for path in sorted(Path(directory).glob("*.py"))]
-    return _archive(directory, files)
-
-
-def _archive(directory: str, files: Sequence[str]) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(
-        content, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
-    ) as archive:
-        for path in files:
-            archive.write(path, os.path.relpath(path, directory))
-    return content.getvalue()
-
-
-def _shipped_files(directory: str) -> Iterator[str]:
-    for folder, folders, files in os.walk(directory):
-        folders[:] = sorted(name for name in folders if _is_shipped(os.path.join(folder, name)))
-        for name in sorted(files):
-            path = os.path.join(folder, name)
-            if not name.startswith(".") and os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_FILE:
-                yield path
-
-
-def _is_shipped(folder: str) -> bool:
-    name = os.path.basename(folder)
-    return not (
-        name.startswith(".") or name == "__pycache__" or os.path.exists(os.path.join(folder, "pyvenv.cfg"))
-    )
-
-
-def prove_storage(spec: NodeSpec) -> str:
-    """Read what the driver has put into the storage, and answer beside it; returns what is wrong, or ""."""
-    if not spec.storage:
-        return ""
-    try:
-        storage: Storage = pickle.loads(spec.storage).within(_PROOF_WITHIN)
-        found = storage.get(proof_key(spec.proof))
-        storage.put(proof_key(spec.answer), spec.answer.encode())
-    except FileNotFoundError:
-        return f"it does not see what the driver has just written to the storage {spec.storage_name}"
-    except (OSError, PowertrainError) as error:
-        return f"it cannot use the storage {spec.storage_name}: {error}"
-    if found != spec.proof.encode():
-        return (
-            f"what it finds in the storage {spec.storage_name} is not what the driver has just written there"
-        )
-    return ""
-
-
-def proof_key(name: str) -> str:
-    """Where nodes prove to each other that they see the same storage."""
-    return f"probe/{name}"

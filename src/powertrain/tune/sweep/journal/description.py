@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from powertrain.config import RunConfig, to_json
+from powertrain.config.json import to_json
+from powertrain.config.run import RunConfig
+from powertrain.driver.spec import user
 from powertrain.text.redaction import redact_values
-from powertrain.trainer import _user
 from powertrain.tune.sweep.journal.state import json_form
 from powertrain.version import __version__
 
@@ -43,7 +44,7 @@ def describe_sweep(
         "searcher": type(judge.searcher).__name__,
         "run_config": to_json(run),
         "versions": {"powertrain": __version__, "python": platform.python_version()},
-        "started_by": {"user": _user(), "host": platform.node(), "pid": os.getpid(), "argv": sys.argv[:1]},
+        "started_by": {"user": user(), "host": platform.node(), "pid": os.getpid(), "argv": sys.argv[:1]},
         "started": time.time(),
     }
     return cast("dict[str, Any]", redact_values(record))

@@ -17,7 +17,6 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from powertrain.text.errors import describe_error
 from powertrain.errors import ConfigError, StorageError
 from powertrain.run.record.journal import unreadable, warn_of_damage
 from powertrain.run.record.journal_lines import Lines
@@ -25,6 +24,7 @@ from powertrain.storage import Storage, signed
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, RECORD_BYTES_LIMIT
 from powertrain.storage.sealed import DamagedError, check_seal, seal_json
+from powertrain.text.errors import describe_error
 from powertrain.tune.sweep.journal import events as ev
 
 _logger = logging.getLogger("powertrain")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.values.arguments import plain_scalar
 from powertrain.checkpoint.manifest import from_json_value
 from powertrain.tune import trial as tr
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.trial import Trial
+from powertrain.values.arguments import plain_scalar
 
 
 @dataclass

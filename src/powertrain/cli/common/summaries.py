@@ -1,0 +1,146 @@
+"""Summaries of runs for tables: state in words, age, colour."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from powertrain.cli.common.asking import how_it_stands
+from powertrain.cli.common.output import print_message
+from powertrain.errors import StorageError
+from powertrain.run import events as ev
+from powertrain.run import lifecycle
+from powertrain.run.record import journal
+from powertrain.run.remote import protocol
+from powertrain.storage import Storage
+from powertrain.terminal.text import clock
+
+#: What is said of a run whose process is gone, and that did not come to an end.
+INTERRUPTED = "interrupted"
+#: The state of a run whose journal cannot be read.
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in one line, as its journal tells it. ``seconds`` is how long it has gone on, as far as is known."""
+
+    name: str
+    state: str
+    rows: int
+    world_size: int
+    attempts: int
+    started: float
+    seconds: float
+    #: The process that runs it on this machine; 0 where none does.
+    pid: int = 0
+    #: How many of its reported checkpoints could not be saved.
+    unsaved: int = 0
+
+
+def with_life(summary: RunSummary, live: protocol.LiveRun | None) -> RunSummary:
+    """With what a run under way on this machine says of itself."""
+    if live is None:
+        return summary
+    stands = how_it_stands(live)
+    return replace(
+        summary, pid=live.card.pid, rows=max(summary.rows, stands.row if stands is not None else 0)
+    )
+
+
+def summaries_in(place: Storage, names: Iterable[str]) -> Iterable[RunSummary]:
+    """A summary of each run of these names directly below ``place``."""
+    for name in names:
+        try:
+            run = place.child(name)
+            events = journal.read(run)
+            if events:
+                yield summarize(name, events)
+            elif _has_unreadable_journal(run):
+                yield _unreadable(name)
+        except (StorageError, OSError, ValueError, OverflowError) as error:
+            print_message(f"{name}: {error}", err=True)
+            yield _unreadable(name)
+
+
+def _has_unreadable_journal(run: Storage) -> bool:
+    """True where a run of real storage has a journal that holds something, but no fact that can be read."""
+    path = run.local_path("journal")
+    if path is None or not os.path.lexists(path):
+        return False
+    try:
+        entries = list(os.scandir(path))
+    except OSError:  # a file in its place, or not for this user
+        return True
+    return any(not entry.is_file() or entry.stat().st_size > 0 for entry in entries)
+
+
+def _unreadable(name: str) -> RunSummary:
+    return RunSummary(name=name, state=UNREADABLE, rows=0, world_size=0, attempts=0, started=0.0, seconds=0.0)
+
+
+def summarize(name: str, events: Sequence[ev.Event], rows: int = 0) -> RunSummary:
+    """What ``events`` add up to; ``rows`` where more is known than the journal says."""
+    run = journal.replay(events)
+    starts = [event for event in events if isinstance(event, ev.RunStarted)]
+    ended = [event.rows for event in events if isinstance(event, ev.Ended)]
+    committed = [row for row, _ in run.committed]
+    began = starts[-1].time if starts else events[0].time
+    state = state_in_words(run, starts)
+    until = events[-1].time if state in (*lifecycle.ENDED, INTERRUPTED) else time.time()
+    return RunSummary(
+        name=name,
+        state=state,
+        rows=max([rows, *ended[-1:], *committed[-1:]]),
+        world_size=run.world_size,
+        attempts=run.attempt + 1,
+        started=began,
+        seconds=max(0.0, until - began),
+        unsaved=len(run.unsaved),
+    )
+
+
+def state_in_words(run: lifecycle.RunState, starts: Sequence[ev.RunStarted]) -> str:
+    """The state; "interrupted" where the run was going on in a process of this machine that is gone."""
+    if run.state in lifecycle.ENDED or not starts:
+        return run.state
+    start = starts[-1]
+    if start.host == socket.gethostname() and not was_running(start.pid, start.time):
+        return INTERRUPTED
+    return run.state
+
+
+def was_running(pid: int, at: float) -> bool:
+    """True when the process ``pid`` of today is the one that existed at ``at``."""
+    import psutil
+
+    try:
+        # A second of slack: the start of a process is known to the clock tick, not closer.
+        process = psutil.Process(pid)
+        return bool(process.create_time() <= at + 1.0 and process.status() != psutil.STATUS_ZOMBIE)
+    except (
+        psutil.NoSuchProcess,
+        ValueError,
+        OverflowError,
+    ):  # the last two for a number that no process can have
+        return False
+
+
+def ago(then: float, now: float) -> str:
+    """How long ago ``then`` was, for people."""
+    return f"{clock(now - then)} ago"
+
+
+def style_of(state: str) -> str:
+    """The colour of a state; "" for the terminal's own."""
+    colours = {
+        "failed": "red",
+        UNREADABLE: "red",
+        INTERRUPTED: "yellow",
+        "preempted": "yellow",
+        "training": "green",
+    }
+    return colours.get(state, "")

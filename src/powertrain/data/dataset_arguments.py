@@ -1,0 +1,78 @@
+"""Checks of the arguments of ``Dataset``'s methods."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from powertrain.data.arguments import keyword_arguments, one_of, optional_whole, positional_arguments
+from powertrain.data.plan import cutting
+from powertrain.data.plan.plan import Part, Plan
+from powertrain.errors import DataError
+
+if TYPE_CHECKING:
+    pass
+
+MOST_PROCESSES = 4096
+
+
+def function(
+    fn: Callable[..., Any],
+    fn_args: Iterable[Any] | None,
+    fn_kwargs: Mapping[str, Any] | None,
+    fn_constructor_args: Iterable[Any] | None,
+    fn_constructor_kwargs: Mapping[str, Any] | None,
+    concurrency: int | None,
+) -> dict[str, Any]:
+    """The arguments that all operations with a user's function have."""
+    return {
+        "fn": fn,
+        "fn_args": positional_arguments("fn_args", fn_args),
+        "fn_kwargs": keyword_arguments("fn_kwargs", fn_kwargs),
+        "fn_constructor_args": positional_arguments("fn_constructor_args", fn_constructor_args),
+        "fn_constructor_kwargs": keyword_arguments("fn_constructor_kwargs", fn_constructor_kwargs),
+        "concurrency": optional_whole("concurrency", concurrency, 0, MOST_PROCESSES) or 0,
+    }
+
+
+def checked_place(on: Any) -> str | None:
+    place: str | None = one_of(
+        "on", on, (None, "ray"), "Use on='ray' for tasks of a Ray cluster, or leave it out."
+    )
+    return place
+
+
+def checked_batch_format(batch_format: str | None) -> str:
+    """The form of batches; Ray Data's "default" and None are numpy and pyarrow."""
+    choices = (None, "default", "numpy", "pandas", "pyarrow")
+    form = one_of("batch_format", batch_format, choices, "Use 'numpy', 'pandas' or 'pyarrow'.")
+    return {None: "pyarrow", "default": "numpy"}.get(form, form or "")
+
+
+def parsed(condition: Any) -> Any:
+    import pyarrow.compute as pc
+
+    if isinstance(condition, str):
+        from powertrain.data.expressions import parse
+
+        return parse(condition)
+    if not isinstance(condition, pc.Expression):
+        raise DataError(
+            f"filter() got a {type(condition).__name__}. Give a function, a pyarrow expression such as "
+            "pyarrow.compute.field('label') == 3, or text such as 'label == 3'."
+        )
+    return condition
+
+
+def picked(plan: Plan) -> list[Part]:
+    """The parts of a plan as sources of which every block counts."""
+    from powertrain.data.sources.picked import PickedSource
+
+    if plan.blocks is None:
+        return list(plan.parts)
+    chosen = cutting.by_part(plan.blocks)
+    return [
+        dataclasses.replace(part, source=PickedSource(part.source, chosen.get(number, [])))
+        for number, part in enumerate(plan.parts)
+    ]

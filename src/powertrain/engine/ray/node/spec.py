@@ -1,0 +1,32 @@
+"""What a node agent needs to start."""
+
+from __future__ import annotations
+
+import msgspec
+
+from powertrain.wire.keys import Door
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an agent is told at its start. Travels in the arguments of an actor only: it holds keys."""
+
+    door: Door
+    version: str
+    #: What the driver has written into its runtime directory; see :func:`write_token`.
+    token: str
+    #: The run's directory for sockets and scratch, and others to make: all under the same paths on every node. The
+    #: first of the others is where checkpoints wait; the driver has made and locked all but that one.
+    runtime_dir: str
+    directories: list[str] = []
+    #: The address under which other nodes reach this one.
+    address: str = ""
+    #: The run's storage, pickled, and its name for people; b"" where nothing is to be proved.
+    storage: bytes = b""
+    storage_name: str = ""
+    #: What the driver has put into the storage as ``probe/{proof}``, and the name for the answer beside it.
+    proof: str = ""
+    answer: str = ""
+    #: False for processes that need no torch.
+    preloads_torch: bool = True
+    #: Where the driver finds modules. Workers look there too, after all else, as far as the node has it.
+    import_path: list[str] = []

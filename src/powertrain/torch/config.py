@@ -1,0 +1,55 @@
+"""``TorchConfig``: how torch's process group is set up."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from powertrain.backend import BackendConfig
+from powertrain.config.checks import Config, Refusal, did_you_mean, one_of, option, optional, positive, text
+from powertrain.text.reprs import short_repr as _short
+
+TORCH_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
+
+
+def _torch_backend(value: Any) -> str:
+    """A process group backend that torch knows or has registered, or a list such as "cpu:gloo,cuda:nccl"."""
+    given = text(value)
+    known = set(TORCH_BACKENDS)
+    distributed: Any = sys.modules.get("torch.distributed")
+    known.update(getattr(getattr(distributed, "Backend", None), "backend_list", ()))
+    for part in given.split(","):
+        device, colon, name = part.rpartition(":")
+        if name.lower() not in known or (colon and not device):
+            raise Refusal(
+                f"{_short(name)} is not a process group backend",
+                f"{did_you_mean(name, sorted(known))}Use one of {', '.join(sorted(known))}, or by device as "
+                "in 'cpu:gloo,cuda:nccl'. One that a plugin registers is known after the plugin is imported.",
+            )
+    return given
+
+
+@dataclass(frozen=True, repr=False)
+class TorchConfig(Config, BackendConfig):
+    """How torch's process group is set up."""
+
+    backend: str | None = option(None, optional(_torch_backend))
+    """The process group's backend; None is nccl with GPUs and gloo without."""
+
+    init_method: Literal["env", "tcp"] = option("env", one_of("env", "tcp"))
+    """How ranks find each other. ``"env"`` names a port in MASTER_ADDR and MASTER_PORT, as torchrun does. With workers
+    on several nodes rank 0 serves torch's store there; where all are on one node they meet through a file that only
+    the run's user can open, and nothing listens at the port, which is reserved for code that serves something there
+    itself. ``"tcp"`` always serves the store on a TCP port, which torch does not protect from other users, and sets
+    no variables."""
+
+    timeout_s: float = option(1800, positive)
+    """Seconds after which a collective that does not complete is an error."""
+
+    @property
+    def backend_cls(self) -> type[Any]:
+        """The backend that sets up the process group."""
+        from powertrain.torch.backend import TorchBackend  # loads torch
+
+        return TorchBackend

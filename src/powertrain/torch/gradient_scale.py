@@ -1,0 +1,13 @@
+"""Scale gradients in place."""
+
+from __future__ import annotations
+
+import torch
+
+
+def scale_in_place(tensor: torch.Tensor, factor: float) -> None:
+    """``tensor *= factor``; with 0 everything becomes 0, NaN too: a filler row must not spoil other ranks."""
+    if factor == 0.0:
+        tensor.zero_()
+    elif factor != 1.0:
+        tensor.mul_(factor)

@@ -1,0 +1,59 @@
+"""Sizes of batches, and whether a copy goes to a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+#: Copies below it leave pageable memory at once, and tell nothing about the loader.
+SMALL_COPY = 64 * 1024
+
+_SEQUENCES = (tuple, list)
+
+
+def size_of(batch: Any) -> tuple[int, int]:
+    """(samples, tokens): the first dimension of the first tensor or array found, and the elements of ``input_ids``."""
+    try:
+        # Nearly always, and then without a search.
+        if type(batch) in _SEQUENCES and (shape := getattr(batch[0], "shape", None)) and (count := shape[0]):
+            return int(count), 0
+        return _size_of(batch, depth=3)
+    except Exception:  # what a user's own kind of batch answers is no reason to end a training
+        return 0, 0
+
+
+def _size_of(batch: Any, depth: int) -> tuple[int, int]:
+    if isinstance(batch, (list, tuple)):
+        parts, tokens = iter(batch), 0
+    elif (shape := getattr(batch, "shape", None)) is not None:
+        return (int(shape[0]) if shape else 0), 0
+    elif isinstance(batch, Mapping):
+        ids: Any = batch.get("input_ids")
+        parts, tokens = iter(batch.values()), math.prod(getattr(ids, "shape", None) or (0,))
+    else:
+        return 0, 0
+    for part in parts if depth else ():
+        samples, inner = _size_of(part, depth - 1)
+        if samples:
+            return samples, tokens or inner
+    return 0, tokens
+
+
+#: Nothing is copied to these.
+_NOT_DEVICES = ("cpu", "meta")
+
+
+def goes_to_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True where ``tensor.to(*args, **kwargs)`` of one in the host's memory copies it to a device."""
+    if args and type(args[0]) is str:  # as usual
+        return not args[0].startswith(_NOT_DEVICES)
+    target = kwargs.get("device") or kwargs.get("other") or (args[0] if args else None)
+    target = getattr(target, "device", target)
+    kind = getattr(target, "type", None)
+    if kind is None and isinstance(target, str):
+        kind = target.partition(":")[0]
+    if kind is None:
+        # Of a plain number torch makes a device of the machine's accelerator; a dtype is none.
+        return isinstance(target, int) and not isinstance(target, bool)
+    return kind not in _NOT_DEVICES

@@ -1,0 +1,541 @@
+"""Sum marks up into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from powertrain.trace.recording.marks import (
+    AMOUNTS,
+    BATCH,
+    BEGIN_A_STEP,
+    BEGIN_MARKED,
+    BEGINS,
+    END_MARKED,
+    ENDED,
+    FAILED,
+    FETCHED,
+    FLUSH,
+    GRADIENTS,
+    IN_A_CYCLE,
+    LEARN,
+    LEAVE,
+    LEAVE_INNER,
+    LOOK,
+    MADE_HERE,
+    MARKS,
+    MOST_MARKS,
+    NO_MEMORY,
+    NO_TIMES,
+    OF_A_BATCH,
+    PAGEABLE_COPY,
+    REPORTED,
+    SETTLE_AT,
+    TIMING,
+    WHICH,
+)
+from powertrain.trace.recording.phases import (
+    AS_USUAL_ON_DEVICE,
+    BACKWARD,
+    COLLECTIVE,
+    COUNT,
+    FORWARD,
+    INPUT,
+    INSIDE,
+    MARKED,
+    OPTIMIZER,
+    OUTSIDE,
+    PAGEABLE,
+    REPORT,
+    TIMED_ON_DEVICE,
+    StepRecord,
+)
+
+if TYPE_CHECKING:
+    from powertrain.trace.recording.cuda import DeviceTimer, Mark
+    from powertrain.trace.recording.ring import Ring
+
+
+class _Tally:
+    """What was summed up since the last step ended, or since the last optimizer step."""
+
+    __slots__ = ("fetch", "flags", "is_timed", "marks", "samples", "sums", "tokens")
+
+    def __init__(self, is_timed: bool) -> None:
+        #: Nanoseconds by phase.
+        self.sums = [0] * COUNT
+        self.samples = self.tokens = self.flags = 0
+        self.fetch = 0.0
+        #: What was put on the device's stream: see :mod:`powertrain.trace.recording.cuda`.
+        self.marks: list[Mark] = []
+        #: Whether all of it was put there.
+        self.is_timed = is_timed
+
+    def add_before(self, earlier: _Tally) -> None:
+        """Take up what was summed up earlier."""
+        self.sums = [ours + theirs for ours, theirs in zip(self.sums, earlier.sums, strict=True)]
+        self.samples += earlier.samples
+        self.tokens += earlier.tokens
+        self.flags |= earlier.flags
+        self.fetch += earlier.fetch
+        self.marks[:0] = earlier.marks
+        self.is_timed &= earlier.is_timed
+
+
+class _Cycle(NamedTuple):
+    """What is noted from one batch to the next in a loop that does the same over and over; and as what the time before
+    each of it counts."""
+
+    numbers: list[int]
+    phases: list[int]
+
+
+class _Attempt:
+    """A cycle that may be one: what was noted since a batch was asked for, where that began."""
+
+    __slots__ = ("cycle", "state")
+
+    def __init__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+        self.cycle = _Cycle([], [])
+
+
+class Steps:
+    """Makes steps of what was noted.
+
+    Mostly that is the same from step to step. So it is compared with what came before as a whole, and then only the
+    times are summed up; see :meth:`_repeat`.
+    """
+
+    def __init__(self, ring: Ring, began: int, zero: float) -> None:
+        self._ring = ring
+        self.device: DeviceTimer | None = None
+        self._since = self._began = began
+        #: Unix seconds when the clock showed 0.
+        self._zero = zero
+        self._phase = self._rest = OUTSIDE
+        #: What each open phase goes back to when it is left; and where in it each began that was entered. The others
+        #: are optimizers'.
+        self._stack: list[int] = []
+        self._entered: list[int] = []
+        #: What was summed up at the end of an optimizer step that may be the last of its step, and when that was.
+        self._ended: _Tally | None = None
+        self._ended_at = 0
+        #: Optimizers that have stepped in this step, and those within a step, with the depth they began at.
+        self._stepped: set[int] = set()
+        self._open_optimizers: dict[int, int] = {}
+        #: Whether any phase was entered since the newest of them began, and how many steps within its own it has begun.
+        self._has_entered, self._inner_steps = False, 0
+        #: Whether the loop marks its steps, and how deep in marked steps it is.
+        self._marked, self._within = False, 0
+        #: What was summed up when the newest batch was asked for; whether it was given to a model without gradients,
+        #: and whether anything was learned from it. And whether anything ever was.
+        self._asked_at: tuple[list[int], int, int, float] | None = None
+        self._looks = self._learns = self._has_learned = False
+        #: Whether an optimizer ever stepped: then that ends steps, and reports do not.
+        self._has_stepped = False
+        #: When the newest batch was asked for and when it came.
+        self._input_began = self._input_ended = 0
+        #: How much is in a batch, and which optimizer it is about, as was said last.
+        self._amounts = (0, 0, 0.0)
+        self._which = 0
+        #: Whether what is put on the device's stream is noted, and how many optimizer steps this step has had.
+        self._is_timing, self._optimizer_steps = True, 0
+        #: What the loop does over and over, whether it has just done it, and what may become that.
+        self._cycle: _Cycle | None = None
+        self._may_repeat = False
+        self._attempt: _Attempt | None = None
+        self._renew()
+        self._handlers = self._handlers_by_number()
+
+    def begun_anew(self, now: int, depth: int, within: int, is_timing: bool) -> Steps:
+        """Goes on from here where making steps was broken off: ``depth`` phases are open, which is all that is known of
+        them, and ``within`` marked steps. What was summed up and not yet made a step is left out."""
+        anew = Steps(self._ring, now, self._zero)
+        anew.device, anew._is_timing, anew._tally.is_timed = self.device, is_timing, False
+        anew._has_learned, anew._has_stepped = self._has_learned, self._has_stepped
+        anew._marked, anew._within = self._marked or within > 0, within
+        anew._phase = anew._rest = INSIDE if within else OUTSIDE
+        anew._stack, anew._entered = [anew._rest] * depth, list(range(depth))
+        return anew
+
+    def take(self, noted: list[Any]) -> None:
+        """Make steps of numbers and values, one after the other."""
+        numbers, values, handlers = noted[::2], noted[1::2], self._handlers
+        at, end = 0, len(numbers)
+        while at < end:
+            number = numbers[at]
+            if number == INPUT and self._may_repeat and (cycle := self._cycle) is not None:
+                after = at + len(cycle.numbers)
+                if numbers[at:after] == cycle.numbers:
+                    self._repeat(cycle, values[at:after])
+                    at = after
+                    continue
+            self._learn_before(number)
+            handlers[number](number, values[at])
+            self._learn_after(number)
+            at += 1
+
+    # -- what is done over and over
+
+    def _learn_before(self, number: int) -> None:
+        self._may_repeat = False
+        if number == INPUT and not self._entered:
+            self._attempt = _Attempt(self._state())
+        if (attempt := self._attempt) is not None:
+            # Waiting for gradients counts the time before it as backward, if it counts it at all.
+            phase = BACKWARD if number == GRADIENTS and self._phase == COLLECTIVE else self._phase
+            attempt.cycle.numbers.append(number)
+            attempt.cycle.phases.append(phase)
+            if number not in IN_A_CYCLE or len(attempt.cycle.numbers) > SETTLE_AT:
+                self._attempt = None
+
+    def _learn_after(self, number: int) -> None:
+        if number == ENDED and (attempt := self._attempt) is not None:
+            self._attempt = None
+            is_one = attempt.state[0] and attempt.state == self._state()
+            if is_one and attempt.cycle.numbers.count(FETCHED) == 1 and attempt.cycle.numbers[1] == FETCHED:
+                self._cycle, self._may_repeat = attempt.cycle, True
+
+    def _state(self) -> tuple[Any, ...]:
+        """Whatever decides what is made of what is noted next: first, whether a step has just ended, which will be
+        closed when a batch is asked for. A cycle is what leaves all of it as it was."""
+        return (
+            self._ended is not None and not any(self._sums),
+            (self._phase, self._rest, tuple(self._stack), tuple(self._entered)),
+            (
+                frozenset(self._stepped),
+                tuple(self._open_optimizers.items()),
+                self._which,
+                self._optimizer_steps,
+            ),
+            (self._has_entered, self._inner_steps, self._marked, self._within),
+            (self._looks, self._learns, self._has_learned, self._is_timing, self._amounts),
+        )
+
+    def _repeat(self, cycle: _Cycle, moments: list[int]) -> None:
+        """As if each of it had been taken. Before and after: the state of the cycle."""
+        self._close_ended()
+        self._input_began, self._input_ended = moments[0], moments[1]
+        tally = _Tally(self._is_timing)
+        sums, before = tally.sums, self._since
+        for phase, moment in zip(cycle.phases, moments, strict=True):
+            sums[phase] += moment - before
+            before = moment
+        self._fill(tally)
+        self._ended, self._ended_at, self._since = tally, before, before
+
+    # -- one by one
+
+    def _handlers_by_number(self) -> tuple[Callable[[int, Any], None], ...]:
+        """A call for each number that is noted, which takes it and its value."""
+        by_number: dict[int, Callable[[int, Any], None]] = {
+            **dict.fromkeys(range(COUNT), self.enter),
+            LEARN: self.learn,
+            LOOK: self.look,
+            LEAVE: self.leave,
+            LEAVE_INNER: self.leave_inner,
+            FETCHED: self.fetched,
+            BATCH: self.batch,
+            AMOUNTS: self.amounts,
+            GRADIENTS: self.wait_for_gradients,
+            PAGEABLE_COPY: self.copy_pageable,
+            WHICH: self.which_optimizer,
+            BEGINS: self.optimizer_begins,
+            ENDED: self.optimizer_ended,
+            BEGIN_MARKED: self.begin_marked,
+            END_MARKED: self.end_marked,
+            FAILED: self.end_marked,
+            REPORTED: self.report,
+            FLUSH: self.flush,
+            MARKS: self.take_marks,
+            TIMING: self.timing,
+        }
+        return tuple(by_number[number] for number in sorted(by_number))
+
+    def _renew(self) -> None:
+        """Begin to sum up anew."""
+        self._tally = _Tally(self._is_timing)
+        self._sums = self._tally.sums
+        self._asked_at = None
+
+    def _charge(self, now: int) -> None:
+        """Add the time since the last switch to the phase that it belongs to."""
+        self._sums[self._phase] += now - self._since
+        self._since = now
+
+    # -- phases
+
+    def enter(self, phase: int, now: int) -> None:
+        self._has_entered = True
+        self._sums[self._phase] += now - self._since
+        self._since = now
+        stack = self._stack
+        if phase == INPUT and stack and self._open_optimizers:
+            self._give_up_optimizers()
+        self._entered.append(len(stack))
+        if stack:
+            stack.append(self._phase)
+            self._phase = phase
+        else:
+            self._phase = self._begin(phase, now)
+            stack.append(self._rest)
+
+    def leave(self, _: int, now: int) -> None:
+        phase, stack, entered = self._phase, self._stack, self._entered
+        self._sums[phase] += now - self._since
+        self._since = now
+        if phase == INPUT:
+            self._input_ended = now
+        if not entered:  # it was noted, and before it was counted a signal's handler has left it with its own
+            return
+        if stack and not entered[0] and not self._open_optimizers:  # which is nearly always so
+            self._phase = stack[0]
+            stack.clear()
+        else:
+            self._back_to(entered[0])
+        entered.clear()
+
+    def leave_inner(self, _: int, which: tuple[int, int]) -> None:
+        depth, now = which
+        self._charge(now)
+        if depth < len(self._entered):
+            self._back_to(self._entered[depth])
+            del self._entered[depth:]
+
+    def _back_to(self, place: int) -> None:
+        """What began at this place of the stack is over, and what began within it."""
+        if place < len(self._stack):
+            self._phase = self._stack[place]
+            del self._stack[place:]
+        if self._open_optimizers:  # of which those within raised
+            self._open_optimizers = {key: at for key, at in self._open_optimizers.items() if at < place}
+
+    def _begin(self, phase: int, now: int) -> int:
+        """A phase begins that lies within no other; returns what its time counts as."""
+        if phase == INPUT:
+            self._input_began = now
+            self._ask_for_batch()
+        elif phase == BACKWARD:
+            self._learns = self._has_learned = True
+        if phase in (REPORT, INPUT):
+            return phase
+        if self._marked:
+            return phase if self._within else OUTSIDE
+        if phase in BEGIN_A_STEP:
+            self._rest = INSIDE
+        return phase
+
+    def look(self, _: int, now: int) -> None:
+        """A model is called without gradients."""
+        self._looks = True
+        self.enter(FORWARD, now)
+
+    def learn(self, _: int, now: int) -> None:
+        """A model is called so that something can be learned: with gradients."""
+        self._learns = True
+        self.enter(FORWARD, now)
+
+    def wait_for_gradients(self, _: int, now: int) -> None:
+        if self._phase == BACKWARD or self._phase == COLLECTIVE:
+            self._sums[BACKWARD] += now - self._since
+            self._since, self._phase = now, COLLECTIVE
+
+    # -- the device
+
+    def take_marks(self, _: int, marks: list[Mark]) -> None:
+        tally = self._tally
+        tally.marks += marks
+        if len(tally.marks) > MOST_MARKS and self.device is not None:
+            self.device.closed(self._ring.written, tally.marks, is_whole=False)
+            tally.marks, tally.is_timed = [], False
+
+    def timing(self, _: int, is_on: bool) -> None:
+        """Comes right after what begins to sum up anew."""
+        self._is_timing = self._tally.is_timed = is_on
+
+    # -- batches
+
+    def _ask_for_batch(self) -> None:
+        """Closes the step before it, and says what the batch before it was for."""
+        if self._looks and not self._learns and self._has_learned and not self._within:
+            self._count_as_outside()
+        self._looks = self._learns = False
+        self._close_found()
+        tally = self._tally
+        self._asked_at = tally.sums.copy(), tally.samples, tally.tokens, tally.fetch
+
+    def _count_as_outside(self) -> None:
+        """The newest batch was for an evaluation, so what it took lies between two steps."""
+        if self._asked_at is None:
+            return
+        tally, sums = self._tally, self._sums
+        before, tally.samples, tally.tokens, tally.fetch = self._asked_at
+        for phase in OF_A_BATCH:
+            sums[OUTSIDE] += sums[phase] - before[phase]
+            sums[phase] = before[phase]
+
+    def amounts(self, _: int, amounts: tuple[int, int, float]) -> None:
+        self._amounts = amounts
+
+    def fetched(self, _: int, now: int) -> None:
+        self.leave(_, now)
+        self.batch(_, now)
+
+    def _fill(self, tally: _Tally) -> None:
+        """The newest batch is one of the step's."""
+        samples, tokens, fetch = self._amounts
+        tally.samples += samples
+        tally.tokens += tokens
+        tally.fetch += (self._input_ended - self._input_began) * 1e-9 if fetch == MADE_HERE else fetch
+
+    def batch(self, _: int, now: int) -> None:
+        self._fill(self._tally)
+        if not self._marked and not self._stack:
+            self._phase = self._rest = INSIDE
+
+    def copy_pageable(self, _: int, now: int) -> None:
+        self._tally.flags |= PAGEABLE
+
+    # -- steps
+
+    def _rest_is(self, rest: int) -> None:
+        """From the last switch on, what belongs to no phase counts as ``rest``."""
+        self._rest = rest
+        if self._stack:
+            self._stack[0] = rest
+        else:
+            self._phase = rest
+
+    def which_optimizer(self, _: int, key: int) -> None:
+        self._which = key
+
+    def optimizer_begins(self, _: int, now: int) -> None:
+        self._charge(now)
+        key = self._which
+        if key in self._open_optimizers:
+            if not self._has_entered:
+                self._inner_steps += 1  # a step of a subclass, which calls that of its base
+                return
+            self._back_to(self._open_optimizers[key])  # it raised, and what it began was never ended
+        self._has_entered, self._inner_steps = False, 0
+        if key in self._stepped:
+            self._close_found()
+        self._open_optimizers[key] = len(self._stack)
+        # Around it is what there was, or the rest of the step.
+        self._stack.append(self._phase if self._stack else self._rest)
+        self._phase = OPTIMIZER if len(self._stack) > 1 else self._begin(OPTIMIZER, now)
+
+    def optimizer_ended(self, _: int, now: int) -> None:
+        self._charge(now)
+        if self._inner_steps:
+            self._inner_steps -= 1
+            return
+        key = self._which
+        place = self._open_optimizers.pop(key, None)
+        if place is not None and place < len(self._stack):
+            self._back_to(place)
+        self._learns = self._has_learned = self._has_stepped = True
+        if self._marked:
+            return
+        self._rest_is(OUTSIDE)
+        self._stepped.add(key)
+        self._optimizer_steps += 1
+        if self._ended is not None:
+            self._tally.add_before(self._ended)
+        self._ended, self._ended_at = self._tally, now
+        self._renew()
+
+    def _give_up_optimizers(self) -> None:
+        """Those that began and never ended have raised."""
+        self._back_to(min(self._open_optimizers.values()))
+
+    def begin_marked(self, _: int, now: int) -> None:
+        self._within += 1
+        if self._within == 1:
+            self._close_found()
+            self._marked = True
+            self._charge(now)
+            self._rest_is(INSIDE)
+
+    def end_marked(self, number: int, now: int) -> None:
+        self._within = max(self._within - 1, 0)
+        if self._within or not self._marked:
+            return
+        self._charge(now)
+        if self._open_optimizers:
+            self._give_up_optimizers()
+        self._rest_is(OUTSIDE)
+        if number != FAILED:
+            self._learns = self._has_learned = True
+            self._close(self._tally, now, MARKED)
+            self._renew()
+
+    def report(self, _: int, now: int) -> None:
+        if self._marked or self._has_stepped:
+            return
+        self._charge(now)
+        self._rest_is(OUTSIDE)
+        # Nobody says what is a step in such a loop, so nothing lies between two of them.
+        self._sums[INSIDE] += self._sums[OUTSIDE]
+        self._sums[OUTSIDE] = 0
+        self._close(self._tally, now, 0)
+        self._renew()
+
+    def flush(self, _: int, now: int) -> None:
+        self._close_found()
+
+    def phase_after(self, log: list[Any]) -> int:
+        """What time belongs to once everything in ``log`` has been made steps of; changes nothing. Any thread."""
+        opened, rest, optimizes = [self._phase] * len(self._entered), self._rest, bool(self._open_optimizers)
+        for number, value in zip(log[::2], log[1::2], strict=True):
+            if number < COUNT:
+                opened.append(number)
+                rest = INSIDE if number in BEGIN_A_STEP else rest
+            elif number in (LEARN, LOOK):
+                opened.append(FORWARD)
+                rest = INSIDE
+            elif number == LEAVE_INNER:
+                del opened[value[0] :]
+            elif number in (LEAVE, FETCHED):
+                opened.clear()
+                rest = INSIDE if number == FETCHED else rest
+            elif number in (BATCH, BEGIN_MARKED):
+                rest = INSIDE
+            elif number == BEGINS:
+                optimizes = True
+            elif number in (ENDED, END_MARKED, FAILED):
+                optimizes, rest = False, OUTSIDE
+            elif number == GRADIENTS and opened:
+                opened[-1] = COLLECTIVE
+        return opened[-1] if opened else OPTIMIZER if optimizes else rest
+
+    def _close_found(self) -> None:
+        """The step that ended with the newest optimizer step is whole."""
+        if self._ended is not None:
+            self._close_ended()
+            self._optimizer_steps = 0
+            self._ended = None
+            self._stepped.clear()
+
+    def _close_ended(self) -> None:
+        assert self._ended is not None
+        if self.device is not None:
+            self.device.calls_of_step = self._optimizer_steps
+        self._close(self._ended, self._ended_at, 0)
+
+    def _close(self, tally: _Tally, ended_at: int, flags: int) -> None:
+        number, device = self._ring.written, self.device
+        start, self._began = self._zero + self._began * 1e-9, ended_at
+        times = tuple([nanoseconds * 1e-9 for nanoseconds in tally.sums])
+        flags |= tally.flags
+        memory, on_device = NO_MEMORY, NO_TIMES
+        if device is not None and not tally.is_timed and device.usual is not None:
+            memory, on_device = device.usual
+            flags |= TIMED_ON_DEVICE | AS_USUAL_ON_DEVICE
+        record = StepRecord(
+            number, flags, start, *memory, tally.fetch, times, on_device, tally.samples, tally.tokens
+        )
+        self._ring.append(record)
+        if device is not None:
+            device.closed(number, tally.marks, tally.is_timed)

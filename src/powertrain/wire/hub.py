@@ -1,0 +1,533 @@
+"""The controller's side of the wire: one socket, many workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import zmq.auth
+from zmq.auth.base import Authenticator
+
+from powertrain.errors import EngineError, WireError
+from powertrain.wire.connections import UnprovenConnections
+from powertrain.wire.frames import (
+    HEADER,
+    Gathering,
+    TooLarge,
+    amount,
+    cut_into_frames,
+    encode,
+    encoded,
+    read_envelope,
+    read_frame,
+)
+from powertrain.wire.from_controller import Ack
+from powertrain.wire.keys import Door, KeyPair, Received, in_brackets
+from powertrain.wire.limits import COMMAND_ROOM, ENCRYPTION, FRAME_LIMIT, MESSAGE_LIMIT
+from powertrain.wire.link import Link
+from powertrain.wire.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from powertrain.wire.envelope import Envelope, FromController
+
+
+_logger = logging.getLogger("powertrain")
+#: Characters of why a message was refused.
+_LONGEST_REASON = 300
+#: Bytes in the path of a Unix socket, the ending NUL left out.
+_SOCKET_PATH_LIMIT = 107
+#: Connections that may wait to be taken: all workers of a run come at the same moment. The system may allow fewer.
+_BACKLOG = 4096
+#: Connections to a TCP port that have not proved a key: how many beside those of expected workers, and how long.
+MOST_UNPROVEN = 128
+_HANDSHAKE_TIMEOUT_S = 10.0
+#: Events of connections that are not read yet: ZeroMQ accepts none while there are more, so it is bounded how far it
+#: runs ahead of the hub that counts them. 1,000 are ZeroMQ's own.
+_EVENTS_AHEAD = 1000 + 1
+#: What ZeroMQ sends for such an event: which, and a number, which is the connection's descriptor.
+_EVENT = struct.Struct("=HI")
+#: Files that a process has open beside its connections.
+_OTHER_FILES = 512
+#: Seconds between two looks of the hub, for each worker it knows, so that with thousands it deals with many messages
+#: at once; below the second number it does not wait at all, and a few hundred workers are heard at once.
+_GATHER_EACH, _GATHER_LEAST, _GATHER_MOST = 5e-6, 2e-3, 2e-2
+
+
+class _Peer:
+    """What the hub knows of one worker. The hub's thread only."""
+
+    def __init__(self, deliver: Callable[[Received], None], speaks_as: tuple[int, int] | None) -> None:
+        self.deliver = deliver
+        #: The rank and attempt that its envelopes name; None until the first of them.
+        self.speaks_as = speaks_as
+        #: Where its connection is; None before it came.
+        self.route: bytes | None = None
+        #: The last frame that was taken, and the last that need not be sent again.
+        self.seen = self.acknowledged = 0
+        self.gathering = Gathering(MESSAGE_LIMIT)
+        #: The last command's number, and the commands not yet known to have arrived.
+        self.number = 0
+        self.unheard: deque[tuple[int, bytes]] = deque()
+        #: True once a message of it could not be read: nothing of it is read from then on.
+        self.is_refused = False
+        #: True once it was logged that there was no memory for a message of it.
+        self.is_told = False
+        #: The descriptor of its connection, -1 while it has none.
+        self.descriptor = -1
+
+    def __str__(self) -> str:
+        if self.speaks_as is None:
+            return "a process of the run that has not said yet which it is"
+        rank, attempt = self.speaks_as
+        return f"rank {rank} of attempt {attempt}" if rank >= 0 else "a process of the run that is no rank"
+
+    def dealt_with(self, number: int) -> None:
+        """The batch that ended with this frame has been; so has what came after it and waits for the rest."""
+        self.acknowledged = max(self.acknowledged, number)
+        if self.gathering.first and self.acknowledged >= self.gathering.first - 1:
+            self.acknowledged = self.seen
+
+    def heard(self, number: int) -> None:
+        """Commands up to this number have arrived."""
+        while self.unheard and self.unheard[0][0] <= number:
+            self.unheard.popleft()
+
+    def check(self, envelope: Envelope) -> None:
+        """Raises :class:`WireError` for what cannot be of this worker, or in answer to what it was sent."""
+        claims = (envelope.rank, envelope.attempt)
+        if self.speaks_as is not None and claims != self.speaks_as:
+            raise WireError(f"it claims to be of rank {claims[0]} of attempt {claims[1]}")
+        if envelope.heard > self.number:
+            raise WireError(f"it claims that command {envelope.heard} has arrived; {self.number} were sent")
+        self.speaks_as = claims
+
+
+class Hub:
+    """Listens for links, delivers their batches in order and once, and sends to them.
+
+    One thread owns the socket, reads and decodes. ``deliver`` is called on that thread with each new batch, which
+    whoever deals with it must :meth:`acknowledge`; then, once for all that has come meanwhile, ``delivered``. So who
+    deals with batches is woken once for many of them. ``refused`` is called once for each worker that sent something
+    which cannot be read or cannot be its own, with its key and a sentence; nothing of that worker is read from then on.
+    Without ``refused`` the sentence goes to ``rejected``, as do other warnings. Messages without a known key are
+    dropped without a word, because their sender is not known. Connections to a TCP port without a proved key are
+    bounded, by :data:`MOST_UNPROVEN` and a timeout.
+
+    ``parted`` is called with the key of a worker whose connection has ended, by whatever cause, at once. That alone
+    means little: a link connects again by itself where its process lives.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        deliver: Callable[[Received], None],
+        rejected: Callable[[str], None] = _logger.warning,
+        *,
+        delivered: Callable[[], None] = lambda: None,
+        parted: Callable[[bytes], None] = lambda _: None,
+        refused: Callable[[bytes, str], None] | None = None,
+        directory: str = "",
+        port: int = 0,
+        listen_on: str = "",
+    ) -> None:
+        """Listen on ``address``: "ipc" for a Unix socket in ``directory``, else an IP address (0: any free port).
+
+        ``listen_on`` is another IP address of this node to use instead, or that for all of them, "0.0.0.0" or "::".
+        """
+        self.keys = KeyPair.new()
+        self._deliver, self._rejected = deliver, rejected
+        self._delivered, self._parted, self._refused = delivered, parted, refused
+        self._context = zmq.Context()
+        self._auth = Authenticator(self._context)
+        self._peers: dict[bytes, _Peer] = {}
+        #: The keys of those who are connected, by the descriptor of their connection. The thread's only.
+        self._connected: dict[int, bytes] = {}
+        self._auth.configure_curve_callback("*", credentials_provider=self)
+        self._auth.start()
+        self._socket = self._listening_socket()
+        # A Unix socket lies in a directory that only this user can enter.
+        self._unproven = UnprovenConnections() if address != "ipc" else None
+        self._told_flood = False
+        self._events = self._event_socket()
+        self._path = ""
+        try:
+            self.endpoint = self._bind(address, directory, port, listen_on)
+        except BaseException:
+            self._close_sockets()  # a context with open sockets would block whoever collects it
+            raise
+        #: For a worker: an encoded command, or the number of a batch that has been dealt with.
+        self._outbox: deque[tuple[bytes, bytes | int]] = deque()
+        #: Whom an acknowledgement is owed.
+        self._owed: set[bytes] = set()
+        #: True when something was delivered since ``delivered`` was called last.
+        self._has_delivered = False
+        self._wake = Wakeup()
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="powertrain-hub", daemon=True)
+        self._thread.start()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """ZAP's question: may this key in? (The name is the authenticator's.)"""
+        return key in self._peers
+
+    def admit(
+        self,
+        public: bytes = b"",
+        deliver: Callable[[Received], None] | None = None,
+        speaks_as: tuple[int, int] | None = None,
+    ) -> Door:
+        """A door for one more worker: with keys made here, or for whoever holds the secret half of ``public``.
+
+        What comes through it is given to ``deliver``, by default to the hub's own. Its envelopes must name the rank and
+        attempt of ``speaks_as``; where that is not given, those that its first one names."""
+        keys = KeyPair(public, b"") if public else KeyPair.new()
+        self._peers.setdefault(keys.public, _Peer(deliver or self._deliver, speaks_as))
+        make_room_for_connections(len(self._peers))
+        return Door(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
+
+    def count_connected(self) -> int:
+        """How many of the admitted are connected, as far as they have said a word. Any thread."""
+        return len(self._connected)
+
+    def expel(self, public: bytes) -> None:
+        """Nothing that comes with this key counts any more, and nothing is sent to who has it. Any thread."""
+        self._peers.pop(public, None)
+
+    def acknowledge(self, received: Received) -> None:
+        """The batch has been dealt with: its sender may forget it. Any thread."""
+        self._outbox.append((received.sender, received.number))
+        self._wake.set()
+
+    def send(self, public: bytes, message: FromController) -> None:
+        """Hand a message to the worker with this key, now or when it connects. Any thread.
+
+        Raises :class:`EngineError` for one that is too large."""
+        try:
+            body = encoded(message, MESSAGE_LIMIT + COMMAND_ROOM)
+        except TooLarge as error:
+            raise EngineError(
+                f"A worker was to be sent {error.size} at once ({type(message).__name__}), and at most "
+                f"{amount(MESSAGE_LIMIT)} can be. What the training function, its config or a backend's function "
+                "brings along is sent with it: let workers read large data from files or datasets instead."
+            ) from error
+        self._outbox.append((public, body))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what is queued, stop, and leave no socket file."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._close_sockets()
+        self._wake.close()
+        if self._path:
+            try:
+                os.unlink(self._path)
+            except FileNotFoundError:
+                pass
+
+    def _close_sockets(self) -> None:
+        self._auth.stop()
+        with self._draining_events():  # ZeroMQ would wait for ever where strangers have filled their queue
+            self._socket.disable_monitor()
+        self._events.close()
+        if self._unproven is not None:
+            self._unproven.close()
+        self._socket.close(linger=200)
+        self._context.term()
+
+    # -- the thread
+
+    def _listening_socket(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self.keys.public, self.keys.secret
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+        # Honest links have no more than a window under way, and may send it again.
+        socket.setsockopt(zmq.RCVHWM, 4 * Link.WINDOW)
+        socket.setsockopt(zmq.MAXMSGSIZE, HEADER.size + FRAME_LIMIT + ENCRYPTION)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(_HANDSHAKE_TIMEOUT_S * 1000))
+        return socket
+
+    def _event_socket(self) -> zmq.Socket[bytes]:
+        """Where ZeroMQ says which connections have begun and ended."""
+        wanted = zmq.EVENT_DISCONNECTED
+        if self._unproven is not None:
+            wanted |= zmq.EVENT_ACCEPTED
+            make_room_for_connections(MOST_UNPROVEN + _EVENTS_AHEAD)
+        events = self._context.socket(zmq.PAIR)
+        events.setsockopt(zmq.RCVHWM, 1)
+        self._socket.monitor("inproc://connections", wanted)
+        events.connect("inproc://connections")
+        return events
+
+    @contextlib.contextmanager
+    def _draining_events(self) -> Iterator[None]:
+        done = threading.Event()
+
+        def drain() -> None:
+            while not done.is_set():
+                if self._events.poll(1):
+                    self._events.recv_multipart()
+
+        thread = threading.Thread(target=drain, name="powertrain-hub-events", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _bind(self, address: str, directory: str, port: int, listen_on: str) -> str:
+        if address != "ipc":
+            told = address if listen_on in ("", "0.0.0.0", "::") else listen_on
+            port = self._bind_tcp(in_brackets(listen_on or address), port)
+            return f"tcp://{in_brackets(told)}:{port}"
+        path = os.path.join(directory, "wire")
+        if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
+            raise WireError(
+                f"The socket path {path!r} is longer than {_SOCKET_PATH_LIMIT} bytes, which the system does "
+                "not allow. Set XDG_RUNTIME_DIR or TMPDIR to a shorter directory."
+            )
+        self._socket.bind(f"ipc://{path}")
+        os.chmod(path, 0o600)
+        self._path = path
+        return f"ipc://{path}"
+
+    def _bind_tcp(self, host: str, port: int) -> int:
+        self._socket.setsockopt(zmq.IPV6, int(host.startswith("[")))
+        try:
+            if not port:
+                return self._socket.bind_to_random_port(f"tcp://{host}")
+            self._socket.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE:
+                cure = "choose another in RunConfig(port=...), or leave it out to take any that is free"
+                why = f"Another run or program may have the port: {cure}."
+            else:
+                why = "Is it an address of this machine? Leave TraceConfig(bind_host=...) out to take its usual one."
+            raise WireError(
+                f"The run cannot listen on {host}:{port} for its workers: {error}. {why}"
+            ) from error
+        return port
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._auth.zap_socket, zmq.POLLIN)
+        poller.register(self._events, zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
+        while not self._closing:
+            ready = poller.poll()
+            if (pause := gathering_pause(len(self._peers))) > 0:
+                time.sleep(pause)
+                ready = poller.poll(0)
+            for source, _ in ready:
+                if source is self._auth.zap_socket:
+                    self._let_in()
+                elif source is self._socket:
+                    self._receive_all()
+                elif source is self._events:
+                    self._take_events()
+                else:
+                    self._wake.clear()
+            self._flush()
+        self._flush()
+
+    def _let_in(self) -> None:
+        """Answer all who knock: at the start of a run that is every worker at once."""
+        while self._auth.zap_socket.poll(0):
+            _run_now(self._auth.handle_zap_message(self._auth.zap_socket.recv_multipart()))
+
+    def _receive_all(self) -> None:
+        """What is there, or so much of it that the outbox should be looked at again."""
+        for _ in range(256):
+            try:
+                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            if len(frames) == 1:
+                self._receive(bytes(route.buffer), frames[0])
+            elif frames and (peer := self._peers.get(sender := _sender(frames[0]))) is not None:
+                self._refuse(sender, peer, f"it is made of {len(frames)} frames")
+        if self._has_delivered:
+            self._has_delivered = False
+            self._delivered()
+
+    def _take_events(self, most: int = 256) -> None:
+        """Take in which connections have begun and ended, or so many that others should be looked at again."""
+        for _ in range(most):
+            try:
+                event, descriptor = _EVENT.unpack(self._events.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_DISCONNECTED:
+                self._on_disconnect(descriptor)
+            elif self._unproven is not None:
+                self._unproven.add(descriptor)
+                self._bound_unproven(self._unproven)
+
+    def _on_disconnect(self, descriptor: int) -> None:
+        if self._unproven is not None:
+            self._unproven.remove(descriptor)
+        public = self._connected.pop(descriptor, None)
+        peer = self._peers.get(public) if public is not None else None
+        if public is not None and peer is not None and peer.descriptor == descriptor:
+            peer.descriptor = -1
+            self._parted(public)
+
+    def _bound_unproven(self, unproven: UnprovenConnections) -> None:
+        """Close the oldest connections that have proved no key, where there are more than workers can explain."""
+        expected = max(0, len(self._peers) - len(self._connected))
+        if unproven.close_beyond(MOST_UNPROVEN + expected) and not self._told_flood:
+            self._told_flood = True
+            self._rejected(
+                f"More than {MOST_UNPROVEN} connections to {self.endpoint} have not proved that they are of this run; "
+                "the oldest are closed. A port scanner or another program may use the port: close it to other "
+                "machines than those of the run, or choose another with RunConfig(port=...)."
+            )
+
+    def _receive(self, route: bytes, frame: zmq.Frame) -> None:
+        sender = _sender(frame)
+        peer = self._peers.get(sender)
+        if peer is None or peer.is_refused:
+            return
+        try:
+            if peer.route != route:
+                self._connects(sender, peer, frame.get(zmq.SRCFD))
+            self._take(sender, peer, route, frame.buffer)
+        except WireError as problem:
+            self._answer_over(peer, route)  # so that it can be told
+            self._refuse(sender, peer, str(problem))
+        except MemoryError:  # it comes again, and there may be room by then
+            if not peer.is_told:
+                peer.is_told = True
+                self._rejected(f"There is no memory left for a message of {peer}; it is sent again.")
+
+    def _connects(self, sender: bytes, peer: _Peer, descriptor: int) -> None:
+        """A frame has come over a new connection. Its descriptor may have been another's, whose end is told before."""
+        self._take_events(_EVENTS_AHEAD)
+        if self._unproven is not None:
+            self._unproven.remove(descriptor)
+        peer.descriptor = descriptor
+        self._connected[descriptor] = sender
+
+    def _take(self, sender: bytes, peer: _Peer, route: bytes, frame: memoryview) -> None:
+        """Deal with one frame of a known worker; raises :class:`WireError` where it is to be refused."""
+        number, ends, piece = read_frame(frame)
+        if number != peer.seen + 1:
+            # Seen already: the acknowledgement was lost. Too early: it comes again, after those lost before it.
+            self._owed.add(sender)
+            self._answer_over(peer, route)
+            return
+        whole = peer.gathering.add(number, ends, piece)
+        if whole is None:
+            peer.seen = number
+            peer.dealt_with(peer.acknowledged)
+            self._owed.add(sender)
+            self._answer_over(peer, route)
+            return
+        envelope = read_envelope(whole)
+        peer.check(envelope)
+        peer.seen = number
+        peer.heard(envelope.heard)
+        self._answer_over(peer, route)
+        try:
+            peer.deliver(Received(sender, number, envelope))
+            self._has_delivered = True
+        except (
+            Exception
+        ) as error:  # a fault of ours, but one that must not make this thread deaf to all others
+            _logger.exception("A batch could not be dealt with.")
+            raise WireError(f"it could not be dealt with ({type(error).__name__}: {error})") from error
+
+    def _refuse(self, sender: bytes, peer: _Peer, problem: str) -> None:
+        """Read nothing of this worker any more, and say why."""
+        if peer.is_refused:
+            return
+        peer.is_refused = True
+        # Part of it may be the sender's own words.
+        why = ascii(problem)[1:-1][:_LONGEST_REASON]
+        sentence = (
+            f"A message of {peer} cannot be read: {why}. A value that the rank sent was not checked before, which is a "
+            "fault of Powertrain, or something else uses the rank's keys."
+        )
+        if self._refused is None:
+            self._rejected(sentence)
+        else:
+            self._refused(sender, sentence)
+
+    def _answer_over(self, peer: _Peer, route: bytes) -> None:
+        """Over a new connection, send (again) the commands that have not arrived."""
+        if peer.route != route:
+            peer.route = route
+            for _, frame in peer.unheard:
+                self._socket.send_multipart([route, frame])
+
+    def _flush(self) -> None:
+        while self._outbox:
+            public, said = self._outbox.popleft()
+            peer = self._peers.get(public)
+            if peer is None:
+                continue
+            if isinstance(said, int):
+                peer.dealt_with(said)
+                self._owed.add(public)
+            else:
+                self._command(peer, said)
+        while self._owed:
+            peer = self._peers.get(self._owed.pop())
+            if peer is not None and peer.route is not None:
+                ((_, frame),) = cut_into_frames(encode(Ack(seq=peer.acknowledged)), 0)
+                self._socket.send_multipart([peer.route, frame])
+
+    def _command(self, peer: _Peer, body: bytes) -> None:
+        for number, frame in cut_into_frames(body, peer.number + 1):
+            peer.number = number
+            peer.unheard.append((number, frame))
+            if peer.route is not None:
+                self._socket.send_multipart([peer.route, frame])
+
+
+def _sender(frame: zmq.Frame) -> bytes:
+    """The public key that the frame came with."""
+    return str(frame.get("User-Id")).encode()
+
+
+def gathering_pause(workers: int) -> float:
+    """Seconds for which a hub lets messages of so many workers gather before it looks at them; 0 for not at all."""
+    pause = min(_GATHER_MOST, workers * _GATHER_EACH)
+    return pause if pause >= _GATHER_LEAST else 0.0
+
+
+def make_room_for_connections(connections: int) -> None:
+    """Let this process open so many, where the system allows that: what it begins with, often 1,024 files, is raised.
+
+    Only where it has to be: programs that still use ``select`` can use no file above that number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or connections + _OTHER_FILES <= soft:
+        return
+    wanted = max(2 * soft, 2 * connections + _OTHER_FILES)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    with contextlib.suppress(ValueError, OSError):  # refused: then connections wait until others end
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _run_now(coroutine: Any) -> None:
+    """Run a coroutine that never awaits anything real (the authenticator's are only written that way)."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        pass

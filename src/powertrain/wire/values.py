@@ -1,0 +1,132 @@
+"""Values that messages are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from powertrain.values.exceptions import ExceptionData
+
+#: How many, or which: whoever says another number is not understood.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m"):
+    """Anything that travels."""
+
+
+class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception as text: the controller never unpickles one."""
+
+    type: str
+    message: str
+    traceback: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    source: str = ""
+    #: True when it looks like the echo of another rank's end (a broken collective, say).
+    secondary: bool = False
+    #: The exceptions that it was raised from, a line each, and what it can be rebuilt of.
+    causes: list[str] = []
+    exception: ExceptionData | None = None
+
+
+class FilePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a rank's share of a checkpoint; an empty directory's name ends in "/"."""
+
+    name: str
+    size: Count
+    #: Its hash once it is durable in storage, "" before.
+    xxh3: str = ""
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint is to be validated, where ``report`` said more than "yes"."""
+
+    #: Keyword arguments that go over the trainer's own.
+    arguments: dict[str, Any] = {}
+    #: Seconds it may take; 0 for what the trainer says.
+    timeout: float = 0.0
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's share of a checkpoint: staged on the rank's node when this is sent, not yet in storage."""
+
+    #: The name that ``report`` was given; "" for the usual one of the row.
+    checkpoint: str
+    files: list[FilePart]
+    metadata: dict[str, Any] = {}
+    #: The staged directory on the rank's node; its files lie below ``files/``.
+    staged: str = ""
+    #: The user's directory that was moved to ``staged``: its files go back there should the checkpoint fail. "" where
+    #: the user's files are still in their place, or were written for the run.
+    taken: str = ""
+    #: Where the user put the files himself (a path or address); nothing is staged or carried then.
+    elsewhere: str = ""
+    #: Why there is no share although the rank reported a checkpoint, such as a full disk, and where that is.
+    error: str = ""
+    error_place: str = ""
+    #: True while the user's own upload function runs in the rank: :class:`Carried` tells where it put the files.
+    pending: bool = False
+    #: Asked for with ``report(validation=...)``: arguments for the function, merged over the trainer's.
+    validation: Validation | None = None
+    #: What goes into the manifest's extras: the same on every rank, or under keys of the rank's own.
+    extras: dict[str, Any] = {}
+
+
+class Point(Message, frozen=True, tag="point"):
+    """One ``report``: row ``row`` of this rank (0 for ``solo``)."""
+
+    row: Count
+    at: float
+    metrics: dict[str, Any]
+    solo: bool = False
+    barrier: bool = False
+    part: Part | None = None
+    #: Rank 0's objects among the metrics: see :mod:`powertrain.values.kinds`.
+    originals: dict[str, bytes] = {}
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of one thread's stack. ``source`` is the text of the line, where it is known."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+
+class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
+    """What one thread is doing, the innermost frame first."""
+
+    name: str
+    #: True for the thread that the process began with: a rank's is the one that runs the user's function.
+    main: bool
+    frames: list[Frame]
+
+
+class ProcessStack(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process is doing: a rank, or a process that it has started."""
+
+    pid: int
+    #: "rank 1", "DataLoader worker of rank 1", or the command's name.
+    title: str
+    #: The kernel's word: see ``powertrain.engine.base.Inspection``.
+    state: str
+    threads: list[ThreadStack] = []
+    #: Why there are no stacks, or what to know of them; "" for nothing.
+    remark: str = ""
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank's main thread is, as far as the user's own code goes."""
+
+    #: The user's innermost frame.
+    frame: Frame
+    #: What that frame has called, if it is a library's: "collective" (torch.distributed, or a backward that averages
+    #: gradients), "loader" (a DataLoader), "run" (waits for the run: report, barrier, load_state), or "".
+    inside: str = ""
+    #: The library function that the user's frame has called: "all_reduce", "backward", "__next__"; "" for none.
+    call: str = ""

@@ -1,0 +1,281 @@
+"""The session of this process: one training function and everything it may call."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from powertrain.errors import CollectiveError, OutsideWorkerError
+from powertrain.text.redaction import strip_secrets
+from powertrain.trace.recording import current as recording_current
+from powertrain.trace.recording.phases import COLLECTIVE, REPORT
+from powertrain.wire import limits
+from powertrain.wire.from_worker import Arrived, Noted, Reached, StagingFull
+from powertrain.worker.checkpoints.row_mark import RowMark
+from powertrain.worker.checkpoints.shared_directory import listing_of
+from powertrain.worker.checkpoints.storage_context import StorageContext
+from powertrain.worker.data.shards import Shards
+from powertrain.worker.progress import Boundaries, Gate
+from powertrain.worker.values import DroppedValues
+
+if TYPE_CHECKING:
+    from powertrain.checkpoint.checkpoint import Checkpoint
+    from powertrain.checkpoint.saver import Staging
+    from powertrain.storage import Storage
+    from powertrain.worker.data.batch_plan import BatchPlan
+    from powertrain.worker.place import Place
+    from powertrain.worker.service.service import Service
+
+#: Bytes of a message beside the data that it carries.
+_ROOM = 4096
+
+
+class Session:
+    """One rank's live state."""
+
+    def __init__(self, place: Place, service: Service, gate: Gate, datasets: bytes = b"") -> None:
+        """``datasets`` is what :class:`~powertrain.worker.data.shards.Shards` takes."""
+        self.place = place
+        self.service = service
+        #: What the launch directory held when this rank began, for checkpoints that are reported from it.
+        self.before = listing_of(place.launch_dir)
+        #: Names that were left out of such checkpoints with a warning, and those that had been waited for in vain.
+        self.left_out: set[str] = set()
+        self.unsettled: set[str] = set()
+        #: Index of this rank's GPU among those visible to it; -1 for none.
+        self.device = -1
+        self.row = service.row = place.first_row - 1
+        self.syncs = 0
+        #: Names that checkpoints of this run have been given.
+        self.checkpoint_names: set[str] = set(place.checkpoint_names)
+        #: True once this rank has made a report with SYNC or a barrier: ``get_checkpoint`` then returns the newest one.
+        self.sees_newest = False
+        #: What ``register_state`` was given.
+        self.registered: dict[str, Any] = {}
+        self.mark = RowMark(place.mark)
+        self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
+        self.context = TrainContext(self)
+        self.data = Shards(self, datasets)
+        self.dropped = DroppedValues(lambda message: service.post(Noted(message=message, once=True)))
+        service.describe_data = self.data.described
+        #: Tells a program without boundaries that the run ends: see :meth:`Gate.deliver_stop`.
+        self.deliver_stop = gate.deliver_stop
+
+    def _stands_at(self, hold: int, boundary: int) -> None:
+        self.service.say(Reached(hold=hold, boundary=boundary, row=self.row))
+
+    @cached_property
+    def staging(self) -> Staging:
+        """This rank's part of the node's staging area."""
+        from powertrain.checkpoint.saver import Staging
+
+        place = self.place
+        staging = Staging(
+            place.staging or os.path.join(os.getcwd(), ".staging"),
+            place.attempt,
+            place.rank,
+            segments=place.segments,
+            limit=place.staging_bytes,
+            shared_by=place.local_world_size,
+            full=lambda row, needed, limit: self.service.say(
+                StagingFull(row=row, needed=needed, limit=limit)
+            ),
+        )
+        self.service.on_settled = lambda settled: staging.settled(settled.row)
+        self.service.when_over(staging.close)
+        return staging
+
+    @cached_property
+    def storage(self) -> Storage:
+        """The run's storage, for looking at addresses; nothing is opened by this."""
+        from powertrain.storage import open_storage
+
+        return open_storage(self.place.run_path)
+
+    @staticmethod
+    def checkpoint_at(path: str, filesystem: bytes) -> Checkpoint:
+        """The checkpoint at a path of a pickled filesystem, or at an address."""
+        from powertrain.checkpoint.checkpoint import Checkpoint
+
+        return Checkpoint(path, pickle.loads(filesystem) if filesystem and "://" not in path else None)
+
+    def final_name(self, row: int, given: str | None) -> str:
+        """The name that the checkpoint of ``row`` will have."""
+        from powertrain.checkpoint.contents import final_name
+
+        return final_name(row, given or "", self.place.checkpoint_tag)
+
+    def close(self) -> None:
+        self.data.close()
+        self.mark.close()
+
+    def meet(self, kind: str, data: bytes = b"") -> bytes:
+        """Arrive at the next collective and wait for all ranks."""
+        most = limits.MESSAGE_LIMIT - _ROOM
+        if len(data) > most:
+            raise CollectiveError(
+                f"{kind}() was given {len(data):,} bytes once pickled, and at most {most:,} can "
+                "be sent to the other ranks. Put large data into a file or a dataset, and send its name."
+            )
+        self.syncs += 1
+        with recording_current.phase(COLLECTIVE):
+            opened = self.service.meet(Arrived(sync=self.syncs, kind=kind, data=data))
+        if opened.error:
+            raise CollectiveError(opened.error)
+        return opened.data
+
+
+class TrainContext:
+    """Facts about this rank and its run. Every getter of Ray Train's context is here."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._place = session.place
+
+    def __repr__(self) -> str:
+        p = self._place
+        return (
+            f"TrainContext(rank={p.rank}, world_size={p.world_size}, run={p.run_name!r}, attempt={p.attempt})"
+        )
+
+    @property
+    def launch_dir(self) -> str:
+        """The directory the driver was started in; it is on ``sys.path`` of every worker."""
+        return self._place.launch_dir
+
+    def get_world_rank(self) -> int:
+        """This rank, from 0, over all nodes."""
+        return self._place.rank
+
+    def get_world_size(self) -> int:
+        """How many ranks there are."""
+        return self._place.world_size
+
+    def get_local_rank(self) -> int:
+        """This rank among those of its node; also the index of its GPU."""
+        return self._place.local_rank
+
+    def get_local_world_size(self) -> int:
+        """How many ranks its node has."""
+        return self._place.local_world_size
+
+    def get_node_rank(self) -> int:
+        """Which node this is, from 0."""
+        return self._place.node_rank
+
+    def get_experiment_name(self) -> str:
+        """The run's name; in a trial of a sweep, that of the sweep."""
+        return self._place.sweep or self._place.run_name
+
+    def get_trial_name(self) -> str:
+        """The run's name: a trial of a sweep is an ordinary run."""
+        return self._place.run_name
+
+    def get_trial_id(self) -> str:
+        """The run's name, which is what identifies it; in a trial of a sweep, the id of the trial."""
+        return self._place.trial_id or self._place.run_name
+
+    def get_trial_resources(self) -> dict[str, float]:
+        """What this worker was given, by resource name."""
+        return dict(self._place.resources)
+
+    def get_trial_dir(self) -> str:
+        """The run's directory in storage, without credentials."""
+        return strip_secrets(self._place.run_path)
+
+    def get_storage(self) -> StorageContext:
+        """The storage path under which runs lie, with its file system and the places of this run.
+
+        It is the path as text. For a loop that uploads checkpoints by itself::
+
+            path = get_context().get_storage().build_checkpoint_path_from_name(f"epoch-{epoch}")
+            torch.distributed.checkpoint.save(state, checkpoint_id=path)
+            report(metrics, Checkpoint(path), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+        """
+        place = self._place
+        return StorageContext(place.storage_path, place.run_name, place.run_filesystem)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What was given as ``metadata=`` to the trainer."""
+        return dict(self._place.metadata)
+
+    def get_attempt(self) -> int:
+        """How many times this run was started before, failures and resumes counted."""
+        return self._place.attempt
+
+    def resize_pending(self) -> bool:
+        """True when the run will go on with another number of workers after its next checkpoint.
+
+        The same on every rank at the same place of its loop. A loop that saves rarely can save and report now; one
+        whose state is registered, or that asks :func:`should_checkpoint`, need not care.
+        """
+        return self._session.boundaries.resize_to > 0
+
+    def batch_plan(self, global_batch_size: int, max_micro_batch: int | None = None) -> BatchPlan:
+        """This rank's part of each optimizer step, so that ``global_batch_size`` samples go into it at any world size.
+
+        A model from ``prepare_model`` weighs this rank's gradient accordingly, by the plan that was made or iterated
+        last: see :class:`BatchPlan`.
+        """
+        from powertrain.worker.data import batch_plan
+
+        place = self._place
+        found = batch_plan.plan(global_batch_size, place.rank, place.world_size, max_micro_batch)
+        batch_plan.gradient_weight.set(found.weight)
+        return replace(found, begin=batch_plan.gradient_weight.set)
+
+
+_session: Session | None = None
+
+
+def open_session(session: Session) -> None:
+    """Make ``session`` this process's own."""
+    global _session
+    _session = session
+
+
+def close_session() -> None:
+    global _session
+    _session = None
+
+
+def in_worker() -> bool:
+    """True inside a training function's process."""
+    return _session is not None
+
+
+def current(caller: str) -> Session:
+    """This process's session; the error names ``caller``."""
+    if _session is None:
+        raise OutsideWorkerError(
+            f"{caller}() was called outside a training worker. Call it inside the function that is given to a "
+            "trainer, while trainer.fit() runs it."
+        )
+    return _session
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """The checkpoint to go on from: this run's newest at the start of the attempt, or ``resume_from_checkpoint``.
+
+    From then on the shards of this run's datasets go on where that checkpoint found them.
+
+    After a report of this rank with a wait (``checkpoint_upload_mode`` SYNC, ``barrier=True``, or
+    ``RunConfig(report_barrier=True)``), it is the newest checkpoint that was reported; it is committed when this
+    returns.
+    """
+    session = current("get_checkpoint")
+    if session.sees_newest and (newest := _newest_reported(session)) is not None:
+        return newest
+    session.data.checkpoint_was_asked_for()
+    place = session.place
+    return session.checkpoint_at(place.checkpoint, place.checkpoint_filesystem) if place.checkpoint else None
+
+
+def _newest_reported(session: Session) -> Checkpoint | None:
+    """The newest kept checkpoint of this run, once those of all reports so far are settled; None for none."""
+    with recording_current.phase(REPORT):
+        found = session.service.ask_checkpoints(session.row, False, -1.0)
+    return session.checkpoint_at(found[-1].path, session.place.run_filesystem) if found else None
