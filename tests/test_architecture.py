@@ -53,10 +53,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "the warm server loads what every worker would load",
     ("engine.local.server", "torch.prepare"): "the warm server loads what every worker would load",
     ("trace.integrations.ray", "torch.trainer"): "TraceML's name for our trainer, where TraceML has it",
-    (
-        "trace.recording.standalone",
-        "diagnosis.so_far",
-    ): "a script that is no run has nobody else to say what was found",
 }
 #: Modules of other people that only some rooms may import.
 RESERVED: dict[str, set[str]] = {

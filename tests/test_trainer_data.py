@@ -24,6 +24,7 @@ from powertrain import (
 from powertrain.data.dataset import Dataset
 from powertrain.data.plan.plan import Part, Plan
 from powertrain.driver import blueprint
+from powertrain.driver.datasets import prepare_data, prepare_like_rank_zero
 from powertrain.engine.local.warm_server import WarmServer
 from powertrain.errors import ConfigError, DataChangedError, DataError, OutsideWorkerError
 from powertrain.run import events as ev
@@ -327,19 +328,20 @@ def test_datasets_that_are_kept_come_back(tmp_path: Path) -> None:
 
 def test_a_process_that_makes_its_own_datasets_must_find_those_of_rank_zero(tmp_path: Path) -> None:
     trainer = make(datasets={"train": dataset})()
-    own: Mapping[str, Any] = trainer._prepare_like_rank_zero(
-        Place(rank=1, data_seed=9, data_cache=str(tmp_path), data_fingerprints=fingerprints(tmp_path))
+    own: Mapping[str, Any] = prepare_like_rank_zero(
+        trainer._request,
+        Place(rank=1, data_seed=9, data_cache=str(tmp_path), data_fingerprints=fingerprints(tmp_path)),
     )
     assert (own["train"].seed, own["train"].rows) == (9, ROWS)
     with pytest.raises(DataError, match=r"'train' of rank 1, with 40 rows, is not the one of rank 0"):
-        trainer._prepare_like_rank_zero(
-            Place(rank=1, data_cache=str(tmp_path), data_fingerprints={"train": "another"})
+        prepare_like_rank_zero(
+            trainer._request, Place(rank=1, data_cache=str(tmp_path), data_fingerprints={"train": "another"})
         )
 
 
 def fingerprints(directory: Path) -> dict[str, str]:
     trainer = make(datasets={"train": dataset})()
-    prepared = trainer._prepare_data(9, str(directory), None, open_storage(directory))
+    prepared = prepare_data(trainer._request, 9, str(directory), None, open_storage(directory))
     return {name: found.fingerprint for name, found in prepared.items()}
 
 

@@ -159,7 +159,7 @@ def test_the_header_depends_on_the_form_alone() -> None:
 def test_copies_reach_their_places_however_the_source_lies_in_memory(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_pieces, "THREAD_FROM_BYTES", 1)
+    monkeypatch.setattr(files, "THREAD_FROM_BYTES", 1)
     large = torch.rand(1000, 700)
     sources = [large, large.t(), large[::2], torch.tensor(3.5), large.to(torch.complex64).conj(), large[:0]]
     views = [torch.full(source.shape, -1, dtype=source.dtype) for source in sources]
@@ -292,7 +292,7 @@ def test_a_pipe_or_a_directory_in_place_of_a_file_is_refused_at_once(
 
 def test_a_file_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
-        later.setattr(state_pieces, "SCHEMA", 99)
+        later.setattr(files, "SCHEMA", 99)
         write(tmp_path, {"weight": numbers((2,))}, 1)
     assert "schema 99" in damaged(tmp_path)
 

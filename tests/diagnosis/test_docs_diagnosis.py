@@ -21,7 +21,7 @@ from powertrain.storage import open_storage
 from powertrain.trace.recording import phases
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text("utf-8")
-SOURCES = sorted(Path(diagnosis.__path__[0]).glob("*.py"))
+SOURCES = sorted(Path(diagnosis.__path__[0]).rglob("*.py"))
 
 
 def section(title: str) -> str:

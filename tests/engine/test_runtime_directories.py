@@ -15,7 +15,10 @@ from powertrain.storage.files import private_roots
 
 #: A number that no process has, because the kernel gives out smaller ones only.
 NO_PROCESS = 1 << 23
-MAKE = "from powertrain.engine import local; print(local.make_runtime_directory('other'), flush=True); "
+MAKE = (
+    "from powertrain.engine.local import engine, runtime_directories; "
+    "print(runtime_directories.make_runtime_directory('other'), flush=True); "
+)
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +76,11 @@ def test_a_directory_that_nobody_holds_is_swept(root: Path) -> None:
 
 def test_the_claim_of_a_process_that_was_killed_is_swept(root: Path) -> None:
     make_elsewhere(
-        "from powertrain.engine.base import SlotShape; from powertrain.engine.local import ledger; from powertrain.engine import resources; import os; "
+        "from powertrain.engine.base import SlotShape; from powertrain.engine.local import ledger; "
+        "from powertrain.engine import resources; import os; "
         "shape, machine = SlotShape(explicit=True), resources.Machine(cpus=2); "
         "wanted = ledger.Request('a', 'a', 'a', 'here', machine, 1, shape); "
-        "local._ledger.claim(wanted, print, print); os.kill(os.getpid(), 9)"
+        "engine._ledger.claim(wanted, print, print); os.kill(os.getpid(), 9)"
     )
     assert len(list((root / "claims").iterdir())) == 1
     runtime_directories.remove_runtime_directory(runtime_directories.make_runtime_directory("mine"))

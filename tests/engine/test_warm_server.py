@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from powertrain import tasks
 from powertrain.engine import process
 from powertrain.engine.base import Exited, ProcessSpec, SlotLost, Started
+from powertrain.engine.local import engine as local_engine
 from powertrain.engine.local import warm_server
 from powertrain.engine.local.engine import LocalEngine
 from powertrain.engine.local.warm_server import WarmServer
@@ -399,7 +400,7 @@ def test_a_second_kill_leaves_a_server_that_answers(server: WarmServer, stage: S
 def test_closing_an_engine_ends_what_a_frozen_server_has_forked(
     server: WarmServer, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_server, "CLOSE_TIMEOUT_S", 1.2 * warm_server._ANSWER_TIMEOUT_S)
+    monkeypatch.setattr(local_engine, "CLOSE_TIMEOUT_S", 1.2 * warm_server._ANSWER_TIMEOUT_S)
     (slot,) = stage.slots()
     stage.engine.fork(slot, program("wait"))
     stage.wait_for_output(slot, b"waiting")

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 from powertrain.errors import StorageError
-from powertrain.run import metrics as mt
 from powertrain.run.lifecycle import Branch, RunState
 from powertrain.run.metrics import reading, segments
 from powertrain.run.metrics import store as metrics_store
@@ -362,7 +361,7 @@ def test_segments_that_cannot_be_merged_are_told_of_and_neither_lose_points_nor_
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "powertrain"):
         patch.setattr(metrics_store, "SEGMENT_POINTS", 1)
-        patch.setattr(mt, "merged", refused)
+        patch.setattr(metrics_store, "merged", refused)
         store = MetricsStore(storage, 1)
         for row in range(1, 21):
             store.add([point(row)])

@@ -12,12 +12,12 @@ import pytest
 #: What a rank sends, past the checks of the public functions, and then waits for.
 SENDS = {
     "a report": (
-        "session.service.post(wire.Point(row=1, at=0.0, metrics={}, barrier=None))\n"
+        "session.service.post(Point(row=1, at=0.0, metrics={}, barrier=None))\n"
         "    session.service.wait_for_row(1)",
         ("Expected `bool`, got `None`", "barrier"),
     ),
     "a report before the first": (
-        "session.service.post(wire.Point(row=-3, at=0.0, metrics={}, barrier=True))\n"
+        "session.service.post(Point(row=-3, at=0.0, metrics={}, barrier=True))\n"
         "    session.service.wait_for_row(1)",
         ("Expected `int` >= 0", "row"),
     ),
@@ -26,11 +26,11 @@ SENDS = {
         ("Expected `float`, got `str`", "timeout"),
     ),
     "an arrival": (
-        "session.service.meet(wire.Arrived(sync=-1, kind='barrier'))",
+        "session.service.meet(Arrived(sync=-1, kind='barrier'))",
         ("Expected `int` >= 0", "sync"),
     ),
     "a report after which it does not wait": (
-        "session.service.post(wire.Point(row=1, at='now', metrics={}))\n"
+        "session.service.post(Point(row=1, at='now', metrics={}))\n"
         "    while True:\n"
         "        time.sleep(0.01)\n"
         "        powertrain.report({'loss': 1.0})",
@@ -43,6 +43,8 @@ import sys, time
 import powertrain
 from powertrain import RunConfig, ScalingConfig, TrainingFailedError
 from powertrain.trainer import DataParallelTrainer
+from powertrain.wire.from_worker import Arrived
+from powertrain.wire.values import Point
 from powertrain.worker import session as worker_session
 
 def loop():

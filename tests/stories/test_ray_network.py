@@ -129,7 +129,9 @@ def test_a_node_that_cannot_reach_the_run_is_refused_with_the_address_it_tried(
 ) -> None:
     hurried = tmp_path / "hurried"
     hurried.mkdir()
-    (hurried / "sitecustomize.py").write_text("from powertrain import wire\nwire.Link.REACH_WITHIN = 6.0\n")
+    (hurried / "sitecustomize.py").write_text(
+        "from powertrain.wire.link import Link\nLink.REACH_WITHIN = 6.0\n"
+    )
     port = free_port()
     trainer = fits.trainer(
         clustered.counts_until_told, "ray", name="blocked", port=port, train_loop_config={"pace": 0.1}

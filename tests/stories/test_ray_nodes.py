@@ -25,11 +25,11 @@ import powertrain.data
 from powertrain import CheckpointConfig, FailureConfig, ScalingConfig
 from powertrain.engine.base import SlotShape
 from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
+from powertrain.run import controller
 from powertrain.run import events as ev
 from powertrain.run.scaling import policy
 from powertrain.testing.engine_contract import Stage
 from powertrain.torch import TorchTrainer
-from powertrain.wire import hub as wire_hub
 from powertrain.wire.from_worker import Noted
 from powertrain.wire.hub import Hub
 from powertrain.wire.keys import Door, KeyPair
@@ -378,7 +378,7 @@ class OpenHub(Hub):
 def test_two_runs_share_a_cluster_and_neither_hears_what_is_not_its_own(
     fits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_hub, "Hub", OpenHub)
+    monkeypatch.setattr(controller, "Hub", OpenHub)
     monkeypatch.setattr(OpenHub, "made", [])
     config = {"pace": 0.1}
     trainers = [

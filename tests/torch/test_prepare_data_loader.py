@@ -36,7 +36,7 @@ from powertrain.data.plan.position import Position
 from powertrain.data.rows.device import map_tensors
 from powertrain.errors import ConfigError, DataChangedError, DataError, OutsideWorkerError
 from powertrain.torch import device as torch_device
-from powertrain.torch.data_loader import shards
+from powertrain.torch.data_loader import sharing
 from powertrain.torch.data_loader.moving import move_batch
 from powertrain.torch.data_loader.prepare import prepare_data_loader
 from powertrain.torch.data_loader.shards import StepCut, endless_share, epoch_order, share
@@ -234,7 +234,7 @@ def test_carrying_loses_and_repeats_nothing_over_epochs(rows: int, batch: int, w
 def test_very_many_rows_are_shuffled_in_pieces(
     on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "ROWS_IN_ONE_PERMUTATION", 500)
+    monkeypatch.setattr(sharing, "ROWS_IN_ONE_PERMUTATION", 500)
     monkeypatch.setattr(order, "MOST_SHUFFLED", 64)
     loaders = on_ranks(lambda: DataLoader(counting(1001), batch_size=32, shuffle=True), 3)
     assert {loader.state_dict()["shuffle"] for loader in loaders} == {"blocks"}

@@ -619,7 +619,8 @@ def test_a_strategy_that_is_not_there_is_refused() -> None:
 
 
 def test_without_a_process_group_the_error_names_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "context", lambda caller: None)
+    for module in (device, prepare):
+        monkeypatch.setattr(module, "context", lambda caller: None)
     with pytest.raises(ConfigError, match="TorchTrainer"):
         prepare_model(nn.Linear(1, 1))
 

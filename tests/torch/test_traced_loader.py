@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from powertrain.torch import device as torch_device
-from powertrain.torch.data_loader import moving
+from powertrain.torch.data_loader import loader as prepared_loader
+from powertrain.torch.data_loader import moving, prepare
 from powertrain.torch.data_loader.prepare import prepare_data_loader
 from powertrain.trace.recording import current, patch_choice, patches, phases
 from powertrain.trace.recording.phases import StepRecord
@@ -110,7 +111,8 @@ def test_with_copies_ahead_each_batch_counts_once_and_copying_is_no_waiting_for_
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", _Stream)
     monkeypatch.setattr(moving, "move_batch", slow_copy)
-    monkeypatch.setattr(torch_device, "device_of_loader", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(prepared_loader, "move_batch", slow_copy)
+    monkeypatch.setattr(prepare, "device_of_loader", lambda: torch.device("cuda", 0))
     fast = lambda rows: torch.stack([row for (row,) in rows])  # noqa: E731
     found = trained(recorder, loader(32, fast))
     assert len(found) == 4

@@ -18,7 +18,7 @@ import cloudpickle
 import torch
 import torch._dynamo
 
-from powertrain.torch import backend, device
+from powertrain.torch import backend, device, prepare
 
 
 def context(rank: int, world_size: int) -> SimpleNamespace:
@@ -36,7 +36,8 @@ def serve(rank: int, world_size: int, address: str) -> None:
     """Be one rank."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
-    device.context = lambda caller: context(rank, world_size)  # type: ignore[assignment,return-value]
+    for module in (device, prepare):
+        module.context = lambda caller: context(rank, world_size)  # type: ignore[attr-defined]
     backend._runtime_directory = lambda: os.path.dirname(address)
     connection = Client(address, "AF_UNIX")
     connection.send((rank, os.getpid()))

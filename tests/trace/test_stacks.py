@@ -29,7 +29,7 @@ from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
 T = TypeVar("T")
 PATIENCE = 20.0
-SOURCES = str(Path(stacks.__file__).parents[2])
+SOURCES = str(Path(stacks.__file__).parents[3])
 NEEDS_PY_SPY = pytest.mark.skipif(not stacks.py_spy(), reason="py-spy is not installed")
 WAYS = ["signal", pytest.param("py-spy", marks=NEEDS_PY_SPY)]
 

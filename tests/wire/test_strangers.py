@@ -27,12 +27,12 @@ OTHERS = 64
 LISTENS = f"""
 import json, os, resource, sys, threading
 resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
-from powertrain import wire
+from powertrain.wire.hub import Hub
 heard, told = [], []
 def deliver(received):
     heard.append(received.envelope.rank)
     hub.acknowledge(received)
-hub = wire.Hub("127.0.0.1", deliver, told.append)
+hub = Hub("127.0.0.1", deliver, told.append)
 doors = [hub.admit(speaks_as=(rank, 0)) for rank in range({RANKS})]
 keys = [[door.keys.public.decode(), door.keys.secret.decode()] for door in doors]
 print(json.dumps({{"endpoint": hub.endpoint, "key": hub.keys.public.decode(), "keys": keys}}), flush=True)

@@ -339,7 +339,7 @@ def test_a_socket_path_that_is_too_long_is_a_clear_error_after_which_the_process
 ) -> None:
     deep = Path(directory, "a" * 60, "b" * 60)
     deep.mkdir(parents=True)
-    code = f"from powertrain import wire; wire.Hub('ipc', print, directory={str(deep)!r})"
+    code = f"from powertrain.wire.hub import Hub; Hub('ipc', print, directory={str(deep)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert done.returncode == 1
     assert re.search("WireError.*107 bytes.*XDG_RUNTIME_DIR", done.stderr)

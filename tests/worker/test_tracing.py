@@ -144,11 +144,11 @@ def test_the_newest_steps_of_a_killed_rank_are_read_from_its_ring(tmp_path: Path
     code = f"""
 import os, signal
 from powertrain.worker.tracing import Tracing, TraceSettings
-from powertrain.trace import recording as spans
+from powertrain.trace.recording import current
 Tracing.begin(TraceSettings(mode="manual", ring={str(ring)!r}), print)
 for _ in range(100):
-    spans.recording().reported()
-spans.recording().settle()
+    current.recording().reported()
+current.recording().settle()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from powertrain.config.run import LoggingConfig as LoggingConfig
     from powertrain.config.run import RunConfig as RunConfig
     from powertrain.config.scaling import ScalingConfig as ScalingConfig
+    from powertrain.config.trace import TraceConfig as TraceConfig
     from powertrain.config.validation import ValidationConfig as ValidationConfig
     from powertrain.config.validation import ValidationFn as ValidationFn
     from powertrain.config.validation import ValidationTaskConfig as ValidationTaskConfig
@@ -52,6 +53,7 @@ _HOMES = {
     "RunConfig": "powertrain.config.run",
     "ScalingConfig": "powertrain.config.scaling",
     "SyncConfig": "powertrain.config.checkpoint",
+    "TraceConfig": "powertrain.config.trace",
     "TorchConfig": "powertrain.torch.config",
     "TRAIN_DATASET_KEY": "powertrain.config.data",
     "ValidationConfig": "powertrain.config.validation",
@@ -75,6 +77,7 @@ __all__ = [
     "ScalingConfig",
     "SyncConfig",
     "TorchConfig",
+    "TraceConfig",
     "TRAIN_DATASET_KEY",
     "ValidationConfig",
     "ValidationFn",

@@ -6,7 +6,6 @@ The arguments are pickled, and signed (:mod:`powertrain.storage.signed`): only w
 from __future__ import annotations
 
 import io
-import pickle
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from powertrain.run.record import run_json as run_record
 from powertrain.storage import Storage, signed
 from powertrain.storage.addresses import has_secrets, without_secrets
 from powertrain.text.errors import describe_error
+from powertrain.values import kept_pickles
 
 _KEY = "trainer.pickle"
 #: Datasets that hold more rows than this many bytes are not kept: whoever restores the run gives them again.
@@ -58,9 +58,9 @@ def load(storage: Storage) -> dict[str, Any]:
     except signed.NotOurs:
         why = "what it holds was not written by you on this machine, and opening it could run any code"
         raise ConfigError(_ask_for_function(storage, why)) from None
-    arguments: dict[str, Any] = pickle.loads(data)
+    arguments: dict[str, Any] = kept_pickles.loads(data)
     if arguments.get("datasets"):
-        arguments["datasets"] = pickle.loads(arguments["datasets"])
+        arguments["datasets"] = kept_pickles.loads(arguments["datasets"])
     return arguments
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.config.data import DataConfig
 from powertrain.config.run import RunConfig
-from powertrain.driver.datasets import is_of_ray
-from powertrain.driver.spec import user
 from powertrain.errors import ConfigError, StorageError
 from powertrain.values.arguments import has_attribute
 
@@ -178,3 +177,16 @@ def json_mapping(value: Mapping[str, Any] | None, argument: str) -> dict[str, An
         return dict(json.loads(json.dumps({} if value is None else dict(value))))
     except Exception as error:  # whatever the value raises when it is looked at
         raise ConfigError(f"{argument} must be a dict of JSON values: {error}.") from error
+
+
+def is_of_ray(dataset: Any) -> bool:
+    """True for a ``ray.data.Dataset``, without importing Ray."""
+    return type(dataset).__module__.partition(".")[0] == "ray" and hasattr(dataset, "streaming_split")
+
+
+def user() -> str:
+    """Return the name of the user who runs this process."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())

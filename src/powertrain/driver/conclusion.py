@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from powertrain.config.trace import TraceConfig
+from powertrain.driver.messages import tell
+from powertrain.driver.resume import split_run_path
+from powertrain.errors import CheckpointError, PreemptedError, StorageError
+from powertrain.text.errors import describe_error
+
 if TYPE_CHECKING:
+    from powertrain.driver.request import TrainRequest
+    from powertrain.engine.base import Engine
+    from powertrain.result.result import Result
     from powertrain.run.events import WorkerFailure
     from powertrain.run.outcome import RunOutcome
     from powertrain.storage import Storage
@@ -21,12 +32,6 @@ def own_failure(rank: int, error: BaseException) -> WorkerFailure:
 
     kind = "exit" if isinstance(error, SystemExit) else "raised"
     return reported(rank, describe(error), kind, host=platform.node(), pid=os.getpid())
-
-
-def tell(terminal: Any, message: str) -> None:
-    from powertrain.run.events import Warned
-
-    terminal.event(Warned(time=time.time(), message=message))
 
 
 def keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, terminal: Any) -> None:
@@ -65,3 +70,104 @@ def tell_left_files(terminal: Any, runtime: Path) -> None:
                 "get_context().launch_dir, report them as a checkpoint, or leave RunConfig(working_dir='scratch') out.",
             )
         )
+
+
+def conclude(request: TrainRequest, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
+    """The result of a good end; otherwise the one exception that says what happened."""
+    from powertrain.result.result import Result, failure
+    from powertrain.run.checkpoints.unsaved import error_text
+    from powertrain.storage.addresses import without_secrets
+    from powertrain.values.kinds import with_originals
+    from powertrain.worker.debugger import where_quit
+
+    result = Result(
+        path=storage.uri,
+        storage_filesystem=getattr(storage, "filesystem", None),
+        state=outcome.state,
+        reason=outcome.reason,
+        metrics=with_originals(outcome.metrics, outcome.originals),
+        config={"train_loop_config": request.config},
+        value=outcome.value,
+        unsaved=outcome.run.unsaved if outcome.run is not None else None,
+    )
+    if outcome.interrupted:
+        name = split_run_path(storage.uri)[1]
+        how = "by the same script" if request.run.name else f"with RunConfig(name={name!r})"
+        raise KeyboardInterrupt(
+            f"the run was interrupted and can be resumed {how}: {without_secrets(storage.uri)}"
+        )
+    if outcome.state == "preempted":
+        raise PreemptedError(f"the run was preempted and can be resumed: {outcome.reason}", result)
+    if outcome.state != "failed" and outcome.is_to_leave:
+        raise PreemptedError(f"the run is {outcome.state}, and this process was asked to end", result)
+    raised: Any = getattr(engine, "error", None)
+    if outcome.state == "stopped" and where_quit(raised) is not None:
+        raise raised  # it was plain pdb in this very process, which leaves the whole script
+    if outcome.state != "failed":
+        if outcome.run is not None and outcome.run.lost_last is not None:
+            on_lost_checkpoint(
+                request, error_text(result.unsaved_checkpoints, outcome.run.newest_commit[1]), result
+            )
+        return result
+    result.error = failure(
+        result, storage, outcome.failures, trusted=True, raised_here=getattr(engine, "error", None)
+    )
+    raise result.error from getattr(engine, "error", None)
+
+
+def on_lost_checkpoint(request: TrainRequest, message: str, result: Result) -> None:
+    """Raise :class:`CheckpointError` for a last checkpoint that was not saved, unless the user wants the result."""
+    if request.run.checkpoint_config.on_lost == "raise":
+        raise CheckpointError(message, result)
+
+
+def remove_ends(request: TrainRequest, storage: Storage) -> None:
+    """The summary and the return value of an earlier start: until this one has ended there are none."""
+    from powertrain.result import return_value
+
+    try:
+        storage.delete("final_summary.json")
+        return_value.remove(storage)
+    except (StorageError, OSError) as error:
+        request.remarks.append(
+            f"The summary and the return value of an earlier start could not be removed: {error}"
+        )
+
+
+def live_findings(
+    request: TrainRequest, storage: Storage, name: str, terminal: Any
+) -> AbstractContextManager[Any]:
+    """With ``TraceConfig(mode="cli")``: what is found while the run goes on."""
+    trace = request.run.trace
+    if not isinstance(trace, TraceConfig) or trace.mode != "cli":
+        return contextlib.nullcontext()
+    from powertrain.diagnosis.live import Live
+
+    return Live(storage, name, terminal.text)
+
+
+def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) -> None:
+    """Say what the run spent its time on, and keep it. The run is over: whatever fails here is only told."""
+    trace = request.run.trace
+    if not isinstance(trace, TraceConfig):
+        return
+    if request.trial is not None:  # of many short runs: 'powertrain diagnose' makes it when it is wanted
+        return
+    if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
+        tell(
+            terminal,
+            f"The storage does not answer: 'powertrain diagnose {name}' tells later how the time was spent.",
+        )
+        return
+    from powertrain.diagnosis import card, final
+
+    try:
+        report = final.conclude(storage, name)
+        if report is None:
+            return
+        if final.is_telling(report):
+            terminal.text(card.render(report))
+        if trace.logs_dir is not None:
+            final.copy_to(os.fspath(trace.logs_dir), trace.session_id, report)
+    except Exception as error:
+        tell(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from powertrain import functions
-from powertrain.errors import ConfigError, DataChangedError
+from powertrain.driver.checks import is_of_ray
+from powertrain.errors import ConfigError, DataChangedError, DataError
 from powertrain.text.errors import describe_error
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.manifest import Manifest
+    from powertrain.data.dataset import Dataset
     from powertrain.data.plan.prepared import Prepared
-
-
-def is_of_ray(dataset: Any) -> bool:
-    """True for a ``ray.data.Dataset``, without importing Ray."""
-    return type(dataset).__module__.partition(".")[0] == "ray" and hasattr(dataset, "streaming_split")
+    from powertrain.driver.request import TrainRequest
+    from powertrain.storage import Storage
+    from powertrain.worker.place import Place
 
 
 def about_stream(name: str, is_split: bool) -> str:
@@ -81,3 +82,80 @@ def about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, o
             f"its epoch {saved.epoch} starts again with the data as they are now.{mixing_warning(now)}"
         )
     return remarks
+
+
+def prepare_data(
+    request: TrainRequest, seed: int, cache: str, checkpoint: Manifest | None, storage: Storage
+) -> dict[str, Prepared]:
+    """The datasets that ranks read themselves, looked at; those of Ray's as they were written into the run.
+
+    Raises :class:`DataError` for what cannot be read, or is not what the run's newest checkpoint was saved with.
+    """
+    if not request.datasets:
+        return {}
+    from powertrain.data.plan.prepare import prepare
+
+    streamed = request.streamed_datasets
+    request.remarks += [about_stream(name, request.data.is_split(name)) for name in streamed]
+    read = {
+        name: _in_storage(request, name, given, storage) if is_of_ray(given) else given
+        for name, given in request.datasets.items()
+        if name not in streamed
+    }
+    prepared = prepare(read, request.data, seed, os.path.join(cache, "rows"))
+    if checkpoint is not None:
+        request.remarks += about_changed_data(prepared, checkpoint, request.data.on_change)
+    return prepared
+
+
+def _in_storage(request: TrainRequest, name: str, dataset: Any, storage: Storage) -> Dataset:
+    """A dataset of Ray's, as it was written into the run."""
+    from powertrain.data.ray.snapshot import snapshot
+
+    written, remark = snapshot(name, dataset, storage)
+    request.remarks.append(remark)
+    return written
+
+
+def prepare_like_rank_zero(request: TrainRequest, place: Place) -> dict[str, Prepared]:
+    """This process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
+    from powertrain.data.plan.prepare import prepare
+    from powertrain.run.record.directories import sweep_data_caches
+
+    if place.local_rank == 0:
+        sweep_data_caches(place.data_cache)
+    own = os.path.join(place.data_cache, f"rows-{place.rank}")
+    prepared = prepare(request.datasets, request.data, place.data_seed, own)
+    for name, found in prepared.items():
+        if found.fingerprint != place.data_fingerprints.get(name):
+            raise DataError(
+                f"The dataset {name!r} of rank {place.rank}, with {found.rows} rows, is not the one of rank 0. "
+                "Under torchrun every process makes its datasets itself, and they must be the same: give all of "
+                "them the same files in the same state, and make no random choice that is not seeded."
+            )
+    return prepared
+
+
+def function_here(
+    request: TrainRequest, datasets: Callable[[Place], Mapping[str, Prepared]]
+) -> Callable[[], Any]:
+    """The function for a rank that lives in this process, where its datasets are objects already."""
+    from powertrain.worker import session as worker_session
+    from powertrain.worker.main import bind
+
+    function = bind(request.function, request.config)
+    if not request.datasets:
+        return function
+
+    def with_datasets() -> Any:
+        session = worker_session.current("fit")
+        session.data.provide(lambda: datasets(session.place))
+        return function()
+
+    return with_datasets
+
+
+def travelling_datasets(request: TrainRequest, datasets: Mapping[str, Prepared]) -> bytes:
+    if not request.starts_processes or not datasets:
+        return b""
+    return pickled_datasets(datasets)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from powertrain import functions
+from powertrain.backend import BackendConfig
 from powertrain.config.scaling import ScalingConfig
+from powertrain.driver.datasets import function_here
 from powertrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from powertrain.data.plan.prepared import Prepared
+    from powertrain.driver.request import TrainRequest
+    from powertrain.engine.base import Engine
     from powertrain.engine.local.warm_server import WarmServer
+    from powertrain.storage import Storage
 
 
 def pick_engine(scaling: ScalingConfig) -> str:
@@ -102,3 +111,102 @@ def _labels(selector: Any) -> tuple[Mapping[str, str], ...]:
     if selector is None:
         return ()
     return (selector,) if isinstance(selector, Mapping) else tuple(selector)
+
+
+def make_engine(
+    request: TrainRequest,
+    name: str,
+    storage: Storage,
+    swept: list[str],
+    datasets: Mapping[str, Prepared],
+    stack: ExitStack,
+    server: WarmServer | None,
+) -> Engine:
+    """``swept`` are directories to remove should this process be killed; ``datasets`` are for a rank in it."""
+    if request.engine == "ray":
+        return _make_ray_engine(request, name, storage, swept)
+    if server is not None:
+        from powertrain.engine.local.engine import LocalEngine
+
+        server.sweep_if_orphaned(swept[0], [path for path in swept if path])
+        stack.callback(server.sweep_if_orphaned, swept[0], [])
+        return LocalEngine(server, custom_resources(), run=name)
+    function = function_here(request, lambda _: datasets)
+    if request.engine == "inline":
+        from powertrain.engine.inline import InlineEngine
+
+        return InlineEngine(function, custom_resources())
+    from powertrain.engine.torchrun import TorchrunEngine
+
+    return TorchrunEngine(function, request.user_env)
+
+
+def enter_server(request: TrainRequest, stack: ExitStack) -> WarmServer | None:
+    """The process that workers of this run are forked from, until the run ends; None on other engines."""
+    if request.engine != "local":
+        return None
+    if request.trial is not None and request.trial.server is not None:
+        return request.trial.server
+    from powertrain.engine.local.warm_server import server_of_run
+
+    return stack.enter_context(server_of_run(preloads_torch=request.will_use_torch))
+
+
+def _make_ray_engine(request: TrainRequest, name: str, storage: Storage, directories: list[str]) -> Engine:
+    """An engine on the cluster that this process is connected to."""
+    from powertrain.engine.ray.client import uploaded
+    from powertrain.engine.ray.engine import RayEngine
+    from powertrain.engine.ray.node.files import LAUNCH, SCRIPT
+    from powertrain.engine.ray.options import RayOptions
+    from powertrain.engine.ray.streams import Stream
+
+    runtime, _, _, blocks = directories
+    options = RayOptions(
+        run=name,
+        runtime_dir=runtime,
+        directories=directories[1:],
+        modules={LAUNCH: os.getcwd(), SCRIPT: functions.script_directory()},
+        import_path=[os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
+        copied=[os.path.join(blocks, "rows")] if blocks else [],
+        runtime_env=uploaded(request.scaling.engine_options.get("runtime_env") or {}),
+        trainer_resources=request.scaling.trainer_resources or {},
+        preloads_torch=request.will_use_torch,
+        streams=[
+            Stream(name, given, request.data.is_split(name))
+            for name, given in request.streamed_datasets.items()
+        ],
+    )
+    return RayEngine(options, storage)
+
+
+def check_limits_of_run(request: TrainRequest) -> None:
+    """Refuse a number of workers that the limits of this machine do not allow."""
+    from powertrain.engine import resources
+    from powertrain.engine.system_limits import check_limits
+
+    if request.engine == "inline":
+        return
+    least, most = request.worker_bounds
+    workers = least
+    if request.engine == "local" and most > least:  # it grows as far as this machine lets it
+        machine = resources.detect(custom_resources())
+        workers = max(least, min(most, resources.slots_free(machine, shape(request.scaling), ())))
+    check_limits(
+        f"ScalingConfig(num_workers={request.scaling.num_workers})",
+        workers,
+        connected=type(request.backend) is not BackendConfig,
+        starts_processes=request.engine == "local",
+    )
+
+
+def check_machine(request: TrainRequest) -> None:
+    """Refuse what this machine can never hold, while nothing has been started yet."""
+    from powertrain.engine import resources
+
+    machine = resources.detect(custom_resources())
+    count = request.worker_bounds[0]
+    if request.engine == "torchrun":  # which may have started others on other machines
+        from powertrain.engine.torchrun import local_world_size
+
+        count = local_world_size()
+    resources.check(machine, count, shape(request.scaling))

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import pickle
+import platform
 import secrets
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
+from powertrain import functions
+from powertrain.config.checks import replace
+from powertrain.config.json import to_json
 from powertrain.config.run import RunConfig
 from powertrain.config.trace import TraceConfig
+from powertrain.driver.checks import user
+from powertrain.driver.datasets import travelling_datasets
+from powertrain.driver.directories import directory_of
+from powertrain.driver.engines import shape
 from powertrain.errors import ConfigError
 from powertrain.values.arguments import flag_from_environment
+from powertrain.version import __version__
 
 if TYPE_CHECKING:
+    from powertrain.data.plan.prepared import Prepared
+    from powertrain.driver.request import TrainRequest
+    from powertrain.driver.resume import Earlier
+    from powertrain.run.spec import RunSpec
+    from powertrain.storage import Storage
     from powertrain.worker.tracing import TraceSettings
 
 #: Some readers of JSON and msgpack know no larger whole numbers.
@@ -99,8 +114,162 @@ def loaded_versions() -> dict[str, str]:
     }
 
 
-def user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return str(os.getuid())
+def make_spec(
+    request: TrainRequest,
+    name: str,
+    storage: Storage,
+    carried_to: Storage,
+    runtime: Path,
+    places: tuple[str, str, str],
+    record: Mapping[str, Any],
+    tag: str,
+    datasets: Mapping[str, Prepared],
+) -> RunSpec:
+    from powertrain.run.spec import RunSpec
+    from powertrain.worker.checkpoints.shared_directory import output_files
+
+    scaling, run, streamed = request.scaling, request.run, request.streamed_datasets
+    minimum, maximum = request.worker_bounds
+    return RunSpec(
+        name=name,
+        path=storage.uri,
+        storage_path=run.storage_root,
+        launch_dir=os.getcwd(),
+        runtime_dir=str(runtime),
+        working_dir=working_dir(run, str(runtime)),
+        outputs=output_files(),
+        min_workers=minimum,
+        max_workers=maximum,
+        shape=shape(scaling),
+        resources=scaling.resources,
+        env=request.user_env,
+        max_failures=run.failure_config.max_failures,
+        fail_fast=bool(run.failure_config.fail_fast),
+        max_preemptions=run.failure_config.max_preemption_failures,
+        hang_timeout=run.failure_config.hang_timeout_s,
+        on_hang=run.failure_config.on_hang,
+        signal_grace=run.failure_config.signal_grace_s,
+        stop=run.stop if request.trial is None else request.trial.stop,
+        stop_sees_all=request.trial is not None,
+        callbacks=run.callbacks,
+        checkpoints=run.checkpoint_config,
+        staging=places[0],
+        segments=places[1],
+        checkpoint_tag=tag,
+        sync_timeout=run.sync_config.sync_timeout,
+        port=port(run),
+        bind_host=bind_host(run),
+        trace=trace_settings(run),
+        post_mortem=run.post_mortem,
+        report_barrier=has_report_barrier(run),
+        queue_timeout=scaling.queue_timeout_s,
+        filesystem=pickled(getattr(carried_to, "filesystem", None)),
+        logs=directory_of(storage, "logs"),
+        storage=pickle.dumps(carried_to),
+        validation=request.validation,
+        backend=request.backend,
+        function=request.pickled_function(),
+        sources=functions.sources_only_here(),
+        metadata=request.metadata,
+        sweep=request.trial.sweep if request.trial is not None else "",
+        trial_id=request.trial.trial_id if request.trial is not None else "",
+        seed=record["seed"],
+        datasets=travelling_datasets(request, datasets),
+        data_fingerprints={name: found.fingerprint for name, found in datasets.items()},
+        data_seed=record["data_seed"],
+        data_cache=places[2],
+        data_streams=list(streamed),
+        data_streams_whole=[name for name in streamed if not request.data.is_split(name)],
+        data=request.data,
+        begin_from=request.begin_from.address if request.begin_from is not None else "",
+        begin_from_filesystem=pickled(getattr(request.begin_from, "given_filesystem", None)),
+        version=__version__,
+        arguments=_arguments_for_callbacks(request),
+    )
+
+
+def _arguments_for_callbacks(request: TrainRequest) -> dict[str, Any]:
+    return {
+        "run_config": request.run,
+        "scaling_config": request.scaling,
+        "backend_config": request.backend,
+        "train_loop_config": request.config,
+    }
+
+
+def run_record(request: TrainRequest, name: str, earlier: Earlier) -> dict[str, Any]:
+    """What run.json says: what was asked for, by whom, with which versions, and the seed of the run."""
+    from powertrain.storage.addresses import without_secrets
+    from powertrain.text.redaction import redact_values
+
+    record = {
+        "name": name,
+        "trainer": request.trainer,
+        "function": qualified(request.function),
+        "engine": request.engine,
+        "scaling_config": to_json(request.scaling),
+        "run_config": to_json(request.run),
+        "backend_config": to_json(request.backend),
+        "dataset_config": to_json(request.data),
+        "datasets": sorted(request.datasets),
+        "metadata": request.metadata,
+        "resume_from_checkpoint": without_secrets(request.begin_from.path) if request.begin_from else "",
+        "seed": earlier.record.get("seed", secrets.randbits(63)),
+        "data_seed": _data_seed(request, earlier),
+        "versions": {
+            "powertrain": __version__,
+            "python": platform.python_version(),
+            **loaded_versions(),
+        },
+        "started_by": {
+            "user": user(),
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "argv": sys.argv[:1],
+        },
+        "started": time.time(),
+        **({"sweep": request.trial.sweep} if request.trial is not None else {}),
+    }
+    return cast("dict[str, Any]", redact_values(record))
+
+
+def _data_seed(request: TrainRequest, earlier: Earlier) -> int:
+    if request.data.seed is not None:
+        return request.data.seed
+    return int(earlier.record.get("data_seed", secrets.randbits(DATA_SEED_BITS)))
+
+
+def keep_record(request: TrainRequest, storage: Storage, record: Mapping[str, Any]) -> str:
+    """Write down what this start is made of; returns "" or why restore(path) will not find all of it."""
+    from powertrain.driver import blueprint
+    from powertrain.run.record import run_json as run_record
+
+    storage.put(run_record.KEY, run_record.encode(record))
+    if request.trial is not None or not request.starts_processes:  # a sweep keeps one for all of its trials
+        return ""
+    return blueprint.store(storage, lasting_arguments(request))
+
+
+def lasting_arguments(request: TrainRequest) -> dict[str, Any]:
+    """What may be kept in the run: without addresses and variables, which may hold secrets."""
+    from powertrain.storage.addresses import has_secrets
+
+    run = replace(request.run, name=None, storage_path=None, storage_filesystem=None, worker_runtime_env={})
+    begin = request.begin_from
+    if begin is not None and has_secrets(begin.path):
+        begin = None
+    return {
+        **request.arguments,
+        "run_config": run,
+        "resume_from_checkpoint": begin,
+        "needs_env": sorted(request.user_env),
+    }
+
+
+def make_name(request: TrainRequest) -> str:
+    name = new_name(request.name_stem or request.trainer)
+    if request.engine != "torchrun":
+        return name
+    from powertrain.engine.torchrun import agreed_name
+
+    return agreed_name(name)

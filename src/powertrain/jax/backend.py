@@ -7,12 +7,13 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from powertrain.backend import Backend, BackendConfig, Worker, WorkerGroup
 from powertrain.errors import EngineError
 from powertrain.frameworks.joining import await_joined, leave_all, within
 from powertrain.frameworks.ports import ReservedPort, addresses, joined
-from powertrain.jax.config import JAX, JaxConfig
+from powertrain.jax.library import JAX
 
 logger = logging.getLogger("powertrain")
 
@@ -30,6 +31,15 @@ class Seat:
     devices: tuple[int, ...]
 
 
+@runtime_checkable
+class PlatformSettings(Protocol):
+    """What a backend config says about the devices: :class:`powertrain.jax.JaxConfig`."""
+
+    @property
+    def use_gpu(self) -> bool:
+        """Whether to compute on GPUs."""
+
+
 class JaxBackend(Backend):
     """Connects the processes before the user's function is called. One worker alone needs no coordinator."""
 
@@ -37,7 +47,7 @@ class JaxBackend(Backend):
 
     def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
         """Bring every worker into the group. Raises the first worker's error."""
-        assert isinstance(backend_config, JaxConfig)
+        assert isinstance(backend_config, PlatformSettings)
         workers = worker_group.workers
         coordinator = ""
         if len(workers) > 1:

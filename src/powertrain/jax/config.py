@@ -7,9 +7,6 @@ from typing import Any, ClassVar
 
 from powertrain.backend import BackendConfig
 from powertrain.config.checks import Config, flag, only, option
-from powertrain.frameworks.library import Library
-
-JAX = Library("jax", "jax")
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.backend import BackendConfig
 from powertrain.config.checks import as_config
-from powertrain.jax.config import JAX, JaxConfig
+from powertrain.jax.config import JaxConfig
+from powertrain.jax.library import JAX
 from powertrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
@@ -79,5 +80,5 @@ class JaxTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             validation_config=validation_config,
         )
-        if self._engine_name != "ray":  # on a cluster its nodes need it, and this process does not
+        if self._request.engine != "ray":  # on a cluster its nodes need it, and this process does not
             JAX.check_installed("JaxTrainer")

@@ -12,7 +12,7 @@ from typing import Any
 from powertrain.backend import Backend, BackendConfig, WorkerGroup
 from powertrain.frameworks.joining import await_joined, leave_all
 from powertrain.frameworks.ports import ReservedPort, addresses, joined
-from powertrain.lightgbm.config import LIGHTGBM
+from powertrain.lightgbm.library import LIGHTGBM
 
 logger = logging.getLogger("powertrain")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from powertrain.frameworks.boosting.callback import BoosterReporting
-from powertrain.lightgbm.config import LIGHTGBM
+from powertrain.lightgbm.library import LIGHTGBM
 
 __all__ = ["RayTrainReportCallback", "ReportCallback"]
 

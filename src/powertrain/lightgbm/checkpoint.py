@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from powertrain.frameworks.boosting.checkpoint import BoosterCheckpoint
-from powertrain.lightgbm.config import LIGHTGBM
+from powertrain.lightgbm.library import LIGHTGBM
 
 
 class LightGBMCheckpoint(BoosterCheckpoint):

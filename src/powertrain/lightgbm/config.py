@@ -7,24 +7,6 @@ from typing import Any, ClassVar
 
 from powertrain.backend import BackendConfig
 from powertrain.config.checks import Config
-from powertrain.frameworks.boosting.library import BoostingLibrary
-
-
-class LightGBMLibrary(BoostingLibrary):
-    """How models of LightGBM are read and counted."""
-
-    def read_booster(self, path: str) -> Any:
-        """Return the booster of a file."""
-        from lightgbm import Booster
-
-        return Booster(model_file=path)
-
-    def count_rounds(self, booster: Any) -> int:
-        """Return how many rounds a booster was trained for."""
-        return int(booster.current_iteration())
-
-
-LIGHTGBM = LightGBMLibrary("lightgbm", "lightgbm", title="LightGBM", filename="model.txt")
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from powertrain.backend import BackendConfig
 from powertrain.config.data import TRAIN_DATASET_KEY, DataConfig
 from powertrain.frameworks.boosting.trainer import BoosterTrainer
-from powertrain.lightgbm.config import LIGHTGBM, LightGBMConfig
+from powertrain.lightgbm.config import LightGBMConfig
 from powertrain.lightgbm.from_params import LightGBMFromParams
+from powertrain.lightgbm.library import LIGHTGBM
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint

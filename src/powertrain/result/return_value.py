@@ -6,7 +6,6 @@ caller trusts it.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 from powertrain.errors import ConfigError, StorageError
@@ -14,6 +13,7 @@ from powertrain.storage import Storage, signed
 from powertrain.storage.addresses import without_secrets
 from powertrain.terminal.text import data_size
 from powertrain.text.errors import describe_error
+from powertrain.values import kept_pickles
 
 #: In the run's directory, with its signature beside it.
 KEY = "return_value.pickle"
@@ -79,7 +79,7 @@ def opened(data: bytes) -> Any:
     if not data:
         return None
     try:
-        return pickle.loads(data)
+        return kept_pickles.loads(data)
     except (ImportError, AttributeError) as error:  # its classes are not here
         raise StorageError(
             f"The return value of the run cannot be opened in this process: {error}. Make what it consists of "

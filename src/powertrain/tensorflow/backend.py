@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from powertrain.backend import Backend, BackendConfig, WorkerGroup
 from powertrain.frameworks.joining import await_joined, leave_all
 from powertrain.frameworks.ports import ReservedPort, addresses, joined
-from powertrain.tensorflow.config import TENSORFLOW
+from powertrain.tensorflow.library import TENSORFLOW
 
 
 class TensorflowBackend(Backend):

@@ -9,7 +9,7 @@ from typing import Any
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import CheckpointError
 from powertrain.frameworks.model_checkpoint import saved_model
-from powertrain.tensorflow.config import TENSORFLOW
+from powertrain.tensorflow.library import TENSORFLOW
 
 #: The file that holds a model, where the checkpoint's metadata name no other.
 MODEL_FILENAME = "model.keras"

@@ -7,9 +7,6 @@ from typing import Any, ClassVar
 
 from powertrain.backend import BackendConfig
 from powertrain.config.checks import Config
-from powertrain.frameworks.library import Library
-
-TENSORFLOW = Library("tensorflow", "tensorflow tf-keras")
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,7 +10,7 @@ from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import ConfigError
 from powertrain.frameworks.reporting import as_names
 from powertrain.tensorflow.checkpoint import MODEL_FILENAME
-from powertrain.tensorflow.config import TENSORFLOW
+from powertrain.tensorflow.library import TENSORFLOW
 from powertrain.values.arguments import shorten
 from powertrain.worker import context
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from powertrain.tensorflow.config import TENSORFLOW
+from powertrain.tensorflow.library import TENSORFLOW
 
 
 def prepare_dataset_shard(tf_dataset_shard: Any) -> Any:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.backend import BackendConfig
 from powertrain.config.checks import as_config
-from powertrain.tensorflow.config import TENSORFLOW, TensorflowConfig
+from powertrain.tensorflow.config import TensorflowConfig
+from powertrain.tensorflow.library import TENSORFLOW
 from powertrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
@@ -87,5 +88,5 @@ class TensorflowTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             validation_config=validation_config,
         )
-        if self._engine_name != "ray":  # on a cluster its nodes need it, and this process does not
+        if self._request.engine != "ray":  # on a cluster its nodes need it, and this process does not
             TENSORFLOW.check_installed("TensorflowTrainer")

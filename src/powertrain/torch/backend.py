@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from powertrain.backend import Backend, BackendConfig, Worker, WorkerGroup
 from powertrain.errors import ConfigError, EngineError
 from powertrain.frameworks.joining import LEAVE_TIMEOUT_S, await_joined, leave_all, within
 from powertrain.frameworks.ports import on_one_host, on_one_node
-from powertrain.torch.config import TorchConfig
 from powertrain.torch.rendezvous import (
     Meeting,
     ReservedPort,
@@ -57,6 +56,23 @@ class Place:
 # --------------------------------------------------------------------------- the driver's part
 
 
+@runtime_checkable
+class ProcessGroupSettings(Protocol):
+    """What a backend config says about the process group: :class:`powertrain.torch.TorchConfig`."""
+
+    @property
+    def backend(self) -> str | None:
+        """The process group's backend; None for nccl with GPUs and gloo without."""
+
+    @property
+    def init_method(self) -> str:
+        """``"env"`` or ``"tcp"``."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds after which a collective that does not complete is an error."""
+
+
 class TorchBackend(Backend):
     """Sets up ``torch.distributed`` in all workers, and takes it down."""
 
@@ -64,7 +80,7 @@ class TorchBackend(Backend):
 
     def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
         """After this every worker is in the default process group. Raises the first worker's error."""
-        assert isinstance(backend_config, TorchConfig)
+        assert isinstance(backend_config, ProcessGroupSettings)
         workers = worker_group.workers
         refuse_shared_gpus(backend_config.backend, workers)
         one_host = on_one_host(workers)
@@ -86,7 +102,9 @@ class TorchBackend(Backend):
         leave_all(worker_group, _leave)
 
 
-def _place(worker: Worker, world_size: int, meeting: Meeting, one_host: bool, config: TorchConfig) -> Place:
+def _place(
+    worker: Worker, world_size: int, meeting: Meeting, one_host: bool, config: ProcessGroupSettings
+) -> Place:
     return Place(
         rank=worker.rank,
         world_size=world_size,

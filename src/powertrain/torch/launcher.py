@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.backend import Backend, BackendConfig, WorkerGroup
-from powertrain.driver.spec import new_name
 from powertrain.errors import ConfigError
 from powertrain.frameworks.ports import on_one_host
 from powertrain.torch.backend import gloo_variables
@@ -200,13 +199,12 @@ class ScriptTrainer(DataParallelTrainer):
             run_config=run_config,
         )
 
-    def _make_name(self) -> str:
-        return new_name(self._program.name)
+        self._request.name_stem = program.name
+        self._request.adjust_spec = self._adjust_spec
 
-    def _spec(self, *args: Any, **kwargs: Any) -> RunSpec:
-        spec = super()._spec(*args, **kwargs)
+    def _adjust_spec(self, spec: RunSpec) -> RunSpec:
         env = {"TORCHELASTIC_MAX_RESTARTS": str(self.run_config.failure_config.max_failures)}
-        if spec.max_workers == 1 and "OMP_NUM_THREADS" not in os.environ and self._engine_name == "local":
+        if spec.max_workers == 1 and "OMP_NUM_THREADS" not in os.environ and self._request.engine == "local":
             # torchrun leaves the threads of a single process alone.
             env["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
         return replace(spec, runs_scripts=True, env={**env, **spec.env})

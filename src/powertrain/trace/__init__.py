@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from powertrain.diagnosis.script import init
     from powertrain.diagnosis.so_far import final_summary, summary
     from powertrain.trace.recording.wrappers import (
-        init,
         trace_step,
         wrap_backward,
         wrap_dataloader_fetch,
@@ -36,8 +36,12 @@ __all__ = [
     "wrap_optimizer",
 ]
 
-#: Names that stand for what is said of records, which is no business of those who make them.
-_OF_DIAGNOSIS = ("final_summary", "summary")
+#: Where each name is. The verdict on a script belongs to the diagnosis, which reads what is recorded here.
+_HOMES = {
+    "final_summary": "powertrain.diagnosis.so_far",
+    "init": "powertrain.diagnosis.script",
+    "summary": "powertrain.diagnosis.so_far",
+}
 #: Other spellings, for people who come from TraceML.
 _ALIASES = {"start": "init"}
 
@@ -45,8 +49,8 @@ _ALIASES = {"start": "init"}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'powertrain.trace' has no attribute {name!r}")
-    home = "powertrain.diagnosis.so_far" if name in _OF_DIAGNOSIS else "powertrain.trace.recording.wrappers"
-    value = getattr(import_module(home), _ALIASES.get(name, name))
+    real = _ALIASES.get(name, name)
+    value = getattr(import_module(_HOMES.get(real, "powertrain.trace.recording.wrappers")), real)
     globals()[name] = value
     return value
 

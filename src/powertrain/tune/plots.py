@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from powertrain.errors import ConfigError
 from powertrain.values.arguments import shorten
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from powertrain.tune.result_grid import ResultGrid
     from powertrain.tune.trial import Trial
 
     Floats = NDArray[np.float64]
@@ -44,7 +43,22 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
 MISSING: Any = object()
 
 
-def draw_sweep(grid: ResultGrid, metric: str, mode: str) -> Figure:
+class SweepResults(Protocol):
+    """What is drawn of a sweep: :class:`powertrain.tune.ResultGrid`."""
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials, with their configurations and the history of their metrics."""
+
+    @property
+    def experiment_path(self) -> str:
+        """The directory of the sweep."""
+
+    def curves(self, metric: str) -> dict[str, list[tuple[int, float]]]:
+        """Return by trial its reports of a metric, as (iteration, value) pairs."""
+
+
+def draw_sweep(grid: SweepResults, metric: str, mode: str) -> Figure:
     """Return a figure of a sweep with three panels.
 
     - The reports of each trial. The best trial is highlighted; those that were stopped before they had come as far as
@@ -104,7 +118,7 @@ def _last(trial: Trial, metric: str) -> float:
 # --------------------------------------------------------------------------- learning curves
 
 
-def _draw_curves(axes: Axes, grid: ResultGrid, metric: str, best: Trial | None) -> None:
+def _draw_curves(axes: Axes, grid: SweepResults, metric: str, best: Trial | None) -> None:
     import numpy as np
 
     curves = {trial: _as_arrays(points) for trial, points in grid.curves(metric).items() if points}

@@ -169,7 +169,7 @@ def run(
     if restore is not None:
         from powertrain.checkpoint.checkpoint import Checkpoint
 
-        tuner._base._begin_from = checkpoint_to_begin_from(Checkpoint(restore))
+        tuner._base._request.begin_from = checkpoint_to_begin_from(Checkpoint(restore))
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise TuneError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain.config.checkpoint import CheckpointConfig
 from powertrain.config.checks import as_config, replace, without_effect
 from powertrain.config.run import RunConfig
+from powertrain.driver.directories import with_real_files
 from powertrain.driver.resume import split_run_path
 from powertrain.driver.spec import new_name
 from powertrain.errors import ConfigError, PreemptedError
@@ -220,11 +221,11 @@ class Tuner:
         return self._results
 
     def _enter_server(self, stack: ExitStack) -> WarmServer | None:
-        if self._base._engine_name != "local":
+        if self._base._request.engine != "local":
             return None
         from powertrain.engine.local.warm_server import server_of_run
 
-        return stack.enter_context(server_of_run(preloads_torch=self._base._will_use_torch()))
+        return stack.enter_context(server_of_run(preloads_torch=self._base._request.will_use_torch))
 
     def _open_sweep(self, name: str, stack: ExitStack) -> Storage:
         """The sweep's own storage, with its lease held."""
@@ -276,7 +277,13 @@ class Tuner:
         unkept = sweep_record.store(
             storage,
             describe_sweep(
-                name, self._trainable_name, self._base._engine_name, self._space, self._tune, self._run, judge
+                name,
+                self._trainable_name,
+                self._base._request.engine,
+                self._space,
+                self._tune,
+                self._run,
+                judge,
             ),
             self._lasting_arguments(judge),
         )
@@ -478,7 +485,7 @@ class Tuner:
 
     def _with_real_files(self, storage: Storage, stack: ExitStack) -> Storage:
         """Storage that a journal can append to; by way of a spool where there are no real files."""
-        return self._base._with_real_files(storage, stack, None)
+        return with_real_files(self._base._request, storage, stack, None)
 
     def _lasting_arguments(self, judge: Judge) -> dict[str, Any]:
         run = replace(self._run, name=None, storage_path=None, storage_filesystem=None, worker_runtime_env={})

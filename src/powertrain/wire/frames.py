@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from powertrain.errors import WireError
+from powertrain.wire import limits
 from powertrain.wire.envelope import Envelope, FromController
 from powertrain.wire.from_node import ProcessOutput
 from powertrain.wire.from_worker import Executed, Noted, Outcome, Stacks, Telemetry, Validated
-from powertrain.wire.limits import FRAME_LIMIT, MESSAGE_LIMIT
 from powertrain.wire.values import ErrorReport, Point
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ decode_command: Callable[[bytes | bytearray | memoryview], FromController] = msg
 def cut_into_frames(body: bytes, first: int) -> Iterator[tuple[int, bytes]]:
     """An encoded message as frames with their numbers, which go on from ``first``."""
     view = memoryview(body)
-    for number, start in enumerate(range(0, len(body), FRAME_LIMIT), first):
-        end = start + FRAME_LIMIT
+    for number, start in enumerate(range(0, len(body), limits.FRAME_LIMIT), first):
+        end = start + limits.FRAME_LIMIT
         yield number, b"".join((HEADER.pack(end >= len(body), number), view[start:end]))
 
 
 def frame_count(body: bytes) -> int:
-    return -(-len(body) // FRAME_LIMIT)
+    return -(-len(body) // limits.FRAME_LIMIT)
 
 
 def read_frame(frame: memoryview) -> tuple[int, bool, memoryview]:
@@ -99,7 +99,7 @@ def shortened(message: FromWorker, size: str) -> list[FromWorker]:
     """What to send instead of a message that is too large: all of it but what makes it so, and words about that.
 
     Raises :class:`WireError` where the rank would wait for an answer to what is left out."""
-    most = f"more than the {amount(MESSAGE_LIMIT)} that a message to the run may have"
+    most = f"more than the {amount(limits.MESSAGE_LIMIT)} that a message to the run may have"
     if isinstance(message, Outcome) and message.value:
         told = (
             f"The training function returned a value of {size}, {most}; Result.return_value will be None. Report it as "

@@ -17,6 +17,7 @@ import zmq.auth
 from zmq.auth.base import Authenticator
 
 from powertrain.errors import EngineError, WireError
+from powertrain.wire import limits
 from powertrain.wire.connections import UnprovenConnections
 from powertrain.wire.frames import (
     HEADER,
@@ -31,7 +32,6 @@ from powertrain.wire.frames import (
 )
 from powertrain.wire.from_controller import Ack
 from powertrain.wire.keys import Door, KeyPair, Received, in_brackets
-from powertrain.wire.limits import COMMAND_ROOM, ENCRYPTION, FRAME_LIMIT, MESSAGE_LIMIT
 from powertrain.wire.link import Link
 from powertrain.wire.wakeup import Wakeup
 
@@ -72,7 +72,7 @@ class _Peer:
         self.route: bytes | None = None
         #: The last frame that was taken, and the last that need not be sent again.
         self.seen = self.acknowledged = 0
-        self.gathering = Gathering(MESSAGE_LIMIT)
+        self.gathering = Gathering(limits.MESSAGE_LIMIT)
         #: The last command's number, and the commands not yet known to have arrived.
         self.number = 0
         self.unheard: deque[tuple[int, bytes]] = deque()
@@ -211,12 +211,12 @@ class Hub:
 
         Raises :class:`EngineError` for one that is too large."""
         try:
-            body = encoded(message, MESSAGE_LIMIT + COMMAND_ROOM)
+            body = encoded(message, limits.MESSAGE_LIMIT + limits.COMMAND_ROOM)
         except TooLarge as error:
             raise EngineError(
                 f"A worker was to be sent {error.size} at once ({type(message).__name__}), and at most "
-                f"{amount(MESSAGE_LIMIT)} can be. What the training function, its config or a backend's function "
-                "brings along is sent with it: let workers read large data from files or datasets instead."
+                f"{amount(limits.MESSAGE_LIMIT)} can be. What the training function, its config or a backend's "
+                "function brings along is sent with it: let workers read large data from files or datasets instead."
             ) from error
         self._outbox.append((public, body))
         self._wake.set()
@@ -256,7 +256,7 @@ class Hub:
         socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         # Honest links have no more than a window under way, and may send it again.
         socket.setsockopt(zmq.RCVHWM, 4 * Link.WINDOW)
-        socket.setsockopt(zmq.MAXMSGSIZE, HEADER.size + FRAME_LIMIT + ENCRYPTION)
+        socket.setsockopt(zmq.MAXMSGSIZE, HEADER.size + limits.FRAME_LIMIT + limits.ENCRYPTION)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(_HANDSHAKE_TIMEOUT_S * 1000))
         return socket
 

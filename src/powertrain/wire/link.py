@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq.auth
 
+from powertrain.wire import limits
 from powertrain.wire.envelope import Envelope
 from powertrain.wire.frames import (
     HEADER,
@@ -23,7 +24,6 @@ from powertrain.wire.frames import (
     shortened,
 )
 from powertrain.wire.from_controller import Ack
-from powertrain.wire.limits import COMMAND_ROOM, ENCRYPTION, FRAME_LIMIT, MESSAGE_LIMIT
 from powertrain.wire.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Link:
         )
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, HEADER.size + FRAME_LIMIT + ENCRYPTION)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, HEADER.size + limits.FRAME_LIMIT + limits.ENCRYPTION)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.connect(door.endpoint)
@@ -78,7 +78,7 @@ class Link:
         self._waiting: deque[Iterator[tuple[int, bytes]]] = deque()
         #: The last command's number, and what has come of one that is longer than a frame.
         self._commands = 0
-        self._gathering = Gathering(MESSAGE_LIMIT + COMMAND_ROOM)
+        self._gathering = Gathering(limits.MESSAGE_LIMIT + limits.COMMAND_ROOM)
         self._heard = self._tried = time.monotonic()
         self._resent = 0.0
         #: True once the hub has answered anything.
@@ -170,7 +170,7 @@ class Link:
             extras=extras,
         )
         try:
-            return [encoded(envelope, MESSAGE_LIMIT)]
+            return [encoded(envelope, limits.MESSAGE_LIMIT)]
         except TooLarge as error:
             size = error.size
         if len(messages) == 1:

@@ -13,7 +13,7 @@ from powertrain.backend import Backend, BackendConfig, WorkerGroup
 from powertrain.errors import EngineError
 from powertrain.frameworks.joining import await_joined, leave_all
 from powertrain.frameworks.ports import addresses
-from powertrain.xgboost.config import XGBOOST
+from powertrain.xgboost.library import XGBOOST
 
 logger = logging.getLogger("powertrain")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from powertrain.frameworks.boosting.callback import BoosterReporting
-from powertrain.xgboost.config import XGBOOST
+from powertrain.xgboost.library import XGBOOST
 
 XGBOOST.load("ReportCallback")
 from xgboost.callback import TrainingCallback  # noqa: E402 (its absence is said in one sentence above)

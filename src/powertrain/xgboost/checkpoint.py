@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from powertrain.frameworks.boosting.checkpoint import BoosterCheckpoint
-from powertrain.xgboost.config import XGBOOST
+from powertrain.xgboost.library import XGBOOST
 
 
 class XGBoostCheckpoint(BoosterCheckpoint):

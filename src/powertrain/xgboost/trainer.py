@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.backend import BackendConfig
 from powertrain.frameworks.boosting.trainer import BoosterTrainer
-from powertrain.xgboost.config import XGBOOST, XGBoostConfig
+from powertrain.xgboost.config import XGBoostConfig
 from powertrain.xgboost.from_params import XGBoostFromParams
+from powertrain.xgboost.library import XGBOOST
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint

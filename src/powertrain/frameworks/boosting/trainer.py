@@ -62,8 +62,8 @@ class BoosterTrainer(DataParallelTrainer):
             unused = about_unused(name, {**of_recipe, **train_kwargs})
         backend = as_config(backend_config, BackendConfig, self._backend_argument)
         super().__init__(train_loop_per_worker, backend_config=backend, **options)
-        self._standing_remarks += unused
-        if self._engine_name != "ray":  # on a cluster its nodes need it, and this process does not
+        self._request.standing_remarks += unused
+        if self._request.engine != "ray":  # on a cluster its nodes need it, and this process does not
             self.library.check_installed(name)
 
     @staticmethod

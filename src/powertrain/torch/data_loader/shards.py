@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from powertrain.torch.data_loader.course import Course
     from powertrain.torch.data_loader.options import Tail
 
-#: Up to this many rows one permutation orders them all; more are shuffled in pieces, so that none gets huge.
-ROWS_IN_ONE_PERMUTATION = 2**24
-
 
 @dataclass(frozen=True)
 class StepCut:

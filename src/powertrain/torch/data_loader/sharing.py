@@ -22,7 +22,6 @@ from powertrain.errors import ConfigError
 from powertrain.torch.data_loader.course import Course
 from powertrain.torch.data_loader.options import LARGEST_SEED, OWN
 from powertrain.torch.data_loader.shards import (
-    ROWS_IN_ONE_PERMUTATION,
     DrawnShard,
     OrderedShard,
     StepBatches,
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from powertrain.torch.data_loader.options import Wishes
     from powertrain.worker.session import Session
 
+#: Up to this many rows one permutation orders them all; more are shuffled in pieces, so that none gets huge.
+ROWS_IN_ONE_PERMUTATION = 2**24
 #: A state must stay small, whatever a dataset's class is called.
 _LONGEST_TYPE_NAME = 100
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from powertrain.trace.recording import patches, wrappers
+from powertrain import trace
+from powertrain.trace.recording import patches
 
 
 class Attachment:
@@ -23,7 +24,7 @@ class Attachment:
         self.end()
         before = patches.installed()
         if before is None:
-            wrappers.init()
+            trace.init()
             return
         wider = dataclasses.replace(before.choice, forward=True, backward=True, rest=True)
         if wider != before.choice:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from powertrain.trace import init
 from powertrain.trace.integrations.attaching import Attachment
-from powertrain.trace.recording.wrappers import init
 
 __all__ = ["TraceCallback", "TraceMLTrainerCallback", "init"]
 

@@ -10,10 +10,10 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from powertrain.trace import init
 from powertrain.trace.integrations.attaching import Attachment
 from powertrain.trace.recording import current
 from powertrain.trace.recording.phases import INSIDE
-from powertrain.trace.recording.wrappers import init
 
 __all__ = ["TraceCallback", "TraceMLCallback", "init"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import socket
@@ -136,10 +135,8 @@ _alone: Alone | None = None
 
 
 def begin() -> None:
-    """From here on this process records what the calling thread does. At its end the process says what was found."""
+    """Record the calling thread from here on."""
     global _alone
-    if _alone is None:
-        atexit.register(_say_at_exit, os.getpid())
     _alone = Alone()
     current.use(_alone.recorder)
 
@@ -166,14 +163,3 @@ def forget() -> None:
     global _alone
     end()
     _alone = None
-
-
-def _say_at_exit(pid: int) -> None:
-    """Unless it was asked for before."""
-    if _alone is None or _alone.is_over or os.getpid() != pid:
-        return
-    end()
-    if own_rank() == 0:
-        from powertrain.diagnosis.so_far import say
-
-        say(_alone.kept())

@@ -19,35 +19,12 @@ from powertrain.trace.recording import (
     batch_sizes,
     current,
     marks,
-    patch_choice,
     patches,
-    standalone,
     timed_loaders,
 )
 from powertrain.trace.recording.phases import BACKWARD, H2D, INPUT
 
 Thing = TypeVar("Thing")
-
-
-def init(
-    mode: str = "auto",
-    patch_dataloader: bool | None = None,
-    patch_forward: bool | None = None,
-    patch_backward: bool | None = None,
-    patch_h2d: bool | None = None,
-) -> None:
-    """Say what is traced without a word in the loop: everything (``"auto"``), nothing (``"manual"``), or what the
-    ``patch_…`` name (``"selective"``). A worker of Powertrain has done this already; the last call counts.
-
-    In manual and selective mode, steps come from :func:`trace_step`, :func:`wrap_optimizer` or ``report``. In a script
-    that is no run, it begins to record what the calling thread does; when the script ends, it says on stderr what was
-    found, unless :func:`~powertrain.diagnosis.so_far.final_summary` was called. Raises
-    :class:`~powertrain.errors.ConfigError` for arguments that do not go together.
-    """
-    choice = patch_choice.choose(mode, patch_dataloader, patch_forward, patch_backward, patch_h2d)
-    if not current.is_kept():
-        standalone.begin()
-    patches.install(current.current(), choice)
 
 
 class _MarkedStep:

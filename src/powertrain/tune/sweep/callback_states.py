@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING
 
 from powertrain.storage import signed
 from powertrain.text.errors import describe_error
 from powertrain.tune.sweep.journal import record
+from powertrain.values import kept_pickles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ class CallbackStates:
     def restore(self) -> None:
         """Hand the callbacks the states that an earlier driver has stored."""
         try:
-            self._callbacks.set_state(pickle.loads(record.open_signed(self._storage, _KEY)))
+            self._callbacks.set_state(kept_pickles.loads(record.open_signed(self._storage, _KEY)))
         except FileNotFoundError:
             return
         except Exception as error:  # not of this user, damaged, or of a class that is not there any more

@@ -22,7 +22,7 @@ def count_concurrent_trials(trainer: DataParallelTrainer, most: int | None) -> i
     Raises:
         ConfigError: The trainer runs under torchrun, whose processes are those of one run.
     """
-    engine = trainer._engine_name
+    engine = trainer._request.engine
     if engine == "torchrun":
         raise ConfigError(
             "A sweep cannot run under torchrun, whose processes are all of one run. Start the script with python."

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.config.checks import replace
 from powertrain.config.run import RunConfig
+from powertrain.driver.request import TrialHooks
 from powertrain.errors import ConfigError, PreemptedError
 from powertrain.run.events import Warned
-from powertrain.trainer import DataParallelTrainer, TrialHooks
+from powertrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.chain import Chain
@@ -73,7 +74,7 @@ class TrialRun:
         self._controller: Controller | None = None
         #: What to do with the controller once it is there.
         self._pending: list[Callable[[Controller], None]] = []
-        trainer._trial = TrialHooks(
+        trainer._request.trial = TrialHooks(
             observer, self._stop, self._take_controller, self._prepare, server, sweep, trial_id
         )
 
@@ -156,11 +157,11 @@ def make_trainer(
     Raises:
         ConfigError: The trainer refuses a value.
     """
-    arguments = dict(base._arguments)
+    arguments = dict(base._request.arguments)
     for name, value in sections.items():
         arguments[name] = _merged(arguments.get(name), value)
     arguments["run_config"] = run_config
-    arguments["resume_from_checkpoint"] = base._begin_from
+    arguments["resume_from_checkpoint"] = base._request.begin_from
     return type(base)(**arguments)
 
 

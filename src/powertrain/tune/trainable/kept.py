@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from powertrain.config.scaling import ScalingConfig
+from powertrain.driver.spec import lasting_arguments
 from powertrain.errors import ConfigError
 from powertrain.trainer import DataParallelTrainer
 from powertrain.tune.trainable.wrappers import request_of, resources_of
@@ -64,7 +65,7 @@ class KeptTrainable:
 
     def __reduce__(self) -> Any:
         if isinstance(self.trainable, DataParallelTrainer):
-            return _make_again, (type(self.trainable), self.trainable._lasting_arguments())
+            return _make_again, (type(self.trainable), lasting_arguments(self.trainable._request))
         return _given_back, (self.trainable,)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from powertrain.errors import ConfigError
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from powertrain.data.plan.prepared import Prepared
     from powertrain.data.ray.shard import StreamedShard
     from powertrain.data.shard import DataShard
-    from powertrain.worker.session import Session
+    from powertrain.worker.place import Place
+    from powertrain.worker.service.service import Service
 
 #: Under this name the extras of a checkpoint keep where each dataset stood.
 DATA_EXTRA = "data"
@@ -169,10 +170,26 @@ class StepWeights:
         return self._mixed_in_a_row >= self._IN_A_ROW
 
 
+class RankSession(Protocol):
+    """What shards need of the session of their rank."""
+
+    @property
+    def place(self) -> Place:
+        """What this rank knows about its run."""
+
+    @property
+    def device(self) -> int:
+        """The number of the rank's GPU; -1 without one."""
+
+    @property
+    def service(self) -> Service:
+        """The rank's connection to the run."""
+
+
 class Shards:
     """What one attempt of one rank reads. Training thread only, but for :meth:`described`."""
 
-    def __init__(self, session: Session, datasets: bytes = b"") -> None:
+    def __init__(self, session: RankSession, datasets: bytes = b"") -> None:
         """``datasets`` is the pickled dict of the run's :class:`~powertrain.data.plan.prepared.Prepared`, if any."""
         self._session = session
         self._load: Callable[[], Mapping[str, Prepared]] = lambda: script.load(datasets) if datasets else {}

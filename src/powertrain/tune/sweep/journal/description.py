@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from powertrain.config.json import to_json
 from powertrain.config.run import RunConfig
-from powertrain.driver.spec import user
+from powertrain.driver.checks import user
 from powertrain.text.redaction import redact_values
 from powertrain.tune.sweep.journal.state import json_form
 from powertrain.version import __version__

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, RECORD_BYTES_LIMIT
 from powertrain.storage.sealed import DamagedError, check_seal, seal_json
 from powertrain.text.errors import describe_error
 from powertrain.tune.sweep.journal import events as ev
+from powertrain.values import kept_pickles
 
 _logger = logging.getLogger("powertrain")
 
@@ -104,7 +104,7 @@ def load_arguments(storage: Storage) -> dict[str, Any]:
     except OSError as error:
         why = f"what its Tuner was made of cannot be read ({error.strerror or error})"
     else:
-        arguments: dict[str, Any] = pickle.loads(data)
+        arguments: dict[str, Any] = kept_pickles.loads(data)
         return arguments
     raise ConfigError(
         f"The sweep at {where!r} cannot be restored from its directory alone: {why}. Make the Tuner as before, with "
@@ -128,7 +128,7 @@ def load_config(storage: Storage, key: str) -> dict[str, Any]:
         ConfigError: It is missing, or was not written by this user on this machine.
     """
     try:
-        config: dict[str, Any] = pickle.loads(open_signed(storage, key))
+        config: dict[str, Any] = kept_pickles.loads(open_signed(storage, key))
         return config
     except (OSError, signed.NotOurs) as error:
         where = f"The configuration {key!r} of the sweep at {without_secrets(storage.uri)!r} cannot be opened"

@@ -1,0 +1,12 @@
+"""Messages of the driver to its terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+def tell(terminal: Any, message: str) -> None:
+    from powertrain.run.events import Warned
+
+    terminal.event(Warned(time=time.time(), message=message))

@@ -1,0 +1,24 @@
+"""XGBoost as a library that may be missing, and how its models are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from powertrain.frameworks.boosting.library import BoostingLibrary
+
+
+class XGBoostLibrary(BoostingLibrary):
+    """How models of XGBoost are read and counted."""
+
+    def read_booster(self, path: str) -> Any:
+        """Return the booster of a file."""
+        from xgboost import Booster
+
+        return Booster(model_file=path)
+
+    def count_rounds(self, booster: Any) -> int:
+        """Return how many rounds a booster was trained for."""
+        return int(booster.num_boosted_rounds())
+
+
+XGBOOST = XGBoostLibrary("xgboost", "xgboost", title="XGBoost", filename="model.ubj")
