@@ -21,16 +21,15 @@ from powertrain.config.checkpoint import CheckpointConfig
 from powertrain.config.data import DataConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
-from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
-from powertrain.run.controller import Controller
 from powertrain.run.record import journal
 from powertrain.run.workers import attempt as attempt_module
+from powertrain.run.workers.reports import Reports
 from powertrain.storage import boundaries
 from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine
 from powertrain.testing.scripted_worker import ScriptedWorker
-from powertrain.wire.from_worker import Arrived, DebugClosed, DebugOpened, DebugQuit, Outcome
+from powertrain.wire.from_worker import Arrived, DebugClosed, DebugOpened, DebugQuit
 from powertrain.wire.values import Frame
 
 
@@ -369,14 +368,14 @@ def test_the_cause_is_found_though_its_echo_arrives_first(run: Run) -> None:
         worker.die(-signal.SIGSEGV)
 
     engine = ScriptedEngine(play)
-    original = Controller._ended
+    original = Reports.on_outcome
 
-    def ended(controller: Controller, member: Any, message: Any) -> None:
-        original(controller, member, message)
+    def on_outcome(reports: Reports, member: Any, message: Any) -> None:
+        original(reports, member, message)
         echo_sent.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(controller_module._MESSAGE_HANDLERS, Outcome, ended)
+        patch.setattr(Reports, "on_outcome", on_outcome)
         outcome = run.go(engine)
     assert [(f.rank, f.kind, f.secondary) for f in outcome.failures] == [
         (1, "signal", False),
@@ -387,7 +386,7 @@ def test_the_cause_is_found_though_its_echo_arrives_first(run: Run) -> None:
 def test_an_echo_without_a_cause_is_taken_for_the_cause_after_a_moment(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_CAUSE_WITHIN", 0.05)
+    monkeypatch.setattr("powertrain.run.health.recovery.CAUSE_TIMEOUT_S", 0.05)
 
     def play(worker: ScriptedWorker) -> None:
         if worker.rank == 0:
@@ -482,7 +481,7 @@ def test_a_rank_that_never_reports_is_recorded_absent_and_rows_go_on(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than a busy machine takes between the reports of the other two.
-    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 1.0)
+    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 1.0)
     seen = threading.Event()
     run.watcher.on_row = lambda row: seen.set() if row == 2 else None
 
@@ -502,7 +501,7 @@ def test_a_rank_that_never_reports_is_recorded_absent_and_rows_go_on(
 def test_a_rank_declared_absent_can_still_report_and_is_not_left_at_its_barrier(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.02)
+    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 0.02)
     seen = threading.Event()
     run.watcher.on_row = lambda row: seen.set() if row == 2 else None
 
@@ -531,7 +530,7 @@ def stop_in_a_debugger(worker: ScriptedWorker, seconds: float, opened: threading
 
 
 def test_nobody_is_absent_while_a_debugger_is_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.05)
+    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 0.05)
 
     def play(worker: ScriptedWorker) -> None:
         if worker.rank == 1:
@@ -666,7 +665,7 @@ def test_who_watches_is_told_how_far_rank_zero_has_read(run: Run) -> None:
 
 
 def test_it_is_said_which_rank_is_late(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_module, "_LATE_EVERY", 0.01)
+    monkeypatch.setattr("powertrain.run.workers.reports.LATE_INTERVAL_S", 0.01)
     told = threading.Event()
 
     class Told(Watcher):
@@ -778,8 +777,8 @@ def test_a_second_interrupt_ends_a_run_whose_processes_do_not_end(
     run: Run, monkeypatch: pytest.MonkeyPatch, ends_at: int
 ) -> None:
     """They are killed again, and then no longer waited for."""
-    monkeypatch.setattr(controller_module, "_CUT_SHORT_KILL_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(controller_module, "_ABANDON_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("powertrain.run.health.clearing.CUT_SHORT_KILL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("powertrain.run.health.clearing.ABANDON_TIMEOUT_S", 0.5)
 
     def play(worker: ScriptedWorker) -> None:
         worker.report({"x": 1})
@@ -801,7 +800,7 @@ def test_a_second_interrupt_ends_a_run_whose_processes_do_not_end(
 def test_a_failed_attempt_is_begun_again_though_its_processes_do_not_end(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_KILL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("powertrain.run.health.clearing.KILL_TIMEOUT_S", 0.05)
 
     def play(worker: ScriptedWorker) -> None:
         if worker.attempt == 0 and worker.rank == 0:
@@ -1008,7 +1007,7 @@ def test_ranks_that_call_different_collectives_are_told_who_called_what(run: Run
 def test_a_rank_that_is_steadily_one_row_behind_is_not_called_late(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_LATE_EVERY", 0.6)
+    monkeypatch.setattr("powertrain.run.workers.reports.LATE_INTERVAL_S", 0.6)
     ahead = threading.Semaphore(1)
 
     def play(worker: ScriptedWorker) -> None:
@@ -1058,7 +1057,7 @@ def test_a_wire_that_cannot_listen_closes_the_engine_and_leaves_no_thread(
 
 
 def test_a_rank_that_never_says_a_word_fails_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_module, "_START_WITHIN", 0.1)
+    monkeypatch.setattr("powertrain.run.workers.starting.START_TIMEOUT_S", 0.1)
     monkeypatch.setattr(ScriptedWorker, "live", lambda self, play: self.hang())
     outcome = run.go(ScriptedEngine(two_reports))
     assert outcome.state == "failed"
@@ -1072,7 +1071,7 @@ def test_a_share_that_arrives_after_its_attempt_was_given_up_does_no_harm(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row is done again while the first try's file still hangs in storage; it must not land in the second's."""
-    monkeypatch.setattr(controller_module, "_SETTLE_WITHIN", 0.1)
+    monkeypatch.setattr("powertrain.run.checkpoints.settling.SETTLE_TIMEOUT_S", 0.1)
     hanging, release = threading.Event(), threading.Event()
 
     def hang_once(kind: str, target: str) -> None:
@@ -1121,7 +1120,7 @@ def test_a_commit_that_comes_through_after_it_was_given_up_does_not_count(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its manifest is removed again, so nothing may rely on it: neither retention nor the next attempt."""
-    monkeypatch.setattr(controller_module, "_SETTLE_WITHIN", 0.1)
+    monkeypatch.setattr("powertrain.run.checkpoints.settling.SETTLE_TIMEOUT_S", 0.1)
     hanging, release, real = threading.Event(), threading.Event(), commit.commit
 
     def hang_in_row_2(*arguments: Any, **fields: Any) -> Any:
@@ -1155,7 +1154,7 @@ def test_a_commit_that_comes_through_after_it_was_given_up_does_not_count(
 def test_files_of_a_rank_that_comes_after_its_row_was_closed_do_not_replace_those_that_are_there(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.05)
+    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 0.05)
     closed = threading.Event()
 
     def play(worker: ScriptedWorker) -> None:
@@ -1185,7 +1184,7 @@ def test_an_uploader_that_never_comes_up_costs_checkpoints_and_not_the_run(run: 
 def test_what_storage_did_not_take_stays_when_a_failed_run_ends(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_SETTLE_WITHIN", 0.2)
+    monkeypatch.setattr("powertrain.run.checkpoints.settling.SETTLE_TIMEOUT_S", 0.2)
 
     def refuse(kind: str, target: str) -> None:
         if "/checkpoints/" in target:

@@ -11,7 +11,6 @@ import pytest
 from tests.run.scripted_run import Run
 
 from powertrain.checkpoint import committed as checkpoint_committed
-from powertrain.run import controller as controller_module
 from powertrain.run import events as ev
 from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.remote import protocol
@@ -235,8 +234,8 @@ def test_a_run_that_never_commits_is_not_grown_and_says_so_once(run: Run) -> Non
 
 @pytest.mark.usefixtures("_no_settling")
 def test_ranks_that_do_not_report_together_are_let_go(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "_TOGETHER_WITHIN", 0.1)
-    monkeypatch.setattr(steering, "_TRY_AGAIN", 0.02)
+    monkeypatch.setattr(steering, "_TOGETHER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(steering, "_RETRY_INTERVAL_S", 0.02)
 
     def only_rank_0(worker: ScriptedWorker) -> None:
         if worker.rank == 0:
@@ -245,7 +244,7 @@ def test_ranks_that_do_not_report_together_are_let_go(run: Run, monkeypatch: pyt
 
     engine = with_capacity(only_rank_0, 2)
     at_row(run, 12, lambda: engine.tell_capacity(3))
-    monkeypatch.setattr(controller_module, "_ABSENT_AFTER", 0.01)
+    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 0.01)
     outcome = run.go(engine, 4, min_workers=1)
     assert (outcome.state, sizes(run)) == ("finished", [2])
     assert any("times ranks [1] did not come to the report" in text for text in run.watcher.warnings())
@@ -334,7 +333,7 @@ def test_a_size_asked_for_during_a_restart_is_taken_though_nobody_commits(
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steering, "_ASK_AGAIN", 0.1)
+    monkeypatch.setattr(steering, "_ASK_INTERVAL_S", 0.1)
     rows: list[int] = []
 
     def reports_first(worker: ScriptedWorker) -> None:
@@ -357,7 +356,7 @@ def test_a_loop_that_learns_to_save_later_is_asked_again(
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steering, "_ASK_AGAIN", 0.1)
+    monkeypatch.setattr(steering, "_ASK_INTERVAL_S", 0.1)
     play = Elastic(steps=100, every=1000, asks=True, pace=0.01)
 
     def warms_up(worker: ScriptedWorker) -> None:
@@ -635,7 +634,7 @@ def test_a_resize_that_is_put_off_while_a_rank_saves_leaves_nobody_waiting(
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steering, "_TOGETHER_WITHIN", 0.05)
+    monkeypatch.setattr(steering, "_TOGETHER_TIMEOUT_S", 0.05)
     stage = ScriptedWorker._stage
 
     def slowly(worker: ScriptedWorker, *rest: Any) -> Any:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.engine import base
+from powertrain.run.record.telemetry import Telemetry, why_unusable
 from powertrain.run.spec import RunSpec
-from powertrain.run.telemetry import Telemetry, why_unusable
 from powertrain.run.workers import launch
 from powertrain.storage import open_storage
 from powertrain.trace import store

@@ -14,7 +14,6 @@ from tests.run.test_controller import waits
 from tests.run.test_steering import Elastic, at_row
 
 from powertrain.engine.base import Inspection, Slot
-from powertrain.run import controller
 from powertrain.run import events as ev
 from powertrain.run.lifecycle import RunState
 from powertrain.run.remote import inspections, protocol, status
@@ -90,7 +89,7 @@ def test_more_patience_does_not_lengthen_a_grace_that_runs(
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller, "_INTERRUPT_GRACE", 0.2)
+    monkeypatch.setattr("powertrain.run.ending.INTERRUPT_TIMEOUT_S", 0.2)
     asking = Asking(run, Stop(by="me", within=600.0))
     run.watcher.on_event = lambda event: asking() if isinstance(event, ev.Stopping) else None
     at_row(run, 1, lambda: run.controller.interrupt())

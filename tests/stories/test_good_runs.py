@@ -252,7 +252,7 @@ def test_ranks_meet_at_barrier_broadcast_and_row(fits: Any, engine: str) -> None
 def test_the_run_goes_on_without_a_rank_that_never_reports(
     fits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("powertrain.run.controller._ABSENT_AFTER", 0.2)
+    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 0.2)
 
     outcome = fits.outcome(loops.one_rank_reports)
 

@@ -13,7 +13,6 @@ from tests.stories.engines import ON_BOTH
 import powertrain
 from powertrain import Checkpoint
 from powertrain.errors import ConfigError
-from powertrain.run import controller
 from powertrain.run import events as ev
 
 
@@ -76,7 +75,7 @@ def test_the_barrier_waits_for_a_rank_that_is_long_in_coming_to_its_first_report
     fits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a barrier rows close without a rank that has never reported."""
-    monkeypatch.setattr(controller, "_ABSENT_AFTER", 0.0)
+    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 0.0)
     outcome = fits.outcome(arrive_late, report_barrier=True, train_loop_config={"delay": 0.5})
     assert outcome["raised"] == "", outcome
     assert (fits.directory / "all-seen").read_text() == "True"

@@ -33,7 +33,6 @@ from powertrain import (
 from powertrain.checkpoint import committed
 from powertrain.errors import CheckpointError
 from powertrain.result.result import Result
-from powertrain.run import controller
 from powertrain.run import events as ev
 from powertrain.run.record import journal, lease, shipping
 from powertrain.storage import Storage, open_storage
@@ -200,7 +199,7 @@ def test_storage_that_refuses_delays_commits_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
     engine: str,
 ) -> None:
-    monkeypatch.setattr(controller, "_LAG_AFTER", 1.0)
+    monkeypatch.setattr("powertrain.run.checkpoints.settling._LAG_INTERVAL_S", 1.0)
     with Story(tmp_path, proxy.uri(f"refuses-{engine}"), last=5, engine=engine) as story:
         first_is_committed(story)
         proxy.refuse()
@@ -353,7 +352,7 @@ def test_what_storage_has_not_taken_at_the_end_stays_although_it_was_tried_long_
 ) -> None:
     """It was reported some time before the end, so that the time to try it is over before that of ``fit``."""
     be_brief_at_the_end(monkeypatch)
-    monkeypatch.setattr(controller, "_LAG_AFTER", 1.5)
+    monkeypatch.setattr("powertrain.run.checkpoints.settling._LAG_INTERVAL_S", 1.5)
     with Story(tmp_path, proxy.uri("last"), last=2, sync_config=SyncConfig(sync_timeout=3)) as story:
         first_is_committed(story)
         proxy.refuse()

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.data.test_docs_data import python_of
 
 from powertrain import tune
-from powertrain.run import controller
+from powertrain.run.ending import INTERRUPT_TIMEOUT_S
 from powertrain.tune import plots, schedulers, search, stopper
 from powertrain.tune.sweep.trial_run import SECTIONS
 
@@ -38,7 +38,7 @@ def test_its_table_of_spaces_names_every_distribution() -> None:
 
 def test_its_figures_and_names_are_those_of_the_code() -> None:
     text = " ".join(GUIDE.read_text("utf-8").split())
-    assert f"after {controller._INTERRUPT_GRACE:g} s is ended" in text
+    assert f"after {INTERRUPT_TIMEOUT_S:g} s is ended" in text
     assert f"needs {plots.LEAST_TRIALS} ended trials" in text
     for name in SECTIONS:
         assert name == "run_config" or f"`{name}`" in text

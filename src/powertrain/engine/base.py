@@ -270,6 +270,10 @@ class Engine(Protocol):
     restarts: bool
     #: True where a slot that was taken away can be had again elsewhere.
     replaces: bool
+    #: False where the processes of ranks are not the engine's to end: the driver's own, or those of a launcher.
+    owns_processes: bool = True
+    #: True where every rank is the driver's own process: a process forked on a slot would run in it.
+    shares_driver_process: bool = False
 
     def connect(self, hub: Hub) -> None:
         """The controller's wire, over which an engine may talk to its nodes. Called once, before ``start``."""

@@ -56,6 +56,8 @@ class InlineEngine:
     name = "inline"
     restarts = True
     replaces = False
+    owns_processes = False
+    shares_driver_process = True
 
     def __init__(
         self, function: Callable[[], Any], custom_resources: Mapping[str, float] | None = None

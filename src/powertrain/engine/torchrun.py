@@ -201,6 +201,8 @@ class TorchrunEngine:
     name = "torchrun"
     restarts = False
     replaces = False
+    owns_processes = False
+    shares_driver_process = False
 
     def __init__(self, function: Callable[[], Any], env: Mapping[str, str] | None = None) -> None:
         """``env`` are the user's own variables for the rank that lives here."""

@@ -7,33 +7,52 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interrupt:
-    pass
+    """Ctrl-C was pressed in the driver."""
+
+
+@dataclass(frozen=True)
+class EndEarly:
+    """A callback asks the run to end at its next boundary."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """Batches of workers have come."""
+    """Batches of workers have arrived."""
+
+
+@dataclass(frozen=True)
+class UnreadableMessage:
+    """A message of a worker could not be decoded."""
+
+    sender: bytes
+    problem: str
 
 
 @dataclass(frozen=True)
 class Parted:
-    """The connection of a worker has ended."""
+    """The connection of a worker is closed."""
 
     key: bytes
 
 
 @dataclass(frozen=True)
 class LeaseLost:
+    """Another controller has taken the run."""
+
     reason: str
 
 
 @dataclass(frozen=True)
 class Said:
+    """Another thread warns."""
+
     message: str
 
 
 @dataclass(frozen=True)
 class Noticed:
-    """The process that runs this was asked to end."""
+    """The process that runs the controller was asked to end."""
 
     reason: str

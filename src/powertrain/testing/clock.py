@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from typing import Any
+
+_MOVED = object()
+
 
 class ManualClock:
-    """Call it for the time. Stands in for ``time.monotonic`` or ``time.time`` where a function takes its clock."""
+    """Stands in for ``time.monotonic``, ``time.time`` and for the clock of a run. Call it for the time."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
+        self._lock = threading.Lock()
+        #: Queues that a thread waits on, to be woken when time moves.
+        self._waiting: list[queue.SimpleQueue[Any]] = []
 
     def __call__(self) -> float:
         return self._now
 
+    def monotonic(self) -> float:
+        return self._now
+
+    def time(self) -> float:
+        return self._now
+
     def advance(self, seconds: float) -> float:
-        """Move on and return the new time. Time does not run backwards."""
+        """Move on and return the new time. Time does not run backwards. Any thread."""
         if seconds < 0:
             raise ValueError(f"A clock cannot be moved by {seconds:g} s: time does not run backwards.")
-        self._now += seconds
+        with self._lock:
+            self._now += seconds
+            waiting = list(self._waiting)
+        for inbox in waiting:
+            inbox.put(_MOVED)
         return self._now
+
+    def wait(self, inbox: queue.SimpleQueue[Any], until: float | None) -> Any:
+        """Return the next item of ``inbox``; raises ``queue.Empty`` once the clock was moved to ``until``."""
+        with self._lock:
+            self._waiting.append(inbox)
+        try:
+            while True:
+                is_due = until is not None and self._now >= until
+                item = inbox.get_nowait() if is_due else inbox.get()
+                if item is not _MOVED:
+                    return item
+        finally:
+            with self._lock:
+                self._waiting.remove(inbox)

@@ -15,13 +15,14 @@ import story
 
 from powertrain import UserCallback
 from powertrain.run import controller
+from powertrain.run.scaling import notices
 from powertrain.worker import signals
 
 
 def every_notice_counts() -> None:
     """Two SIGTERMs are two, however soon the second comes."""
     signals.SAME_NOTICE = 0.0
-    controller.SAME_NOTICE = 0.0  # type: ignore[attr-defined]  # the name it imported from signals
+    notices.SAME_NOTICE = 0.0  # type: ignore[attr-defined]  # the name it imported from signals
 
 
 def tell_of_interrupts() -> None:

@@ -76,6 +76,8 @@ class LocalEngine:
     name = "local"
     restarts = True
     replaces = False
+    owns_processes = True
+    shares_driver_process = False
 
     def __init__(
         self,

@@ -58,12 +58,13 @@ class Checkpoints:
         settled: Settled,
         unstaged: Callable[[Pending, int], None],
         tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``before_commit`` is called on the committer's thread; ``settled`` once for each reported checkpoint,
         ``unstaged`` for each share that has left the staging area."""
         self._storage, self._chain, self._config, self._tag = storage, chain, config, tag
         self._committer, self._before_commit = committer, before_commit
-        self._settled, self._unstaged, self._tell = settled, unstaged, tell
+        self._settled, self._unstaged, self._tell, self._clock = settled, unstaged, tell, clock
         self._scores_checked = False
         self._carriers: Carriers | None = None
         #: The newest committed and verified one.
@@ -152,7 +153,7 @@ class Checkpoints:
             return
         name = self._name_of(parts, row.number)
         pending = Pending(
-            attempt.number, row.number, name, dict(metrics), attempt.world_size, parts, time.monotonic()
+            attempt.number, row.number, name, dict(metrics), attempt.world_size, parts, self._clock()
         )
         self._pending[pending.key] = pending
         self._members[pending.key] = {rank: attempt.members[rank] for rank in parts}
@@ -187,9 +188,7 @@ class Checkpoints:
 
     def _leave_out(self, attempt: Attempt, row: Row) -> None:
         """Shares of ranks that had been declared absent: the checkpoint of their row was made without them."""
-        late = Pending(
-            attempt.number, row.number, "", {}, attempt.world_size, dict(row.parts), time.monotonic()
-        )
+        late = Pending(attempt.number, row.number, "", {}, attempt.world_size, dict(row.parts), self._clock())
         back = []
         for rank, part in sorted(late.parts.items()):
             if part.staged and part.taken:
@@ -311,7 +310,7 @@ class Checkpoints:
         self._wants_room = row if pending is None else 0
         if pending is not None:
             self._yielded[row] += 1
-            waited = time.monotonic() - pending.since
+            waited = self._clock() - pending.since
             why = f" ({pending.trouble})" if pending.trouble else ""
             self.fail(
                 pending,

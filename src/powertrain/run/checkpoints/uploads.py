@@ -120,14 +120,19 @@ class Carriers:
         if order is not None and order.node in self._nodes:
             self._nodes[order.node].deaths = 0
 
-    def uploader_ended(self, slot: base.Slot, give_up: Callable[[Carry], None]) -> bool:
-        """False when ``slot`` is no uploader's. Otherwise it is replaced; after too many deaths ``give_up`` is called
-        with each share it had."""
-        id = next(
-            (n for n, node in self._nodes.items() if node.slot is not None and node.slot.id == slot.id), None
-        )
-        if id is None:
-            return False
+    def owns_slot(self, slot: str) -> bool:
+        """Return True when an uploader runs on the slot with this id."""
+        return self._node_on(slot) is not None
+
+    def _node_on(self, slot: str) -> str | None:
+        """Return the id of the node whose uploader runs on the slot."""
+        nodes = self._nodes.items()
+        return next((id for id, node in nodes if node.slot is not None and node.slot.id == slot), None)
+
+    def on_uploader_gone(self, slot: base.Slot, give_up: Callable[[Carry], None]) -> None:
+        """Replace the uploader; after too many deaths ``give_up`` is called with each share it had."""
+        id = self._node_on(slot.id)
+        assert id is not None
         node = self._nodes.pop(id)
         orders = [order.carry for order in self._orders.values() if order.node == id]
         if node.deaths + 1 >= _TRIES:
@@ -138,7 +143,6 @@ class Carriers:
             self._start(id, node.beside, node.deaths + 1)
             for carry in orders:
                 self._hub.send(self._nodes[id].key, carry)
-        return True
 
     def rank_ended(self, member: Member) -> list[Carry]:
         """What this rank had to carry for itself, and now never will."""

@@ -40,7 +40,7 @@ from powertrain.worker import validation as process
 
 PENDING = Validation(status=ReportedCheckpointStatus.PENDING_VALIDATION.value)
 #: Seconds for a process to leave after its validation is over.
-_LEAVE_WITHIN = 10.0
+_EXIT_TIMEOUT_S = 10.0
 #: What launchers tell ranks. A validation is none, and libraries that see these would look for others.
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 
@@ -177,15 +177,17 @@ class Validations:
         over: Callable[[Task, Validation], None],
         idle: Callable[[], None],
         remind: Callable[[float], None],
-        tell: Callable[[str], None],
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``post`` is the controller's inbox. ``over`` hears how each ended, ``idle`` that none waits or runs,
-        ``remind`` when :meth:`overdue` is to be called next (monotonic; infinity for never).
+        """``post`` is the controller's inbox. ``over`` is called with the outcome of each, ``idle`` when none waits or
+        runs, ``remind`` with the time at which :meth:`overdue` is due (by ``clock``; infinity for never).
 
         Raises :class:`TrainFunctionError` where the user's function cannot be pickled.
         """
         self._spec, self._engine, self._hub = spec, engine, hub
-        self._post, self._over, self._idle, self._remind, self._tell = post, over, idle, remind, tell
+        self._post, self._over, self._idle, self._remind, self._warn = post, over, idle, remind, warn
+        self._clock = clock
         self._queue: deque[Task] = deque()
         self._current: _Current | None = None
         self._beside: base.Slot | None = None
@@ -239,71 +241,75 @@ class Validations:
         self._queue.append(task)
         self._advance()
 
-    def granted(self, event: base.Granted) -> bool:
-        """False when the slot is not for a validation."""
+    def owns_claim(self, claim: str) -> bool:
+        """Return True when the slot of the validation that has its turn was requested so."""
+        return self._current is not None and self._current.claimed(claim)
+
+    def owns_slot(self, slot: str) -> bool:
+        """Return True when a validation runs on the slot with this id."""
         current = self._current
-        if current is None or not current.claimed(event.claim):
-            return False
+        return current is not None and current.slot is not None and current.slot.id == slot
+
+    def owns_process(self, key: bytes) -> bool:
+        """Return True when the process with this public key validates."""
+        return self._current is not None and self._current.key == key
+
+    def on_slots_granted(self, event: base.Granted) -> None:
+        """Start the validation on the slot that was requested for it."""
+        current = self._current
+        assert current is not None
         if current.slot is None and event.slots:
             current.missing = ""
             self._start(current, event.slots[0])
             self._advance()
         else:
             self._engine.release(event.slots)
-        return True
 
-    def slot_awaited(self, event: base.Waiting) -> bool:
-        """False when it is not a validation that waits."""
+    def on_slots_awaited(self, event: base.Waiting) -> None:
+        """Note what the slot is waiting for; warn the first time."""
         current = self._current
-        if current is None or not current.claimed(event.claim):
-            return False
+        assert current is not None
         if not current.missing:
-            self._tell(
+            self._warn(
                 f"The validation of {current.task.checkpoint} is {event.reason}. It begins when that is free, at the "
                 "latest after the training."
             )
         current.missing = event.reason
-        return True
 
-    def slot_refused(self, event: base.Refused) -> bool:
-        """The engine will never give the slot after all: False when it is not a validation's."""
+    def on_slots_refused(self, event: base.Refused) -> None:
+        """Fail the validation: the engine will never grant its slot."""
         current = self._current
-        if current is None or not current.claimed(event.claim):
-            return False
+        assert current is not None
         if current.slot is None:
             self._conclude(current, failed(f"there is no slot for it: {event.reason}"))
             self._leave(current)
             self._advance()
-        return True
 
-    def heard(self, received: Received) -> bool:
-        """A batch from a process: False when it is not a validation's."""
+    def on_messages(self, received: Received) -> None:
+        """Take the result out of a batch that the validating process sent."""
         current = self._current
-        if current is None or received.sender != current.key:
-            return False
+        assert current is not None
         for message in received.envelope.messages:
             if isinstance(message, Validated) and not current.over:
                 self._pass_on(message.warnings)
                 self._conclude(current, found(message))
-        return True
 
     def _pass_on(self, warnings: list[str]) -> None:
         """Show each warning of validation functions once: they return the same metrics for every checkpoint."""
         for warning in warnings:
             if warning not in self._shown:
                 self._shown.add(warning)
-                self._tell(f"Validation: {warning}")
+                self._warn(f"Validation: {warning}")
 
-    def ended(self, event: base.Exited | base.SlotLost) -> bool:
-        """A process is gone: False when it is not a validation's."""
+    def on_process_gone(self, event: base.Exited | base.SlotLost) -> None:
+        """Conclude the validation whose process has ended, and start the next."""
         current = self._current
-        if current is None or current.slot is None or current.slot.id != event.slot.id:
-            return False
+        assert current is not None
         if not current.over:
-            self._conclude(current, failed(_why_gone(event, self._log(current.task)), _since(current.began)))
+            seconds = self._clock() - current.began
+            self._conclude(current, failed(_why_gone(event, self._log(current.task)), seconds))
         self._leave(current)
         self._advance()
-        return True
 
     def training_over(self) -> None:
         """The ranks hold nothing any more: what still waits for room waits no longer than the run itself would."""
@@ -312,7 +318,7 @@ class Validations:
 
     def _bound_wait(self) -> None:
         if self._trained and self.wants_slot and self._spec.queue_timeout is not None:
-            self._remind(time.monotonic() + self._spec.queue_timeout)
+            self._remind(self._clock() + self._spec.queue_timeout)
 
     def overdue(self) -> None:
         """The time that was asked for with ``remind`` has come."""
@@ -374,7 +380,7 @@ class Validations:
             f"validation/{current.task.checkpoint}", self._beside.host, self._beside.address
         )
         door = self._hub.admit()
-        current.key, current.began = door.keys.public, time.monotonic()
+        current.key, current.began = door.keys.public, self._clock()
         spec = self._process_of(current.task, where, door)
         try:
             if granted is None:
@@ -429,7 +435,7 @@ class Validations:
     def _conclude(self, current: _Current, outcome: Validation) -> None:
         """The outcome is known; the process has a little time to leave."""
         current.over = True
-        self._remind(time.monotonic() + _LEAVE_WITHIN)
+        self._remind(self._clock() + _EXIT_TIMEOUT_S)
         self._over(current.task, outcome)
 
     def _leave(self, current: _Current) -> None:
@@ -452,7 +458,3 @@ class Validations:
 def _shares_this_process(engine: base.Engine) -> bool:
     """True where the slots of an engine are this very process: what is forked on one would run in it."""
     return hasattr(engine, "serve")
-
-
-def _since(began: float) -> float:
-    return time.monotonic() - began

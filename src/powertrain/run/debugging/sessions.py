@@ -130,12 +130,13 @@ class Debugging:
         tell_once: Callable[[str], None],
         begun: Callable[[], None],
         over: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``begun`` is called when a debugger opens while there is none, ``over`` with how many seconds there were any
         when the last one is left."""
         self._engine, self._view = engine, view
         self._send, self._post, self._tell_once = send, post, tell_once
-        self._begun, self._over = begun, over
+        self._begun, self._over, self._clock = begun, over, clock
         self._sessions: dict[int, Session] = {}
         self._turns = Turns()
         #: The rank that had the terminal last; -1 before the first.
@@ -180,7 +181,7 @@ class Debugging:
         if opened.error:
             self._looked_at = member.attempt.number
         if not self._sessions:
-            self._since = time.monotonic()
+            self._since = self._clock()
             self._begun()
         self._sessions[member.rank] = Session(member, opened)
         self._want(self._sessions[member.rank])
@@ -311,7 +312,7 @@ class Debugging:
         """Whoever has the terminal, runs and is waited for has it for a while longer."""
         runs = self._talking is not None and self._talking.prompt is None
         if runs and self._turns.waiting and self.due == float("inf"):
-            self.due = time.monotonic() + TURN
+            self.due = self._clock() + TURN
 
     def _pass_on(self, session: Session) -> None:
         rank = self._turns.leave(session.member.rank)
@@ -341,7 +342,7 @@ class Debugging:
             self._last.close()
         else:
             self._view.release()
-        self._over(time.monotonic() - self._since)
+        self._over(self._clock() - self._since)
 
     def _show(self, text: str) -> None:
         if self._keyboard is not None:

@@ -8,13 +8,13 @@ seconds. So they are at hand when the notice is due. Of many ranks some are aske
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from powertrain.engine import base
 from powertrain.run import events as ev
+from powertrain.run.deadlines import Clock
 from powertrain.run.health import failures
 from powertrain.run.health.hang_report import Verdict, explain
 from powertrain.run.health.watchdog import Act, Notice, Suspect, Watchdog, Withdrawn
@@ -61,10 +61,11 @@ class Hangs:
         send: Callable[[Member, FromController], None],
         post: Callable[[Any], None],
         say: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         """``send`` is called on the controller's thread; ``post`` and ``say`` on any, to reach it."""
         self._spec, self._engine, self._storage = spec, engine, storage
-        self._send, self._post, self._say = send, post, say
+        self._send, self._post, self._say, self._clock = send, post, say, clock
         self._attempt: Attempt | None = None
         self._dog: Watchdog | None = None
         #: That of the attempt before: what it has learned of the run's pauses holds on.
@@ -89,7 +90,7 @@ class Hangs:
         self._attempt = attempt
         self._dog = Watchdog(
             attempt.world_size,
-            time.monotonic(),
+            self._clock.monotonic(),
             timeout=self._spec.hang_timeout,
             gather=attempt.gather,
             after=self._before,
@@ -113,7 +114,7 @@ class Hangs:
 
     def beat(self, member: Member, beat: Beat) -> None:
         if self._dog is not None and member.attempt is self._attempt:
-            self._dog.beat(member.rank, beat, time.monotonic())
+            self._dog.beat(member.rank, beat, self._clock.monotonic())
 
     def parted(self, member: Member) -> None:
         """The connection to the rank has ended."""
@@ -123,17 +124,17 @@ class Hangs:
     def moved(self, rank: int, row: int = 0) -> None:
         """A report of the rank has come, that of ``row``; 0 where it only counts as a move."""
         if self._dog is not None:
-            self._dog.row(rank, time.monotonic(), row)
+            self._dog.row(rank, self._clock.monotonic(), row)
 
     def ended(self, member: Member) -> None:
         """The rank's function is over."""
         if self._dog is not None and member.attempt is self._attempt:
-            self._dog.ended(member.rank, time.monotonic())
+            self._dog.ended(member.rank, self._clock.monotonic())
 
     def debugger_opened(self, member: Member) -> None:
         """A debugger holds the rank, until its beats say otherwise."""
         if self._dog is not None and member.attempt is self._attempt:
-            self._dog.held_by_debugger(member.rank, time.monotonic())
+            self._dog.held_by_debugger(member.rank, self._clock.monotonic())
 
     def stood_still(self, seconds: float) -> None:
         """This process itself did not run."""
@@ -157,7 +158,7 @@ class Hangs:
         if not self._looking and self._waiting is not None:
             self._wait_until = float("-inf")
         if found.debugged:
-            self._dog.held_by_debugger(looked.rank, time.monotonic())
+            self._dog.held_by_debugger(looked.rank, self._clock.monotonic())
 
     # -- what follows
 
@@ -201,7 +202,7 @@ class Hangs:
         """
         if self._dog is None or self._attempt is None or member.attempt is not self._attempt:
             return []
-        act = self._dog.behind_timeout(member.rank, time.monotonic())
+        act = self._dog.behind_timeout(member.rank, self._clock.monotonic())
         return [] if act is None else failures.hung(self._attempt, self._explained(act), act.seconds)
 
     def _withdrawn(self, attempt: Attempt, decision: Withdrawn) -> list[Found]:
@@ -215,11 +216,11 @@ class Hangs:
         if self._told is None or self._attempt is None:
             return []
         (ranks, since), self._told = self._told, None
-        return [self._over(self._attempt, ranks, time.monotonic() - since)]
+        return [self._over(self._attempt, ranks, self._clock.monotonic() - since)]
 
-    @staticmethod
-    def _over(attempt: Attempt, ranks: tuple[int, ...], seconds: float) -> ev.HangOver:
-        return ev.HangOver(time=time.time(), attempt=attempt.number, seconds=round(seconds, 1), ranks=ranks)
+    def _over(self, attempt: Attempt, ranks: tuple[int, ...], seconds: float) -> ev.HangOver:
+        now = self._clock.time()
+        return ev.HangOver(time=now, attempt=attempt.number, seconds=round(seconds, 1), ranks=ranks)
 
     def _explained(self, decision: Notice | Act) -> Verdict:
         return explain(decision.states, self._stacks, decision.seconds)
@@ -255,7 +256,7 @@ class Hangs:
     def _noticed(self, attempt: Attempt, verdict: Verdict, seconds: float) -> ev.HangNoticed:
         frame = verdict.frame
         return ev.HangNoticed(
-            time=time.time(),
+            time=self._clock.time(),
             attempt=attempt.number,
             row=verdict.row,
             ranks=verdict.culprits,

@@ -59,9 +59,10 @@ class Inspections:
         engine: base.Engine,
         send: Callable[[Member, FromController], None],
         post: Callable[[Any], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``send`` is called on the controller's thread; ``post`` on any, to reach it."""
-        self._engine, self._send, self._post = engine, send, post
+        self._engine, self._send, self._post, self._clock = engine, send, post, clock
         self._last_ask = _FIRST_ASK
         self._visits: dict[int, _Visit] = {}
 
@@ -74,7 +75,7 @@ class Inspections:
                 False,
             )
             return
-        now = time.monotonic()
+        now = self._clock()
         asked = {m.rank: m for m in attempt.members if not ranks or m.rank in ranks}
         self._last_ask += 1
         visit = _Visit(visitor, attempt, asked, now + _ANSWER_WITHIN, now + DEADLINE)

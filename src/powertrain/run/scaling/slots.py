@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection
 
 from powertrain.engine import base
 from powertrain.errors import EngineError, ResourceError
 from powertrain.run import events as ev
-from powertrain.run.lifecycle import WAITING, RunState
+from powertrain.run.deadlines import Deadline, Deadlines
+from powertrain.run.lifecycle import WAITING
+from powertrain.run.record.facts import Facts
 from powertrain.run.scaling import policy
 from powertrain.run.scaling.policy import Elastic
 from powertrain.run.spec import RunSpec
 
 #: Seconds in which an engine says how many slots there are; one that does not has as many as it can be asked for.
-_CAPACITY_WITHIN = 2.0
+_CAPACITY_TIMEOUT_S = 2.0
 #: Seconds that a run which could go on with fewer waits for slots that seemed to be there.
-_MORE_SLOTS_WITHIN = 10.0
+_MORE_SLOTS_TIMEOUT_S = 10.0
 
 
 class Slots:
@@ -27,15 +29,13 @@ class Slots:
         spec: RunSpec,
         engine: base.Engine,
         elastic: Elastic,
-        deadlines: MutableMapping[str, float],
-        *,
-        state: Callable[[], RunState],
-        record: Callable[[ev.Event], None],
+        deadlines: Deadlines,
+        facts: Facts,
         ready: Callable[[], None],
     ) -> None:
-        """``ready`` is called when all that were asked for are there. Deadlines: "capacity", "slots", "queue"."""
+        """``ready`` is called when all requested slots are held."""
         self._spec, self._engine, self._elastic, self._deadlines = spec, engine, elastic, deadlines
-        self._state, self._record, self._ready = state, record, ready
+        self._facts, self._ready = facts, ready
         self._claim: base.Claim | None = None
         self._awaits_capacity = False
         self.wanted = 0
@@ -49,7 +49,7 @@ class Slots:
         """Ask for slots; a run that can do with fewer first hears how many there are."""
         if self._elastic.is_elastic and self._engine.restarts:
             self._awaits_capacity = True
-            self._deadlines["capacity"] = time.monotonic() + _CAPACITY_WITHIN
+            self._deadlines.set(Deadline.CAPACITY, _CAPACITY_TIMEOUT_S)
             self.watch()
         else:
             self.request()
@@ -65,7 +65,7 @@ class Slots:
 
     def capacity_known(self) -> None:
         """The engine has said how many there are, or will not."""
-        self._deadlines.pop("capacity", None)
+        self._deadlines.cancel(Deadline.CAPACITY)
         if self._awaits_capacity:
             self._awaits_capacity = False
             self.request()
@@ -110,7 +110,7 @@ class Slots:
             self.overdue()
             return
         if len(self.held) >= self._spec.min_workers and len(self.held) < self.wanted:
-            self._deadlines["slots"] = time.monotonic() + _MORE_SLOTS_WITHIN
+            self._deadlines.set(Deadline.SLOTS, _MORE_SLOTS_TIMEOUT_S)
 
     def overdue(self) -> None:
         """Those to be added are not to be had after all: go on with what there is, if that is enough."""
@@ -125,7 +125,7 @@ class Slots:
         self._give_up_claim()
         self.reason = ""
         if self._spec.queue_timeout is not None:
-            self._deadlines["queue"] = time.monotonic() + self._spec.queue_timeout
+            self._deadlines.set(Deadline.QUEUE, self._spec.queue_timeout)
         self._claim = self._engine.request(count, self._spec.shape)
 
     def waited_long_enough(self) -> str:
@@ -137,43 +137,41 @@ class Slots:
             "ScalingConfig(queue_timeout_s=...), ask for fewer workers or resources, or free what others hold."
         )
 
-    def refused(self, event: base.Refused) -> bool:
-        """True when the claim of this run will never be met."""
-        return self._claim is not None and event.claim == self._claim.id
+    def owns_claim(self, claim: str) -> bool:
+        """Return True when it is the one that is open now."""
+        return self._claim is not None and claim == self._claim.id
 
     def _give_up_claim(self) -> None:
         """What is still to come of an earlier claim is not wanted any more."""
-        self._deadlines.pop("slots", None)
-        self._deadlines.pop("queue", None)
+        self._deadlines.cancel(Deadline.SLOTS, Deadline.QUEUE)
         if self._claim is not None:
             self._engine.withdraw(self._claim)
             self._claim = None
 
     def _say_requested(self, count: int) -> None:
         self.wanted = count
-        number = self._state().attempt + 1
-        self._record(ev.SlotsRequested(time=time.time(), attempt=number, count=count))
+        number = self._facts.state.attempt + 1
+        self._facts.record(ev.SlotsRequested(time=self._deadlines.clock.time(), attempt=number, count=count))
 
     # -- what the engine says
 
     def granted(self, event: base.Granted) -> None:
         """Keep what was asked for; what comes after it was given up goes back."""
-        if self._claim is None or event.claim != self._claim.id:
+        if not self.owns_claim(event.claim):
             self._engine.release(event.slots)
             return
         self.held += event.slots
         if len(self.held) == self.wanted:
-            self._deadlines.pop("slots", None)
-            self._deadlines.pop("queue", None)
+            self._deadlines.cancel(Deadline.SLOTS, Deadline.QUEUE)
             self._ready()
 
     def waited(self, event: base.Waiting) -> None:
-        state = self._state()
+        state = self._facts.state
         self.reason = event.reason
         if state.state == WAITING:
-            self._record(
+            self._facts.record(
                 ev.SlotsWaited(
-                    time=time.time(),
+                    time=self._deadlines.clock.time(),
                     attempt=state.attempt + 1,
                     granted=max(event.granted, len(self.held)),
                     count=self.wanted,
@@ -182,9 +180,10 @@ class Slots:
             )
 
     def _until(self) -> str:
-        if "queue" not in self._deadlines:
+        left = self._deadlines.seconds_left(Deadline.QUEUE)
+        if left is None:
             return "it waits as long as it takes (queue_timeout_s sets an end)"
-        ends = time.time() + self._deadlines["queue"] - time.monotonic()
+        ends = self._deadlines.clock.time() + left
         return f"it waits until {time.strftime('%H:%M:%S', time.localtime(ends))} (queue_timeout_s)"
 
     def lose(self, slot: base.Slot) -> bool:

@@ -8,10 +8,10 @@ first boundary, and may change later: it is asked again then, and every few seco
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 
 from powertrain.run.checkpoints.tracker import Checkpoints
+from powertrain.run.deadlines import Deadline, Deadlines
 from powertrain.run.scaling.boundaries import Holds
 from powertrain.run.scaling.policy import Elastic
 from powertrain.run.scaling.preemption import Regroup
@@ -22,35 +22,32 @@ from powertrain.wire.from_controller import Preemption
 from powertrain.wire.from_worker import Held, Reached
 
 #: Seconds in which all ranks must have answered, and come to the same boundary, before a resize is put off.
-_TOGETHER_WITHIN = 5.0
+_TOGETHER_TIMEOUT_S = 5.0
 #: Seconds that ranks stand still for a checkpoint to be committed before a resize is put off: so many times what the
 #: last one took, and this much more, at most the third.
-_COMMITTED_TIMES, _COMMITTED_MORE, _COMMITTED_WITHIN = 2.0, 2.0, 60.0
+_COMMITTED_TIMES, _COMMITTED_MORE, _COMMITTED_TIMEOUT_S = 2.0, 2.0, 60.0
 #: Seconds until a resize that was put off is tried again.
-_TRY_AGAIN = 30.0
+_RETRY_INTERVAL_S = 30.0
 #: Seconds until a loop that could not save when it was told to is asked again whether it can.
-_ASK_AGAIN = 3.0
+_ASK_INTERVAL_S = 3.0
 
 
 class Steering:
-    """Where the ranks are sent, and with how many the run should go on. The controller's thread only.
-
-    Its deadlines are called "resize" and "together".
-    """
+    """Where the ranks are sent, and with how many the run should go on. The controller's thread only."""
 
     def __init__(
         self,
         elastic: Elastic,
         checkpoints: Checkpoints,
-        deadlines: MutableMapping[str, float],
+        deadlines: Deadlines,
         *,
         send: Callable[[Member, FromController], None],
-        tell_once: Callable[[str], None],
+        warn_once: Callable[[str], None],
         has_committed: bool,
     ) -> None:
         self.holds = Holds(send)
         self._elastic, self._checkpoints, self._deadlines = elastic, checkpoints, deadlines
-        self._tell_once = tell_once
+        self._warn_once = warn_once
         self._has_committed, self._commit_seconds = has_committed, 0.0
         #: What the attempt is being brought to a boundary for; ``None`` while it is to go on as it is.
         self.regroup: Regroup | None = None
@@ -64,7 +61,7 @@ class Steering:
 
         Those who are on their way to one already end there: some may have come to it, and all must end at the same.
         """
-        self._deadlines.pop("together", None)
+        self._deadlines.cancel(Deadline.TOGETHER)
         if attempt.hold is not None and attempt.hold.stops:
             return
         workers = self.regroup.workers if self.regroup is not None else 0
@@ -88,16 +85,16 @@ class Steering:
     def _send_on(self, attempt: Attempt) -> None:
         """All who still run have answered: send them to the first boundary none has passed."""
         assert attempt.hold is not None
-        self._deadlines.pop("together", None)
+        self._deadlines.cancel(Deadline.TOGETHER)
         if attempt.hold.can_save or not attempt.hold.needs_commit:
             self.holds.send_on(attempt, "stop")
         elif self._has_committed:
             self.holds.send_on(attempt, "step")
         else:
             self._put_off(attempt)
-            self._deadlines["resize"] = time.monotonic() + _ASK_AGAIN
+            self._deadlines.set(Deadline.RESIZE, _ASK_INTERVAL_S)
             if attempt.first_row_seen:  # before that, nobody knows what the loop can do
-                self._tell_once(
+                self._warn_once(
                     "The number of workers is to change, but this run has not committed a checkpoint yet: it is "
                     "changed when it has, so that nothing is redone. A loop that uses register_state or asks "
                     "should_checkpoint() need not wait for that."
@@ -111,9 +108,9 @@ class Steering:
         if attempt is not None and attempt.phase == phases.TRAINING and is_free and self.regroup is None:
             wanted = self._elastic.wanted(attempt.world_size)
         if wanted is None or (attempt is not None and attempt.out_of_step):
-            self._deadlines.pop("resize", None)
+            self._deadlines.cancel(Deadline.RESIZE)
         else:
-            self._deadlines["resize"] = max(wanted.when, time.monotonic())
+            self._deadlines.set_at(Deadline.RESIZE, max(wanted.when, self._deadlines.now()))
 
     def resize(self, attempt: Attempt | None, *, is_free: bool) -> None:
         """It is time: ask the ranks to come together where nothing is lost."""
@@ -126,14 +123,14 @@ class Steering:
         self._ask_to_come_together(attempt, self.regroup)
 
     def _ask_to_come_together(self, attempt: Attempt, regroup: Regroup) -> None:
-        self._asked_at = time.monotonic()
-        self._deadlines["together"] = self._asked_at + self._together_within(attempt)
+        self._asked_at = self._deadlines.now()
+        self._deadlines.set(Deadline.TOGETHER, self._together_within(attempt))
         self.holds.begin(attempt, regroup.reason, needs_commit=True, resize_to=regroup.workers)
 
     def reached(self, member: Member, message: Reached) -> None:
         """A rank waits at a boundary to be sent on."""
         if self.holds.reached(member, message):
-            self._deadlines["together"] = time.monotonic() + self._together_within(member.attempt)
+            self._deadlines.set(Deadline.TOGETHER, self._together_within(member.attempt))
         self.look_at_commits(member.attempt)
 
     def look_at_commits(self, attempt: Attempt) -> None:
@@ -144,9 +141,9 @@ class Steering:
         newest = self._checkpoints.newest
         if any(pending.row == row for pending in self._checkpoints.pending):
             patience = _COMMITTED_TIMES * self._commit_seconds + _COMMITTED_MORE
-            self._deadlines["together"] = time.monotonic() + min(patience, _COMMITTED_WITHIN)
+            self._deadlines.set(Deadline.TOGETHER, min(patience, _COMMITTED_TIMEOUT_S))
             return
-        self._deadlines.pop("together", None)
+        self._deadlines.cancel(Deadline.TOGETHER)
         if newest is not None and newest.row == row:
             self.holds.stop_here(attempt)
         elif self.regroup is not None and self._is_to_be_asked_again(attempt):
@@ -159,7 +156,7 @@ class Steering:
         leaves its checkpoints to us would be sent on for ever."""
         answers = attempt.hold.answers.values() if attempt.hold is not None else ()
         had_not_begun = any(answer.boundary == 0 for answer in answers)
-        return had_not_begun or time.monotonic() - self._asked_at >= _ASK_AGAIN
+        return had_not_begun or self._deadlines.now() - self._asked_at >= _ASK_INTERVAL_S
 
     def not_together(self, attempt: Attempt | None) -> None:
         """A rank did not answer, or does not make the reports that others make, or storage is slow: wait no longer."""
@@ -171,18 +168,18 @@ class Steering:
         attempt.misses += missed
         self._put_off(attempt)
         if attempt.out_of_step:
-            self._tell_once(
+            self._warn_once(
                 f"The number of workers is not changed: {phases.MISSES_ALLOWED} times ranks {late} did not come to the "
                 "report at which the others waited for them. Let every rank report at the same place of its loop, use "
                 "register_state, or ask should_checkpoint()."
             )
         else:
-            self._deadlines["resize"] = time.monotonic() + _TRY_AGAIN
+            self._deadlines.set(Deadline.RESIZE, _RETRY_INTERVAL_S)
 
     @staticmethod
     def _together_within(attempt: Attempt) -> float:
         """Longer after each time that it was not enough: one rank may evaluate before it reports."""
-        return float(_TOGETHER_WITHIN * 2**attempt.misses)
+        return float(_TOGETHER_TIMEOUT_S * 2**attempt.misses)
 
     def committed(self, seconds: float) -> bool:
         """A checkpoint is, so long after it was reported; True when it is the run's first."""
@@ -199,5 +196,5 @@ class Steering:
 
     def _put_off(self, attempt: Attempt) -> None:
         self.regroup = None
-        self._deadlines.pop("together", None)
+        self._deadlines.cancel(Deadline.TOGETHER)
         self.holds.let_go(attempt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,11 +98,18 @@ class Hold:
 class Attempt:
     """Everything the controller knows about the workers that run now."""
 
-    def __init__(self, number: int, placements: list[Placement], first_row: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        placements: list[Placement],
+        first_row: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.number = number
+        self._clock = clock
         self.first_row = first_row
         self.placements = placements
-        self.began = time.monotonic()
+        self.began = clock()
         self.phase = STARTING
         #: The backend's one instance for this attempt, made by its first hook.
         self.backend: Any = None
@@ -174,7 +182,7 @@ class Attempt:
         return self.misses >= MISSES_ALLOWED
 
     def age(self) -> float:
-        return time.monotonic() - self.began
+        return self._clock() - self.began
 
     def arrive(self, rank: int, message: Arrived) -> None:
         """Note a rank at a collective."""
