@@ -29,6 +29,7 @@ from powertrain.engine.base import (
     Inspection,
     OutputSink,
     ProcessSpec,
+    RankInDriver,
     Slot,
     SlotShape,
     Started,
@@ -56,6 +57,8 @@ class InlineEngine:
     name = "inline"
     restarts = True
     replaces = False
+    owns_processes = False
+    shares_driver_process = True
 
     def __init__(
         self, function: Callable[[], Any], custom_resources: Mapping[str, float] | None = None
@@ -67,6 +70,10 @@ class InlineEngine:
         self._started = False
         #: What the function raised last, for the caller to chain to.
         self.error: BaseException | None = None
+
+    @property
+    def rank_in_driver(self) -> RankInDriver:
+        return self
 
     def connect(self, hub: Hub) -> None:
         """Its rank is in this process, or talks to the controller itself."""

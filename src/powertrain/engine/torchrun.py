@@ -31,6 +31,7 @@ from powertrain.engine.base import (
     Inspection,
     OutputSink,
     ProcessSpec,
+    RankInDriver,
     Slot,
     SlotLost,
     SlotShape,
@@ -201,6 +202,8 @@ class TorchrunEngine:
     name = "torchrun"
     restarts = False
     replaces = False
+    owns_processes = False
+    shares_driver_process = False
 
     def __init__(self, function: Callable[[], Any], env: Mapping[str, str] | None = None) -> None:
         """``env`` are the user's own variables for the rank that lives here."""
@@ -221,6 +224,10 @@ class TorchrunEngine:
         #: Why the ranks can no longer be seen.
         self._problem: EngineError | None = None
         self.error: BaseException | None = None
+
+    @property
+    def rank_in_driver(self) -> RankInDriver:
+        return self
 
     def connect(self, hub: Hub) -> None:
         """Its rank is in this process, or talks to the controller itself."""

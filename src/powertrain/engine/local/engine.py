@@ -76,6 +76,9 @@ class LocalEngine:
     name = "local"
     restarts = True
     replaces = False
+    owns_processes = True
+    shares_driver_process = False
+    rank_in_driver = None
 
     def __init__(
         self,
