@@ -169,7 +169,7 @@ class DataParallelTrainer:
         so.
         """
         refuse_second_run_of_script()
-        if self._request.engine == "torchrun":
+        if self._request.traits.has_launcher:
             from powertrain.engine import torchrun
 
             torchrun.check_num_workers(self.scaling_config.num_workers)

@@ -139,14 +139,14 @@ def test_what_is_passed_over_is_said_with_its_place_and_its_reason() -> None:
 class Talk:
     """Debuggers of two ranks in a terminal of their own, and what ranks are told."""
 
-    def __init__(self, engine: str = "local", post: Callable[[Typed], None] = lambda _: None) -> None:
+    def __init__(self, launcher: str = "", post: Callable[[Typed], None] = lambda _: None) -> None:
         self.sent: list[tuple[int, FromController]] = []
         self._changed = threading.Condition()
         self.told: list[str] = []
         self.pauses: list[str] = []
         self.members = members(3)
         self.debugging = Debugging(
-            engine,
+            launcher,
             self,
             send=self._send,
             post=post,

@@ -18,14 +18,13 @@ from powertrain.cli.common.log_lines import for_terminal
 from powertrain.cli.common.output import print_line
 from powertrain.cli.common.ranks import parse_ranks
 from powertrain.cli.common.watching import Watch
+from powertrain.engine.registry import recorded_traits
 from powertrain.errors import StorageError
 from powertrain.terminal.text import rank_list
 
 #: Seconds between two looks: at files of this machine, and at those of a storage that is asked over a network.
 _LOOK_EVERY = 0.2
 _ASK_EVERY = 3.0
-#: Engines whose ranks print to the terminal that they were started in.
-_WITHOUT_LOGS = ("inline", "torchrun")
 
 
 def logs(
@@ -100,10 +99,14 @@ class _View:
             raise StorageError(self._nothing(attempt))
         self._read(chosen, last, is_over=True, headed=all_attempts)
 
+    def _has_no_logs(self) -> bool:
+        """Whether ranks print to the terminal that they were started in."""
+        return not recorded_traits(self._watch.engine).owns_processes
+
     def follow(self, attempt: int | None, *, all_attempts: bool, last: int | None) -> None:
         """What there is, and what comes, until the run or the only attempt that was asked for is over."""
         self._watch.look()
-        if self._watch.engine in _WITHOUT_LOGS and not self._files.list():
+        if self._has_no_logs() and not self._files.list():
             raise StorageError(self._nothing(attempt))
         newest = attempt if attempt is not None else max(0, self._watch.run.attempt)
         number = 0 if all_attempts else newest
@@ -151,7 +154,7 @@ class _View:
         there = self._files.list()
         if not there:
             where = f"The run {self._found.name!r} has no log files"
-            if self._watch.engine in _WITHOUT_LOGS:
+            if self._has_no_logs():
                 return (
                     f"{where}: with the engine {self._watch.engine!r} what a rank prints goes to the terminal that it "
                     "was started in."

@@ -128,20 +128,22 @@ def _exit_code(error: WorkerGroupError) -> int:
 def _scaling(nproc: str, engine: str, address: str | None, use_gpu: bool | None) -> ScalingConfig:
     from powertrain.config.scaling import ScalingConfig
     from powertrain.engine import resources
+    from powertrain.engine.registry import traits_of
     from powertrain.tasks import is_on_ray
 
     if engine not in _ENGINES:
         raise ConfigError(f"--engine={engine} is not one of {', '.join(_ENGINES)}.")
-    if address is not None and engine == "local":
-        raise ConfigError(
-            "--address names a Ray cluster, and --engine=local runs on this machine. Leave one out."
-        )
-    if engine == "auto":
+    if engine == _ENGINES[0]:
         engine = "ray" if address is not None or is_on_ray() else "local"
-    gpus = len(resources.detect({}).gpus) if engine == "local" else 0
+    is_here = not traits_of(engine).spans_nodes
+    if address is not None and is_here:
+        raise ConfigError(
+            f"--address names a Ray cluster, and --engine={engine} runs on this machine. Leave one out."
+        )
+    gpus = len(resources.detect({}).gpus) if is_here else 0
     workers = _worker_count(nproc, gpus)
     if use_gpu is None:
-        use_gpu = engine == "local" and gpus >= workers
+        use_gpu = is_here and gpus >= workers
     return ScalingConfig(
         num_workers=workers,
         use_gpu=use_gpu,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from powertrain import plugins
 from powertrain.config.checkpoint import CheckpointConfig, SyncConfig
 from powertrain.config.checks import (
     Config,
@@ -125,6 +126,18 @@ def _callbacks(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _check_added_tracker(name: str) -> None:
+    """Check the name of a tracker that is not one of this package's: entry points are only read for those."""
+    added = plugins.names(plugins.TRACKERS)
+    if name not in added:
+        known = (*TRACKER_NAMES, *added)
+        fix = (
+            f"{did_you_mean(name, known)}Known are {', '.join(known)}. A package adds a tracker with an entry point of "
+            f"the group {plugins.TRACKERS!r}; see docs/trackers.md."
+        )
+        raise Refusal(f"there is no tracker {_short(name)}", fix)
+
+
 def _trackers(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
@@ -133,8 +146,7 @@ def _trackers(value: Any) -> tuple[Any, ...]:
     for tracker in value:
         if isinstance(tracker, str):
             if tracker not in TRACKER_NAMES:
-                fix = f"{did_you_mean(tracker, TRACKER_NAMES)}Known are {', '.join(TRACKER_NAMES)}."
-                raise Refusal(f"there is no tracker {_short(tracker)}", fix)
+                _check_added_tracker(tracker)
         elif isinstance(tracker, type):
             fix = f"Write {tracker.__name__}() in the list."
             raise Refusal(f"{tracker.__name__} is a class, not an instance", fix)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from powertrain import plugins
 from powertrain.config.checks import (
     Config,
     Refusal,
@@ -27,7 +28,7 @@ from powertrain.text.reprs import short_repr as _short
 
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ENGINES = ("auto", "local", "ray", "inline", "torchrun")
-#: Keys of ``engine_options`` that each engine understands; "auto" takes what any of them does.
+#: Keys of ``engine_options`` that each engine of this package understands; "auto" takes what any of them does.
 ENGINE_OPTIONS: dict[str, tuple[str, ...]] = {"ray": ("address", "runtime_env")}
 
 
@@ -105,14 +106,22 @@ def _options(value: Any) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise Refusal(f"{a_type(value)} is not a dict", 'Give options by name, such as {"address": "auto"}.')
-    known = tuple(name for names in ENGINE_OPTIONS.values() for name in names)
-    for name in value:
-        if name not in known:
-            raise Refusal(
-                f"no engine has an option {_short(name)}",
-                f"{did_you_mean(name, known)}The options are {', '.join(known)}.",
-            )
     return dict(value)
+
+
+def _engine_name(value: Any) -> str:
+    """Check the name of an engine. Entry points are only read for a name that is not one of this package's."""
+    if isinstance(value, str) and value in ENGINES:
+        return value
+    added = plugins.names(plugins.ENGINES) if isinstance(value, str) else ()
+    if isinstance(value, str) and value in added:
+        return value
+    known = (*ENGINES, *added)
+    raise Refusal(
+        "there is no engine of this name",
+        f"{did_you_mean(value, known)}Use one of {', '.join(map(repr, known))}. A package adds an engine with an entry "
+        f"point of the group {plugins.ENGINES!r}; see docs/engines.md.",
+    )
 
 
 _NO_TPU = "TPUs are not supported"
@@ -157,9 +166,10 @@ class ScalingConfig(Config):
     elastic_resize_monitor_interval_s: float = ignored(60.0, finite, "capacity is watched continuously")
     """Ray Train's polling period. Without effect: capacity is watched continuously."""
 
-    engine: str = option("auto", one_of(*ENGINES))
+    engine: str = option("auto", _engine_name)
     """Where processes live: ``"local"`` (this machine), ``"ray"`` (a Ray cluster), ``"inline"`` (the calling
-    process), ``"torchrun"`` (this process is one of torchrun's), or ``"auto"`` for the one that applies."""
+    process), ``"torchrun"`` (this process is one of torchrun's), or ``"auto"`` for the one that applies. Other packages
+    add engines, by the name of an entry point of the group ``powertrain.engines``."""
 
     engine_options: Mapping[str, Any] = option(None, _options)
     """Options of the engine, for Ray ``{"address": ..., "runtime_env": ...}``."""
@@ -301,7 +311,7 @@ class ScalingConfig(Config):
                 f"the engine {self.engine!r} cannot change the number of workers",
                 'Give one number, or use engine="local" or "ray" for an elastic run.',
             )
-        if self.engine in ("local", "ray") and self.num_workers == 0:
+        if self.engine not in ("auto", "inline", "torchrun") and self.num_workers == 0:
             raise self._contradiction(
                 pair,
                 "0 workers means to train in the calling process",
@@ -309,6 +319,9 @@ class ScalingConfig(Config):
             )
 
     def _check_engine_and_rest(self) -> None:
+        if self.engine not in ENGINES:
+            return  # the package that brings it knows what it can do
+        self._check_options()
         if self.engine in ("auto", "ray"):
             return
         if self.label_selector is not None:
@@ -323,7 +336,17 @@ class ScalingConfig(Config):
                 "STRICT_SPREAD wants each worker on its own node, and there is one machine",
                 'Use placement_strategy="SPREAD", or engine="ray".',
             )
-        known = ENGINE_OPTIONS.get(self.engine, ())
+
+    def _check_options(self) -> None:
+        every = tuple(name for names in ENGINE_OPTIONS.values() for name in names)
+        for name in self.engine_options:
+            if name not in every:
+                raise self._contradiction(
+                    ("engine", "engine_options"),
+                    f"no engine has an option {_short(name)}",
+                    f"{did_you_mean(name, every)}The options are {', '.join(every)}.",
+                )
+        known = every if self.engine == "auto" else ENGINE_OPTIONS.get(self.engine, ())
         foreign = [name for name in self.engine_options if name not in known]
         if foreign:
             raise self._contradiction(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         read_images,
         read_json,
         read_parquet,
+        read_source,
     )
     from powertrain.data.shard import DataShard
 
@@ -41,6 +42,7 @@ _HOMES = {
         "read_images",
         "read_json",
         "read_parquet",
+        "read_source",
     ),
     "powertrain.data.shard": ("DataShard",),
 }
@@ -63,6 +65,7 @@ __all__ = [
     "read_images",
     "read_json",
     "read_parquet",
+    "read_source",
     "collate_fn",
     "expressions",
 ]

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from powertrain import plugins
 from powertrain.data import arguments
 from powertrain.data.plan.plan import Part, Plan
 from powertrain.errors import DataError
@@ -383,6 +384,38 @@ def range(n: int) -> Dataset:
     from powertrain.data.sources.memory import RangeSource
 
     return _dataset(RangeSource(arguments.whole("range(): n", n, 0, _LARGEST_RANGE)))
+
+
+# --------------------------------------------------------------------------- sources of other packages
+
+
+def read_source(name: str, /, *args: Any, **kwargs: Any) -> Dataset:
+    """Read rows from a source that another package has registered.
+
+    Args:
+        name: The name of an entry point of the group ``powertrain.sources``.
+        *args: Passed to the object that the entry point names.
+        **kwargs: Passed likewise.
+
+    Returns:
+        A dataset of the rows.
+
+    Raises:
+        ConfigError: No package has registered the name, or its module cannot be imported.
+        DataError: The object did not return a :class:`powertrain.data.sources.base.Source`.
+
+    Example:
+        >>> powertrain.data.read_source("lance", "data/train.lance")  # doctest: +SKIP
+    """
+    from powertrain.data.sources.base import Source
+
+    source = plugins.load(plugins.SOURCES, name)(*args, **kwargs)
+    if not isinstance(source, Source):
+        raise DataError(
+            f"The entry point {name!r} of the group {plugins.SOURCES!r} returned a {type(source).__name__}, and not a "
+            "powertrain.data.sources.base.Source. Correct the package that registers it; see docs/data.md."
+        )
+    return _dataset(source)
 
 
 # --------------------------------------------------------------------------- other libraries' datasets

@@ -16,6 +16,7 @@ from powertrain.values.arguments import has_attribute
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.data.dataset import Dataset
+    from powertrain.engine.registry import EngineTraits
 
 
 def refuse_second_run_of_script() -> None:
@@ -99,12 +100,12 @@ def _refuse_what_is_no_dataset(name: str, value: Any) -> None:
         )
 
 
-def refuse_unreachable_data(datasets: Mapping[str, Any], config: DataConfig, engine: str) -> None:
+def refuse_unreachable_data(datasets: Mapping[str, Any], config: DataConfig, engine: EngineTraits) -> None:
     """Raise :class:`ConfigError` for datasets of Ray's that workers of this engine cannot be given."""
     of_ray = [name for name, value in datasets.items() if is_of_ray(value)]
-    if not of_ray or engine == "ray":
+    if not of_ray or engine.streams_ray_datasets:
         return
-    if engine == "torchrun":
+    if engine.has_launcher:
         raise ConfigError(
             f"The dataset {', '.join(map(repr, of_ray))} is Ray's, and under torchrun every process would compute one "
             "of its own. Write it to files once, with its write_parquet(path), and give "
@@ -112,8 +113,8 @@ def refuse_unreachable_data(datasets: Mapping[str, Any], config: DataConfig, eng
         )
     if not config.snapshot:
         raise ConfigError(
-            f"The dataset {', '.join(map(repr, of_ray))} is Ray's, and the workers of engine={engine!r} are not on a "
-            "Ray cluster that could stream it to them. Use ScalingConfig(engine='ray'), or "
+            f"The dataset {', '.join(map(repr, of_ray))} is Ray's, and the workers of engine={engine.name!r} are not "
+            "on a Ray cluster that could stream it to them. Use ScalingConfig(engine='ray'), or "
             "DataConfig(snapshot=True), which writes it once into the run's storage and works on any engine, or "
             "powertrain.data.read_parquet(path) in place of ray.data.read_parquet(path)."
         )
@@ -140,7 +141,7 @@ def refuse_what_is_not_here(run: RunConfig) -> None:
         )
 
 
-def refuse_what_needs_own_processes(run: RunConfig, engine: str) -> None:
+def refuse_what_needs_own_processes(run: RunConfig, engine: EngineTraits) -> None:
     """Where a rank lives in a process that is not ours, its output and its directory are not ours to move."""
     asked = [
         name
@@ -148,13 +149,17 @@ def refuse_what_needs_own_processes(run: RunConfig, engine: str) -> None:
         if value
     ]
     if asked:
-        instead = {
-            "inline": "The output of inline ranks is this process's own, and so is its directory. Leave it out, or use "
-            "num_workers=1",
-            "torchrun": "torchrun owns the output and the directory of its processes. Leave it out, and see torchrun's "
-            "--log-dir and --redirects",
-        }[engine]
-        raise ConfigError(f"RunConfig({', '.join(asked)}) does nothing on the {engine} engine. {instead}.")
+        instead = f"{engine.name} owns the output and the directory of its processes. Leave it out"
+        if engine.shares_driver_process:
+            instead = (
+                f"The output of {engine.name} ranks is this process's own, and so is its directory. Leave it out, or "
+                "use num_workers=1"
+            )
+        elif engine.has_launcher:
+            instead += ", and see torchrun's --log-dir and --redirects"
+        raise ConfigError(
+            f"RunConfig({', '.join(asked)}) does nothing on the {engine.name} engine. {instead}."
+        )
 
 
 def checkpoint_to_begin_from(checkpoint: Checkpoint | None) -> Checkpoint | None:

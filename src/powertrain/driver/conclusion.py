@@ -100,8 +100,8 @@ def conclude(request: TrainRequest, outcome: RunOutcome, storage: Storage, engin
         raise PreemptedError(f"the run was preempted and can be resumed: {outcome.reason}", result)
     if outcome.state != "failed" and outcome.is_to_leave:
         raise PreemptedError(f"the run is {outcome.state}, and this process was asked to end", result)
-    raised: Any = getattr(engine, "error", None)
-    if outcome.state == "stopped" and where_quit(raised) is not None:
+    raised = engine.rank_in_driver.error if engine.rank_in_driver is not None else None
+    if outcome.state == "stopped" and raised is not None and where_quit(raised) is not None:
         raise raised  # it was plain pdb in this very process, which leaves the whole script
     if outcome.state != "failed":
         if outcome.run is not None and outcome.run.lost_last is not None:
@@ -109,10 +109,8 @@ def conclude(request: TrainRequest, outcome: RunOutcome, storage: Storage, engin
                 request, error_text(result.unsaved_checkpoints, outcome.run.newest_commit[1]), result
             )
         return result
-    result.error = failure(
-        result, storage, outcome.failures, trusted=True, raised_here=getattr(engine, "error", None)
-    )
-    raise result.error from getattr(engine, "error", None)
+    result.error = failure(result, storage, outcome.failures, trusted=True, raised_here=raised)
+    raise result.error from raised
 
 
 def on_lost_checkpoint(request: TrainRequest, message: str, result: Result) -> None:

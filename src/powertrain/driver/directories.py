@@ -71,7 +71,7 @@ def make_directories(
     places = _make_places(request, storage, runtime, stack)
     stack.callback(remove_unless_needed, places[0], left)
     stack.callback(remove_data_cache, places[2])
-    if request.engine == "local":
+    if request.traits.removes_directories:
         stack.callback(
             runtime_directories.remove_runtime_directory, runtime
         )  # should we be killed, the server does it
@@ -86,7 +86,7 @@ def _make_runtime_directory(request: TrainRequest, name: str, stack: ExitStack) 
     from powertrain.engine.local import runtime_directories
     from powertrain.storage.files.private_roots import root_of_one_run, runtime_root
 
-    if request.engine != "ray":
+    if not request.traits.spans_nodes:
         return runtime_directories.make_runtime_directory(name)
     return runtime_directories.make_directory_of_run(
         name, stack.enter_context(root_of_one_run(runtime_root()))
@@ -112,7 +112,7 @@ def _make_places(
             f"Checkpoints that an earlier start could not bring into the storage are still in {kept}. Remove that "
             "directory when you no longer need them."
         )
-    is_on_nodes = request.engine == "ray"
+    is_on_nodes = request.traits.spans_nodes
     root: Callable[[], Path] = lasting_root
     if is_on_nodes:  # made when a directory in it is needed, and once
         root = functools.cache(lambda: stack.enter_context(root_of_one_run(lasting_root())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain import functions
 from powertrain.backend import BackendConfig
+from powertrain.config.checks import did_you_mean
 from powertrain.config.scaling import ScalingConfig
 from powertrain.driver.datasets import function_here
+from powertrain.engine.registry import EngineRun, provider_of, traits_of
 from powertrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ def pick_engine(scaling: ScalingConfig) -> str:
             "with 'torchrun --nproc-per-node=N script.py', or use engine='local'."
         )
     if scaling.engine != "auto":
+        _check_options(scaling)
         return scaling.engine
     if is_torchrun():
         return "torchrun"
@@ -48,6 +52,17 @@ def pick_engine(scaling: ScalingConfig) -> str:
             f"Linux only; this is {sys.platform}. Use num_workers=0 to train in this process, or torchrun."
         )
     return "local"
+
+
+def _check_options(scaling: ScalingConfig) -> None:
+    """Refuse options that the engine does not know. ``ScalingConfig`` has done so for the engines of this package."""
+    known = traits_of(scaling.engine).options
+    foreign = [name for name in scaling.engine_options if name not in known]
+    if foreign:
+        raise ConfigError(
+            f"The engine {scaling.engine!r} has no option {foreign[0]!r}. {did_you_mean(foreign[0], known)}Its options "
+            f"are: {', '.join(known) or 'none'}. Correct ScalingConfig(engine_options=...)."
+        )
 
 
 def _ray_is_chosen(scaling: ScalingConfig) -> bool:
@@ -136,9 +151,47 @@ def make_engine(
         from powertrain.engine.inline import InlineEngine
 
         return InlineEngine(function, custom_resources())
-    from powertrain.engine.torchrun import TorchrunEngine
+    if request.engine == "torchrun":
+        from powertrain.engine.torchrun import TorchrunEngine
 
-    return TorchrunEngine(function, request.user_env)
+        return TorchrunEngine(function, request.user_env)
+    run = EngineRun(name, swept[0], request.scaling.engine_options, custom_resources())
+    return provider_of(request.engine).make(run)
+
+
+def prepare_engine(request: TrainRequest) -> None:
+    """Begin what takes a while, so that it is done when ``fit()`` needs it: join the cluster, warm a server."""
+    if request.engine == "ray":
+        from powertrain.tasks import connect_to_ray
+
+        connect_to_ray(request.scaling.engine_options.get("address"))
+    elif request.engine == "local":
+        from powertrain.engine.local.warm_server import prepare_server
+
+        prepare_server(preloads_torch=request.will_use_torch)
+
+
+def count_trials_with_room(request: TrainRequest, workers: int) -> int:
+    """Return how many trials with so many workers fit on the machine or the cluster."""
+    scaling = request.scaling
+    if request.engine == "ray":
+        from powertrain.engine.ray.client import cluster_resources
+
+        needed = {name: amount * workers for name, amount in scaling.resources.items()}
+        return count_fitting(cluster_resources(), needed)
+    from powertrain.engine import resources
+
+    machine, wanted = resources.detect(custom_resources()), shape(scaling)
+    slots = resources.slots_free(machine, wanted, ())
+    if wanted.explicit and wanted.cpus:  # so many share the cores as was asked for
+        return slots // workers
+    return min(slots, machine.cpus * workers) // workers
+
+
+def count_fitting(there: Mapping[str, float], needed: Mapping[str, float]) -> int:
+    """Return how often some amounts fit into those that are there. Amounts of zero need nothing."""
+    fits = [math.floor(there.get(name, 0.0) / amount) for name, amount in needed.items() if amount > 0]
+    return min(fits) if fits else max(1, int(there.get("CPU", 1)))
 
 
 def enter_server(request: TrainRequest, stack: ExitStack) -> WarmServer | None:
@@ -184,7 +237,7 @@ def check_limits_of_run(request: TrainRequest) -> None:
     from powertrain.engine import resources
     from powertrain.engine.system_limits import check_limits
 
-    if request.engine == "inline":
+    if request.traits.shares_driver_process:
         return
     least, most = request.worker_bounds
     workers = least
@@ -195,7 +248,7 @@ def check_limits_of_run(request: TrainRequest) -> None:
         f"ScalingConfig(num_workers={request.scaling.num_workers})",
         workers,
         connected=type(request.backend) is not BackendConfig,
-        starts_processes=request.engine == "local",
+        starts_processes=request.starts_processes and not request.traits.spans_nodes,
     )
 
 
@@ -205,7 +258,7 @@ def check_machine(request: TrainRequest) -> None:
 
     machine = resources.detect(custom_resources())
     count = request.worker_bounds[0]
-    if request.engine == "torchrun":  # which may have started others on other machines
+    if request.traits.has_launcher:  # which may have started others on other machines
         from powertrain.engine.torchrun import local_world_size
 
         count = local_world_size()

@@ -227,7 +227,7 @@ def run_to_end(
     from powertrain.run.forced_end import EndedAtOnce, ForcedEnd
     from powertrain.worker import signals
 
-    users_code_is_here = hasattr(engine, "serve")
+    users_code_is_here = engine.rank_in_driver is not None
     # Where the rank is in this process, closing the engine releases the thread that waits for it.
     release = engine.close if users_code_is_here else do_nothing
     ending = ForcedEnd(lambda: controller.is_ending_at_once, signals.SAME_NOTICE, release)

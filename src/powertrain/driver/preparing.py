@@ -12,7 +12,7 @@ from powertrain.driver.checks import (
     refuse_what_is_not_here,
     refuse_what_needs_own_processes,
 )
-from powertrain.driver.engines import check_limits_of_run, check_machine
+from powertrain.driver.engines import check_limits_of_run, check_machine, prepare_engine
 from powertrain.driver.spec import trace_settings
 from powertrain.driver.trackers import choose_trackers
 
@@ -32,27 +32,15 @@ def check_request(request: TrainRequest) -> None:
     refuse_what_is_not_here(request.run)
     trace_settings(request.run)
     choose_trackers(request, request.run.name or "run")
-    refuse_unreachable_data(request.datasets, request.data, request.engine)
+    refuse_unreachable_data(request.datasets, request.data, request.traits)
     if request.run.storage_filesystem is None:
         refuse_unwritable(request.run.storage_root)
     if request.starts_processes:
         functions.pickle_function(request.function, request.config)
     else:
-        refuse_what_needs_own_processes(request.run, request.engine)
+        refuse_what_needs_own_processes(request.run, request.traits)
     check_limits_of_run(request)
-    if request.engine == "ray":
-        _connect_to_ray(request)
-        return
-    check_directories(request.run, request.data)
-    check_machine(request)
-    if request.engine == "local":
-        from powertrain.engine.local.warm_server import prepare_server
-
-        prepare_server(preloads_torch=request.will_use_torch)
-
-
-def _connect_to_ray(request: TrainRequest) -> None:
-    """Join the cluster that was named, or the one that this process is connected to."""
-    from powertrain.tasks import connect_to_ray
-
-    connect_to_ray(request.scaling.engine_options.get("address"))
+    if not request.traits.spans_nodes:
+        check_directories(request.run, request.data)
+        check_machine(request)
+    prepare_engine(request)

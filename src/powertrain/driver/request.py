@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain import functions
 from powertrain.backend import BackendConfig
 from powertrain.driver.checks import is_of_ray
+from powertrain.engine.registry import EngineTraits, traits_of
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
@@ -84,9 +85,14 @@ class TrainRequest:
     adjust_spec: Callable[[RunSpec], RunSpec] = _as_it_is
 
     @property
+    def traits(self) -> EngineTraits:
+        """Facts about the engine."""
+        return traits_of(self.engine)
+
+    @property
     def starts_processes(self) -> bool:
         """True where workers are processes that the engine starts, and not the user's own."""
-        return self.engine in ("local", "ray")
+        return self.traits.owns_processes
 
     @property
     def will_use_torch(self) -> bool:
@@ -110,9 +116,9 @@ class TrainRequest:
     @property
     def worker_bounds(self) -> tuple[int, int]:
         """The smallest and the largest number of workers."""
-        if self.engine == "inline":
+        if self.traits.shares_driver_process:
             return 1, 1
-        if self.engine == "torchrun":
+        if self.traits.has_launcher:
             from powertrain.engine.torchrun import world_size
 
             return world_size(), world_size()

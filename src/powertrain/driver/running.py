@@ -62,8 +62,8 @@ def run_controller(controller: Controller, engine: Engine, ending: ForcedEnd) ->
     """Run the controller here; where the rank itself needs this thread, beside it."""
     from powertrain.run.forced_end import EndedAtOnce
 
-    serve = getattr(engine, "serve", None)
-    if serve is None:
+    rank = engine.rank_in_driver
+    if rank is None:
         return controller.run()
     outcome: list[RunOutcome] = []
     problem: list[BaseException] = []
@@ -78,7 +78,7 @@ def run_controller(controller: Controller, engine: Engine, ending: ForcedEnd) ->
     thread = threading.Thread(target=control, name="powertrain-controller", daemon=True)
     thread.start()
     try:
-        serve()
+        rank.serve()
     except BaseException as error:  # nothing will come of it any more: the controller need not wait
         controller.interrupt()
         thread.join(None if isinstance(error, EngineError) else _LEAVE_TIMEOUT_S)
@@ -92,8 +92,8 @@ def run_controller(controller: Controller, engine: Engine, ending: ForcedEnd) ->
 
 
 def _leave_if_hung(outcome: RunOutcome, engine: Engine) -> None:
-    """Under torchrun a process must end for torchrun to begin again, and the main thread of one that hangs will not."""
-    if engine.name == "torchrun" and any(failure.kind == "hung" for failure in outcome.failures):
+    """End this process for its launcher to start it again; the main thread of one that hangs would not end."""
+    if not engine.restarts and any(failure.kind == "hung" for failure in outcome.failures):
         from powertrain.terminal.failures import failure_report
 
         print(failure_report(outcome.failures, outcome.reason), file=sys.stderr, flush=True)

@@ -268,7 +268,7 @@ def lasting_arguments(request: TrainRequest) -> dict[str, Any]:
 
 def make_name(request: TrainRequest) -> str:
     name = new_name(request.name_stem or request.trainer)
-    if request.engine != "torchrun":
+    if not request.traits.has_launcher:
         return name
     from powertrain.engine.torchrun import agreed_name
 

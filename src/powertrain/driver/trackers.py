@@ -72,7 +72,9 @@ def finish_trackers(
         return
     from powertrain.trackers import following
 
-    is_restarted = outcome.state == "failed" and request.engine == "torchrun"  # which waits for us to end
+    is_restarted = (
+        outcome.state == "failed" and not request.traits.restarts
+    )  # the launcher waits for us to end
     is_to_leave = outcome.is_to_leave or outcome.state == "preempted" or is_restarted
     ending = following.ending_of(storage, outcome.state, outcome.reason)
     for sentence in process.finish(ending, following.patience(request.run, is_to_leave)):

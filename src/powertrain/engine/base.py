@@ -261,19 +261,41 @@ class Claim(Protocol):
     def id(self) -> str: ...
 
 
-class Engine(Protocol):
-    """Where processes live. See the module's docstring for what holds."""
+class RankInDriver(Protocol):
+    """The part of an engine that runs a rank in the thread that called ``fit()``."""
 
-    #: "local", "inline", "torchrun", "ray" or a test engine's own name.
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that the rank raised last, for the error of ``fit()`` to chain to."""
+
+    def serve(self) -> None:
+        """Run each rank that is forked, in this thread, until the engine is closed."""
+
+
+class Engine(Protocol):
+    """Where processes live. See the module's docstring for what holds.
+
+    A class that derives from it gets the defaults of the attributes below.
+    """
+
+    #: The engine's name in ``ScalingConfig(engine=...)``, or a test engine's own.
     name: str
-    #: False where somebody else starts the processes again after a failure (torchrun does).
-    restarts: bool
+    #: False where a launcher starts the processes again after a failure (torchrun does).
+    restarts: bool = True
     #: True where a slot that was taken away can be had again elsewhere.
-    replaces: bool
+    replaces: bool = False
     #: False where the processes of ranks are not the engine's to end: the driver's own, or those of a launcher.
     owns_processes: bool = True
     #: True where every rank is the driver's own process: a process forked on a slot would run in it.
     shares_driver_process: bool = False
+
+    @property
+    def rank_in_driver(self) -> RankInDriver | None:
+        """How a rank runs in the thread that called ``fit()``; None where every rank is a process of its own.
+
+        Where it is not None the controller runs on a thread beside the rank.
+        """
+        return None
 
     def connect(self, hub: Hub) -> None:
         """The controller's wire, over which an engine may talk to its nodes. Called once, before ``start``."""

@@ -29,6 +29,7 @@ from powertrain.engine.base import (
     Inspection,
     OutputSink,
     ProcessSpec,
+    RankInDriver,
     Slot,
     SlotShape,
     Started,
@@ -69,6 +70,10 @@ class InlineEngine:
         self._started = False
         #: What the function raised last, for the caller to chain to.
         self.error: BaseException | None = None
+
+    @property
+    def rank_in_driver(self) -> RankInDriver:
+        return self
 
     def connect(self, hub: Hub) -> None:
         """Its rank is in this process, or talks to the controller itself."""

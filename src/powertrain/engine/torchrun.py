@@ -31,6 +31,7 @@ from powertrain.engine.base import (
     Inspection,
     OutputSink,
     ProcessSpec,
+    RankInDriver,
     Slot,
     SlotLost,
     SlotShape,
@@ -223,6 +224,10 @@ class TorchrunEngine:
         #: Why the ranks can no longer be seen.
         self._problem: EngineError | None = None
         self.error: BaseException | None = None
+
+    @property
+    def rank_in_driver(self) -> RankInDriver:
+        return self
 
     def connect(self, hub: Hub) -> None:
         """Its rank is in this process, or talks to the controller itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from powertrain.engine.registry import recorded_traits
 from powertrain.run import events as ev
 from powertrain.run.startup import report as startup_report
 from powertrain.terminal.failures import failure_report, headline_of
@@ -207,7 +208,7 @@ class Narrator:
             what = one_line(headline_of(first), 300) if first else "failed"
             return [self._own(f"attempt {event.attempt} failed: {what}; {event.reason}", "red")]
         # Where ranks share the driver's own output there is no log of theirs to point at.
-        logs = "" if self._view.engine in ("inline", "torchrun") else f"{self._view.path}/logs"
+        logs = f"{self._view.path}/logs" if recorded_traits(self._view.engine).owns_processes else ""
         report = failure_report(event.failures, event.reason, logs=logs)
         when = f" in {duration(event.delay)}" if event.delay else ""
         lines = [self._own(f"attempt {event.attempt} failed; the run goes on{when}", "red")]

@@ -90,6 +90,7 @@ class ScriptedEngine:
     """Slots and processes that exist only in this process. See the module's docstring."""
 
     name = "scripted"
+    rank_in_driver = None
 
     def __init__(
         self,
@@ -101,12 +102,14 @@ class ScriptedEngine:
         programs: Mapping[str, Program] | None = None,
         restarts: bool = True,
         replaces: bool = False,
+        owns_processes: bool = True,
+        shares_driver_process: bool = False,
         attends: bool = True,
     ) -> None:
         """``most`` slots exist, on ``hosts`` in turn; ``programs`` plays entries other than a training worker's.
         Without ``attends`` the ranks carry their own checkpoints."""
         self.restarts, self.replaces, self._attends = restarts, replaces, attends
-        self.owns_processes, self.shares_driver_process = True, False
+        self.owns_processes, self.shares_driver_process = owns_processes, shares_driver_process
         self._play, self._on_request, self._most, self._hosts = play, on_request, most, tuple(hosts)
         self._programs = {uploader.ENTRY: play_uploader, **(programs or {})}
         self._numbers = itertools.count(1)

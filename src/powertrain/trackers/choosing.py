@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 
+from powertrain import plugins
 from powertrain.config.checks import Refusal, did_you_mean
 from powertrain.config.run import TRACKER_NAMES
 from powertrain.errors import ConfigError, StorageError
@@ -68,12 +69,22 @@ def _settled(given: Any, directory: str) -> Tracker:
 
 
 def _by_name(name: str) -> type[Tracker]:
-    if name not in _BUILT_IN:
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    added = plugins.names(plugins.TRACKERS)
+    if name not in added:
+        known = (*TRACKER_NAMES, *added)
         raise ConfigError(
-            f"There is no tracker {name!r}. {did_you_mean(name, TRACKER_NAMES)}Known are "
-            f"{', '.join(TRACKER_NAMES)}; others are objects, see docs/trackers.md."
+            f"There is no tracker {name!r}. {did_you_mean(name, known)}Known are {', '.join(known)}; others are "
+            f"objects, or entry points of the group {plugins.TRACKERS!r}, see docs/trackers.md."
         )
-    return _BUILT_IN[name]
+    found = plugins.load(plugins.TRACKERS, name)
+    if not (isinstance(found, type) and issubclass(found, Tracker)):
+        raise ConfigError(
+            f"The entry point {name!r} of the group {plugins.TRACKERS!r} must name a subclass of "
+            f"powertrain.trackers.Tracker, and it names {shorten(found)}. Correct the package that registers it."
+        )
+    return found
 
 
 def keep(storage: Storage, trackers: Sequence[Tracker], run: TrackedRun) -> str:

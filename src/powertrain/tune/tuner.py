@@ -221,11 +221,9 @@ class Tuner:
         return self._results
 
     def _enter_server(self, stack: ExitStack) -> WarmServer | None:
-        if self._base._request.engine != "local":
-            return None
-        from powertrain.engine.local.warm_server import server_of_run
+        from powertrain.driver.engines import enter_server
 
-        return stack.enter_context(server_of_run(preloads_torch=self._base._request.will_use_torch))
+        return enter_server(self._base._request, stack)
 
     def _open_sweep(self, name: str, stack: ExitStack) -> Storage:
         """The sweep's own storage, with its lease held."""

@@ -78,6 +78,7 @@ class LocalEngine:
     replaces = False
     owns_processes = True
     shares_driver_process = False
+    rank_in_driver = None
 
     def __init__(
         self,

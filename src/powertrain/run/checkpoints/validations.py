@@ -385,7 +385,7 @@ class Validations:
         try:
             if granted is None:
                 current.slot = self._engine.attend(self._beside, spec)
-            elif not _shares_this_process(self._engine):
+            elif self._engine.rank_in_driver is None:  # otherwise it would run in this very process
                 current.slot = granted
                 self._engine.fork(granted, spec)
             if current.slot is None:
@@ -453,8 +453,3 @@ class Validations:
             current.child.kill()
         elif current.slot is not None:
             self._engine.signal(current.slot, signal.SIGKILL)
-
-
-def _shares_this_process(engine: base.Engine) -> bool:
-    """True where the slots of an engine are this very process: what is forked on one would run in it."""
-    return hasattr(engine, "serve")

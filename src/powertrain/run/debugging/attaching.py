@@ -27,7 +27,7 @@ class DebuggerAttachment:
         """Make the run's debuggers."""
         run = self._run
         return Debugging(
-            run.engine.name,
+            "" if run.engine.restarts else run.engine.name,
             run.observer,
             send=run.send,
             post=run.post,

@@ -122,7 +122,7 @@ class Debugging:
 
     def __init__(
         self,
-        engine: str,
+        launcher: str,
         view: View,
         *,
         send: Callable[[Member, FromController], None],
@@ -132,9 +132,9 @@ class Debugging:
         over: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``begun`` is called when a debugger opens while there is none, ``over`` with how many seconds there were any
-        when the last one is left."""
-        self._engine, self._view = engine, view
+        """``launcher`` started this process and has its terminal; "" for none. ``begun`` is called when the first
+        debugger opens, ``over`` with the seconds for which any was open when the last one is closed."""
+        self._launcher, self._view = launcher, view
         self._send, self._post, self._tell_once = send, post, tell_once
         self._begun, self._over, self._clock = begun, over, clock
         self._sessions: dict[int, Session] = {}
@@ -199,7 +199,7 @@ class Debugging:
         return not why
 
     def _why_unusable(self) -> str:
-        return "torchrun has the terminal" if self._engine == "torchrun" else why_unusable()
+        return f"{self._launcher} has the terminal" if self._launcher else why_unusable()
 
     def _said(self, session: Session, text: str) -> None:
         if self._has_turn(session):
