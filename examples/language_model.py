@@ -1,17 +1,21 @@
-"""Train a small transformer on text with FSDP2, streaming data, checkpoints, and a rank that dies on the way.
+"""Fine-tune a small transformer with FSDP2, streaming data, checkpoints, and a rank that dies on the way.
 
-The text is the source of Python's standard library, so nothing is downloaded. It is written once as Parquet files, and
-each rank reads its rows from them while it trains. With ``--kill-at`` the last rank is killed at that step: the run
-goes on from its newest checkpoint, and each row of an epoch is still seen once::
+The model is built from its configuration and the texts come from Python's standard library, so nothing is downloaded.
+A first run pre-trains on code; a second run loads the weights of its checkpoint and fine-tunes them on prose (the
+docstrings). Both texts are written once as Parquet files, and each rank reads its rows from them while it trains.
+With ``--kill-at`` the last rank is killed at that step of the fine-tuning: the run goes on from its newest checkpoint,
+and each row of an epoch is still seen once::
 
     python examples/language_model.py
-    python examples/language_model.py --workers 4 --kill-at 150
-    python examples/language_model.py --smoke         # a minute on two cores
+    python examples/language_model.py --workers 4 --kill-at 60
+    python examples/language_model.py --pretrained ~/runs/language-model-pretrained --name other
+    python examples/language_model.py --smoke         # half a minute on two cores
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import signal
 import sysconfig
@@ -25,7 +29,15 @@ from torch.nn import functional as F
 
 import powertrain as train
 import powertrain.data
-from powertrain import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from powertrain import (
+    Checkpoint,
+    CheckpointConfig,
+    DataConfig,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+)
 from powertrain.torch import TorchTrainer, prepare_model
 
 #: Bytes are the tokens.
@@ -52,72 +64,127 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder that predicts the next byte."""
+    """A decoder that predicts the next byte; called with tokens, it returns the mean loss of all predictions."""
 
-    def __init__(self, width: int, layers: int, length: int) -> None:
+    def __init__(self, width: int, layers: int, heads: int, length: int) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads=4) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.head(self.norm(self.blocks(self.tokens(tokens) + self.places(places))))
+        given, wanted = tokens[:, :-1], tokens[:, 1:]
+        places = torch.arange(given.shape[1], device=tokens.device)
+        scores = self.head(self.norm(self.blocks(self.tokens(given) + self.places(places))))
+        return F.cross_entropy(scores.flatten(0, 1), wanted.flatten())
 
 
-def write_text(directory: Path, length: int, rows: int) -> None:
-    """Write ``rows`` windows of ``length + 1`` bytes as Parquet files, unless they are there."""
+def read_standard_library(size: int) -> tuple[bytes, bytes]:
+    """Return ``size`` bytes of the standard library's code, and as many of its prose."""
+    code, prose = bytearray(), bytearray()
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        tree = ast.parse(path.read_bytes())
+        for node in ast.walk(tree):
+            if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if docstring := ast.get_docstring(node):
+                prose += f"{docstring}\n\n".encode()
+                node.body = node.body[1:] or [ast.Pass()]
+        if len(code) < size:
+            code += ast.unparse(tree).encode()
+        if min(len(code), len(prose)) >= size:
+            break
+    return bytes(code[:size]), bytes(prose[:size])
+
+
+def write_texts(directory: Path, length: int, rows: int, held_out: int) -> None:
+    """Write rows of ``length + 1`` bytes as Parquet files, unless they are there: code, prose, and held-out prose."""
     if directory.exists():
         return
-    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    text = b"".join(path.read_bytes() for path in sources)[: rows * (length + 1)]
-    windows = np.frombuffer(text, np.uint8)[: len(text) // (length + 1) * (length + 1)]
-    dataset = powertrain.data.from_numpy({"tokens": windows.reshape(-1, length + 1).astype(np.int64)})
-    dataset.write_parquet(str(directory), max_rows_per_file=max(rows // 8, 1))
+    texts = read_standard_library((rows + held_out) * (length + 1))
+    code, prose = (np.frombuffer(text, np.uint8).astype(np.int64).reshape(-1, length + 1) for text in texts)
+    parts = {"code": code[:rows], "prose": prose[:rows], "held_out": prose[rows:]}
+    for name, tokens in parts.items():
+        dataset = powertrain.data.from_numpy({"tokens": tokens})
+        dataset.write_parquet(str(directory / name), max_rows_per_file=max(rows // 8, 1))
+
+
+def evaluate(model: nn.Module, batch_size: int) -> float:
+    """Return the mean loss on the held-out prose, which every rank reads as a whole."""
+    with torch.no_grad():
+        batches = train.get_dataset_shard("held_out").iter_torch_batches(batch_size=batch_size)
+        return float(torch.stack([model(batch["tokens"]) for batch in batches]).mean())
 
 
 def train_model(config: dict[str, Any]) -> None:
-    """What every worker runs."""
+    """Train on every worker, for the pre-training and the fine-tuning alike."""
     torch.manual_seed(0)
-    context = train.get_context()
-    model = prepare_model(
-        Transformer(config["width"], config["layers"], config["length"]), parallel_strategy="fsdp"
-    )
+    model = prepare_model(Transformer(**config["model"]), parallel_strategy="fsdp")
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
-    saved = train.load_state(
-        model=model, optimizer=optimizer
-    )  # each rank reads its own part, at any world size
+    # After a restart: each rank reads its own part of the newest checkpoint, at any world size.
+    saved = train.load_state(model=model, optimizer=optimizer)
     step = saved["step"] if saved else 0
+    if not saved:
+        if config["pretrained"]:  # only the weights: the optimizer begins anew
+            train.load_state(config["pretrained"], model=model)
+        train.report({"step": 0, "held_out_loss": evaluate(model, config["batch_size"])})
     shard = train.get_dataset_shard("text")
     for epoch in shard.epochs(config["epochs"]):  # after a restart: from the very row of the checkpoint
         for batch in shard.iter_torch_batches(global_batch_size=config["batch_size"]):
-            tokens = batch["tokens"]
-            scores = model(tokens[:, :-1])
-            loss = F.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+            loss = model(batch["tokens"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step += 1
-            if (
-                step == config["kill_at"]
-                and not saved
-                and context.get_world_rank() == context.get_world_size() - 1
-            ):
-                os.kill(os.getpid(), signal.SIGKILL)
-            state = None
+            if step == config["kill_at"] and not saved:
+                kill_last_rank()
+            metrics, state = {"step": step, "epoch": epoch, "loss": loss.item()}, None
             if step % config["save_every"] == 0:
+                metrics["held_out_loss"] = evaluate(model, config["batch_size"])
                 state = train.save_state(model=model, optimizer=optimizer, step=step)
-            train.report({"step": step, "epoch": epoch, "loss": loss.item()}, checkpoint=state)
+            train.report(metrics, checkpoint=state)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description="Train a small transformer on text with FSDP2.")
+def kill_last_rank() -> None:
+    """End this process as a machine that fails would, where it is the last rank."""
+    context = train.get_context()
+    if context.get_world_rank() == context.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit(name: str, text: str, config: dict[str, Any], options: argparse.Namespace, **settings: Any) -> Result:
+    """Run the training called ``name`` on ``text``: "code" or "prose"."""
+    texts = Path(options.text)
+    return TorchTrainer(
+        train_model,
+        train_loop_config={**config, "pretrained": None, "kill_at": 0, **settings},
+        datasets={
+            "text": powertrain.data.read_parquet(str(texts / text)).random_shuffle(seed=0),
+            "held_out": powertrain.data.read_parquet(str(texts / "held_out")),
+        },
+        dataset_config=DataConfig(datasets_to_split=["text"]),
+        scaling_config=ScalingConfig(num_workers=options.workers, use_gpu=options.gpu),
+        run_config=RunConfig(
+            name=name,
+            storage_path=options.storage_path,
+            failure_config=FailureConfig(max_failures=3),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+        ),
+    ).fit()
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the options of the command line."""
+    arguments = argparse.ArgumentParser(description="Fine-tune a small transformer with FSDP2.")
     arguments.add_argument(
         "--name", default="language-model", help="the run; the same name again goes on with it"
     )
     arguments.add_argument("--storage-path", help="where runs are kept; the default when left out")
     arguments.add_argument(
         "--text", default="text", help="directory for the Parquet files; made when it is missing"
+    )
+    arguments.add_argument(
+        "--pretrained", help="directory of an earlier run to begin from; without it one is pre-trained first"
     )
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--epochs", type=int, default=2)
@@ -128,30 +195,41 @@ def main() -> None:
     arguments.add_argument(
         "--smoke", action="store_true", help="a small model, few steps, and a rank that dies"
     )
-    options = arguments.parse_args()
+    return arguments.parse_args()
 
-    config = {"width": 128, "layers": 4, "length": 128, "batch_size": 32, "lr": 3e-3, "save_every": 50}
-    rows = 8000
+
+def main() -> None:
+    options = parse_arguments()
+    config: dict[str, Any] = {
+        "model": {"width": 128, "layers": 4, "heads": 4, "length": 128},
+        "batch_size": 32,
+        "lr": 3e-3,
+        "save_every": 50,
+    }
+    rows, held_out = 4000, 256
     if options.smoke:
-        config |= {"width": 32, "layers": 2, "length": 32, "batch_size": 16, "save_every": 5}
-        rows, options.epochs, options.kill_at = 320, 1, 12
-    config |= {"epochs": options.epochs, "kill_at": options.kill_at}
-    write_text(Path(options.text), int(config["length"]), rows)
+        config |= {"model": {"width": 32, "layers": 2, "heads": 4, "length": 32}, "batch_size": 16}
+        config["save_every"] = 5
+        rows, held_out, options.epochs, options.kill_at = 320, 32, 1, 12
+    config["epochs"] = options.epochs
+    write_texts(Path(options.text), config["model"]["length"], rows, held_out)
 
-    result = TorchTrainer(
-        train_model,
-        train_loop_config=config,
-        datasets={"text": powertrain.data.read_parquet(options.text).random_shuffle(seed=0)},
-        scaling_config=ScalingConfig(num_workers=options.workers, use_gpu=options.gpu),
-        run_config=RunConfig(
-            name=options.name,
-            storage_path=options.storage_path,
-            failure_config=FailureConfig(max_failures=3),
-            checkpoint_config=CheckpointConfig(num_to_keep=2),
-        ),
-    ).fit()
+    if options.pretrained:
+        pretraining = Result.from_path(options.pretrained)
+    else:
+        pretraining = fit(f"{options.name}-pretrained", "code", config, options)
+    pretrained: Checkpoint | None = pretraining.checkpoint
+    assert pretrained is not None, "the earlier run has saved no checkpoint"
+    config["lr"] /= 3  # the weights are good already
+    result = fit(options.name, "prose", config, options, pretrained=pretrained, kill_at=options.kill_at)
+    table = result.metrics_dataframe
+    assert table is not None
     assert result.metrics is not None
-    print(f"loss {result.metrics['loss']:.3f} after {result.metrics['step']} steps; {result.path}")
+    losses = table["held_out_loss"].dropna()
+    print(
+        f"loss on held-out prose: {losses.iloc[0]:.3f} as pre-trained, {losses.iloc[-1]:.3f} after "
+        f"{result.metrics['step']} steps of fine-tuning; {result.path}"
+    )
 
 
 if __name__ == "__main__":

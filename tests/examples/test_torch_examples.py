@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import powertrain
 from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.run.record import journal
@@ -50,9 +54,35 @@ def test_image_classification(tmp_path: Path) -> None:
     assert Result.from_path(tmp_path / "runs" / "digits").checkpoint is not None
 
 
-def test_a_language_model_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
+def held_out_loss_of_checkpoint(run: Path, texts: Path) -> float:
+    """The loss on the held-out prose of the newest checkpoint of a run of ``language_model.py``, in this process."""
+    example = runpy.run_path(str(EXAMPLES / "language_model.py"))
+    checkpoint = Result.from_path(run).checkpoint
+    assert checkpoint is not None
+    model = example["Transformer"](width=32, layers=2, heads=4, length=32)
+    powertrain.load_state(checkpoint, model=model)
+    (batch,) = powertrain.data.read_parquet(str(texts / "held_out")).iter_torch_batches(batch_size=32)
+    with torch.no_grad():
+        return float(model(batch["tokens"]))
+
+
+def test_a_language_model_is_fine_tuned_from_the_weights_of_another_run(tmp_path: Path) -> None:
     said = run_smoke("language_model", tmp_path)
-    assert "after 20 steps" in said
+    assert "after 20 steps of fine-tuning" in said
+    before, after = (
+        held_out_loss_of_checkpoint(tmp_path / "runs" / name, tmp_path / "text")
+        for name in ("language-model-pretrained", "language-model")
+    )
+    table = Result.from_path(tmp_path / "runs" / "language-model").metrics_dataframe
+    assert table is not None
+    assert sorted(table["step"]) == list(range(21)), "each step once"
+    rows = table.set_index("step")
+    assert rows["held_out_loss"][0] == pytest.approx(before, rel=1e-5), "the pre-trained weights"
+    assert rows["held_out_loss"][20] == pytest.approx(after, rel=1e-5)
+    untrained = math.log(256)
+    assert max(before, rows["loss"][1]) < untrained - 1
+    assert after < before - 0.1
+
     facts = list(journal.read(open_storage(tmp_path / "runs" / "language-model")))
     (failed,) = (fact for fact in facts if isinstance(fact, ev.Failed))
     assert failed.failures[0].kind == "signal"

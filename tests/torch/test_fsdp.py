@@ -70,6 +70,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) ->
         optimizer.zero_grad()
 
 
+def evaluate(model: nn.Module) -> None:
+    """A forward without a backward, after which FSDP2 leaves the whole parameters registered in the root module."""
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(8, 5))
+    model.train()
+
+
 def whole(state: Any) -> Any:
     """A copy of a state dict with every shard gathered."""
     if isinstance(state, dict):
@@ -92,13 +100,17 @@ def assert_same(left: Any, right: Any, where: str = "") -> None:
         assert left == right, where
 
 
-def save(directory: str, strategy: str, kwargs: dict[str, Any] | None = None) -> Any:
+def save(
+    directory: str, strategy: str, kwargs: dict[str, Any] | None = None, *, evaluates: bool = False
+) -> Any:
     """Train and save on this rank; what the whole model and optimizer state were."""
     from powertrain.checkpoint.state.saver import StateSaver
 
     torch.manual_seed(dist.get_rank())
     model, optimizer = prepared(strategy, **(kwargs or {}))
     train(model, optimizer)
+    if evaluates:
+        evaluate(model)
     own = Path(directory, f"rank-{dist.get_rank()}")
     own.mkdir(parents=True)
     saver = StateSaver(dist.get_rank(), dist.get_world_size())
@@ -106,12 +118,16 @@ def save(directory: str, strategy: str, kwargs: dict[str, Any] | None = None) ->
     return whole(dict(model.state_dict())), whole(optimizer.state_dict())
 
 
-def load(directory: str, strategy: str, kwargs: dict[str, Any] | None = None) -> Any:
+def load(
+    directory: str, strategy: str, kwargs: dict[str, Any] | None = None, *, evaluates: bool = False
+) -> Any:
     """Load on this rank, train on; the whole state as it was loaded and as it is in the end."""
     from powertrain.checkpoint.state.saver import StateLoader
 
     torch.manual_seed(100 + dist.get_rank())
     model, optimizer = prepared(strategy, **(kwargs or {}))
+    if evaluates:
+        evaluate(model)
     loader = StateLoader(directory, dist.get_rank(), dist.get_world_size())
     extras = loader.load({"model": model, "optimizer": optimizer})
     assert extras == {"epoch": 3}
@@ -298,6 +314,14 @@ def test_state_of_a_replicated_model_loads_into_a_sharded_one(
 ) -> None:
     saved = ranks(3).execute(save, str(tmp_path), "ddp")[0]
     for loaded, _ in ranks(2).execute(load, merged(tmp_path, 3), "fsdp"):
+        assert_same(dict(zip("mo", loaded, strict=True)), dict(zip("mo", saved, strict=True)))
+
+
+def test_state_that_is_saved_and_loaded_after_an_evaluation_names_the_parameters_of_the_optimizer(
+    ranks: Callable[[int], Any], tmp_path: Path
+) -> None:
+    saved = ranks(2).execute(partial(save, evaluates=True), str(tmp_path), "fsdp")[0]
+    for loaded, _ in ranks(2).execute(partial(load, evaluates=True), merged(tmp_path, 2), "fsdp"):
         assert_same(dict(zip("mo", loaded, strict=True)), dict(zip("mo", saved, strict=True)))
 
 

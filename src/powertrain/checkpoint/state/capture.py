@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -56,9 +57,22 @@ def parameter_names(objects: Mapping[str, Any]) -> dict[torch.Tensor, str]:
     names: dict[torch.Tensor, str] = {}
     for name, value in objects.items():
         if isinstance(value, nn.Module):
+            _reshard(value)
             for key, parameter in unwrapped(value).named_parameters():
                 names.setdefault(parameter, f"{name}.{plain_key(key)}")
     return names
+
+
+def _reshard(module: nn.Module) -> None:
+    """Register the sharded parameters of FSDP2 again: after a forward without a backward the whole ones are there.
+
+    An optimizer knows only the sharded ones. Local to this rank.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not loaded: no module is of FSDP2
+    if fsdp is not None:
+        for part in module.modules():
+            if isinstance(part, fsdp.FSDPModule):
+                part.reshard()
 
 
 def listing(names: Iterable[str]) -> str:
