@@ -59,7 +59,17 @@ RESERVED: dict[str, set[str]] = {
     "ray": {
         *(
             f"engine.ray.{part}"
-            for part in ("actors", "agents", "autoscaler", "claims", "client", "engine", "feed", "placing")
+            for part in (
+                "actors",
+                "agents",
+                "autoscaler",
+                "claims",
+                "client",
+                "engine",
+                "feed",
+                "groups",
+                "placing",
+            )
         ),
         "data.ray.tasks",
         "data.ray.snapshot",
