@@ -58,7 +58,7 @@ def numbered_images(directory: Path, count: int) -> Dataset:
 @contextmanager
 def loading(dataset: Dataset, cache: Path, **options: Any) -> Iterator[Loader]:
     settings: dict[str, Any] = {"disk_bytes": 1 << 28, "memory_bytes": 1 << 26}
-    loader = Loader(prepare_alone(dataset._plan), cache_directory=str(cache), **(settings | options))
+    loader = Loader(prepare_alone(dataset.plan), cache_directory=str(cache), **(settings | options))
     try:
         yield loader
     finally:

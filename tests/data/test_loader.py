@@ -256,7 +256,7 @@ def test_a_shard_that_is_dropped_takes_its_threads_and_files_with_it(rows: Datas
     loader = rows.random_shuffle(seed=0).iter_torch_batches(batch_size=8)
     iterator = iter(loader)
     next(iterator)
-    directory = loader._shard._seat["cache_directory"]
+    directory = loader.source.seat["cache_directory"]
     assert Path(directory).exists()
     mine = [t for t in threading.enumerate() if t.name.startswith("powertrain-d")]
     assert mine
@@ -278,7 +278,7 @@ def test_without_a_cache_on_disk_blocks_leave_memory_within_its_budget(tmp_path:
     seen = []
     for batch in shard.iter_batches(batch_size=4):
         seen += batch["id"].tolist()
-        loader = shard._open.loader
+        loader = shard._reader.open.loader
         assert loader is not None
         assert len(loader._reader._views.keys()) <= 8, (
             "about as many blocks of 512 KiB as 2 MiB have room for"

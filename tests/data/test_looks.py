@@ -53,7 +53,7 @@ def test_a_look_before_the_checkpoint_is_asked_for_leaves_its_position_valid(tmp
         saved = shard.state_dict()
     answers = iter([None, None, saved])
     with shards(numbered([40]), 1, tmp_path) as [shard]:
-        shard._resume = lambda: next(answers)
+        shard._reader.hooks.resume = lambda: next(answers)
         next(iter(shard.iter_batches(batch_size=10)))
         next(shard.iter_rows())
         assert shard.epoch == 1, "what was saved holds, once the loop has asked for it"
@@ -116,7 +116,7 @@ def test_peek_gives_what_the_loop_gets_next_and_moves_nothing(tmp_path: Any) -> 
     with shards(numbered([40]), 2, tmp_path) as ranks:
         began: list[Any] = []
         for rank in ranks:
-            rank._began = began.append
+            rank._reader.hooks.began = began.append
         for rank in ranks:
             assert isinstance(rank.peek()["id"], torch.Tensor)
             ahead = rank.peek(global_batch_size=10)["id"].tolist()

@@ -25,7 +25,7 @@ from powertrain.errors import DataError
 
 
 def source(dataset: Dataset) -> Source:
-    (part,) = dataset._plan.parts
+    (part,) = dataset.plan.parts
     return part.source
 
 
@@ -197,7 +197,7 @@ made = [
     data.range(100),
 ]
 for number, dataset in enumerate(made):
-    source = dataset._plan.parts[0].source
+    source = dataset.plan.parts[0].source
     source.inspect()
     source.publish(here + "/published")
     assert threads() == before, (number, threads(), before)

@@ -105,7 +105,7 @@ def in_step(ranks: list[DataShard], **options: Any) -> Iterator[tuple[list[int],
     """(rows of all ranks, state) of one step after the other of one epoch. Checks what holds for every step."""
     weights: list[Any] = []
     for rank in ranks:
-        rank._began = weights.append
+        rank._reader.hooks.began = weights.append
     iterators = [iter(rank.iter_batches(**options)) for rank in ranks]
     while True:
         weights.clear()
@@ -161,7 +161,7 @@ def test_odd_shapes_of_data_give_every_row_once(tmp_path: Path, blocks: list[int
         seen: Counter[int] = Counter()
         for rank in ranks:
             weights: list[Any] = []
-            rank._began = weights.append
+            rank._reader.hooks.began = weights.append
             for batch in rank.iter_batches(batch_size=4096):
                 if weights[-1]:
                     seen.update(ids(batch))
@@ -363,7 +363,7 @@ def test_weights_make_an_uneven_step_exact(tmp_path: Path) -> None:
     with shards(numbered([10]), 3, tmp_path) as ranks:
         weights: list[list[Any]] = [[], [], []]
         for rank, mine in zip(ranks, weights, strict=True):
-            rank._began = mine.append
+            rank._reader.hooks.began = mine.append
             list(rank.iter_batches(global_batch_size=10))
         assert [mine[0] for mine in weights] == pytest.approx([0.9, 0.9, 1.2])
 

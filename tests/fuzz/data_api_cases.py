@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,13 @@ from tests.fuzz.data_api_values import HOSTILE, FromAFunction
 from powertrain import data
 from powertrain.data import collate_fn, expressions
 from powertrain.data.dataset import Dataset
+from powertrain.data.epochs import Batches, EpochIterator
+from powertrain.data.loading.loader import budgets_alone
+from powertrain.data.loading.scratch import Scratch
+from powertrain.data.plan.prepared import prepare_alone
 from powertrain.data.ray import protocol
 from powertrain.data.ray.shard import StreamedBatches, StreamedShard
-from powertrain.data.shard import Batches, DataShard, EpochIterator
+from powertrain.data.shard import DataShard
 from powertrain.errors import PowertrainError
 
 ROWS = 7
@@ -99,7 +104,7 @@ GOOD: dict[str, list[Callable[[], Any]]] = {
     "mode": [lambda: "append", lambda: "RGB"],
     "batch": [lambda: _of_numbers(), lambda: pa.table({"l": [[1], [2, 3]]})],
     "num_blocks": [lambda: 2],
-    "state": [lambda: data.range(ROWS)._alone().state_dict()],
+    "state": [lambda: data.range(ROWS)._reader.epochs().state_dict()],
 }
 
 
@@ -119,8 +124,15 @@ def _bound(
     return lambda chance: getattr(make(chance), method)
 
 
+def _shard(chance: random.Random) -> DataShard:
+    prepared, scratch = prepare_alone(dataset(chance).plan), Scratch()
+    shard = DataShard(prepared, cache_directory=scratch.path, **budgets_alone(prepared, scratch.path))
+    weakref.finalize(shard, scratch.close)
+    return shard
+
+
 def _batches(chance: random.Random) -> Any:
-    shard = dataset(chance)._alone()
+    shard = dataset(chance)
     return (
         shard.iter_batches(batch_size=2) if chance.random() < 0.5 else shard.iter_torch_batches(batch_size=2)
     )
@@ -135,7 +147,7 @@ def _public(kind: type) -> list[str]:
 
 
 #: Not the user's to call, or no part of the API.
-_LEFT_OUT = {"DataShard.alone", "DataShard.waiting", "EpochIterator.give_up"}
+_LEFT_OUT = {"EpochIterator.give_up"}
 
 
 def _member(owner: Any, name: str) -> Callable[[random.Random], Any]:
@@ -148,7 +160,7 @@ def targets() -> list[Target]:
     found = [Target(name, _member(data, name)) for name in functions]
     owners: list[tuple[str, type, Callable[[random.Random], Any]]] = [
         ("Dataset", Dataset, dataset),
-        ("DataShard", DataShard, lambda chance: dataset(chance)._alone()),
+        ("DataShard", DataShard, _shard),
         ("Batches", Batches, _batches),
         ("EpochIterator", EpochIterator, lambda chance: iter(_batches(chance))),
         ("StreamedShard", StreamedShard, lambda chance: StreamedShard("rays", "/nowhere/feed.sock")),

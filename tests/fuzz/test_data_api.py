@@ -137,7 +137,7 @@ FOUND: dict[str, tuple[Callable[[], Any], str]] = {
     "an expression that is none": (lambda: expressions.parse(3), "A filter is text"),  # type: ignore[arg-type]
     "a column that is none": (lambda: expressions.col(3), "Give the name of a column"),  # type: ignore[arg-type]
     "a length that fails": (lambda: data.from_torch(NegativeLength()), "__len__ failed"),
-    "an epoch count of text": (lambda: next(data.range(3)._alone().epochs("two")), "total='two' must be"),  # type: ignore[arg-type]
+    "an epoch count of text": (lambda: next(data.range(3)._reader.epochs().epochs("two")), "total='two' must be"),  # type: ignore[arg-type]
     "a seed of 100 bits": (lambda: data.range(3).random_shuffle(seed=2**100), "is too large"),
 }  # fmt: skip
 

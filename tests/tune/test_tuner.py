@@ -23,6 +23,7 @@ from powertrain.tune import schedulers
 from powertrain.tune.search import BasicVariantGenerator
 from powertrain.tune.sweep.grafts import Graft
 from powertrain.tune.sweep.trial_run import TrialRun
+from powertrain.tune.sweep.trial_starter import sections_of
 
 #: The class without its types, for what a checker of types would refuse.
 TUNE_CONFIG: Any = tune.TuneConfig
@@ -298,14 +299,16 @@ def test_a_trial_that_finds_no_checkpoint_to_exploit_says_so(tmp_path: Path) -> 
 
 
 def test_a_function_may_name_its_parameters_as_sections_of_a_trainer(tmp_path: Path) -> None:
-    tuner = tune.Tuner(report_x, param_space={"x": 1, "datasets": ["a"], "run_config": 2})
-    assert tuner._sections_of({"x": 1, "datasets": ["a"]})["train_loop_config"] == {"x": 1, "datasets": ["a"]}
+    tune.Tuner(report_x, param_space={"x": 1, "datasets": ["a"], "run_config": 2})
+    assert sections_of(report_x, {"x": 1, "datasets": ["a"]})["train_loop_config"] == {
+        "x": 1,
+        "datasets": ["a"],
+    }
 
 
 def test_each_trial_asks_for_the_resources_of_its_own_configuration() -> None:
     sized = tune.with_resources(report_x, lambda config: {"cpu": config["x"]})
-    tuner = tune.Tuner(sized, param_space={"x": tune.randint(1, 9)})
-    asked = [tuner._sections_of({"x": x})["scaling_config"].resources_per_worker for x in (1, 3)]
+    asked = [sections_of(sized, {"x": x})["scaling_config"].resources_per_worker for x in (1, 3)]
     assert asked == [{"CPU": 1}, {"CPU": 3}]
 
 

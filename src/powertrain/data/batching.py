@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
-from powertrain.data.arguments import one_of, seed_number
+from powertrain.data.arguments import one_of
 from powertrain.data.loading.loader import Cut, Loader, Ready
 from powertrain.data.rows.rows import Rows
 
@@ -117,8 +117,3 @@ def formatted(batch_format: str | None) -> Callable[[Rows], Any]:
     }
     advice = "Use 'numpy', 'pandas' or 'pyarrow'; tensors come from iter_torch_batches."
     return makers[one_of("batch_format", batch_format, tuple(makers), advice)]
-
-
-def one_seed(seed: int | None, local_shuffle_seed: int | None) -> int | None:
-    chosen, local = seed_number("seed", seed), seed_number("local_shuffle_seed", local_shuffle_seed)
-    return chosen if chosen is not None else local

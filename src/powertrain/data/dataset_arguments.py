@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from powertrain.data.arguments import keyword_arguments, one_of, optional_whole, positional_arguments
-from powertrain.data.plan import cutting
-from powertrain.data.plan.plan import Part, Plan
 from powertrain.errors import DataError
-
-if TYPE_CHECKING:
-    pass
 
 MOST_PROCESSES = 4096
 
@@ -63,16 +57,3 @@ def parsed(condition: Any) -> Any:
             "pyarrow.compute.field('label') == 3, or text such as 'label == 3'."
         )
     return condition
-
-
-def picked(plan: Plan) -> list[Part]:
-    """The parts of a plan as sources of which every block counts."""
-    from powertrain.data.sources.picked import PickedSource
-
-    if plan.blocks is None:
-        return list(plan.parts)
-    chosen = cutting.by_part(plan.blocks)
-    return [
-        dataclasses.replace(part, source=PickedSource(part.source, chosen.get(number, [])))
-        for number, part in enumerate(plan.parts)
-    ]

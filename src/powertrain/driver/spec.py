@@ -128,7 +128,7 @@ def make_spec(
     from powertrain.run.spec import RunSpec
     from powertrain.worker.checkpoints.shared_directory import output_files
 
-    scaling, run, streamed = request.scaling, request.run, request.streamed_datasets
+    scaling, run = request.scaling, request.run
     minimum, maximum = request.worker_bounds
     return RunSpec(
         name=name,
@@ -174,18 +174,28 @@ def make_spec(
         sweep=request.trial.sweep if request.trial is not None else "",
         trial_id=request.trial.trial_id if request.trial is not None else "",
         seed=record["seed"],
-        datasets=travelling_datasets(request, datasets),
-        data_fingerprints={name: found.fingerprint for name, found in datasets.items()},
-        data_seed=record["data_seed"],
+        **_data_fields(request, record, datasets),
         data_cache=places[2],
-        data_streams=list(streamed),
-        data_streams_whole=[name for name in streamed if not request.data.is_split(name)],
-        data=request.data,
         begin_from=request.begin_from.address if request.begin_from is not None else "",
         begin_from_filesystem=pickled(getattr(request.begin_from, "given_filesystem", None)),
         version=__version__,
         arguments=_arguments_for_callbacks(request),
     )
+
+
+def _data_fields(
+    request: TrainRequest, record: Mapping[str, Any], datasets: Mapping[str, Prepared]
+) -> dict[str, Any]:
+    """Return the fields of a spec that tell ranks how to read the datasets."""
+    streamed = request.streamed_datasets
+    return {
+        "datasets": travelling_datasets(request, datasets),
+        "data_fingerprints": {name: found.fingerprint for name, found in datasets.items()},
+        "data_seed": record["data_seed"],
+        "data_streams": list(streamed),
+        "data_streams_whole": [name for name in streamed if not request.data.is_split(name)],
+        "data": request.data,
+    }
 
 
 def _arguments_for_callbacks(request: TrainRequest) -> dict[str, Any]:

@@ -8,12 +8,11 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from powertrain.config.checkpoint import CheckpointConfig
 from powertrain.config.checks import as_config, replace, without_effect
 from powertrain.config.run import RunConfig
 from powertrain.driver.directories import with_real_files
@@ -21,9 +20,8 @@ from powertrain.driver.resume import split_run_path
 from powertrain.driver.spec import new_name
 from powertrain.errors import ConfigError, PreemptedError
 from powertrain.storage.addresses import without_secrets
-from powertrain.storage.base import RECORD_BYTES_LIMIT
 from powertrain.trainer import DataParallelTrainer
-from powertrain.tune.callback import Callback, CallbackList
+from powertrain.tune.callback import CallbackList
 from powertrain.tune.config import ResumeConfig, ResumeType, TuneConfig
 from powertrain.tune.naming import TrialNames
 from powertrain.tune.registry import find_trainable
@@ -38,7 +36,9 @@ from powertrain.tune.sweep.interrupts import interrupts_of
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.sweep.journal import record as sweep_record
 from powertrain.tune.sweep.journal.description import as_list, describe_sweep, first_of, objective_of
-from powertrain.tune.sweep.trial_run import make_trainer, split_sections
+from powertrain.tune.sweep.opening import open_sweep
+from powertrain.tune.sweep.trial_run import split_sections
+from powertrain.tune.sweep.trial_starter import TrialStarter, checkpoint_config_of, child_path, is_of_sweep
 from powertrain.tune.trainable import as_function, is_trainable_class
 from powertrain.tune.trainable.kept import KeptTrainable, check_takes_config, name_of, scaling_of
 from powertrain.tune.trial import Trial
@@ -48,11 +48,9 @@ if TYPE_CHECKING:
     from powertrain.engine.local.warm_server import WarmServer
     from powertrain.storage import Storage
     from powertrain.tune.result_grid import ResultGrid
-    from powertrain.tune.sweep.journal.state import Exploit
     from powertrain.tune.sweep.judge import Judge
     from powertrain.tune.sweep.loop import SweepLoop
     from powertrain.tune.sweep.screen import SweepScreen
-    from powertrain.tune.sweep.trial_run import TrialRun
 
 
 class Tuner:
@@ -178,7 +176,7 @@ class Tuner:
             from powertrain.tune.result_grid import ResultGrid
 
             self._results = ResultGrid.from_path(
-                _child_path(self._run.storage_root, self._run.name), self._run.storage_filesystem
+                child_path(self._run.storage_root, self._run.name), self._run.storage_filesystem
             )
         if self._results is None:
             raise ConfigError("The sweep has not run yet. Call fit() first.")
@@ -199,8 +197,8 @@ class Tuner:
         with ExitStack() as stack:
             server = self._enter_server(stack)  # before there are threads, which forbid forking
             name = self._run.name or new_name("Tuner")
-            storage = self._open_sweep(name, stack)
-            loop, screen = self._make_loop(name, storage, server, stack)
+            storage, lease = open_sweep(self._run, name, stack)
+            loop, screen = self._make_loop(name, storage, lease.number, server, stack)
             with interrupts_of(loop) as received:
                 ending = "the sweep has failed"
                 try:
@@ -225,36 +223,8 @@ class Tuner:
 
         return enter_server(self._base._request, stack)
 
-    def _open_sweep(self, name: str, stack: ExitStack) -> Storage:
-        """The sweep's own storage, with its lease held."""
-        from powertrain.run.record.lease import Lease
-        from powertrain.storage import open_storage, probe
-        from powertrain.storage.files.run_directory import refuse_links, refuse_other_owners
-
-        run = self._run
-        root = open_storage(
-            run.storage_root, filesystem=run.storage_filesystem, timeout=run.sync_config.sync_timeout
-        )
-        storage = root.child(name)
-        refuse_links(storage)
-        probe(storage)
-        if not run.shared_storage:
-            refuse_other_owners(storage)
-        self._refuse_run(storage)
-        self._lease = stack.enter_context(Lease.take(storage, shared=run.shared_storage))
-        return storage
-
-    def _refuse_run(self, storage: Storage) -> None:
-        try:
-            storage.get("run.json", limit=RECORD_BYTES_LIMIT)
-        except FileNotFoundError:
-            return
-        raise ConfigError(
-            f"{without_secrets(storage.uri)!r} is a run, and not a sweep. Give RunConfig(name=...) another name."
-        )
-
     def _make_loop(
-        self, name: str, storage: Storage, server: WarmServer | None, stack: ExitStack
+        self, name: str, storage: Storage, lease: int, server: WarmServer | None, stack: ExitStack
     ) -> tuple[SweepLoop, SweepScreen]:
         from powertrain.run.record.journal import Journal
         from powertrain.run.record.journal_lines import as_line
@@ -272,25 +242,16 @@ class Tuner:
         if record.get("name", name) != name:  # renamed: fail before anything is written under the new name
             replay(earlier, judge.state.load_config)
         kept = self._with_real_files(storage, stack)
-        unkept = sweep_record.store(
-            storage,
-            describe_sweep(
-                name,
-                self._trainable_name,
-                self._base._request.engine,
-                self._space,
-                self._tune,
-                self._run,
-                judge,
-            ),
-            self._lasting_arguments(judge),
-        )
-        journal = Journal(kept, self._lease.number, lambda fact: as_line(ev.encode_event(fact)), ev.DURABLE)
+        unkept = self._store_record(name, storage, judge)
+        journal = Journal(kept, lease, lambda fact: as_line(ev.encode_event(fact)), ev.DURABLE)
         stack.callback(journal.close)
         screen = self._make_screen(name, storage, judge, is_continued=bool(earlier))
         judge.replay(earlier)
         add_spent(judge.stopper, judge.state.seconds)
         callbacks = self._callbacks(screen)
+        starter = TrialStarter(
+            self._trainable, self._base, self._run, storage, screen, server, judge, callbacks
+        )
         states = CallbackStates(storage, callbacks, screen.tell)
         if earlier:
             states.restore()
@@ -302,7 +263,7 @@ class Tuner:
         loop = SweepLoop(
             judge,
             with_policies(journal.append, storage, earlier, judge.scheduler.logs_policies),
-            self._starter(storage, screen, server, judge, callbacks),
+            starter.start,
             callbacks,
             concurrency=count_concurrent_trials(self._base, self._tune.max_concurrent_trials),
             num_samples=self._tune.num_samples,
@@ -317,7 +278,7 @@ class Tuner:
         if changes := continuing.describe_changes(before, self._space, self._tune, judge):
             screen.tell(changes)
         self._remark(screen, unkept, judge)
-        sweep_control.listen(loop, name, self._lease.number, kept, stack, screen.tell)
+        sweep_control.listen(loop, name, lease, kept, stack, screen.tell)
         stack.callback(states.store)
         stack.callback(loop.conclude)
         return loop, screen
@@ -403,77 +364,8 @@ class Tuner:
             run_config=replace(self._run, callbacks=(), stop=None, progress_reporter=None),
         )
 
-    def _sections_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a trial's trainer that follow from its configuration."""
-        if isinstance(self._trainable, DataParallelTrainer):
-            return split_sections(config)
-        # The keys of a function's configuration are its own, also one that is called "datasets".
-        return {"train_loop_config": dict(config), "scaling_config": scaling_of(self._trainable, config)}
-
-    def _checkpoint_config(self) -> CheckpointConfig:
-        """That of the trials' runs: when a class is saved is up to the function that runs it."""
-        given = self._run.checkpoint_config
-        if not is_trainable_class(self._trainable):
-            return given
-        return replace(given, checkpoint_frequency=None, checkpoint_at_end=None)
-
-    def _on_commit(self, trial: Trial, sweep: str, judge: Judge, callbacks: CallbackList, name: str) -> None:
-        if callbacks:
-            from powertrain.checkpoint.checkpoint import Checkpoint
-
-            path = _child_path(sweep, f"{trial.name}/checkpoints/{name}")
-            checkpoint = Checkpoint(path, self._run.storage_filesystem)
-            info = {"trials": list(judge.state.trials.values()), "trial": trial}
-            callbacks.call("on_trial_save", **info)
-            callbacks.call("on_checkpoint", checkpoint=checkpoint, **info)
-
-    def _starter(
-        self,
-        storage: Storage,
-        screen: SweepScreen,
-        server: WarmServer | None,
-        judge: Judge,
-        callbacks: CallbackList,
-    ) -> Callable[..., TrialRun]:
-        from powertrain.tune.sweep.grafts import Graft
-        from powertrain.tune.sweep.screen import TrialObserver
-        from powertrain.tune.sweep.trial_run import TrialRun
-
-        filesystem = self._run.storage_filesystem
-        address = (
-            storage.uri if filesystem is None else _child_path(self._run.storage_root, _base_name(storage))
-        )
-        own = [callback for callback in self._run.callbacks if not _is_of_sweep(callback)]
-        shared = replace(
-            self._run,
-            storage_path=address,
-            checkpoint_config=self._checkpoint_config(),
-            stop=None,
-            callbacks=own,
-            progress_reporter=None,
-            verbose=0,
-            name=None,
-        )
-        is_barrier = not isinstance(judge.scheduler, FIFOScheduler) or self._run.stop is not None
-
-        def start(trial: Trial, exploit: Exploit | None, on_report: Callable[..., str]) -> TrialRun:
-            trial.path = storage.child(trial.name).uri if filesystem is None else ""
-            changes: dict[str, Any] = {"name": trial.name}
-            if is_barrier and shared.report_barrier is None:  # a report returns once it is decided about
-                changes["report_barrier"] = True
-            trainer = make_trainer(self._base, self._sections_of(trial.config), replace(shared, **changes))
-            graft = None
-            if exploit is not None and exploit.source:
-                source = storage.child(judge.state.trials[exploit.source].name)
-                graft = Graft(source, trial.iteration, exploit.source_iteration)
-            on_commit = functools.partial(self._on_commit, trial, address, judge, callbacks)
-            observer = TrialObserver(screen, trial.name, on_commit)
-            return TrialRun(trainer, observer, on_report, server, graft, _base_name(storage), trial.trial_id)
-
-        return start
-
     def _callbacks(self, screen: SweepScreen) -> CallbackList:
-        callbacks = CallbackList([c for c in self._run.callbacks if _is_of_sweep(c)], screen.tell)
+        callbacks = CallbackList([c for c in self._run.callbacks if is_of_sweep(c)], screen.tell)
         callbacks.call(
             "setup", stop=self._run.stop, num_samples=self._tune.num_samples, total_num_samples=screen.total
         )
@@ -484,6 +376,14 @@ class Tuner:
     def _with_real_files(self, storage: Storage, stack: ExitStack) -> Storage:
         """Storage that a journal can append to; by way of a spool where there are no real files."""
         return with_real_files(self._base._request, storage, stack, None)
+
+    def _store_record(self, name: str, storage: Storage, judge: Judge) -> str:
+        """Write sweep.json and the arguments; return why the function cannot be kept, or an empty string."""
+        engine = self._base._request.engine
+        description = describe_sweep(
+            name, self._trainable_name, engine, self._space, self._tune, self._run, judge
+        )
+        return sweep_record.store(storage, description, self._lasting_arguments(judge))
 
     def _lasting_arguments(self, judge: Judge) -> dict[str, Any]:
         run = replace(self._run, name=None, storage_path=None, storage_filesystem=None, worker_runtime_env={})
@@ -512,7 +412,11 @@ class Tuner:
         return None if budget is None else max(0.0, budget - spent)
 
     def _remark(self, screen: SweepScreen, unkept: str, judge: Judge) -> None:
-        run = replace(self._run, progress_reporter=None, checkpoint_config=self._checkpoint_config())
+        run = replace(
+            self._run,
+            progress_reporter=None,
+            checkpoint_config=checkpoint_config_of(self._trainable, self._run),
+        )
         if ineffective := without_effect([self._tune, run]):
             screen.tell(ineffective)
         if unkept:
@@ -541,20 +445,3 @@ def _open(path: str, filesystem: Any) -> Storage:
 def _trials(loop: SweepLoop) -> list[Trial]:
     with loop.lock:
         return list(loop.state.trials.values())
-
-
-def _is_of_sweep(callback: Any) -> bool:
-    from powertrain.config.run import SWEEP_HOOKS
-
-    return isinstance(callback, Callback) or any(
-        callable(getattr(callback, hook, None)) for hook in SWEEP_HOOKS
-    )
-
-
-def _child_path(root: str, name: str) -> str:
-    address, mark, query = root.partition("?") if "://" in root else (root, "", "")
-    return f"{address.rstrip('/')}/{name}{mark}{query}"
-
-
-def _base_name(storage: Storage) -> str:
-    return split_run_path(storage.uri)[1]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 from powertrain.data.arguments import flag, one_of, seed_number, whole
+from powertrain.data.batch_arguments import LARGEST_BATCH
 from powertrain.data.batching import BATCH_SIZE, UNWATCHED, Watch, formatted, watched_copies
 from powertrain.data.loading.early_ends import EarlyEnds, is_look
 from powertrain.data.loading.pipeline import Pipeline
@@ -25,7 +26,6 @@ from powertrain.data.ray.cutting import Cut, T
 from powertrain.data.ray.protocol import EPOCH, SCHEMA, Request
 from powertrain.data.rows.rows import Rows
 from powertrain.data.rows.tf_batches import TensorflowBatches
-from powertrain.data.shard import LARGEST_BATCH
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -367,6 +367,11 @@ class StreamedBatches(Generic[T]):
         hand_out: Callable[[T], Any] = lambda batch: batch,
     ) -> None:
         self._shard, self._cut, self._hand_out = shard, cut, hand_out
+
+    @property
+    def source(self) -> StreamedShard:
+        """The shard that the batches come from."""
+        return self._shard
 
     def __iter__(self) -> StreamedEpoch[T]:
         watch = self._shard.watch

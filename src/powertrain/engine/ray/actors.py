@@ -68,6 +68,20 @@ class SlotActor:
         self._feeds = [Feed(iterator, path) for path, iterator in streams.items()]
 
 
+def slot_actor(runtime_env: Mapping[str, Any], needs: Mapping[str, float], **options: Any) -> Any:
+    """Return the class of an actor that holds these resources, with other options of Ray's."""
+    custom = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU", "memory")}
+    return ray.remote(SlotActor).options(
+        num_cpus=needs.get("CPU", 0),
+        num_gpus=needs.get("GPU", 0),
+        memory=int(needs["memory"]) if needs.get("memory") else None,
+        resources=custom,
+        runtime_env=dict(runtime_env) or None,
+        max_concurrency=100,
+        **options,
+    )
+
+
 class AgentActor:
     """The node's agent, in a process that the node's raylet started and ends."""
 

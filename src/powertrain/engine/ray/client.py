@@ -442,3 +442,9 @@ class RayThread:
                     self._watch()
             except Exception:  # a fault of ours: the next look may find what this one did not
                 _logger.exception("Nodes could not be watched.")
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return what Ray reports of a failure: the last line with text, since the first ones are tracebacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

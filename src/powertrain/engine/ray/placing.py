@@ -8,25 +8,26 @@ where it has something to tell (the GPUs that Ray chose) or to do (feeding the w
 from __future__ import annotations
 
 import itertools
-import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, placement_group_table
+from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from powertrain.engine.base import EventSink, Granted, Refused, Slot, SlotShape, Waiting
 from powertrain.engine.ray import capacity, client
-from powertrain.engine.ray.actors import SlotActor, Whereabouts
+from powertrain.engine.ray.actors import Whereabouts, slot_actor
 from powertrain.engine.ray.agents import Agents
 from powertrain.engine.ray.claims import NODE_LABEL, Group, Holder, RayClaim, numbers
-from powertrain.engine.ray.client import RayThread
+from powertrain.engine.ray.client import RayThread, in_a_line
+from powertrain.engine.ray.groups import PlacementGroups, is_removed, node_of
 from powertrain.engine.ray.options import RayOptions
+from powertrain.engine.ray.trainer_resources import TrainerResources
 
 #: Seconds in which an actor that has room is there.
 _STARTS_WITHIN = 5.0
@@ -55,11 +56,10 @@ class Placing:
         self._withdrawn: set[str] = set()
         self._holders: dict[str, list[Holder]] = {}
         self._slots: dict[str, Holder] = {}
-        self._groups: list[Group] = []
+        self._groups = PlacementGroups(asking, changed, agents, options.run)
         self._told_waiting: dict[str, str] = {}
-        #: What holds the trainer's own resources, whether it has them, and the claims that come after it.
-        self._trainer: Any = None
-        self._trainer_has = not any(options.trainer_resources.values())
+        #: The trainer's own resources, and the claims that come after it.
+        self._trainer = TrainerResources(asking, options, self._on_trainer_held, self.refuse)
         self._after_trainer: list[RayClaim] = []
         #: No wishes before this time: those that the run had were of no use to it.
         self._wishes_from = 0.0
@@ -86,8 +86,7 @@ class Placing:
 
     def vacant(self, shape: SlotShape) -> int:
         """How many bundles of this shape have no worker and wait for one. Any thread."""
-        with self._changed:
-            return sum(len(group.vacant) for group in self._groups if group.shape == shape)
+        return self._groups.count_vacant(shape)
 
     def refuse(self, reason: str) -> None:
         """Tell that what is still waited for will never come. Any thread."""
@@ -118,7 +117,7 @@ class Placing:
         ever, since others may need it. While a claim waits there are no wishes: they could get the room that it needs.
         Workers that must lie in a certain way to each other are not wished for one by one.
         """
-        wishes, now = self._wishes(), time.monotonic()
+        wishes, now = self._groups.unused_wishes(), time.monotonic()
         if any(group.vacant and now - group.granted > _WISH_KEPT for group in wishes):
             self._wishes_from = now + _WISH_KEPT
         can = not self._claims and now >= self._wishes_from
@@ -127,17 +126,14 @@ class Placing:
         missing = min(_MOST_WISHES, max(0, wanted - len(self._live(shape)))) if can else 0
         # Those without room go first: a vacant bundle is as good as a worker.
         for group in sorted(wishes, key=lambda group: len(group.vacant))[: max(0, len(wishes) - missing)]:
-            self._remove(group)
+            self._groups.remove(group)
         for _ in range(missing - len(wishes)):
-            group = self._reserve("", shape, range(1))
+            group = self._groups.reserve("", shape, [self._selector(shape, 0)])
             self._ray.then(group.group.ready(), partial(self._wish_granted, group))
-
-    def _wishes(self) -> list[Group]:
-        return [group for group in self._groups if group.is_wish and not group.used]
 
     def _wish_granted(self, group: Group, _: Any, error: BaseException | None) -> None:
         if error is None and group in self._groups:
-            group.granted, group.node = time.monotonic(), self._node_of(group, 0)
+            group.granted, group.node = time.monotonic(), node_of(group, 0)
             with self._changed:
                 group.vacant.append(0)
 
@@ -147,48 +143,33 @@ class Placing:
         """Ask Ray for the holders of a claim."""
         if claim.id in self._withdrawn or self._ray.closing:
             return
-        if not self._reserve_for_trainer():
+        if not self._trainer.reserve():
             self._after_trainer.append(claim)
             return
-        reused = list(itertools.islice(self._usable(claim.shape), claim.count))
+        reused = list(itertools.islice(self._groups.usable(claim.shape), claim.count))
         for number, (group, index) in enumerate(reused):
             group.vacant.remove(index)
             self._hold(claim, number, group, index)
         rest = range(len(reused), claim.count)
         if not rest:
             return
-        for wish in self._wishes():
-            self._remove(wish)
+        for wish in self._groups.unused_wishes():
+            self._groups.remove(wish)
         if claim.shape.gang and capacity.demand(claim.shape):
             self._place_together(claim, rest)
         else:
             for number in rest:
                 self._hold(claim, number, None, -1)
 
-    def _usable(self, shape: SlotShape) -> Iterator[tuple[Group, int]]:
-        """Vacant bundles that a worker may have: Ray starts nothing in those on a node that is drained, and one that
-        was given up may be there for Ray still."""
-        candidates = [
-            (group, index) for group in self._groups if group.shape == shape for index in group.vacant
-        ]
-        leaving = {found.id for found in client.nodes() if found.draining} if candidates else set()
-        for group, index in candidates:
-            node = self._node_of(group, index)  # none while Ray places it anew
-            if node not in leaving and (not node or self._agents.may_count_on(node)):
-                yield group, index
-
-    @staticmethod
-    def _node_of(group: Group, index: int) -> str:
-        return str(placement_group_table(group.group).get("bundles_to_node_id", {}).get(index) or "")
-
     def _place_together(self, claim: RayClaim, workers: range) -> None:
-        group = self._reserve(claim.id, claim.shape, workers)
+        selectors = [self._selector(claim.shape, number) for number in workers]
+        group = self._groups.reserve(claim.id, claim.shape, selectors)
 
         def ready(_: Any, error: BaseException | None) -> None:
             if group not in self._groups or self._ray.closing:
                 return
             if error is not None:
-                self._tell(Refused(claim.id, f"Ray cannot place the workers: {_in_a_line(error)}"))
+                self._tell(Refused(claim.id, f"Ray cannot place the workers: {in_a_line(error)}"))
                 return
             if claim.id not in self._withdrawn:
                 nodes_of_bundles = placement_group_table(group.group)["bundles_to_node_id"]
@@ -198,20 +179,6 @@ class Placing:
                 self.grant()
 
         self._ray.then(group.group.ready(), ready)
-
-    def _reserve(self, claim: str, shape: SlotShape, workers: range) -> Group:
-        """Ask for a placement group with a bundle for each of these workers."""
-        selectors = [self._selector(shape, number) for number in workers]
-        made = placement_group(
-            [capacity.demand(shape) for _ in workers],
-            strategy=shape.placement,
-            name=f"powertrain-{self._options.run}-{secrets.token_hex(4)}",
-            bundle_label_selector=selectors if any(selectors) else None,
-        )
-        group = Group(made, claim, shape)
-        with self._changed:
-            self._groups.append(group)
-        return group
 
     def _take_bundle(self, claim: RayClaim, number: int, group: Group, index: int, node: str) -> None:
         """Have one worker's resources in a bundle that Ray has placed: without an actor where nothing would be asked of
@@ -234,48 +201,10 @@ class Placing:
         others = {NODE_LABEL: f"!in({','.join(refused)})"} if refused else {}
         return {**others, **capacity.selector(shape, number)}
 
-    # -- what the trainer asks for itself
-
-    def _reserve_for_trainer(self) -> bool:
-        """True once the trainer's own resources are held: workers come after it, and leave it room."""
-        if not self._trainer_has and self._trainer is None:
-            self._trainer = self._actor(self._trainer_needs()).remote()
-            self._ray.then(self._trainer.where.remote(), self._trainer_found)
-        return self._trainer_has
-
-    def _trainer_needs(self) -> dict[str, float]:
-        return {name: amount for name, amount in self._options.trainer_resources.items() if amount}
-
-    def _trainer_found(self, _: Whereabouts | None, error: BaseException | None) -> None:
-        if self._ray.closing:
-            return
-        if error is not None:
-            self._trainer = None
-            self.refuse(f"Ray cannot hold trainer_resources: {_in_a_line(error)}")
-            return
-        self._trainer_has = True
-        self._ray.then(self._trainer.hold.remote(), self._trainer_ended)
+    def _on_trainer_held(self) -> None:
         claims, self._after_trainer = self._after_trainer, []
         for claim in claims:
             self._ray.soon(partial(self._place, claim))
-
-    def _trainer_ended(self, _: None, error: BaseException | None) -> None:
-        """Its node is gone: it is held elsewhere as soon as there is room, and the workers go on meanwhile."""
-        if not self._ray.closing:
-            self._trainer = self._actor(self._trainer_needs()).remote()
-            self._ray.then(self._trainer.hold.remote(), self._trainer_ended)
-
-    def _actor(self, needs: Mapping[str, float], **options: Any) -> Any:
-        custom = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU", "memory")}
-        return ray.remote(SlotActor).options(
-            num_cpus=needs.get("CPU", 0),
-            num_gpus=needs.get("GPU", 0),
-            memory=int(needs["memory"]) if needs.get("memory") else None,
-            resources=custom,
-            runtime_env=dict(self._options.runtime_env) or None,
-            max_concurrency=100,
-            **options,
-        )
 
     def _hold(self, claim: RayClaim, number: int, group: Group | None, index: int, tries: int = 1) -> None:
         """Start the actor that holds one worker's resources."""
@@ -290,7 +219,7 @@ class Placing:
                 options["label_selector"] = selector
             if claim.shape.placement == "SPREAD":
                 options["scheduling_strategy"] = "SPREAD"
-        actor = self._actor(capacity.demand(claim.shape), **options).remote()
+        actor = slot_actor(self._options.runtime_env, capacity.demand(claim.shape), **options).remote()
         holder = Holder(claim.id, claim.shape, number, index, actor, group, tries)
         with self._changed:
             self._holders[claim.id].append(holder)
@@ -321,9 +250,9 @@ class Placing:
         self._ray.kill(holder.actor)
         if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
             reason = "Ray cannot set up what ScalingConfig(engine_options={'runtime_env': ...}) asks for"
-            self._tell(Refused(claim.id, f"{reason}: {_in_a_line(error)}"))
+            self._tell(Refused(claim.id, f"{reason}: {in_a_line(error)}"))
         elif holder.tries >= client.TRIES:
-            why = _in_a_line(error) if error is not None else "its node went away each time"
+            why = in_a_line(error) if error is not None else "its node went away each time"
             reason = f"Ray has tried {holder.tries} times to start a process that holds a worker's resources: {why}"
             self._tell(Refused(claim.id, reason))
         else:
@@ -334,7 +263,7 @@ class Placing:
         if claim.id not in self._withdrawn:
             self._hold(claim, ended.number, ended.group, ended.index, ended.tries + 1)
         elif ended.group is not None:
-            self._vacate(ended.group, ended.index)
+            self._groups.vacate(ended.group, ended.index)
 
     # -- granting
 
@@ -391,7 +320,7 @@ class Placing:
         with self._changed:
             wishes = [
                 group.node
-                for group in self._wishes()
+                for group in self._groups.unused_wishes()
                 if group.shape == shape and group.vacant and group.node in there
             ]
         return Counter(wishes) + Counter(
@@ -420,18 +349,7 @@ class Placing:
                 holders.remove(holder)
         self._ray.kill(holder.actor)
         if holder.group is not None:
-            self._vacate(holder.group, holder.index)
-
-    def _vacate(self, group: Group, index: int) -> None:
-        group.used.discard(index)
-        group.vacant.append(index)
-        if not group.used:
-            self._remove(group)
-
-    def _remove(self, group: Group) -> None:
-        with self._changed:
-            self._groups.remove(group)
-        self._ray.remove(group.group)
+            self._groups.vacate(holder.group, holder.index)
 
     def _drop_pending(self, claim: str) -> None:
         """What a withdrawn claim still waits for."""
@@ -440,7 +358,7 @@ class Placing:
         for holder in pending:
             self.forget(holder)
         for group in [g for g in self._groups if g.claim == claim and not g.used and not g.vacant]:
-            self._remove(group)
+            self._groups.remove(group)
 
     def _ended(self, holder: Holder, _: None, error: BaseException | None) -> None:
         """An actor that holds resources is gone, and with it the right to them."""
@@ -473,11 +391,11 @@ class Placing:
     def look(self, seen: Sequence[capacity.Node]) -> None:
         """Tell what has changed since the last look: groups that somebody has removed, and what is missing."""
         self._seen = seen
-        for group in list(self._groups):
-            if placement_group_table(group.group).get("state", "REMOVED") == "REMOVED":
+        for group in self._groups:
+            if is_removed(group):
                 self._group_removed(group)
             elif group.is_wish and group.vacant:
-                group.node = self._node_of(group, 0)
+                group.node = node_of(group, 0)
         for claim in list(self._claims.values()):
             self._tell_missing(claim, seen)
 
@@ -488,7 +406,7 @@ class Placing:
         for slot in slots:
             self._lose(slot, f"the placement group of its resources on {slot.host} was removed")
         if not slots and group in self._groups:
-            self._remove(group)
+            self._groups.remove(group)
             if group.claim in self._claims:
                 self._tell(Refused(group.claim, "the placement group that the run waited for was removed"))
 
@@ -500,7 +418,7 @@ class Placing:
             held = sum(holder.where is not None for holder in self._holders[claim.id])
             missing = claim.count - max(held, granted)
         if claim in self._after_trainer:
-            reason = f"waiting for room for trainer_resources={self._trainer_needs()!r}, before the workers"
+            reason = f"waiting for room for trainer_resources={self._trainer.needs!r}, before the workers"
             self._tell_reason(claim, granted, reason)
             return
         if (
@@ -520,9 +438,9 @@ class Placing:
 
     def _is_being_placed(self, claim: RayClaim) -> bool:
         """True when Ray has found the room, or may have, although the actors are not there yet."""
-        groups = [group for group in self._groups if group.claim == claim.id]
-        if groups:
-            return all(placement_group_table(g.group)["state"] == "CREATED" for g in groups)
+        are_placed = self._groups.are_placed(claim.id)
+        if are_placed is not None:
+            return are_placed
         # Of a single actor Ray does not tell whether it waits for room or is being started.
         return time.monotonic() - claim.asked < _STARTS_WITHIN
 
@@ -532,13 +450,5 @@ class Placing:
         """Nothing of it stays in the cluster. After the thread that talks to Ray has stopped."""
         for holder in [holder for holders in self._holders.values() for holder in holders]:
             self._ray.kill(holder.actor)
-        self._ray.kill(self._trainer)
-        for group in self._groups:
-            self._ray.remove(group.group)
-        self._groups.clear()
-
-
-def _in_a_line(error: BaseException) -> str:
-    """What Ray says of its failure: the last line that says something, since the first ones are tracebacks."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+        self._trainer.release()
+        self._groups.remove_all()

@@ -15,10 +15,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from powertrain.data.collate_fn import RowsCollateFn
+from powertrain.data.epochs import Batches, EpochReader
 from powertrain.data.ray.shard import StreamedBatches, StreamedShard
 from powertrain.data.rows.formats import row_dicts
 from powertrain.data.rows.rows import Rows
-from powertrain.data.shard import Batches, DataShard
+from powertrain.data.shard import DataShard
 
 _SHARDS = (DataShard, StreamedShard)
 _BATCHES = (Batches, StreamedBatches)
@@ -82,9 +83,10 @@ class ShardSource(IterableDataset[Any]):
         return len(self._batches)
 
     @property
-    def shard(self) -> DataShard | StreamedShard:
-        shard: DataShard | StreamedShard = self._batches._shard
-        return shard
+    def rows_source(self) -> EpochReader | StreamedShard:
+        """The reader or shard that the batches come from."""
+        source: EpochReader | StreamedShard = self._batches.source
+        return source
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._batches)
@@ -106,7 +108,7 @@ class ShardSource(IterableDataset[Any]):
         made = batch if self._collate is None else self._collate(batch)
         if not self._is_training:
             self.size = _rows_of(made)
-            self.rows = self.size if self.shard.weight else 0
+            self.rows = self.size if self.rows_source.weight else 0
         return made
 
     def _batches_to_be_skipped(self) -> int:

@@ -96,7 +96,7 @@ class PreparedTrainer:
         """Count rows, of which a source of batches has more than its length."""
         source = getattr(dataloader, "dataset", None)
         if isinstance(source, ShardSource):
-            return source.shard.count()
+            return source.rows_source.count()
         return int(super().num_examples(dataloader))  # type: ignore[misc]
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ class PreparedTrainer:
             output = super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
         finally:
             self._evaluates_shard = False
-        return output._replace(num_samples=source.shard.count())
+        return output._replace(num_samples=source.rows_source.count())
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute a batch's loss. Where it counts in the average over ranks by its tokens, that average is returned:

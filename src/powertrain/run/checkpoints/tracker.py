@@ -14,15 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from powertrain.checkpoint import cleanup, commit, committed, contents, retention
+from powertrain.checkpoint import cleanup, commit, committed, contents
 from powertrain.checkpoint.chain import Chain
-from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpointStatus
+from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.checkpoint.saver import give_back, remove_share
 from powertrain.config.checkpoint import CheckpointConfig
 from powertrain.errors import CheckpointError, FencedError
 from powertrain.run.checkpoints import pending as pd
 from powertrain.run.checkpoints.committer import Committer
+from powertrain.run.checkpoints.kept import KeptCheckpoints
 from powertrain.run.checkpoints.pending import Pending
 from powertrain.run.checkpoints.uploads import Carriers
 from powertrain.run.workers.attempt import Attempt, Member
@@ -36,8 +37,6 @@ from powertrain.wire.from_worker import Carried, CarryTrouble
 from powertrain.wire.values import Part
 from powertrain.worker.data.shards import gaps_in, positions_in
 
-#: Seconds for which a deletion is tried.
-_DISCARD_WITHIN = 30.0
 #: Called on the controller's thread with a pending checkpoint and its manifest, or None and why it failed.
 Settled = Callable[[Pending, "Manifest | None", "BaseException | str"], None]
 
@@ -62,15 +61,13 @@ class Checkpoints:
     ) -> None:
         """``before_commit`` is called on the committer's thread; ``settled`` once for each reported checkpoint,
         ``unstaged`` for each share that has left the staging area."""
-        self._storage, self._chain, self._config, self._tag = storage, chain, config, tag
+        self._storage, self._chain, self._tag = storage, chain, tag
         self._committer, self._before_commit = committer, before_commit
         self._settled, self._unstaged, self._tell, self._clock = settled, unstaged, tell, clock
-        self._scores_checked = False
         self._carriers: Carriers | None = None
         #: The newest committed and verified one.
         self.newest = newest
-        self._kept = committed.committed(storage)
-        self._validations = committed.validations(storage)
+        self._kept = KeptCheckpoints(storage, chain, config, committer, tell)
         self._pending: dict[pd.Key, Pending] = {}
         #: Names under which something may still be on its way that nobody waits for: they are not used again.
         self._spent: set[str] = set(cleanup.void_names(storage))
@@ -92,11 +89,6 @@ class Checkpoints:
         #: Name of the one committed last, for the next to name. The committer's thread only.
         self._parent = newest.name if newest is not None else ""
 
-    @property
-    def _impatient(self) -> Storage:
-        """The storage for what must not hold up commits."""
-        return self._storage.within(_DISCARD_WITHIN)
-
     def carried_by(self, carriers: Carriers) -> None:
         """Who carries shares. Once, before the first row closes."""
         self._carriers = carriers
@@ -106,7 +98,7 @@ class Checkpoints:
     @property
     def kept(self) -> list[Manifest]:
         """The committed ones that were not deleted, oldest first, with what validations found."""
-        return committed.with_validations(self._kept, self._validations)
+        return self._kept.with_validations()
 
     @property
     def pending(self) -> list[Pending]:
@@ -333,7 +325,7 @@ class Checkpoints:
                 self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
                 remove_share(part.staged)
         if not self._is_taken(pending):
-            self._committer.submit(self._discarding(pending.name), _ignored, persist=False)
+            self._committer.submit(self._kept.discarding(pending.name), _ignored, persist=False)
         self._settled(pending, None, _with_places(reason, back))
         self._advance()
 
@@ -439,7 +431,7 @@ class Checkpoints:
         self._forget(pending)
         self._wants_room = 0  # who still lacks room after this says so again
         self.newest = manifest
-        self._kept.append(manifest)
+        self._kept.add(manifest)
         self._settled(pending, manifest, "")
         self._advance()
 
@@ -447,64 +439,21 @@ class Checkpoints:
 
     def validated(self, name: str, validation: Any) -> None:
         """Keep what a validation found beside its checkpoint."""
-        self._validations[name] = validation
-
-        def record() -> None:
-            self._chain.check_held(self._storage)
-            committed.record_validation(self._storage, name, validation)
-
-        self._committer.submit(record, self._noted)
-
-    def _noted(self, _: Any, error: BaseException | None) -> None:
-        if error is not None:
-            self._tell(f"The result of a validation could not be kept: {error}")
+        self._kept.validated(name, validation)
 
     def status(self, manifest: Manifest) -> str:
         """Whether it was validated, in the words of a reported checkpoint."""
-        found = self._validations.get(manifest.name)
-        return found.status if found is not None else "COMMITTED"
+        return self._kept.status(manifest)
 
     # -- deleting
 
     def discard_old(self, pinned: Collection[str]) -> None:
         """Delete what retention does not keep; never what is pinned."""
-        self.check_scores(pinned, least=2)
-        for name in retention.to_delete(
-            self.kept,
-            num_to_keep=self._config.num_to_keep,
-            score_attribute=self._config.checkpoint_score_attribute,
-            score_order=self._config.checkpoint_score_order,
-            pinned=frozenset(pinned),
-        ):
-            self._kept = [m for m in self._kept if m.name != name]
-            self._committer.submit(self._discarding(name), self._discarded(name), persist=False)
+        self._kept.discard_old(pinned)
 
     def check_scores(self, pinned: Collection[str] = (), *, least: int = 1) -> None:
         """Warn once where at least so many checkpoints have no score, although one was named."""
-        attribute = self._config.checkpoint_score_attribute
-        if attribute is None or self._scores_checked:
-            return
-        pending = ReportedCheckpointStatus.PENDING_VALIDATION.value  # its validation may find the score
-        manifests = [m for m in self.kept if m.name not in pinned and self.status(m) != pending]
-        if len(manifests) < least:
-            return
-        if warning := retention.missing_score(manifests, attribute):
-            self._tell(warning)
-        self._scores_checked = True
-
-    def _discarding(self, name: str) -> Callable[[], None]:
-        def discard() -> None:
-            self._chain.check_held(self._impatient)
-            cleanup.discard(self._impatient, name)
-
-        return discard
-
-    def _discarded(self, name: str) -> Callable[[Any, BaseException | None], None]:
-        def then(_: Any, error: BaseException | None) -> None:
-            if error is not None:
-                self._tell(f"The checkpoint {name} is no longer needed but could not be deleted: {error}")
-
-        return then
+        self._kept.check_scores(pinned, least=least)
 
 
 def described(manifest: Manifest, value: Checkpoint, status: str) -> ReportedCheckpoint:

@@ -8,7 +8,6 @@ because without them no step would be found. Loads torch when patches are instal
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -18,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 from powertrain.trace.recording import cuda
 from powertrain.trace.recording.batch_sizes import SMALL_COPY, goes_to_device, size_of
 from powertrain.trace.recording.marks import (
-    BEGINS,
-    ENDED,
     FETCHED,
     IGNORED,
     LEARN,
@@ -29,35 +26,19 @@ from powertrain.trace.recording.marks import (
     NOBODY,
     SETTLE_AT,
 )
-from powertrain.trace.recording.phases import BACKWARD, COLLECTIVE, H2D, INPUT, REPORT
+from powertrain.trace.recording.phases import BACKWARD, COLLECTIVE, H2D, INPUT
 from powertrain.trace.recording.recorder import Recorder
+from powertrain.trace.recording.replacements import (
+    Replacements,
+    patch_captures,
+    patch_collectives,
+    patch_optimizers,
+    patch_saving,
+)
 from powertrain.trace.recording.timed_loaders import Exchange, MakingTimes, OfInstances, copied
 
 if TYPE_CHECKING:
     from powertrain.trace.recording.patch_choice import Choice
-
-#: What ranks wait for each other in, of torch.distributed; asynchronous ones are waited for in ``Work.wait``.
-_COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-)
 
 
 class _Within:
@@ -77,8 +58,7 @@ class Patches:
         """Installs them. ``choice`` says which."""
         self.recorder, self.choice = recorder, choice
         self._within = _Within()
-        self._is_closed = False
-        self._undo = contextlib.ExitStack()
+        self._replaced = Replacements(recorder)
         #: Of modules that were called on their own, whether they are models and not losses; by their id, because a
         #: user's need not be hashable; and what says that they are gone.
         self._is_model: dict[int, bool] = {}
@@ -91,58 +71,23 @@ class Patches:
             (choice.forward, self._patch_forward),
             (choice.backward, self._patch_backward),
             (choice.h2d, self._patch_copies),
-            (choice.rest, self._patch_optimizers),
-            (choice.rest, self._patch_collectives),
-            (choice.rest, self._patch_saving),
+            (choice.rest, lambda: patch_optimizers(self._replaced)),
+            (choice.rest, lambda: patch_collectives(self._replaced)),
+            (choice.rest, lambda: patch_saving(self._replaced)),
             # Whatever is chosen, a model on a GPU may be met, and is timed from then on.
-            (True, self._patch_captures),
+            (True, lambda: patch_captures(self._replaced)),
         ]
         try:
             for is_chosen, patch in installers:
                 if is_chosen:
                     patch()
         except BaseException:
-            self._undo.close()
+            self._replaced.close()
             raise
 
     def close(self) -> None:
         """Put everything back. Again is fine."""
-        self._is_closed = True
-        self._undo.close()
-
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set ``owner.name`` until :meth:`close`; what somebody else has put there since then stays."""
-        is_own = name in vars(owner)
-        before = vars(owner).get(name)
-        setattr(owner, name, value)
-
-        def put_back() -> None:
-            if vars(owner).get(name) is not value:
-                return
-            if is_own:
-                setattr(owner, name, before)
-            else:
-                delattr(owner, name)
-
-        self._undo.callback(put_back)
-
-    def _timed(self, function: Callable[..., Any], phase: int) -> Callable[..., Any]:
-        """``function``, its time counted as ``phase``."""
-        from torch.compiler import is_dynamo_compiling as is_compiling
-
-        recorder = self.recorder
-
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return function(*args, **kwargs)
-            depth = recorder.enter(phase)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                recorder.leave(depth)
-
-        return timed
+        self._replaced.close()
 
     # -- loaders
 
@@ -180,9 +125,9 @@ class Patches:
                 recorder.settle()
             return batch
 
-        self._replace(iterator, "__next__", timed_next)
+        self._replaced.replace(iterator, "__next__", timed_next)
         # Where the loader's processes are started.
-        self._replace(DataLoader, "__iter__", self._timed(DataLoader.__iter__, INPUT))
+        self._replaced.replace(DataLoader, "__iter__", self._replaced.timed(DataLoader.__iter__, INPUT))
         self._patch_loaders_processes()
 
     def seconds_of_newest(self, batches: Any) -> float:
@@ -205,7 +150,7 @@ class Patches:
             with times.of_children():
                 begin(batches, loader, *args, **kwargs)
 
-        self._replace(iterator, "__init__", begin_telling)
+        self._replaced.replace(iterator, "__init__", begin_telling)
 
     # -- models
 
@@ -253,7 +198,7 @@ class Patches:
                 if now >= recorder.due or len(log) > SETTLE_AT:
                     recorder.settle()
 
-        self._replace(nn.Module, "__call__", functools.wraps(plain)(call))
+        self._replaced.replace(nn.Module, "__call__", functools.wraps(plain)(call))
         self._patch_buffers()
 
     def is_model(self, module: Any) -> bool:
@@ -290,7 +235,7 @@ class Patches:
         for part in module.modules():
             if isinstance(part, DistributedDataParallel) and not any(part is model for model in known):
                 exchange = Exchange(part, self.recorder)
-                self._undo.callback(exchange.close)
+                self._replaced.on_close(exchange.close)
                 self._exchanges.append(exchange)
 
     def _patch_buffers(self) -> None:
@@ -298,16 +243,20 @@ class Patches:
         from torch.nn.parallel import DistributedDataParallel as Distributed
 
         if hasattr(Distributed, "_sync_buffers"):
-            self._replace(Distributed, "_sync_buffers", self._timed(Distributed._sync_buffers, COLLECTIVE))
+            self._replaced.replace(
+                Distributed, "_sync_buffers", self._replaced.timed(Distributed._sync_buffers, COLLECTIVE)
+            )
 
     def _patch_backward(self) -> None:
         import torch
 
         #: ``Tensor.backward`` calls the first of them.
-        self._replace(
+        self._replaced.replace(
             torch.autograd, "backward", self._backward(torch.autograd.backward, is_part_of_model=False)
         )
-        self._replace(torch.autograd, "grad", self._backward(torch.autograd.grad, is_part_of_model=True))
+        self._replaced.replace(
+            torch.autograd, "grad", self._backward(torch.autograd.grad, is_part_of_model=True)
+        )
 
     def _backward(self, function: Callable[..., Any], is_part_of_model: bool) -> Callable[..., Any]:
         """``function`` as a backward pass; within a model's forward it is a part of that if it may be."""
@@ -351,69 +300,6 @@ class Patches:
 
         return backward
 
-    # -- optimizers
-
-    def _patch_optimizers(self) -> None:
-        import torch
-        from torch.optim import optimizer as optimizers
-
-        recorder = self.recorder
-        begins, ended = self._optimizer_hooks()
-        self._undo.callback(optimizers.register_optimizer_step_pre_hook(begins).remove)
-        self._undo.callback(optimizers.register_optimizer_step_post_hook(ended).remove)
-        scaler: Any = torch.amp.GradScaler
-        step = scaler.step
-
-        @functools.wraps(step)
-        def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if recorder.is_scaling or get_ident() != recorder.thread:
-                return step(self, optimizer, *args, **kwargs)
-            # A step also where it is left out, because gradients were infinite.
-            recorder.optimizer_begins(optimizer)
-            recorder.is_scaling = True
-            try:
-                return step(self, optimizer, *args, **kwargs)
-            finally:
-                recorder.is_scaling = False
-                recorder.optimizer_ended(optimizer)
-
-        self._replace(scaler, "step", scaled_step)
-
-    def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """What is called before and after each optimizer's step."""
-        recorder = self.recorder
-        note, clock, log = recorder.note, recorder.clock, recorder.log
-
-        def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if (
-                recorder.device is None
-                and id(optimizer) == recorder.which
-                and not recorder.is_scaling
-                and get_ident() == recorder.thread
-            ):
-                note((BEGINS, clock()))  # as in _patch_forward
-            else:
-                recorder.optimizer_begins(optimizer)
-
-        def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if (
-                recorder.device is None
-                and id(optimizer) == recorder.which
-                and not recorder.is_scaling
-                and get_ident() == recorder.thread
-            ):
-                now = clock()
-                note((ENDED, now))
-                if now >= recorder.due or len(log) > SETTLE_AT:
-                    recorder.settle()
-            else:
-                recorder.optimizer_ended(optimizer)
-
-        for hook in (begins, ended):
-            # Lets torch.compile call them as they are, where it would otherwise warn that it cannot see what they do.
-            vars(hook)["_torchdynamo_disable"] = True
-        return begins, ended
-
     # -- copies to a device
 
     def _patch_copies(self) -> None:
@@ -429,7 +315,7 @@ class Patches:
         patches = weakref.ref(self)
 
         def cuda_is_used() -> None:
-            if (living := patches()) is not None and not living._is_closed:
+            if (living := patches()) is not None and not living._replaced.is_closed:
                 living._patch_tensors()
                 # Models that were met before may be moved to a GPU now, and are looked at again.
                 living._is_model.clear()
@@ -470,74 +356,8 @@ class Patches:
                 return copied(recorder, tensor, to_cuda, args, kwargs)
             return to_cuda(tensor, *args, **kwargs)
 
-        self._replace(torch.Tensor, "to", OfInstances(to, timed_to))
-        self._replace(torch.Tensor, "cuda", OfInstances(to_cuda, timed_cuda))
-
-    # -- graphs
-
-    def _patch_captures(self) -> None:
-        """Nothing is asked of the device while a graph is being captured, because that would end the capture."""
-        import torch
-
-        graph: Any = torch.cuda.CUDAGraph
-        plain_begin, plain_end, captures = graph.capture_begin, graph.capture_end, cuda.captures
-
-        @functools.wraps(plain_begin)
-        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                captures.begins(graph)
-                return plain_begin(graph, *args, **kwargs)
-            except BaseException:
-                captures.ended(graph)
-                raise
-
-        @functools.wraps(plain_end)
-        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return plain_end(graph, *args, **kwargs)
-            finally:
-                captures.ended(graph)
-
-        # What is under way when they are put back would never be said to have ended.
-        self._undo.callback(captures.forget)
-        self._replace(graph, "capture_begin", capture_begin)
-        self._replace(graph, "capture_end", capture_end)
-
-    # -- other ranks
-
-    def _patch_collectives(self) -> None:
-        import torch.distributed as dist
-
-        if not dist.is_available():
-            return
-        from torch.distributed import _functional_collectives as functional
-        from torch.distributed import distributed_c10d
-
-        for name in _COLLECTIVES:
-            plain = getattr(distributed_c10d, name, None)
-            if plain is None:
-                continue
-            timed = self._timed(plain, COLLECTIVE)
-            for owner in (distributed_c10d, dist):
-                if vars(owner).get(name) is plain:
-                    self._replace(owner, name, timed)
-        work: Any = dist.Work
-        self._replace(work, "wait", self._timed(work.wait, COLLECTIVE))
-        # What sharded tensors wait in, as in clipping the gradients of an FSDP model.
-        self._replace(functional, "wait_tensor", self._timed(functional.wait_tensor, COLLECTIVE))
-
-    # -- checkpoints
-
-    def _patch_saving(self) -> None:
-        """Files that a loop writes before it reports them are part of what its checkpoint costs."""
-        import torch
-        from torch import serialization
-
-        plain = serialization.save
-        timed = self._timed(plain, REPORT)
-        for owner in (torch, serialization):
-            if vars(owner).get("save") is plain:
-                self._replace(owner, "save", timed)
+        self._replaced.replace(torch.Tensor, "to", OfInstances(to, timed_to))
+        self._replaced.replace(torch.Tensor, "cuda", OfInstances(to_cuda, timed_cuda))
 
 
 _installed: Patches | None = None
