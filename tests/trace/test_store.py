@@ -186,7 +186,12 @@ def test_thinning_keeps_the_fastest_the_median_and_the_slowest_step_of_each_grou
     assert {5, 7, 20} <= set(kept[0])
 
 
-def test_a_long_run_stays_within_its_budget_and_keeps_its_whole_course(storage: LocalStorage) -> None:
+def test_a_long_run_stays_within_its_budget_and_keeps_its_whole_course(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        store, "_WRITE_EVERY", None
+    )  # its thread waits for close(): this thread writes meanwhile
     budget, part = 600_000, 100_000
     written = TelemetryStore(storage, 1, budget=budget, part=part)
     frames = [

@@ -156,7 +156,8 @@ def test_lightgbm_reports_the_mean_of_a_cross_validation(reports: list[Any]) -> 
 
 def test_lightgbm_of_older_versions_is_understood(reports: list[Any]) -> None:
     def environment(*results: Any) -> Any:
-        return SimpleNamespace(iteration=0, end_iteration=2, model=None, evaluation_result_list=results)
+        rounds = {"iteration": 0, "begin_iteration": 0, "end_iteration": 2}
+        return SimpleNamespace(**rounds, model=None, evaluation_result_list=results)
 
     callback = lib.tune_lightgbm.TuneReportCheckpointCallback()
     callback(environment(("eval", "auc", 0.5, True), ("cv_agg", "valid l2", 0.25, False, 0.125)))
