@@ -80,7 +80,7 @@ def report_and_settle(make_checkpoint: Callable[[], Any]) -> float:
     seconds = timed(lambda: powertrain.report({"saved": 1}, checkpoint=make_checkpoint()))
     session = current("the benchmark")
     manifest = Path(
-        session.place.run_path, "checkpoints", f"checkpoint_{session.row:06d}", ".powertrain-manifest.json"
+        session.place.run.path, "checkpoints", f"checkpoint_{session.row:06d}", ".powertrain-manifest.json"
     )
     deadline = time.monotonic() + 120
     while not manifest.exists():

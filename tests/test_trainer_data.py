@@ -31,7 +31,7 @@ from powertrain.run import events as ev
 from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.storage.files import private_roots
-from powertrain.worker.place import Place
+from powertrain.worker.place import DataSettings, Place
 
 BLOCKS = [7, 13, 20]
 ROWS = sum(BLOCKS)
@@ -330,12 +330,13 @@ def test_a_process_that_makes_its_own_datasets_must_find_those_of_rank_zero(tmp_
     trainer = make(datasets={"train": dataset})()
     own: Mapping[str, Any] = prepare_like_rank_zero(
         trainer._request,
-        Place(rank=1, data_seed=9, data_cache=str(tmp_path), data_fingerprints=fingerprints(tmp_path)),
+        Place(rank=1, data=DataSettings(seed=9, cache=str(tmp_path), fingerprints=fingerprints(tmp_path))),
     )
     assert (own["train"].seed, own["train"].rows) == (9, ROWS)
     with pytest.raises(DataError, match=r"'train' of rank 1, with 40 rows, is not the one of rank 0"):
         prepare_like_rank_zero(
-            trainer._request, Place(rank=1, data_cache=str(tmp_path), data_fingerprints={"train": "another"})
+            trainer._request,
+            Place(rank=1, data=DataSettings(cache=str(tmp_path), fingerprints={"train": "another"})),
         )
 
 

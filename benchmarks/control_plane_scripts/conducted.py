@@ -32,10 +32,11 @@ from powertrain.run import events as ev
 from powertrain.run.controller import Controller
 from powertrain.run.lifecycle import RunState
 from powertrain.run.metrics.reading import read_table
-from powertrain.run.spec import RunSpec
+from powertrain.run.spec import RunDirectories, RunSpec
 from powertrain.storage import open_storage
 from powertrain.wire.hub import Hub
 from powertrain.worker.main import WorkerSpec
+from powertrain.worker.place import RunIdentity
 
 #: Workers on one node, as far as ranks are placed.
 _ON_A_NODE = 8
@@ -177,11 +178,13 @@ def disturb(engine: CrowdEngine, watcher: Watcher, workers: int, reports: int) -
 
 def spec_of(directory: Path, runtime: str, workers: int) -> RunSpec:
     return RunSpec(
-        name="crowd",
-        path=str(directory / "crowd"),
-        storage_path=str(directory),
-        launch_dir=str(directory),
-        runtime_dir=runtime,
+        run=RunIdentity(
+            name="crowd",
+            path=str(directory / "crowd"),
+            storage_path=str(directory),
+            launch_dir=str(directory),
+        ),
+        directories=RunDirectories(runtime=runtime),
         min_workers=workers,
         max_workers=workers,
         shape=base.SlotShape(),

@@ -15,9 +15,10 @@ from powertrain.run.controller import Controller
 from powertrain.run.metrics.reading import read_table
 from powertrain.run.outcome import RunOutcome
 from powertrain.run.record import journal
-from powertrain.run.spec import RunSpec
+from powertrain.run.spec import RunDirectories, RunSpec
 from powertrain.storage import Storage, open_storage
 from powertrain.testing.scripted_engine import ScriptedEngine
+from powertrain.worker.place import RunIdentity
 
 #: Seconds after which a run that should have ended by itself is ended by force, and its test fails.
 PATIENCE = 30.0
@@ -105,11 +106,13 @@ class Run:
     def _spec(self, workers: int, options: dict[str, Any]) -> RunSpec:
         settings: dict[str, Any] = {"min_workers": workers, "max_workers": workers, **options}
         return RunSpec(
-            name="scripted",
-            path=str(self.path),
-            storage_path=str(self.path.parent),
-            launch_dir=str(self.path),
-            runtime_dir=self.runtime,
+            run=RunIdentity(
+                name="scripted",
+                path=str(self.path),
+                storage_path=str(self.path.parent),
+                launch_dir=str(self.path),
+            ),
+            directories=RunDirectories(runtime=self.runtime),
             shape=base.SlotShape(),
             **settings,
         )

@@ -18,7 +18,6 @@ from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit, committed, uploader
 from powertrain.cli.common.summaries import summarize
 from powertrain.config.checkpoint import CheckpointConfig
-from powertrain.config.data import DataConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
 from powertrain.run import events as ev
@@ -31,6 +30,7 @@ from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine
 from powertrain.testing.scripted_worker import ScriptedWorker
 from powertrain.wire.from_worker import Arrived, DebugClosed, DebugOpened, DebugQuit
 from powertrain.wire.values import Frame
+from powertrain.worker.place import DataSettings
 
 
 def two_reports(worker: ScriptedWorker) -> str:
@@ -612,17 +612,12 @@ def test_an_attempt_is_told_where_its_own_runs_checkpoint_left_the_data(run: Run
     told: dict[int, Any] = {}
 
     def play(worker: ScriptedWorker) -> None:
-        told[worker.attempt] = worker.place.data_positions
+        told[worker.attempt] = worker.place.start.data_positions
         saves_its_place(worker, 40 + worker.attempt)
         if worker.attempt == 0:
             worker.die(3) if worker.rank == 1 else worker.hang()
 
-    options: dict[str, Any] = {
-        "data": DataConfig(cache_bytes=5, memory_bytes=2**21, on_change="restart_epoch")
-    }
-    assert (
-        run.go(ScriptedEngine(play), max_failures=1, begin_from="/elsewhere", **options).state == "finished"
-    )
+    assert run.go(ScriptedEngine(play), max_failures=1, begin_from="/elsewhere").state == "finished"
     assert told[0] == {}  # what another run's checkpoint says of data is not meant for this one
     assert told[1] == {"train": {"epoch": 0, "position": 40, "rows": 100}}
 
@@ -631,19 +626,20 @@ def test_a_rank_is_told_what_was_asked_for_its_data(run: Run) -> None:
     places: list[Any] = []
     spec: dict[str, Any] = {
         "datasets": b"pickled",
-        "data_seed": 7,
-        "data_cache": "/blocks",
-        "data_fingerprints": {"train": "f"},
-        "data": DataConfig(memory_bytes=2**21, on_change="restart_epoch"),
+        "data": DataSettings(
+            seed=7,
+            cache="/blocks",
+            fingerprints={"train": "f"},
+            memory_bytes=2**21,
+            on_change="restart_epoch",
+        ),
     }
     run.go(
         ScriptedEngine(lambda worker: places.append((worker.place, worker.spec.datasets))), workers=1, **spec
     )
     ((place, datasets),) = places
     assert datasets == b"pickled"
-    assert (place.data_seed, place.data_cache, place.data_fingerprints) == (7, "/blocks", {"train": "f"})
-    assert (place.data_cache_bytes, place.data_memory_bytes) == (-1, 2**21)
-    assert place.on_data_change == "restart_epoch"
+    assert place.data == spec["data"]
 
 
 def test_who_watches_is_told_how_far_rank_zero_has_read(run: Run) -> None:

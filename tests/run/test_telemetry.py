@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from powertrain.engine import base
 from powertrain.run.record.telemetry import Telemetry, why_unusable
-from powertrain.run.spec import RunSpec
+from powertrain.run.spec import RunDirectories, RunSpec
 from powertrain.run.workers import launch
 from powertrain.storage import open_storage
 from powertrain.trace import store
@@ -21,6 +21,7 @@ from powertrain.trace.recording import ring as recording_ring
 from powertrain.trace.recording.phases import RECORD_SIZE
 from powertrain.trace.recording.recorder import Recorder
 from powertrain.wire import from_worker
+from powertrain.worker.place import RunIdentity
 from powertrain.worker.tracing import TraceSettings
 
 
@@ -40,11 +41,8 @@ def recorded(count: int, path: str = "") -> bytes:
 @pytest.fixture
 def spec(tmp_path: Path) -> RunSpec:
     return RunSpec(
-        name="run",
-        path=str(tmp_path / "run"),
-        storage_path=str(tmp_path),
-        launch_dir="",
-        runtime_dir=str(tmp_path / "runtime"),
+        run=RunIdentity(name="run", path=str(tmp_path / "run"), storage_path=str(tmp_path)),
+        directories=RunDirectories(runtime=str(tmp_path / "runtime")),
         min_workers=2,
         max_workers=2,
         shape=base.SlotShape(),
@@ -57,7 +55,7 @@ def member(rank: int, attempt: int = 0) -> Any:
 
 
 def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
-    storage = open_storage(spec.path)
+    storage = open_storage(spec.run.path)
     kept = Telemetry(spec, storage, 1, pytest.fail)
     steps = recorded(3)
     kept.heard(member(0), from_worker.Telemetry(steps=steps, facts=b'{"device": "a"}'))
@@ -72,7 +70,7 @@ def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
 
 
 def test_what_is_no_record_is_told_once_and_not_kept(spec: RunSpec) -> None:
-    storage, told = open_storage(spec.path), []
+    storage, told = open_storage(spec.run.path), []
     kept = Telemetry(spec, storage, 1, lambda message: told.append(message))
     kept.heard(member(1), from_worker.Telemetry(steps=b"half"))
     kept.heard(member(1), from_worker.Telemetry(facts=b"[1, 2]"))
@@ -94,7 +92,7 @@ def test_any_bytes_are_whole_records_or_refused(steps: bytes, looks: bytes, fact
 
 
 def test_a_dead_rank_is_given_the_steps_that_it_had_not_sent(spec: RunSpec) -> None:
-    storage = open_storage(spec.path)
+    storage = open_storage(spec.run.path)
     kept = Telemetry(spec, storage, 1, pytest.fail)
     ring = launch.ring_path(spec, 0, 1)
     steps = recorded(10, ring)
@@ -112,7 +110,7 @@ def test_a_dead_rank_is_given_the_steps_that_it_had_not_sent(spec: RunSpec) -> N
 def test_without_tracing_nothing_is_written(spec: RunSpec) -> None:
     import dataclasses
 
-    storage = open_storage(spec.path)
+    storage = open_storage(spec.run.path)
     kept = Telemetry(dataclasses.replace(spec, trace=None), storage, 1, pytest.fail)
     kept.heard(member(0), from_worker.Telemetry(steps=recorded(1)))
     kept.rank_is_gone(member(0), None)

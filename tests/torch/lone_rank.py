@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from powertrain.worker.place import Place
+from powertrain.worker.place import AttemptStart, Place
 from powertrain.worker.progress import Gate
 from powertrain.worker.session import Session
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 
-def session_of(rank: int, world_size: int, positions: dict[str, Any] | None = None, **place: Any) -> Session:
+def session_of(
+    rank: int, world_size: int, positions: dict[str, Any] | None = None, checkpoint: str = "", **place: Any
+) -> Session:
     """A rank's session without a run: what it would tell the user is put into ``service.said``."""
     said: list[str] = []
     service: Any = SimpleNamespace(row=0, said=said, post=lambda message: said.append(message.message))
-    where = Place(rank=rank, world_size=world_size, data_positions=positions or {}, **place)
+    start = AttemptStart(checkpoint=checkpoint, data_positions=positions or {})
+    where = Place(rank=rank, world_size=world_size, start=start, **place)
     return Session(where, service, Gate())
 
 

@@ -39,7 +39,7 @@ from powertrain.worker.data.shards import (
     positions_in,
     readable,
 )
-from powertrain.worker.place import Place
+from powertrain.worker.place import AttemptStart, DataSettings, Place, RankFiles
 from powertrain.worker.progress import progress
 
 ROWS = 40
@@ -53,12 +53,25 @@ def prepared(name: str) -> Prepared:
 class Rank:
     """A rank without a run: what it says is kept."""
 
-    def __init__(self, directory: Path, names: tuple[str, ...] = ("train", "eval"), **place: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        names: tuple[str, ...] = ("train", "eval"),
+        *,
+        data_positions: dict[str, Any] | None = None,
+        data_feeds: dict[str, str] | None = None,
+        **place: Any,
+    ) -> None:
         self.said: list[str] = []
         self.device = -1
         self.sees_newest = False
         self.iterators: dict[str, Iterator[Any]] = {}
-        self.place = Place(data_cache=str(directory), data_cache_bytes=2**20, **place)
+        self.place = Place(
+            data=DataSettings(cache=str(directory), cache_bytes=2**20),
+            start=AttemptStart(data_positions=data_positions or {}),
+            files=RankFiles(feeds=data_feeds or {}),
+            **place,
+        )
         self.service = SimpleNamespace(post=lambda message: self.said.append(message.message))
         datasets = {name: prepared(name) for name in names}
         self.data = Shards(self, cloudpickle.dumps(datasets) if names else b"")  # type: ignore[arg-type]

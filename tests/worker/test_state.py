@@ -30,6 +30,7 @@ from powertrain.worker import session as worker_session
 from powertrain.worker.checkpoints import state as state_module
 from powertrain.worker.checkpoints.state import automatic_checkpoint, load_state, register_state, save_state
 from powertrain.worker.data.shards import Shards
+from powertrain.worker.place import AttemptStart, SavingSettings
 
 
 class FakeStaging:
@@ -57,10 +58,8 @@ class Worker:
             rank=rank,
             world_size=world_size,
             local_world_size=world_size,
-            checkpoint=checkpoint.path if checkpoint else "",
-            checkpoint_frequency=frequency,
-            staging=str(self.root),
-            data_positions={},
+            start=AttemptStart(checkpoint=checkpoint.path if checkpoint else ""),
+            saving=SavingSettings(frequency=frequency, staging=str(self.root)),
         )
         session: Any = SimpleNamespace(
             place=place,

@@ -155,12 +155,12 @@ def _report_of(kept: Kept, *notes: str) -> Report:
 
 def _of_run(session: Session, recorder: Recorder, until: float, every: float) -> Report:
     place = session.place
-    if session.storage.local_path("telemetry") is not None and not place.run_filesystem:
+    if session.storage.local_path("telemetry") is not None and not place.run.filesystem:
         tracing = session.service.tracing
         if recorder.steps and tracing is not None and not tracing.is_over:
             _wait(session, recorder.steps, until, every)
         with contextlib.suppress(StorageError):  # nothing has arrived
-            return report_of(session.storage, place.run_name, place.attempt)
+            return report_of(session.storage, place.run.name, place.attempt)
     note = f"Of rank {place.rank} only: what the others have recorded is not at hand here."
     return _report_of(_in_ring(recorder, place.rank), note)
 

@@ -123,11 +123,11 @@ def prepare_like_rank_zero(request: TrainRequest, place: Place) -> dict[str, Pre
     from powertrain.run.record.directories import sweep_data_caches
 
     if place.local_rank == 0:
-        sweep_data_caches(place.data_cache)
-    own = os.path.join(place.data_cache, f"rows-{place.rank}")
-    prepared = prepare(request.datasets, request.data, place.data_seed, own)
+        sweep_data_caches(place.data.cache)
+    own = os.path.join(place.data.cache, f"rows-{place.rank}")
+    prepared = prepare(request.datasets, request.data, place.data.seed, own)
     for name, found in prepared.items():
-        if found.fingerprint != place.data_fingerprints.get(name):
+        if found.fingerprint != place.data.fingerprints.get(name):
             raise DataError(
                 f"The dataset {name!r} of rank {place.rank}, with {found.rows} rows, is not the one of rank 0. "
                 "Under torchrun every process makes its datasets itself, and they must be the same: give all of "

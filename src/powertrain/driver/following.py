@@ -27,16 +27,16 @@ def follow(request: TrainRequest) -> Result:
     with handle_interrupts(lambda: None, users_code_is_here=True) as interrupts:
         code, rank = torchrun.follow(function, request.user_env)
     if rank.place.local_rank == 0:  # the first of a node that is not rank 0's
-        remove_data_cache(rank.place.data_cache)
+        remove_data_cache(rank.place.data.cache)
     if interrupts:
         from powertrain.storage.addresses import without_secrets
 
-        place = without_secrets(rank.place.run_path)
+        place = without_secrets(rank.place.run.path)
         raise KeyboardInterrupt(f"the run was interrupted and can be resumed: {place}")
     elsewhere, stopped = rank.summary.get("failed", ""), rank.summary.get("stopped", "")
     result = Result(
-        path=rank.place.run_path,
-        storage_filesystem=pickle.loads(filesystem) if (filesystem := rank.place.run_filesystem) else None,
+        path=rank.place.run.path,
+        storage_filesystem=pickle.loads(filesystem) if (filesystem := rank.place.run.filesystem) else None,
         state="failed" if code or elsewhere else "stopped" if stopped else "finished",
         reason=stopped,
         metrics=rank.summary.get("metrics"),

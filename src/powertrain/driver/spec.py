@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from powertrain.driver.resume import Earlier
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
+    from powertrain.worker.place import DataSettings, RunIdentity, SavingSettings
     from powertrain.worker.tracing import TraceSettings
 
 #: Some readers of JSON and msgpack know no larger whole numbers.
@@ -125,23 +126,25 @@ def make_spec(
     tag: str,
     datasets: Mapping[str, Prepared],
 ) -> RunSpec:
-    from powertrain.run.spec import RunSpec
+    from powertrain.run.spec import RunDirectories, RunSpec
     from powertrain.worker.checkpoints.shared_directory import output_files
 
     scaling, run = request.scaling, request.run
     minimum, maximum = request.worker_bounds
     return RunSpec(
-        name=name,
-        path=storage.uri,
-        storage_path=run.storage_root,
-        launch_dir=os.getcwd(),
-        runtime_dir=str(runtime),
-        working_dir=working_dir(run, str(runtime)),
-        outputs=output_files(),
+        run=_identity(request, name, storage, carried_to),
+        directories=RunDirectories(
+            runtime=str(runtime),
+            working=working_dir(run, str(runtime)),
+            outputs=output_files(),
+            logs=directory_of(storage, "logs"),
+        ),
+        saving=_saving_settings(request, tag, staging=places[0], segments=places[1]),
+        data=_data_settings(request, record, datasets, cache=places[2]),
+        datasets=travelling_datasets(request, datasets),
         min_workers=minimum,
         max_workers=maximum,
         shape=shape(scaling),
-        resources=scaling.resources,
         env=request.user_env,
         max_failures=run.failure_config.max_failures,
         fail_fast=bool(run.failure_config.fail_fast),
@@ -153,9 +156,6 @@ def make_spec(
         stop_sees_all=request.trial is not None,
         callbacks=run.callbacks,
         checkpoints=run.checkpoint_config,
-        staging=places[0],
-        segments=places[1],
-        checkpoint_tag=tag,
         sync_timeout=run.sync_config.sync_timeout,
         port=port(run),
         bind_host=bind_host(run),
@@ -163,19 +163,12 @@ def make_spec(
         post_mortem=run.post_mortem,
         report_barrier=has_report_barrier(run),
         queue_timeout=scaling.queue_timeout_s,
-        filesystem=pickled(getattr(carried_to, "filesystem", None)),
-        logs=directory_of(storage, "logs"),
         storage=pickle.dumps(carried_to),
         validation=request.validation,
         backend=request.backend,
         function=request.pickled_function(),
         sources=functions.sources_only_here(),
-        metadata=request.metadata,
-        sweep=request.trial.sweep if request.trial is not None else "",
-        trial_id=request.trial.trial_id if request.trial is not None else "",
         seed=record["seed"],
-        **_data_fields(request, record, datasets),
-        data_cache=places[2],
         begin_from=request.begin_from.address if request.begin_from is not None else "",
         begin_from_filesystem=pickled(getattr(request.begin_from, "given_filesystem", None)),
         version=__version__,
@@ -183,19 +176,54 @@ def make_spec(
     )
 
 
-def _data_fields(
-    request: TrainRequest, record: Mapping[str, Any], datasets: Mapping[str, Prepared]
-) -> dict[str, Any]:
-    """Return the fields of a spec that tell ranks how to read the datasets."""
-    streamed = request.streamed_datasets
-    return {
-        "datasets": travelling_datasets(request, datasets),
-        "data_fingerprints": {name: found.fingerprint for name, found in datasets.items()},
-        "data_seed": record["data_seed"],
-        "data_streams": list(streamed),
-        "data_streams_whole": [name for name in streamed if not request.data.is_split(name)],
-        "data": request.data,
-    }
+def _identity(request: TrainRequest, name: str, storage: Storage, carried_to: Storage) -> RunIdentity:
+    from powertrain.worker.place import RunIdentity
+
+    trial = request.trial
+    return RunIdentity(
+        name=name,
+        path=storage.uri,
+        storage_path=request.run.storage_root,
+        launch_dir=os.getcwd(),
+        filesystem=pickled(getattr(carried_to, "filesystem", None)),
+        metadata=request.metadata,
+        resources=dict(request.scaling.resources),
+        sweep=trial.sweep if trial is not None else "",
+        trial_id=trial.trial_id if trial is not None else "",
+    )
+
+
+def _saving_settings(request: TrainRequest, tag: str, *, staging: str, segments: str) -> SavingSettings:
+    from powertrain.worker.place import SavingSettings
+
+    config = request.run.checkpoint_config
+    return SavingSettings(
+        tag=tag,
+        frequency=config.checkpoint_frequency or 0,
+        staging=staging,
+        staging_bytes=config.staging_bytes or 0,
+        segments=segments,
+        validates=request.validation is not None,
+    )
+
+
+def _data_settings(
+    request: TrainRequest, record: Mapping[str, Any], datasets: Mapping[str, Prepared], *, cache: str
+) -> DataSettings:
+    from powertrain.worker.place import DataSettings
+
+    data, streamed = request.data, request.streamed_datasets
+    return DataSettings(
+        cache=cache,
+        cache_bytes=-1 if data.cache_bytes is None else data.cache_bytes,
+        memory_bytes=data.memory_bytes,
+        seed=record["data_seed"],
+        fingerprints={name: found.fingerprint for name, found in datasets.items()},
+        on_change=data.on_change,
+        resume=data.resume,
+        streams=list(streamed),
+        whole_streams=[name for name in streamed if not data.is_split(name)],
+    )
 
 
 def _arguments_for_callbacks(request: TrainRequest) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Controller:
         run, spec = self._run, self._run.spec
         run.flow = self
         context = RunContext(
-            spec.name, spec.path, spec.storage_path, **spec.arguments, end_early=self.end_early
+            spec.run.name, spec.run.path, spec.run.storage_path, **spec.arguments, end_early=self.end_early
         )
         run.callbacks = run.facts.callbacks = Callbacks(spec.callbacks, context, run.warn)
         run.startup = Startup(run.record, run.engine.name, run.clock.monotonic)
@@ -274,7 +274,7 @@ class Controller:
             delivered=lambda: post(Delivered()),
             parted=lambda key: post(Parted(key)),
             refused=lambda key, problem: post(UnreadableMessage(key, problem)),
-            directory=spec.runtime_dir,
+            directory=spec.directories.runtime,
             port=spec.port,
             listen_on=spec.bind_host,
         )
@@ -295,7 +295,7 @@ class Controller:
         run, newest = self._run, self._run.checkpoints.newest
         return ev.RunStarted(
             time=run.clock.time(),
-            name=run.spec.name,
+            name=run.spec.run.name,
             lease=self._chain.lease,
             host=socket.gethostname(),
             pid=os.getpid(),

@@ -98,7 +98,7 @@ class Parts:
             chain,
             run.spec.checkpoints,
             from_checkpoint,
-            tag=run.spec.checkpoint_tag,
+            tag=run.spec.saving.tag,
             committer=self.committer,
             # A resume from it relies on the rows before it: they must not die with this process.
             before_commit=lambda: run.metrics.wait_spooled(_SPOOL_TIMEOUT_S),

@@ -119,7 +119,7 @@ class ScriptedWorker:
         place = self.place = self.spec.place
         self.rank, self.world_size, self.attempt = place.rank, place.world_size, place.attempt
         #: Path of the checkpoint to go on from; "" for none.
-        self.checkpoint = place.checkpoint
+        self.checkpoint = place.start.checkpoint
         #: The newest row this rank has reported; the attempt goes on after the restored one.
         self.row = place.first_row - 1
         self.gate, self.progress = Gate(), Progress()
@@ -134,8 +134,10 @@ class ScriptedWorker:
             watch=process.ended_descriptor,
         )
         process.when_ended(lambda: self.service.commands.put(Dismissed()))
-        self._mark = RowMark(place.mark)
-        self._staging = Staging(place.staging, place.attempt, place.rank, limit=place.staging_bytes)
+        self._mark = RowMark(place.files.mark)
+        self._staging = Staging(
+            place.saving.staging, place.attempt, place.rank, limit=place.saving.staging_bytes
+        )
         self._carrier = uploader.Carrier(
             lambda: pickle.loads(self.spec.storage), self.service.say, self.spec.sync_timeout
         )

@@ -97,7 +97,7 @@ def _set_variables(of_group: Mapping[str, str], one_host: bool, address: str) ->
         "ROLE_NAME": _ROLE,
         "ROLE_RANK": str(place.rank),
         "ROLE_WORLD_SIZE": str(place.world_size),
-        "TORCHELASTIC_RUN_ID": place.run_name,
+        "TORCHELASTIC_RUN_ID": place.run.name,
         "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }

@@ -51,7 +51,7 @@ def runtime_directory() -> str:
 
 def runtime_directory_of(place: Place) -> str:
     """Return the run's directory for sockets and scratch files on the node of a rank; "" where it has none."""
-    return os.path.dirname(os.path.dirname(place.mark))
+    return os.path.dirname(os.path.dirname(place.files.mark))
 
 
 def get_context() -> TrainContext:
@@ -245,7 +245,7 @@ def get_all_reported_checkpoints(
         answer = session.service.ask_checkpoints(session.row, validated, -1.0 if limit is None else limit)
     return [
         ReportedCheckpoint(
-            session.checkpoint_at(found.path, session.place.run_filesystem),
+            session.checkpoint_at(found.path, session.place.run.filesystem),
             dict(found.metrics),
             ReportedCheckpointStatus(found.status),
         )

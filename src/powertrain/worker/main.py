@@ -84,7 +84,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 def run(payload: bytes) -> int:
     """Live one rank's life in this process; returns the exit code."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
-    here = msgspec.structs.replace(spec.place, launch_dir=launch_dir_here(spec.place.launch_dir))
+    identity = spec.place.run
+    identity = msgspec.structs.replace(identity, launch_dir=launch_dir_here(identity.launch_dir))
+    here = msgspec.structs.replace(spec.place, run=identity)
     spec = msgspec.structs.replace(spec, place=here)
     boundaries.role = f"rank-{spec.place.rank}"
     return Rank(spec).live()
@@ -199,12 +201,12 @@ class Rank:
 
     def _prepare(self) -> None:
         """Seeds apart per rank and attempt, directories and import path, the current GPU chosen."""
-        if self._local_function is None and not self._place.working_dir:
-            enter_launch_dir(self._place.launch_dir)
-        if self._place.launch_dir and self._place.launch_dir not in sys.path:
-            sys.path.insert(0, self._place.launch_dir)
-        if self._place.stacks:
-            stacks.arm(self._place.stacks)
+        if self._local_function is None and not self._place.files.working_dir:
+            enter_launch_dir(self._place.run.launch_dir)
+        if self._place.run.launch_dir and self._place.run.launch_dir not in sys.path:
+            sys.path.insert(0, self._place.run.launch_dir)
+        if self._place.files.stacks:
+            stacks.arm(self._place.files.stacks)
         if self._local_function is None:
             # A process group has two connections with each other rank.
             hub.make_room_for_connections(2 * self._place.world_size)
@@ -258,7 +260,7 @@ class Rank:
             return 0
         hint = ""
         if self._local_function is None:  # its log is the place for it; elsewhere ``fit`` raises it
-            hint = hint_for(error, self._place.launch_dir, self._place.scratch)
+            hint = hint_for(error, self._place.run.launch_dir, self._place.files.scratch)
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             print(redact(text + (f"{hint}\n" if hint else "")), end="", file=sys.stderr)
         if self._spec.post_mortem:

@@ -1,10 +1,97 @@
-"""``Place``: what a worker knows about its run."""
+"""``Place``: what a worker knows about its run.
+
+The groups are values of their own: the spec of a run holds the same ones, and each rank is sent them as they are.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+
+
+class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Which run it is, and what the user gave it."""
+
+    name: str = ""
+    #: The run's directory: ``storage_path/name``.
+    path: str = ""
+    storage_path: str = ""
+    #: Where the driver was started.
+    launch_dir: str = ""
+    #: The pickled filesystem of the storage, where the user gave one.
+    filesystem: bytes = b""
+    metadata: dict[str, Any] = {}
+    resources: dict[str, float] = {}
+    #: Of a trial of a sweep: the sweep's name and the trial's id.
+    sweep: str = ""
+    trial_id: str = ""
+
+
+class SavingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How ranks save checkpoints."""
+
+    #: Goes into the usual names of checkpoints: not "" after a start that was cut off.
+    tag: str = ""
+    #: Registered state is saved every so many rows; 0 for never.
+    frequency: int = 0
+    #: Where shares of checkpoints are staged on each node, and how many bytes may wait there (0: half of the disk).
+    staging: str = ""
+    staging_bytes: int = 0
+    #: Where shared-memory segments go; "" where there are none.
+    segments: str = ""
+    #: True when the trainer was given a validation function.
+    validates: bool = False
+
+
+class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How ranks read datasets."""
+
+    #: Where decoded blocks are kept on each node, how many bytes of them (-1: a quarter of what is free), and how many
+    #: bytes of memory a rank may use to read.
+    cache: str = ""
+    cache_bytes: int = -1
+    memory_bytes: int = 2**29
+    #: Orders shuffled data.
+    seed: int = 0
+    #: By dataset what the run's driver found: a rank that inspects data itself must find the same.
+    fingerprints: dict[str, str] = {}
+    #: What happens if data have changed since the checkpoint.
+    on_change: str = "refuse"
+    #: As ``DataConfig.resume``.
+    resume: str = "batch"
+    #: Datasets that the engine streams to the ranks, and those of them that every rank gets whole.
+    streams: list[str] = []
+    whole_streams: list[str] = []
+
+
+class AttemptStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt continues from."""
+
+    #: The committed checkpoint, as a path or address; "" for none. With the pickled filesystem it is on, if any.
+    checkpoint: str = ""
+    filesystem: bytes = b""
+    #: Names given with ``checkpoint_dir_name`` that are committed already.
+    names: list[str] = []
+    #: By dataset the position that the checkpoint keeps, if it is of this run.
+    data_positions: dict[str, dict[str, Any]] = {}
+    #: By dataset how many batches were drawn without an optimizer step between them before it, at most.
+    data_gaps: dict[str, int] = {}
+
+
+class RankFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Directories and files of one rank on its node; "" for none."""
+
+    #: The working directory ("" for the launch directory), and the node's scratch directory, if it is that one.
+    working_dir: str = ""
+    scratch: str = ""
+    #: Files that the driver's standard output and standard error go to.
+    outputs: list[str] = []
+    #: Where the rank marks how far it has come, and where it writes its stacks on request.
+    mark: str = ""
+    stacks: str = ""
+    #: By streamed dataset the socket where this rank gets its rows.
+    feeds: dict[str, str] = {}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,60 +105,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     #: The first row this attempt will report.
     first_row: int = 1
-    run_name: str = ""
-    #: The run's directory: ``storage_path/name``.
-    run_path: str = ""
-    storage_path: str = ""
-    #: Where the driver was started.
-    launch_dir: str = ""
-    #: Committed checkpoint to go on from, as a path or address; "" for none.
-    checkpoint: str = ""
-    #: The pickled filesystem that ``checkpoint`` is on, and that of the run, where the user gave one.
-    checkpoint_filesystem: bytes = b""
-    run_filesystem: bytes = b""
-    #: Goes into the usual names of checkpoints.
-    checkpoint_tag: str = ""
-    #: Names given with ``checkpoint_dir_name`` that are committed already.
-    checkpoint_names: list[str] = []
-    #: Registered state is saved every so many rows; 0 for never.
-    checkpoint_frequency: int = 0
-    #: Where shares of checkpoints are staged on this node, and how many bytes may wait there (0: half of the disk).
-    staging: str = ""
-    staging_bytes: int = 0
-    #: Where shared-memory segments go; "" where there are none.
-    segments: str = ""
-    #: The rank's working directory; "" for the launch directory. And the node's scratch directory, if it is that one.
-    working_dir: str = ""
-    scratch: str = ""
-    #: Files that the driver's standard output and standard error go to.
-    outputs: list[str] = []
-    #: Where the rank marks how far it has come, and where its stacks go when they are asked for; "" for nowhere.
-    mark: str = ""
-    stacks: str = ""
-    #: True when the trainer was given a validation function.
-    validates: bool = False
     #: True when every report waits until all ranks have made it.
     report_barrier: bool = False
-    #: Where decoded blocks of data are kept on this node, how many bytes of them (-1: a quarter of what is free), and
-    #: how many bytes of memory this rank may use to read.
-    data_cache: str = ""
-    data_cache_bytes: int = -1
-    data_memory_bytes: int = 2**29
-    #: Orders shuffled data.
-    data_seed: int = 0
-    #: By dataset what it was when the run's driver looked at it: a rank that looks for itself must find the same.
-    data_fingerprints: dict[str, str] = {}
-    #: By dataset the state that ``checkpoint`` keeps, if that is of this run; and what happens if data have changed.
-    data_positions: dict[str, dict[str, Any]] = {}
-    on_data_change: str = "refuse"
-    #: As ``DataConfig.resume``; and by dataset how many batches were drawn without a step before the checkpoint.
-    data_resume: str = "batch"
-    data_gaps: dict[str, int] = {}
-    #: By dataset of Ray's that is streamed, the socket where this rank gets its rows; and those that are not split.
-    data_feeds: dict[str, str] = {}
-    data_feeds_whole: list[str] = []
-    metadata: dict[str, Any] = {}
-    #: Of a trial of a sweep: the sweep's name and the trial's id.
-    sweep: str = ""
-    trial_id: str = ""
-    resources: dict[str, float] = {}
+    run: RunIdentity = RunIdentity()
+    saving: SavingSettings = SavingSettings()
+    data: DataSettings = DataSettings()
+    start: AttemptStart = AttemptStart()
+    files: RankFiles = RankFiles()

@@ -41,7 +41,7 @@ class Session:
         self.place = place
         self.service = service
         #: What the launch directory held when this rank began, for checkpoints that are reported from it.
-        self.before = listing_of(place.launch_dir)
+        self.before = listing_of(place.run.launch_dir)
         #: Names that were left out of such checkpoints with a warning, and those that had been waited for in vain.
         self.left_out: set[str] = set()
         self.unsettled: set[str] = set()
@@ -50,12 +50,12 @@ class Session:
         self.row = service.row = place.first_row - 1
         self.syncs = 0
         #: Names that checkpoints of this run have been given.
-        self.checkpoint_names: set[str] = set(place.checkpoint_names)
+        self.checkpoint_names: set[str] = set(place.start.names)
         #: True once this rank has made a report with SYNC or a barrier: ``get_checkpoint`` then returns the newest one.
         self.sees_newest = False
         #: What ``register_state`` was given.
         self.registered: dict[str, Any] = {}
-        self.mark = RowMark(place.mark)
+        self.mark = RowMark(place.files.mark)
         self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
         self.context = TrainContext(self)
         self.data = Shards(self, datasets)
@@ -74,11 +74,11 @@ class Session:
 
         place = self.place
         staging = Staging(
-            place.staging or os.path.join(os.getcwd(), ".staging"),
+            place.saving.staging or os.path.join(os.getcwd(), ".staging"),
             place.attempt,
             place.rank,
-            segments=place.segments,
-            limit=place.staging_bytes,
+            segments=place.saving.segments,
+            limit=place.saving.staging_bytes,
             shared_by=place.local_world_size,
             full=lambda row, needed, limit: self.service.say(
                 StagingFull(row=row, needed=needed, limit=limit)
@@ -93,7 +93,7 @@ class Session:
         """The run's storage, for looking at addresses; nothing is opened by this."""
         from powertrain.storage import open_storage
 
-        return open_storage(self.place.run_path)
+        return open_storage(self.place.run.path)
 
     @staticmethod
     def checkpoint_at(path: str, filesystem: bytes) -> Checkpoint:
@@ -106,7 +106,7 @@ class Session:
         """The name that the checkpoint of ``row`` will have."""
         from powertrain.checkpoint.contents import final_name
 
-        return final_name(row, given or "", self.place.checkpoint_tag)
+        return final_name(row, given or "", self.place.saving.tag)
 
     def close(self) -> None:
         self.data.close()
@@ -138,13 +138,13 @@ class TrainContext:
     def __repr__(self) -> str:
         p = self._place
         return (
-            f"TrainContext(rank={p.rank}, world_size={p.world_size}, run={p.run_name!r}, attempt={p.attempt})"
+            f"TrainContext(rank={p.rank}, world_size={p.world_size}, run={p.run.name!r}, attempt={p.attempt})"
         )
 
     @property
     def launch_dir(self) -> str:
         """The directory the driver was started in; it is on ``sys.path`` of every worker."""
-        return self._place.launch_dir
+        return self._place.run.launch_dir
 
     def get_world_rank(self) -> int:
         """This rank, from 0, over all nodes."""
@@ -168,23 +168,23 @@ class TrainContext:
 
     def get_experiment_name(self) -> str:
         """The run's name; in a trial of a sweep, that of the sweep."""
-        return self._place.sweep or self._place.run_name
+        return self._place.run.sweep or self._place.run.name
 
     def get_trial_name(self) -> str:
         """The run's name: a trial of a sweep is an ordinary run."""
-        return self._place.run_name
+        return self._place.run.name
 
     def get_trial_id(self) -> str:
         """The run's name, which is what identifies it; in a trial of a sweep, the id of the trial."""
-        return self._place.trial_id or self._place.run_name
+        return self._place.run.trial_id or self._place.run.name
 
     def get_trial_resources(self) -> dict[str, float]:
         """What this worker was given, by resource name."""
-        return dict(self._place.resources)
+        return dict(self._place.run.resources)
 
     def get_trial_dir(self) -> str:
         """The run's directory in storage, without credentials."""
-        return strip_secrets(self._place.run_path)
+        return strip_secrets(self._place.run.path)
 
     def get_storage(self) -> StorageContext:
         """The storage path under which runs lie, with its file system and the places of this run.
@@ -196,11 +196,11 @@ class TrainContext:
             report(metrics, Checkpoint(path), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
         """
         place = self._place
-        return StorageContext(place.storage_path, place.run_name, place.run_filesystem)
+        return StorageContext(place.run.storage_path, place.run.name, place.run.filesystem)
 
     def get_metadata(self) -> dict[str, Any]:
         """What was given as ``metadata=`` to the trainer."""
-        return dict(self._place.metadata)
+        return dict(self._place.run.metadata)
 
     def get_attempt(self) -> int:
         """How many times this run was started before, failures and resumes counted."""
@@ -271,11 +271,15 @@ def get_checkpoint() -> Checkpoint | None:
         return newest
     session.data.checkpoint_was_asked_for()
     place = session.place
-    return session.checkpoint_at(place.checkpoint, place.checkpoint_filesystem) if place.checkpoint else None
+    return (
+        session.checkpoint_at(place.start.checkpoint, place.start.filesystem)
+        if place.start.checkpoint
+        else None
+    )
 
 
 def _newest_reported(session: Session) -> Checkpoint | None:
     """The newest kept checkpoint of this run, once those of all reports so far are settled; None for none."""
     with recording_current.phase(REPORT):
         found = session.service.ask_checkpoints(session.row, False, -1.0)
-    return session.checkpoint_at(found[-1].path, session.place.run_filesystem) if found else None
+    return session.checkpoint_at(found[-1].path, session.place.run.filesystem) if found else None

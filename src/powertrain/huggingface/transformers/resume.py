@@ -49,10 +49,10 @@ def _of_run(stack: contextlib.ExitStack) -> str | None:
     """Return the Trainer's directory in the checkpoint that this attempt starts from."""
     session = current("Trainer.train")
     place = session.place
-    if not place.checkpoint:
+    if not place.start.checkpoint:
         return None
     # Not with get_checkpoint: as long as nothing is resumed, the data have no reason to move on.
-    checkpoint = session.checkpoint_at(place.checkpoint, place.checkpoint_filesystem)
+    checkpoint = session.checkpoint_at(place.start.checkpoint, place.start.filesystem)
     directory = stack.enter_context(saved.opened(checkpoint))
     if directory is not None:
         get_checkpoint()  # data continue where this checkpoint found them

@@ -415,17 +415,17 @@ class Validations:
                     door=door,
                     checkpoint=task.checkpoint,
                     path=task.path,
-                    filesystem=spec.filesystem if task.on_filesystem else b"",
+                    filesystem=spec.run.filesystem if task.on_filesystem else b"",
                     function=self._function,
                     arguments=dict(task.arguments),
                     sources=dict(spec.sources),
-                    launch_dir=spec.launch_dir,
-                    working_dir=spec.working_dir,
+                    launch_dir=spec.run.launch_dir,
+                    working_dir=spec.directories.working,
                 )
             ),
             env=env,
             log_path=self._log(task),
-            cwd=spec.working_dir,
+            cwd=spec.directories.working,
             title="validation",
         )
 

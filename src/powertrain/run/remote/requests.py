@@ -42,14 +42,14 @@ class Requests:
         lowest, highest = spec.min_workers, spec.max_workers
         if not run.elastic.is_elastic or not run.engine.restarts:
             client.answer(
-                f"The run {spec.name!r} has a fixed number of workers. Start it with "
+                f"The run {spec.run.name!r} has a fixed number of workers. Start it with "
                 "ScalingConfig(num_workers=(min, max)) to be able to change it.",
                 False,
             )
         elif not lowest <= request.workers <= highest:
-            client.answer(f"The run {spec.name!r} trains with {lowest} to {highest} workers.", False)
+            client.answer(f"The run {spec.run.name!r} trains with {lowest} to {highest} workers.", False)
         elif run.stop.request is not None or run.has_returned:
-            client.answer(f"The run {spec.name!r} is ending.", False)
+            client.answer(f"The run {spec.run.name!r} is ending.", False)
         else:
             reason = f"{in_words(request.workers)} {'was' if request.workers == 1 else 'were'} asked for"
             run.elastic.set_limit(request.workers, reason, run.deadlines.now())
@@ -99,7 +99,7 @@ class Requests:
     def _on_stacks_request(self, request: protocol.LookAround, client: protocol.Visitor) -> None:
         run, attempt = self._run, self._run.attempt
         if attempt is None or attempt.phase in (phases.DISMISSED, phases.CLEARING):
-            client.answer(f"The run {run.spec.name!r} has no ranks now: it is {run.state.state}.", False)
+            client.answer(f"The run {run.spec.run.name!r} has no ranks now: it is {run.state.state}.", False)
             return
         client.tell(self._description())
         self._inspections.begin(attempt, request.ranks, client)

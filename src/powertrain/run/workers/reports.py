@@ -157,7 +157,7 @@ class Reports:
         try:
             reason = stopping.reason_to_stop(
                 run.spec.stop,
-                run.spec.name,
+                run.spec.run.name,
                 row.number,
                 metrics,
                 run.deadlines.now() - run.began,

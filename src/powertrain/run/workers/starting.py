@@ -21,6 +21,7 @@ from powertrain.text.errors import describe_error, message_of
 from powertrain.wire.from_controller import Train
 from powertrain.wire.from_worker import Executed, FirstStep, Hello
 from powertrain.wire.values import ErrorReport
+from powertrain.worker.place import AttemptStart
 
 #: Seconds within which every forked process must have sent its first message.
 START_TIMEOUT_S = 300.0
@@ -57,33 +58,34 @@ class Starting:
         run.startup.attempt_began(attempt.number, attempt.world_size, run.slots.reason)
         run.deadlines.set(Deadline.START, START_TIMEOUT_S)
         run.hangs.forget()
-        start = self._origin()
+        origin = self._origin()
         for place in placements:
-            self._fork(attempt, place, start)
+            self._fork(attempt, place, origin)
         run.validations.begin(placements[0].slot)
 
-    def _origin(self) -> launch.Start:
-        """Return what the next attempt continues from."""
+    def _origin(self) -> launch.AttemptOrigin:
+        """Return what the next attempt continues from, the newest checkpoint if there is one."""
         run = self._run
         own = run.checkpoints.newest_path()
-        return launch.Start(
+        start = AttemptStart(
             checkpoint=own or run.spec.begin_from,
-            filesystem=run.spec.filesystem if own else run.spec.begin_from_filesystem,
+            filesystem=run.spec.run.filesystem if own else run.spec.begin_from_filesystem,
             names=run.checkpoints.given_names(),
-            host=socket.gethostname(),
-            storage=run.spec.storage or pickle.dumps(run.storage),
             data_positions=run.checkpoints.data_positions(),
             data_gaps=run.checkpoints.data_gaps(),
         )
+        return launch.AttemptOrigin(
+            start, socket.gethostname(), run.spec.storage or pickle.dumps(run.storage)
+        )
 
-    def _fork(self, attempt: Attempt, place: placement.Placement, start: launch.Start) -> None:
+    def _fork(self, attempt: Attempt, place: placement.Placement, origin: launch.AttemptOrigin) -> None:
         run = self._run
         door = run.hub.admit(place.slot.key, speaks_as=(place.rank, attempt.number))
         member = Member(place, door.keys.public, attempt)
         attempt.members.append(member)
         run.members[member.key] = member
         self.ranks_by_slot[place.slot.id] = place.rank
-        run.engine.fork(place.slot, launch.process_of(run.spec, attempt, place, door, start))
+        run.engine.fork(place.slot, launch.process_of(run.spec, attempt, place, door, origin))
 
     def on_process_started(self, event: base.Started) -> None:
         attempt = self._run.attempt

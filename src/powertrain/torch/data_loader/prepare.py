@@ -85,7 +85,7 @@ def prepare_data_loader(
     loader.__dict__["_iterator"] = None
     sharing = share_out(loader, add_dist_sampler, wishes, session)
     kept_as = free_name(session, name, sharing.course.fingerprint)
-    at_epoch = (resume or session.place.data_resume) == "epoch"
+    at_epoch = (resume or session.place.data.resume) == "epoch"
     sharing.course.keep_with(session.data, kept_as, at_epoch)
     if isinstance(loader.dataset, IterableDataset):
         loader.__dict__["collate_fn"] = CheckedCollate(loader.collate_fn)

@@ -180,7 +180,7 @@ def comes_in_any_order(loader: DataLoader[Any]) -> bool:
 
 
 def _restarts(session: Session) -> bool:
-    return bool(session.place.on_data_change == "restart_epoch")
+    return bool(session.place.data.on_change == "restart_epoch")
 
 
 def _length(dataset: Any) -> int:

@@ -124,7 +124,7 @@ def _refuse_what_cannot_be_kept(asked: ValidationTaskConfig) -> None:
 
 def _refuse_validation(session: Session) -> None:
     """Raise :class:`ReportError` where the trainer was given no validation function."""
-    if not session.place.validates:
+    if not session.place.saving.validates:
         raise ReportError(
             "report(validation=...) needs a validation function, and the trainer has none. Give it "
             "validation_config=ValidationConfig(fn=...), or leave validation out."
@@ -185,7 +185,7 @@ def _unstaged(session: Session, error: OSError, checkpoint: str = "") -> Part:
     """What the run is told of a share that could not be staged."""
     from powertrain.storage.full_disk import describe_write_error, full_place
 
-    staging = session.place.staging or os.getcwd()
+    staging = session.place.saving.staging or os.getcwd()
     reason = f"rank {session.place.rank} could not stage it: {describe_write_error(error, staging)}"
     place = full_place(error, staging) or staging
     return Part(checkpoint=checkpoint, files=[], error=reason, error_place=place)
@@ -252,8 +252,10 @@ def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int
             take = False
         else:
             is_users = not session.staging.is_ours(directory)
-        if not is_same_directory(directory, place.launch_dir):
-            refuse_directory(session.storage, directory, launch_dir=place.launch_dir, staging=place.staging)
+        if not is_same_directory(directory, place.run.launch_dir):
+            refuse_directory(
+                session.storage, directory, launch_dir=place.run.launch_dir, staging=place.saving.staging
+            )
     try:
         if is_shared_directory:
             directory, take = _copied_from_shared(session, directory), True
@@ -270,15 +272,15 @@ def _taken(session: Session, directory: str, row: int) -> str:
     place, path = session.place, os.path.abspath(directory)
     if os.path.lexists(path):
         return ""
-    if place.scratch and _is_below(path, place.scratch):  # which is removed at the end
-        return os.path.join(place.staging, "unsaved", f"row-{row:08d}-rank-{place.rank:05d}")
+    if place.files.scratch and _is_below(path, place.files.scratch):  # which is removed at the end
+        return os.path.join(place.saving.staging, "unsaved", f"row-{row:08d}-rank-{place.rank:05d}")
     return path
 
 
 def _is_worked_in(session: Session, directory: str) -> bool:
     """True for a directory that ranks work in: the launch directory, the scratch directory, or one that was named."""
     place = session.place
-    return any(is_same_directory(directory, one) for one in (place.working_dir, place.launch_dir))
+    return any(is_same_directory(directory, one) for one in (place.files.working_dir, place.run.launch_dir))
 
 
 def _copied_from_shared(session: Session, directory: str) -> str:
@@ -292,15 +294,15 @@ def _copied_from_shared(session: Session, directory: str) -> str:
         session.service.post(Noted(message=message, once=True))
     target = session.staging.new_directory()
     run = session.storage.local_path("x")
-    is_launch_dir = is_same_directory(directory, place.launch_dir)
+    is_launch_dir = is_same_directory(directory, place.run.launch_dir)
     copied = copy_new_entries(
         directory,
         target,
         before=session.before if is_launch_dir else BEFORE_ALL,
         excluded=[str(run.parent) if run is not None else "", os.path.join(target, *[os.pardir] * 3)],
-        outputs={*place.outputs, *output_files()},
+        outputs={*place.files.outputs, *output_files()},
         # The ranks of other nodes may have the launch directory as well; never the scratch directory.
-        is_shared=place.local_world_size > 1 or (place.world_size > 1 and not place.scratch),
+        is_shared=place.local_world_size > 1 or (place.world_size > 1 and not place.files.scratch),
         hopeless=session.unsettled,
     )
     session.unsettled |= copied.unsettled
@@ -329,7 +331,10 @@ def _is_in_place(session: Session, checkpoint: Checkpoint) -> bool:
     if "://" in checkpoint.path or checkpoint.given_filesystem is not None:
         return True
     run = session.storage.local_path("x")
-    real, staging = os.path.realpath(checkpoint.path), os.path.realpath(session.place.staging or "/nowhere")
+    real, staging = (
+        os.path.realpath(checkpoint.path),
+        os.path.realpath(session.place.saving.staging or "/nowhere"),
+    )
     is_in_run = run is not None and _is_below(real, os.path.realpath(run.parent))
     return (is_in_run and not _is_below(real, staging)) or not os.path.exists(real)
 
@@ -339,7 +344,7 @@ def _is_of_a_run(session: Session, directory: str) -> bool:
     from powertrain.checkpoint.manifest import MANIFEST_NAMES
 
     run = session.storage.local_path("x")
-    real, staging = os.path.realpath(directory), os.path.realpath(session.place.staging or "/nowhere")
+    real, staging = os.path.realpath(directory), os.path.realpath(session.place.saving.staging or "/nowhere")
     inside = (
         run is not None and _is_below(real, os.path.realpath(run.parent)) and not _is_below(real, staging)
     )

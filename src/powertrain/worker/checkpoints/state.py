@@ -43,7 +43,7 @@ class _RankState:
                 self.session.place.rank,
                 self.session.place.world_size,
                 segments=staging.segments,
-                staging=self.session.place.staging,
+                staging=self.session.place.saving.staging,
                 threads=_copying_threads(self.session.place.local_world_size),
                 say=partial(_say, self.session),
             )
@@ -175,7 +175,7 @@ def _stateful(objects: dict[str, Any]) -> dict[str, Any]:
 
 def automatic_checkpoint(session: Session, row: int, save_now: bool = False) -> Checkpoint | None:
     """The checkpoint that the run saves by itself with this row, ``None`` where none is due."""
-    frequency = session.place.checkpoint_frequency
+    frequency = session.place.saving.frequency
     due = save_now or (frequency > 0 and row % frequency == 0)
     return _save(session, session.registered) if due and session.registered else None
 

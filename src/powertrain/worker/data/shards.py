@@ -265,29 +265,29 @@ class Shards:
         return self._load()
 
     def _is_dataset(self, name: str) -> bool:
-        return name in self._session.place.data_feeds or name in self._datasets
+        return name in self._session.place.files.feeds or name in self._datasets
 
     def _open(self, name: str) -> DataShard | StreamedShard:
         place = self._session.place
-        if name in place.data_feeds:
+        if name in place.files.feeds:
             return self._open_stream(name)
         if name not in self._datasets:
-            raise ConfigError(_no_such_dataset(name, [*self._datasets, *place.data_feeds]))
+            raise ConfigError(_no_such_dataset(name, [*self._datasets, *place.files.feeds]))
         from powertrain.data.shard import DataShard
 
-        blocks = os.path.join(place.data_cache, "blocks")
+        blocks = os.path.join(place.data.cache, "blocks")
         return DataShard(
             self._datasets[name],
             rank=place.rank,
             world_size=place.world_size,
             local_world_size=place.local_world_size,
             cache_directory=blocks,
-            disk_bytes=disk_budget(blocks, place.data_cache_bytes),
-            memory_bytes=place.data_memory_bytes,
+            disk_bytes=disk_budget(blocks, place.data.cache_bytes),
+            memory_bytes=place.data.memory_bytes,
             resume=lambda: self._saved_position(name),
             requested=lambda resumed: self.requested(name, resumed),
             began=lambda weight: self._began(name, weight),
-            on_change=place.on_data_change,
+            on_change=place.data.on_change,
             device=self._device,
             warn=self.warn,
             watch=FirstWaits() if progress.startup.is_noted else RecordedWaits(),
@@ -299,8 +299,8 @@ class Shards:
         place = self._session.place
         return StreamedShard(
             name,
-            place.data_feeds[name],
-            is_split=name not in place.data_feeds_whole,
+            place.files.feeds[name],
+            is_split=name not in place.data.whole_streams,
             world_size=place.world_size,
             resume=lambda: self._saved(name),
             began=lambda weight: self._began(name, weight),
@@ -326,7 +326,7 @@ class Shards:
 
     def _saved(self, name: str) -> State | None:
         """The place that the checkpoint kept, if the loop has asked for the checkpoint."""
-        saved = self._session.place.data_positions.get(name)
+        saved = self._session.place.start.data_positions.get(name)
         if saved is None or not self._asked_for_checkpoint:
             return None
         self._resumed.add(name)
@@ -340,12 +340,12 @@ class Shards:
         if saved is None:
             return None
         if not is_of_stream(saved):
-            return at_its_epoch(saved) if self._session.place.data_resume == "epoch" else saved
+            return at_its_epoch(saved) if self._session.place.data.resume == "epoch" else saved
         return Position.beginning(self._datasets[name], epoch=saved["epoch"]).as_dict()
 
     def _tell_if_unused(self, name: str) -> None:
         """Say once that data begin anew although the checkpoint knows where they were."""
-        saved = self._session.place.data_positions.get(name)
+        saved = self._session.place.start.data_positions.get(name)
         if saved is None or name in self._resumed or self._told:
             return
         self._told = True
@@ -366,7 +366,7 @@ class Shards:
         if watch is None:
             from powertrain.data.loading.own_skips import SkipWatch
 
-            watch = self._skip_watches[name] = SkipWatch(name, self._session.place.data_gaps.get(name))
+            watch = self._skip_watches[name] = SkipWatch(name, self._session.place.start.data_gaps.get(name))
         if resumed is not None:
             watch.resume(resumed)
             if self._session.place.rank == 0 and name not in self._told_of_resuming:
@@ -410,7 +410,7 @@ class Shards:
 
     def positions(self) -> dict[str, State]:
         """Where each dataset stands; for those not touched yet, where it stood in the checkpoint that counts."""
-        saved = self._session.place.data_positions if self._asked_for_checkpoint else {}
+        saved = self._session.place.start.data_positions if self._asked_for_checkpoint else {}
         live = {name: shard.kept() for name, shard in self._shards.items()}
         return {**saved, **live, **{name: state() for name, state in self._adopted.items()}}
 
@@ -431,7 +431,7 @@ class Shards:
         positions = self.positions() if captured is None else captured
         if not positions:
             return {}
-        return {DATA_EXTRA: positions, GAPS_EXTRA: {**self._session.place.data_gaps, **self._gaps()}}
+        return {DATA_EXTRA: positions, GAPS_EXTRA: {**self._session.place.start.data_gaps, **self._gaps()}}
 
     def _gaps(self) -> dict[str, int]:
         found = {name: watch.longest for name, watch in self._skip_watches.items()}

@@ -130,7 +130,7 @@ def _find(path: str) -> str:
         return path
     place = session.current("powertrain run").place
     name = os.path.basename(path)
-    for directory in (place.launch_dir, *sys.path):
+    for directory in (place.run.launch_dir, *sys.path):
         if os.path.isfile(found := os.path.join(directory, name)):
             return found
     raise FileNotFoundError(
