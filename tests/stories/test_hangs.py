@@ -96,8 +96,8 @@ def test_a_hang_is_noticed_with_the_right_rank_and_line_and_acted_on(fits: Any, 
     first = noticed[0]
     seen = f"{first.message}\n{(fits.directory / 'storage' / kind / first.stacks).read_text()}"
     assert first.ranks == (hanging.CULPRIT,), seen
-    assert os.path.basename(first.file) == "hanging.py", seen
     if kind != "stopped" or py_spy():
+        assert os.path.basename(first.file) == "hanging.py", seen
         assert first.line == line_of(f"hangs: {kind}"), seen
     assert f"ank {hanging.CULPRIT}" in first.message
     assert (outcome["raised"], outcome["class"]) == ("TrainingFailedError", "NCCLHangError")
