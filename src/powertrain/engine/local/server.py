@@ -1,8 +1,8 @@
 """The warm process that workers are forked from.
 
 Importing torch takes about 2 s and the first optimizer as long again; forking a process that has done both
-takes 15 ms. So one process per driver does it once, and then only waits: it runs no tensor operation beyond
-one step of a dummy optimizer, opens no socket but its own, starts no thread. That makes each fork of it safe.
+takes 15 ms. So one process per driver imports what the backend of the run lists (``BackendConfig.preload``), once, and
+then only waits: it opens no socket but its own and starts no thread. That makes each fork of it safe.
 
 It hangs on its driver twice: by the control socket, and by a descriptor of the driver's process (a child of
 the driver's that inherited the socket would keep it open). When either closes it kills every worker's scope,
@@ -28,7 +28,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Union
 
 import msgspec
@@ -112,15 +112,20 @@ decode_report = msgspec.msgpack.Decoder(Report).decode
 _decode_command = msgspec.msgpack.Decoder(Command).decode
 
 
-def serve(
-    control: socket.socket, driver: int, started: float, preloads_torch: bool | None = True
-) -> NoReturn:
-    """Be the warm server until the driver is gone. Never returns. ``preloads_torch=None`` imports nothing at all."""
+def serve(control: socket.socket, driver: int, started: float, preload: Sequence[str]) -> NoReturn:
+    """Be the warm server until the driver is gone. Never returns.
+
+    Args:
+        control: The socket to the driver.
+        driver: The driver's process.
+        started: When the driver started this one (Unix seconds).
+        preload: Modules to import first; an entry "package.module:function" is called, too.
+    """
     code = 1
     try:
         _detach()
         began = time.monotonic()
-        _preload(preloads_torch)
+        _preload(preload)
         imports = time.monotonic() - began
         _Server(control, driver).loop(Ready(seconds=time.time() - started, imports=imports))
         code = 0
@@ -130,9 +135,9 @@ def serve(
         os._exit(code)
 
 
-def serve_clean(descriptor: int, driver: int, started: float, preloads_torch: bool = True) -> NoReturn:
+def serve_clean(descriptor: int, driver: int, started: float, preload: Sequence[str]) -> NoReturn:
     """Entry of a server that was started as a fresh interpreter."""
-    serve(socket.socket(fileno=descriptor), driver, started, preloads_torch)
+    serve(socket.socket(fileno=descriptor), driver, started, preload)
 
 
 def _detach() -> None:
@@ -147,56 +152,24 @@ def _detach() -> None:
     _set_name("powertrain-warm")
 
 
-def _preload(torch_too: bool | None) -> None:
+def _preload(entries: Sequence[str]) -> None:
     """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
     gc.disable()
-    if torch_too is None:
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.set_num_threads(1)
-    elif import_for_workers(torch_too):
-        _make_first_calls(sys.modules["torch"])
+    for entry in entries:
+        module, _, function = entry.partition(":")
+        # One that is missing or broken is skipped: the worker that needs it raises the error, with its traceback.
+        with contextlib.suppress(Exception):
+            loaded = importlib.import_module(module)
+            if function:
+                getattr(loaded, function)()
     gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
 
 
-def _make_first_calls(torch: Any) -> None:
-    """Call functions of torch that load or build something when they are called first, so that no worker does.
-
-    A gradient that is set, not computed, starts no thread of autograd. Workers seed themselves.
-    """
-    torch.set_num_threads(1)
-    parameter = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    parameter.grad = torch.zeros(1)
-    optimizer.step()
-    optimizer.zero_grad()
-    torch.manual_seed(0)
-
-
-def import_for_workers(torch_too: bool) -> bool:
-    """Import the modules that every worker needs; return whether torch is among them."""
-    for name in (
-        "powertrain.worker.main",
-        "powertrain.trace.recording.patches",
-        "powertrain.trace.machine.samplers",
-    ):
-        importlib.import_module(name)
-    if not torch_too:
-        return False
-    try:
-        importlib.import_module("torch")
-    except ModuleNotFoundError:
-        return False  # a framework-neutral run needs none
-    for name in (
-        "torch._dynamo",  # the first optimizer and DDP load it
-        "torch.distributed",
-        "torch.nn.parallel.distributed",
-        "torch.utils.data",
-    ):
-        importlib.import_module(name)
-    importlib.import_module("powertrain.torch.backend")
-    importlib.import_module("powertrain.torch.data_loader.prepare")
-    importlib.import_module("powertrain.torch.prepare")
-    return True
+def import_for_workers(entries: Sequence[str]) -> None:
+    """Import the modules of a preload list into this process, and call none of its functions."""
+    for entry in entries:
+        with contextlib.suppress(Exception):  # as above
+            importlib.import_module(entry.partition(":")[0])
 
 
 class _Server:

@@ -205,7 +205,7 @@ class Agents:
             storage_name=without_secrets(self._storage.uri) if self._storage is not None else "",
             proof=self._proof,
             answer=f"{self._proof}-{id}",
-            preloads_torch=options.preloads_torch,
+            preload=list(options.preload),
             import_path=list(options.import_path),
         )
 
