@@ -36,7 +36,7 @@ FLOORS: list[set[str]] = [
     {"checkpoint", "data", "trace"},
     {"backend"},
     {"storage", "wire", "config", "functions"},
-    {"values", "plugins"},
+    {"values", "plugins", "fork_server"},
     {"errors", "version"},
     {"text"},
 ]

@@ -16,12 +16,10 @@ be found and ended when their worker is gone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import io
 import os
-import select
 import signal
 import socket
 import sys
@@ -33,14 +31,12 @@ from typing import Any, NoReturn, Union
 
 import msgspec
 
+from powertrain import fork_server
 from powertrain.engine import process
 from powertrain.storage.files.descriptors import remove_quietly
 from powertrain.storage.files.private_roots import remove_empty_parents
 from powertrain.trace.machine import processes
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 #: Seconds between looks at the kernel's count of processes killed for want of memory, while there are workers.
 _LOOK_EVERY = 1.0
 #: Seconds for a resource tracker to clean up after a worker that is gone, and between looks at it.
@@ -148,28 +144,15 @@ def _detach() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # A scheduler may send them to every process of a job. The driver decides what follows; this ends with the driver.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ASK_FOR_AN_END)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _set_name("powertrain-warm")
+    fork_server.adopt_orphans()
+    fork_server.set_process_name("powertrain-warm")
 
 
 def _preload(entries: Sequence[str]) -> None:
     """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
     gc.disable()
-    for entry in entries:
-        module, _, function = entry.partition(":")
-        # One that is missing or broken is skipped: the worker that needs it raises the error, with its traceback.
-        with contextlib.suppress(Exception):
-            loaded = importlib.import_module(module)
-            if function:
-                getattr(loaded, function)()
+    fork_server.preload(entries)
     gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
-
-
-def import_for_workers(entries: Sequence[str]) -> None:
-    """Import the modules of a preload list into this process, and call none of its functions."""
-    for entry in entries:
-        with contextlib.suppress(Exception):  # as above
-            importlib.import_module(entry.partition(":")[0])
 
 
 class _Server:
@@ -178,28 +161,18 @@ class _Server:
         self._workers: dict[int, str] = {}
         self._oom = OomKills(process.oom_kills)
         self._sweeps: dict[str, list[str]] = {}
-        self._poll = select.poll()
-        self._poll.register(control, select.POLLIN)
-        self._driver = process.descriptor(driver)
-        if self._driver >= 0:
-            self._poll.register(self._driver, select.POLLIN)
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        self._poll.register(self._wake_read, select.POLLIN)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._core = fork_server.ForkServer(control, driver)
 
     def loop(self, warmed: Ready) -> None:
         self._tell(warmed)
         while True:
-            ready = {source for source, _ in self._poll.poll(_LOOK_EVERY * 1000 if self._workers else None)}
+            ready = self._core.wait(_LOOK_EVERY if self._workers else None)
             self._oom.look(time.monotonic())
-            if self._driver in ready:
+            if ready.is_orphaned:
                 return self._end()
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
+            if ready.has_ended_child:
                 self._reap()
-            if self._control.fileno() in ready and not self._command():
+            if ready.has_command and not self._command():
                 return self._end()
 
     def _command(self) -> bool:
@@ -223,16 +196,9 @@ class _Server:
 
     def _fork(self, command: Fork, payload: int, output: int, *claim: int) -> None:
         before = process.oom_kills()  # before the fork: it may be killed before we are back
-        server = os.getpid()
         for descriptor in claim:  # what the process executes has no part in it
             os.set_inheritable(descriptor, False)
-        pid = os.fork()
-        if pid == 0:
-            for descriptor in (self._wake_read, self._wake_write, self._driver):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._control.close()
-            _become(command, payload, output, server)
+        pid = self._core.fork(lambda: _become(command, payload, output))
         for descriptor in (payload, output, *claim):
             os.close(descriptor)
         self._workers[pid] = command.id
@@ -250,17 +216,10 @@ class _Server:
         self._tell(Signalled(id=command.id))
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, code in self._core.reap():
             id = self._workers.pop(pid, None)
             if id is None:
                 continue  # something a worker had left behind
-            code = os.waitstatus_to_exitcode(status)
             self._end_scope(pid)
             oom = self._oom.ended(pid, code)
             self._tell(Ended(id=id, pid=pid, code=code, out_of_memory=oom))
@@ -358,20 +317,15 @@ class OomKills:
         return killed
 
 
-def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
+def _become(command: Fork, payload: int, output: int) -> NoReturn:
     """In the new process: become the worker, run its entry, end."""
     code = 1
     try:
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _prctl(
-            _PR_SET_CHILD_SUBREAPER, 1
-        )  # its orphans stay its own, and come to the server only when it is dead
-        if os.getppid() != server:
-            os._exit(1)  # the server died before the signal was armed
+        fork_server.adopt_orphans()  # they come to the server only when this process is dead
         _take_over_output(output)
         _forget_parent()
-        _set_name(command.title)
+        fork_server.set_process_name(command.title)
         apply_env(command.env)
         sys.path[:] = command.path
         importlib.invalidate_caches()
@@ -432,8 +386,6 @@ def _forget_parent() -> None:
     from multiprocessing import process as mp_process
     from multiprocessing import util as mp_util
 
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()
     mp_process._children.clear()  # type: ignore[attr-defined]
@@ -461,12 +413,3 @@ def _read_all(descriptor: int) -> bytes:
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
-
-
-def _set_name(name: str) -> None:
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
-
-
-def _prctl(option: int, value: Any) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

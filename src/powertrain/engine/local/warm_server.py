@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from powertrain import fork_server
 from powertrain.backend import BackendConfig, first_calls_here, preload_of
 from powertrain.engine import process
 from powertrain.engine.base import ProcessSpec
@@ -141,7 +142,7 @@ class WarmServer:
                 id=id,
                 entry=spec.entry,
                 env={**changes(self._environ, os.environ), **spec.env, _SERVER_VARIABLE: self._mark},
-                path=_import_path(),
+                path=fork_server.import_path(),
                 cwd=spec.cwd,
                 title=spec.title,
                 shielded=spec.shielded,
@@ -343,15 +344,6 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str 
     return {**dict.fromkeys(before.keys() - now.keys()), **different}
 
 
-def _import_path() -> list[str]:
-    """Where this process finds modules now, for a process in another directory. Entries of import hooks stay."""
-    return [
-        os.path.abspath(entry) if os.path.exists(entry or ".") else entry
-        for entry in sys.path
-        if isinstance(entry, str)
-    ]
-
-
 def _start_forked(theirs: socket.socket, preload: Sequence[str]) -> int:
     from powertrain.engine.local.server import serve
 
@@ -403,11 +395,8 @@ def _start_apart(theirs: socket.socket, preload: Sequence[str]) -> int:
 
 def _clean_command(theirs: socket.socket, preload: Sequence[str]) -> list[str]:
     """What a fresh interpreter is told to become the server."""
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from powertrain.engine.local.server import serve_clean; "
-        f"serve_clean({theirs.fileno()}, {os.getpid()}, {time.time()!r}, {list(preload)!r})"
-    )
-    return [sys.executable, "-c", code]
+    entry = "powertrain.engine.local.server:serve_clean"
+    return fork_server.interpreter_command(entry, theirs.fileno(), os.getpid(), time.time(), list(preload))
 
 
 #: The servers that live as long as this process, and those of runs.
@@ -455,9 +444,7 @@ def server_of_run(preload: Sequence[str]) -> Iterator[WarmServer]:
     global _has_forked
     if not why_fork_is_unsafe():
         if _has_forked:  # a script that fits repeatedly pays for these imports once, not in each server
-            from powertrain.engine.local.server import import_for_workers
-
-            import_for_workers((*_OF_EVERY_WORKER, *preload))
+            fork_server.preload((*_OF_EVERY_WORKER, *preload), with_calls=False)
         if not why_fork_is_unsafe():
             _has_forked = True
             server = WarmServer(preload=preload)
