@@ -38,7 +38,7 @@ FLOORS: list[set[str]] = [
     {"checkpoint", "data", "trace"},
     {"backend"},
     {"storage", "wire", "config", "functions"},
-    {"values", "plugins"},
+    {"values", "plugins", "fork_server"},
     {"errors", "version"},
     {"text"},
 ]
@@ -48,12 +48,6 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 #: (importing module, imported module) -> why this one may point the other way. All of them are lazy.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("engine.local.server", "torch.backend"): "the warm server loads what every worker would load",
-    (
-        "engine.local.server",
-        "torch.data_loader.prepare",
-    ): "the warm server loads what every worker would load",
-    ("engine.local.server", "torch.prepare"): "the warm server loads what every worker would load",
     ("trace.integrations.ray", "torch.trainer"): "TraceML's name for our trainer, where TraceML has it",
 }
 #: Modules of other people that only some rooms may import.

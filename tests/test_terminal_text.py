@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.hostile_run import HOSTILE, is_harmless
 
+import powertrain
 from powertrain.errors import ConfigError, StorageError, TrainingFailedError
 from powertrain.run import events as ev
 from powertrain.run.debugging.keyboard import _fit, _split_cut_sequence
@@ -19,6 +21,7 @@ from powertrain.terminal.failures import failure_report
 from powertrain.terminal.lines import Line, LineAssembler
 from powertrain.terminal.narrator import Narrator
 from powertrain.terminal.view import View, live_rows
+from powertrain.text.loggers import module_logger
 from powertrain.text.printable import (
     clean_output,
     escape_controls,
@@ -118,16 +121,26 @@ def test_no_error_of_ours_carries_a_control_character(error: type[Exception]) ->
     assert str(error("\x1b[31mred\x1b[0m")) == "red"
 
 
-def test_what_the_library_logs_is_safe_for_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("logger", [logging.getLogger("powertrain"), module_logger("powertrain.wire.hub")])
+def test_what_the_library_logs_is_safe_for_a_terminal(
+    caplog: pytest.LogCaptureFixture, logger: logging.Logger
+) -> None:
     with caplog.at_level(logging.WARNING, logger="powertrain"):
-        logging.getLogger("powertrain").warning("The file %r holds %s", "a", HOSTILE)
+        logger.warning("The file %r holds %s", "a", HOSTILE)
+        logger.warning("at s3://K:hidden@b/x")
     assert is_harmless(caplog.messages[0])
-    assert "s3://K:...@b" in _logged(caplog, "at s3://K:hidden@b/x")
+    assert "s3://K:...@b" in caplog.messages[1]
 
 
-def _logged(caplog: pytest.LogCaptureFixture, message: str) -> str:
-    logging.getLogger("powertrain").warning(message)
-    return caplog.messages[-1]
+def test_every_module_has_a_logger_of_its_own_with_the_filter() -> None:
+    source = Path(powertrain.__file__).parent
+    users = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if "logging.getLogger(" in path.read_text("utf-8") and path.relative_to(source).parts[0] != "run"
+    }
+    # The root of our loggers: its filter, its level.
+    assert users == {"text/loggers.py", "errors.py", "driver/running.py"}
 
 
 def test_no_line_about_a_run_carries_a_control_character_or_looks_like_another() -> None:

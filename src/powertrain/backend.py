@@ -10,14 +10,30 @@ a :class:`WorkerGroup`. ``BackendConfig.backend_cls`` names the backend; ``Torch
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from powertrain.errors import ConfigError
+
 __all__ = ["Backend", "BackendConfig", "Worker", "WorkerGroup", "WorkerMetadata"]
 
 T = TypeVar("T")
+
+#: Modules of torch that the first step of a worker uses, those of ours that connect it, and first calls.
+TORCH_PRELOAD = (
+    "torch",
+    "torch._dynamo",  # the first optimizer and DDP load it
+    "torch.distributed",
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "powertrain.torch.backend",
+    "powertrain.torch.data_loader.prepare",
+    "powertrain.torch.prepare",
+    "powertrain.torch.warming:make_first_calls",
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +116,37 @@ class BackendConfig:
 
     #: False where no worker needs torch: the process that workers are forked from then does not load it.
     uses_torch: ClassVar[bool] = True
+    #: Modules that workers need: the process that they are forked from imports them once, in this order. An entry
+    #: "package.module:function" is called there as well. Only what may be forked afterwards: a module that starts
+    #: threads or opens a GPU when it is imported does not belong here. Entries that cannot be imported are skipped.
+    #: None leaves the choice to ``uses_torch``. Not an attribute of the backend, whose module may import the framework.
+    preload: ClassVar[Sequence[str] | None] = None
 
     @property
     def backend_cls(self) -> type[Any]:
         """The :class:`powertrain.backend.Backend` that does the setting up; the base one does nothing."""
         return Backend
+
+
+def preload_of(config: BackendConfig) -> tuple[str, ...]:
+    """Return what the process imports that the workers of a backend are forked from.
+
+    Raises:
+        ConfigError: ``preload`` is not a sequence of texts.
+    """
+    if config.preload is None:
+        # The base class does not say which framework its workers use: the one that is loaded here.
+        is_used = "torch" in sys.modules if type(config) is BackendConfig else config.uses_torch
+        return TORCH_PRELOAD if is_used else ()
+    preload = (config.preload,) if isinstance(config.preload, str) else tuple(config.preload)
+    if not all(isinstance(entry, str) and entry for entry in preload):
+        raise ConfigError(
+            f"{type(config).__name__}.preload is {config.preload!r:.200}, and must be a sequence of module names. "
+            "Write it as ('package.module', 'package.module:function')."
+        )
+    return preload
+
+
+def first_calls_here() -> tuple[str, ...]:
+    """Return what a fork of this process calls first, for frameworks that are loaded here already."""
+    return ("powertrain.torch.warming:use_one_thread",) if "torch" in sys.modules else ()

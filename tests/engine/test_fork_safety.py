@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from powertrain.backend import TORCH_PRELOAD
 from powertrain.engine import forking
 
 ASK = "from powertrain.engine.forking import why_fork_is_unsafe; print('ANSWER', why_fork_is_unsafe())"
@@ -38,7 +39,7 @@ def test_it_is_safe_after_mere_imports() -> None:
 
 
 def test_a_server_with_torch_preloaded_is_safe_to_fork_and_has_not_loaded_pyarrow() -> None:
-    preload = "from powertrain.engine.local import server; server._preload(True); "
+    preload = f"from powertrain.engine.local import server; server._preload({TORCH_PRELOAD!r}); "
     loaded = "import sys; print('ANSWER', 'torch._dynamo' in sys.modules, 'pyarrow' in sys.modules)"
     assert answer(preload + ASK) == ""
     assert answer(preload + loaded) == "True False"

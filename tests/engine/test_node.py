@@ -89,7 +89,7 @@ class Node:
         self._door = spec.pop("door", None) or self.hub.admit()
         self._told = 0
         usual = {"version": __version__, "token": "the driver's", "runtime_dir": str(runtime)}
-        spec = {**usual, "preloads_torch": False, **spec}
+        spec = {**usual, **spec}
         told = [str(fenced_after), str(reach_within), working_dir, str(is_of_job)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", _AGENT, *told],

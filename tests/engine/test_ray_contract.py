@@ -30,7 +30,7 @@ class TestRayEngine(ProcessContract):
         from powertrain.engine.ray.options import RayOptions
 
         self.cluster = ray_cluster
-        options = RayOptions(run="contract", runtime_dir=str(runtime), preloads_torch=False)
+        options = RayOptions(run="contract", runtime_dir=str(runtime))
         self.other = RayEngine(options)
         self.other.start(lambda _: None, lambda *_: None)
         engine = RayEngine(options)

@@ -42,7 +42,7 @@ def start() -> Iterator[Callable[..., Stage]]:
     made: list[Stage] = []
 
     def one(storage: Any = None, **options: Any) -> Stage:
-        given = RayOptions(run="faults", runtime_dir=str(runtime), preloads_torch=False, **options)
+        given = RayOptions(run="faults", runtime_dir=str(runtime), **options)
         made.append(Stage(RayEngine(given, storage)))
         return made[-1]
 

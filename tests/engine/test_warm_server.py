@@ -48,7 +48,7 @@ def wait_until_gone(pids: list[int], paths: list[Path]) -> None:
 
 @pytest.fixture
 def server() -> Iterator[WarmServer]:
-    server = WarmServer(preloads_torch=False)
+    server = WarmServer()
     yield server
     server.close()
     wait_until_gone([server.pid], [])
@@ -142,7 +142,7 @@ def test_what_need_not_be_swept_any_more_outlasts_a_server_that_took_it_over_fro
     assert stage.run(slot, program("exit_with", 0)).code == 0, "then it has heard what to sweep"
 
     server.sweep_if_orphaned("run", [])
-    (heir,) = (other for other in warm_server._shared if other.alive and not other.preloads_torch)
+    (heir,) = (other for other in warm_server._shared if other.alive and not other.preload)
     heir.close()
     heir.wait_for_end(GONE_WITHIN)
     assert tmp_path.exists()
@@ -162,14 +162,14 @@ def test_a_server_that_still_imports_is_gone_at_once_when_it_is_let_go(
     Path(tmp_path, "torch.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(warm_server, "why_fork_is_unsafe", lambda: "it is started clean here")
-    server = WarmServer()
+    server = WarmServer(preload=["torch"])
     assert is_running(server.pid)
     server.close()
     wait_until_gone([server.pid], [])
 
 
 def test_a_server_apart_is_no_child_of_this_process_and_ends_what_it_forked_all_the_same() -> None:
-    server = WarmServer(preloads_torch=False, apart=True)
+    server = WarmServer(apart=True)
     engine = LocalEngine(server)
     stage = Stage(engine)
     try:
@@ -353,7 +353,7 @@ def test_a_server_started_clean_gives_no_warning() -> None:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned, ours, theirs:
         warnings.simplefilter("always")
         patch.setattr(sys, "executable", shutil.which("true"))
-        pid = warm_server._start_clean(theirs, preloads_torch=False)
+        pid = warm_server._start_clean(theirs, ())
         gc.collect()
     os.waitpid(pid, 0)
     assert not [str(warning.message) for warning in warned if issubclass(warning.category, ResourceWarning)]

@@ -144,7 +144,9 @@ def _become(script: str) -> None:
 if __name__ == "__main__":
     for name in ("torch._dynamo", "powertrain.torch", "powertrain.data", "powertrain.engine.local.server"):
         importlib.import_module(name)
-    from powertrain.engine.local.server import import_for_workers
+    from powertrain import fork_server
+    from powertrain.backend import TORCH_PRELOAD
+    from powertrain.engine.local.warm_server import _OF_EVERY_WORKER
 
-    import_for_workers(torch_too=True)
+    fork_server.preload((*_OF_EVERY_WORKER, *TORCH_PRELOAD), with_calls=False)
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.scripted_engine import ScriptedEngine
+
 from powertrain.checkpoint import committed
 from powertrain.checkpoint.chain import Chain
 from powertrain.engine import base
@@ -17,7 +19,6 @@ from powertrain.run.outcome import RunOutcome
 from powertrain.run.record import journal
 from powertrain.run.spec import RunDirectories, RunSpec
 from powertrain.storage import Storage, open_storage
-from powertrain.testing.scripted_engine import ScriptedEngine
 from powertrain.worker.place import RunIdentity
 
 #: Seconds after which a run that should have ended by itself is ended by force, and its test fails.

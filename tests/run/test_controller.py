@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.scripted_run import PATIENCE, Run, Watcher
+from tests.support.scripted_engine import ScriptedClaim, ScriptedEngine
+from tests.support.scripted_worker import ScriptedWorker
 
 from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit, committed, uploader
@@ -26,8 +28,6 @@ from powertrain.run.record import journal
 from powertrain.run.workers import attempt as attempt_module
 from powertrain.run.workers.reports import Reports
 from powertrain.storage import boundaries
-from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine
-from powertrain.testing.scripted_worker import ScriptedWorker
 from powertrain.wire.from_worker import Arrived, DebugClosed, DebugOpened, DebugQuit
 from powertrain.wire.values import Frame
 from powertrain.worker.place import DataSettings

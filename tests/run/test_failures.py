@@ -6,14 +6,14 @@ import signal
 
 import pytest
 from tests.run.scripted_run import Run
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_worker import ScriptedWorker
 
 from powertrain.engine.base import Exited, Slot
 from powertrain.run import events as ev
 from powertrain.run.health import failures
 from powertrain.run.workers import placement
 from powertrain.run.workers.attempt import Attempt, Member
-from powertrain.testing.scripted_engine import ScriptedEngine
-from powertrain.testing.scripted_worker import ScriptedWorker
 from powertrain.wire.from_worker import Beat
 from powertrain.wire.values import ErrorReport
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from tests.run.scripted_run import Run
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_worker import ScriptedWorker
 
 from powertrain.checkpoint import committed as checkpoint_committed
 from powertrain.run import events as ev
 from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.remote import protocol
 from powertrain.run.scaling import policy, steering
-from powertrain.testing.scripted_engine import ScriptedEngine
-from powertrain.testing.scripted_worker import ScriptedWorker
 
 
 class Asks(protocol.Visitor):

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.run.scripted_run import Run
+from tests.support.scripted_engine import ScriptedClaim, ScriptedEngine
+from tests.support.scripted_worker import ScriptedProcess, ScriptedWorker
 
 from powertrain.checkpoint import committed as checkpoint_committed
 from powertrain.checkpoint.checkpoint import Checkpoint
@@ -22,8 +24,6 @@ from powertrain.engine import base
 from powertrain.errors import ResourceError
 from powertrain.run import events as ev
 from powertrain.run.checkpoints import validations
-from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine
-from powertrain.testing.scripted_worker import ScriptedProcess, ScriptedWorker
 from powertrain.wire.from_controller import ReportedCheckpoint
 from powertrain.wire.from_worker import Validated
 from powertrain.wire.link import Link

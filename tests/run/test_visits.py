@@ -12,6 +12,8 @@ import pytest
 from tests.run.scripted_run import Run
 from tests.run.test_controller import waits
 from tests.run.test_steering import Elastic, at_row
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_worker import ScriptedWorker
 
 from powertrain.engine.base import Inspection, Slot
 from powertrain.run import events as ev
@@ -19,8 +21,6 @@ from powertrain.run.lifecycle import RunState
 from powertrain.run.remote import inspections, protocol, status
 from powertrain.run.remote.protocol import Answer, Description, LookAround, RankSeen, Stop, Visitor
 from powertrain.run.workers.attempt import TRAINING, Attempt
-from powertrain.testing.scripted_engine import ScriptedEngine
-from powertrain.testing.scripted_worker import ScriptedWorker
 from powertrain.wire.values import ProcessStack
 from powertrain.worker.service.service import Service
 

@@ -122,7 +122,7 @@ def stage(cluster: RayNodes) -> Iterator[Stage]:
     from powertrain.engine.ray.options import RayOptions
 
     runtime = make_runtime_directory("seeds")
-    engine = RayEngine(RayOptions(run="seeds", runtime_dir=str(runtime), preloads_torch=False))
+    engine = RayEngine(RayOptions(run="seeds", runtime_dir=str(runtime)))
     yield Stage(engine)
     engine.close()
     remove_runtime_directory(runtime)

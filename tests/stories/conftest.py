@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import pytest
 from tests.ray_nodes import RayNodes
 
-from powertrain.driver import request
+from powertrain import backend
 
 _DRIVERS = Path(__file__).parent / "drivers"
 sys.path.insert(0, str(_DRIVERS))  # the drivers' modules serve the tests as well
@@ -138,7 +138,7 @@ def _as_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a trainer sees of this process, in which other stories have loaded torch, is what it sees in a script that
     has no need of it: the nodes of a cluster load it for every run of a TorchTrainer, and for no other. It takes four
     seconds for each of them."""
-    monkeypatch.setattr(request, "sys", _WithoutTorch())
+    monkeypatch.setattr(backend, "sys", _WithoutTorch())
 
 
 class Fits:

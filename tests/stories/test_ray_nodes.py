@@ -223,11 +223,7 @@ def start(ray_cluster: RayNodes) -> Iterator[Callable[..., Stage]]:
     made: list[Stage] = []
 
     def one(**options: Any) -> Stage:
-        made.append(
-            Stage(
-                RayEngine(RayOptions(run="placed", runtime_dir=str(runtime), preloads_torch=False, **options))
-            )
-        )
+        made.append(Stage(RayEngine(RayOptions(run="placed", runtime_dir=str(runtime), **options))))
         return made[-1]
 
     yield one

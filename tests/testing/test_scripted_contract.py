@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.support.scripted_engine import ScriptedClaim, ScriptedEngine
+from tests.support.scripted_worker import ScriptedProcess
 
 from powertrain.engine.base import Capacity, Engine, EngineEvent, Inspection, Slot, SlotShape
 from powertrain.testing.engine_contract import EngineContract, Stage, program
-from powertrain.testing.scripted_engine import ScriptedClaim, ScriptedEngine
-from powertrain.testing.scripted_worker import ScriptedProcess
 from powertrain.wire.values import ProcessStack
 
 

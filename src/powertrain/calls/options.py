@@ -6,13 +6,13 @@ program that was given something else than it asked for would not notice.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from powertrain.config.checks import did_you_mean
 from powertrain.engine import base
 from powertrain.errors import ConfigError
+from powertrain.text.loggers import module_logger
 from powertrain.values.arguments import as_text_keys, plain_scalar, shorten
 
 _PLACING = "there is one machine to place it on"
@@ -84,7 +84,7 @@ OF_A_METHOD = frozenset({"name", "num_returns", *_WITHOUT_EFFECT_FOR_A_METHOD})
 
 #: More than any machine has of anything.
 _MOST_OF_A_RESOURCE = 2**60
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: Lines that were printed.
 _said: set[str] = set()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,8 +28,9 @@ from powertrain.errors import CheckpointError, OtherVersionError, StorageError
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
+from powertrain.text.loggers import module_logger
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 def committed(storage: Storage) -> list[Manifest]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from pathlib import Path
@@ -15,8 +14,9 @@ from powertrain.diagnosis.tables.settled import LEAST_STEPS
 from powertrain.errors import StorageError
 from powertrain.storage import Storage
 from powertrain.storage.base import RECORD_BYTES_LIMIT
+from powertrain.text.loggers import module_logger
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: In the run's directory.
 SUMMARY = "final_summary.json"
 

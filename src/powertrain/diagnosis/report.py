@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,12 +25,13 @@ from powertrain.diagnosis.summary import (
 from powertrain.diagnosis.tables.samples import Samples
 from powertrain.diagnosis.tables.settled import Settled, settled
 from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.text.loggers import module_logger
 from powertrain.trace.recording import phases
 
 __all__ = ["Report", "diagnose", "from_json", "render", "to_json"]
 
 _COMPUTE = ("forward", "backward", "optimizer", "inside")
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 def diagnose(

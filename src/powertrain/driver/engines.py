@@ -168,7 +168,7 @@ def prepare_engine(request: TrainRequest) -> None:
     elif request.engine == "local":
         from powertrain.engine.local.warm_server import prepare_server
 
-        prepare_server(preloads_torch=request.will_use_torch)
+        prepare_server(request.preload)
 
 
 def count_trials_with_room(request: TrainRequest, workers: int) -> int:
@@ -202,7 +202,7 @@ def enter_server(request: TrainRequest, stack: ExitStack) -> WarmServer | None:
         return request.trial.server
     from powertrain.engine.local.warm_server import server_of_run
 
-    return stack.enter_context(server_of_run(preloads_torch=request.will_use_torch))
+    return stack.enter_context(server_of_run(request.preload))
 
 
 def _make_ray_engine(request: TrainRequest, name: str, storage: Storage, directories: list[str]) -> Engine:
@@ -223,7 +223,7 @@ def _make_ray_engine(request: TrainRequest, name: str, storage: Storage, directo
         copied=[os.path.join(blocks, "rows")] if blocks else [],
         runtime_env=uploaded(request.scaling.engine_options.get("runtime_env") or {}),
         trainer_resources=request.scaling.trainer_resources or {},
-        preloads_torch=request.will_use_torch,
+        preload=request.preload,
         streams=[
             Stream(name, given, request.data.is_split(name))
             for name, given in request.streamed_datasets.items()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from powertrain import functions
-from powertrain.backend import BackendConfig
+from powertrain.backend import preload_of
 from powertrain.driver.checks import is_of_ray
 from powertrain.engine.registry import EngineTraits, traits_of
 
@@ -95,11 +94,9 @@ class TrainRequest:
         return self.traits.owns_processes
 
     @property
-    def will_use_torch(self) -> bool:
-        """Whether workers are likely to use torch, so that it is loaded once for all of them."""
-        if type(self.backend) is BackendConfig:  # which does not say
-            return "torch" in sys.modules
-        return bool(getattr(self.backend, "uses_torch", True))
+    def preload(self) -> tuple[str, ...]:
+        """Modules that workers are likely to need, so that they are loaded once for all of them."""
+        return preload_of(self.backend)
 
     @property
     def user_env(self) -> dict[str, str]:

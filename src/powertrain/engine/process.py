@@ -24,14 +24,6 @@ def oom_kills() -> int:
     return 0
 
 
-def descriptor(pid: int) -> int:
-    """A descriptor that becomes readable when ``pid`` ends, or -1 where the system has none."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
-
-
 def kill_scope(pid: int) -> None:
     """SIGKILL to a worker, its process group, and whatever it started that left the group.
 

@@ -39,6 +39,7 @@ from powertrain.engine.base import (
 )
 from powertrain.engine.inline import environment
 from powertrain.errors import ConfigError, EngineError
+from powertrain.fork_server import exit_descriptor
 from powertrain.wire.hub import Hub
 from powertrain.wire.keys import Door, KeyPair
 from powertrain.worker.main import Rank, WorkerSpec
@@ -353,8 +354,7 @@ class TorchrunEngine:
         alive = {
             descriptor: slot
             for slot in self._slots[1:]
-            if slot.host == self._slots[0].host
-            and (descriptor := process.descriptor(self._pids[slot.id])) >= 0
+            if slot.host == self._slots[0].host and (descriptor := exit_descriptor(self._pids[slot.id])) >= 0
         }
         for descriptor in alive:
             poll.register(descriptor, select.POLLIN)
@@ -406,7 +406,7 @@ def live(
     """Live one rank in this process with the keys it made itself; the process ends when torchrun's agent does."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
     door = Door(endpoint=spec.door.endpoint, hub_key=spec.door.hub_key, keys=keys)
-    agent = process.descriptor(os.getppid())
+    agent = exit_descriptor(os.getppid())
     try:
         with environment(env):
             rank = Rank(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any
 
 from powertrain.backend import WorkerGroup
+from powertrain.text.loggers import module_logger
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 #: How long a worker tries to leave its group, and how much longer the driver waits for the answers.
 LEAVE_TIMEOUT_S = 5.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from powertrain.errors import EngineError
 from powertrain.frameworks.joining import await_joined, leave_all, within
 from powertrain.frameworks.ports import ReservedPort, addresses, joined
 from powertrain.jax.library import JAX
+from powertrain.text.loggers import module_logger
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ class JaxConfig(Config, BackendConfig):
     """
 
     uses_torch: ClassVar[bool] = False
+    #: Only what JAX itself is built on: XLA starts threads, and a fork of a process that has them hangs.
+    preload: ClassVar[Sequence[str] | None] = ("numpy", "ml_dtypes", "opt_einsum", "powertrain.jax.backend")
 
     use_tpu: bool = option(
         False, only(False, why="TPUs are not supported", fix="Use CPUs, or use_gpu=True with GPUs.")

@@ -6,15 +6,15 @@ only until the training function asks for the parameters.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from powertrain.backend import Backend, BackendConfig, WorkerGroup
 from powertrain.frameworks.joining import await_joined, leave_all
 from powertrain.frameworks.ports import ReservedPort, addresses, joined
 from powertrain.lightgbm.library import LIGHTGBM
+from powertrain.text.loggers import module_logger
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 
 def get_network_params() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +19,11 @@ class LightGBMConfig(Config, BackendConfig):
     """
 
     uses_torch: ClassVar[bool] = False
+    preload: ClassVar[Sequence[str] | None] = (
+        "lightgbm",
+        "powertrain.lightgbm.backend",
+        "powertrain.lightgbm.callback",
+    )
 
     @property
     def backend_cls(self) -> type[Any]:

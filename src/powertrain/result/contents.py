@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from powertrain.run.startup import report
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.terminal.text import data_size, duration, metric_pairs, number
+from powertrain.text.loggers import module_logger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from powertrain.run.metrics.curves import Curve
 
 _T = TypeVar("_T")
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: A picture of all metrics shows so many of them, and a line is drawn of so many pixels.
 _MOST_PANELS, _PIXELS = 24, 1000
 #: The same for the small ones in a notebook.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ class TensorflowConfig(Config, BackendConfig):
     """
 
     uses_torch: ClassVar[bool] = False
+    #: TensorFlow starts threads when it is imported, so it must not be imported before a fork.
+    preload: ClassVar[Sequence[str] | None] = ()
 
     @property
     def backend_cls(self) -> type[Any]:

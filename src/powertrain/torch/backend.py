@@ -8,7 +8,6 @@ The driver's part imports no torch; functions that begin with ``_`` and import i
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import socket
 import sys
@@ -22,6 +21,7 @@ from powertrain.backend import Backend, BackendConfig, Worker, WorkerGroup
 from powertrain.errors import ConfigError, EngineError
 from powertrain.frameworks.joining import LEAVE_TIMEOUT_S, await_joined, leave_all, within
 from powertrain.frameworks.ports import on_one_host, on_one_node
+from powertrain.text.loggers import module_logger
 from powertrain.torch.rendezvous import (
     Meeting,
     ReservedPort,
@@ -31,7 +31,7 @@ from powertrain.torch.rendezvous import (
     read_reserved,
 )
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 
 @dataclass(frozen=True)

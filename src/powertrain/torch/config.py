@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from powertrain.backend import BackendConfig
+from powertrain.backend import TORCH_PRELOAD, BackendConfig
 from powertrain.config.checks import Config, Refusal, did_you_mean, one_of, option, optional, positive, text
 from powertrain.text.reprs import short_repr as _short
 
@@ -33,6 +34,8 @@ def _torch_backend(value: Any) -> str:
 @dataclass(frozen=True, repr=False)
 class TorchConfig(Config, BackendConfig):
     """How torch's process group is set up."""
+
+    preload: ClassVar[Sequence[str] | None] = TORCH_PRELOAD
 
     backend: str | None = option(None, optional(_torch_backend))
     """The process group's backend; None is nccl with GPUs and gloo without."""

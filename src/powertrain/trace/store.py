@@ -13,7 +13,6 @@ as many. So a run of any length has its whole course on disk, and its newest ste
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import threading
@@ -28,6 +27,7 @@ from powertrain.errors import StorageError
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 from powertrain.storage.files.descriptors import open_for_append
+from powertrain.text.loggers import module_logger
 from powertrain.trace.machine import samples
 from powertrain.trace.part_format import (
     FACTS,
@@ -60,7 +60,7 @@ _WRITE_EVERY = 0.25
 _PATIENCE = 3.0
 _PART_KEY = re.compile(r"telemetry/(\d+)-(\d+)-(\d+)\.frames")
 _OPEN_KEY = re.compile(r"telemetry/(\d+)\.open")
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 __all__ = [
     "FACTS",

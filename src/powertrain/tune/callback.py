@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain.errors import ConfigError
 from powertrain.run.forced_end import EndedAtOnce
 from powertrain.text.errors import describe_error
+from powertrain.text.loggers import module_logger
 from powertrain.values.arguments import shorten
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from powertrain.tune.stopper import Stopper
     from powertrain.tune.trial import Trial
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 
 class Callback:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from powertrain.config.run import NAME_LIMIT_BYTES
 from powertrain.errors import ConfigError
+from powertrain.text.loggers import module_logger
 from powertrain.tune.sweep.journal.record import RESERVED_NAMES
 from powertrain.values.arguments import shorten
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from powertrain.tune.config import TuneConfig
     from powertrain.tune.trial import Trial
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 #: Bytes of a name that say which values were drawn; the rest of a file's name is for what stands beside it.
 _TAG_BYTES = 60

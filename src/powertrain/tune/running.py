@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -14,6 +13,7 @@ from powertrain.config.failure import FailureConfig
 from powertrain.config.run import RunConfig
 from powertrain.driver.checks import checkpoint_to_begin_from
 from powertrain.errors import ConfigError, TuneError
+from powertrain.text.loggers import module_logger
 from powertrain.tune.config import ResumeConfig, ResumeType, TuneConfig
 from powertrain.tune.registry import find_trainable
 from powertrain.tune.trainable import with_resources
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from powertrain.tune.result_grid import ResultGrid
     from powertrain.tune.trial import Trial
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 #: What the parts of ``resume="AUTO+..."`` say of trials that failed, and of those that were under way.
 _RESUME_PARTS = {

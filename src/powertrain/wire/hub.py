@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import resource
 import struct
@@ -17,6 +16,7 @@ import zmq.auth
 from zmq.auth.base import Authenticator
 
 from powertrain.errors import EngineError, WireError
+from powertrain.text.loggers import module_logger
 from powertrain.wire import limits
 from powertrain.wire.connections import UnprovenConnections
 from powertrain.wire.frames import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from powertrain.wire.envelope import Envelope, FromController
 
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: Characters of why a message was refused.
 _LONGEST_REASON = 300
 #: Bytes in the path of a Unix socket, the ending NUL left out.

@@ -6,16 +6,16 @@ user's function.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from powertrain.backend import Backend, BackendConfig, WorkerGroup
 from powertrain.errors import EngineError
 from powertrain.frameworks.joining import await_joined, leave_all
 from powertrain.frameworks.ports import addresses
+from powertrain.text.loggers import module_logger
 from powertrain.xgboost.library import XGBOOST
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 
 class XGBoostBackend(Backend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +19,11 @@ class XGBoostConfig(Config, BackendConfig):
     """
 
     uses_torch: ClassVar[bool] = False
+    preload: ClassVar[Sequence[str] | None] = (
+        "xgboost",
+        "powertrain.xgboost.backend",
+        "powertrain.xgboost.callback",
+    )
 
     xgboost_communicator: Literal["rabit"] = option("rabit", one_of("rabit"))
     """XGBoost's collective library. ``"rabit"`` is the only one."""

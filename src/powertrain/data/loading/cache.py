@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,10 +24,11 @@ from powertrain.data.loading.cache_files import (
 )
 from powertrain.data.sources.base import Source, SourceFacts
 from powertrain.errors import DataError
+from powertrain.text.loggers import module_logger
 
 __all__ = ["BlockStore", "Counters", "sweep"]
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: (part, block of its source).
 Key = tuple[int, int]
 #: Changes with the form of the cached files, so that no version reads those of another.

@@ -14,12 +14,11 @@ is told without its signal.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import io
 import os
 import pickle
 import queue
-import select
 import signal
 import socket
 import struct
@@ -27,20 +26,20 @@ import subprocess
 import sys
 import threading
 import traceback
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from powertrain import fork_server
+
 #: What takes long to load and is there already once the processes are forked, if the owner has it loaded or the work
 #: names it.
 _PRELOADED = ("numpy", "pyarrow", "pandas", "torch", "PIL.Image")
-_PR_SET_PDEATHSIG = 1
 #: Seconds for a server to end when told, and to say how a process has ended.
 _PATIENCE = 5.0
 _END = b"e"
@@ -247,18 +246,15 @@ class _Server:
 
 def _start(ends: list[socket.socket]) -> subprocess.Popen[bytes]:
     """The server as a process; ``ends`` are its control and the processes' channels."""
-    path = [os.path.abspath(entry) if os.path.exists(entry or ".") else entry for entry in sys.path]
     numbers = [end.fileno() for end in ends]
-    code = f"import sys; sys.path[:] = {path!r}; from powertrain.data.operations.pool import serve; serve({numbers!r})"
+    command = fork_server.interpreter_command("powertrain.data.operations.pool:serve", numbers)
     # Several processes that each use every core are slower than one: the cores are shared out by `processes` already.
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     # Blocked from the first instruction on: a scheduler's SIGTERM to every process of a job must not end these, because
     # the rank needs its batches until it has saved.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
     try:
-        return subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=numbers, stdin=subprocess.DEVNULL, env=environment
-        )
+        return subprocess.Popen(command, pass_fds=numbers, stdin=subprocess.DEVNULL, env=environment)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -292,22 +288,17 @@ def serve(numbers: list[int]) -> NoReturn:
         owner, modules, make_work = _receive(control)
     except (OSError, EOFError):
         os._exit(0)  # the owner is gone already
-    for name in modules:
-        with contextlib.suppress(Exception):  # whoever needs it will be told why it cannot be had
-            __import__(name)
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    fork_server.preload(modules)
+    core = fork_server.ForkServer(control, owner)
     pids: dict[int, int] = {}
     for index, channel in enumerate(channels):
-        others = [control, *(other for other in channels if other is not channel)]
-        pids[_forked(channel, others, [woken, wakes], make_work)] = index
+        others = [other for other in channels if other is not channel]
+        pids[core.fork(functools.partial(_live, channel, make_work), others)] = index
     for channel in channels:
         channel.close()
     with contextlib.suppress(OSError):
         _send(control, tuple(pids))
-    _wait_for_the_end(control, owner, woken, pids)
+    _wait_for_the_end(core, control, owner, pids)
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -317,57 +308,23 @@ def serve(numbers: list[int]) -> NoReturn:
     os._exit(0)
 
 
-def _wait_for_the_end(control: socket.socket, owner: int, woken: int, pids: dict[int, int]) -> None:
+def _wait_for_the_end(
+    core: fork_server.ForkServer, control: socket.socket, owner: int, pids: dict[int, int]
+) -> None:
     """Until the owner says so, closes its end or is gone. Processes that end are told of, and leave ``pids``."""
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(woken, select.POLLIN)
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # gone, or a system without it: then its end of control tells
-        # A fork of the owner may keep its end of control open, so that its closing would come too late.
-        poll.register(os.pidfd_open(owner), select.POLLIN)
     while os.getppid() == owner:
-        if any(number != woken for number, _ in poll.poll()):
+        ready = core.wait()
+        if ready.has_command or ready.is_orphaned:
             return
-        os.read(woken, 4096)
-        for pid, code in _reaped():
+        for pid, code in core.reap():
             with contextlib.suppress(OSError):
                 control.sendall(_ENDED.pack(pids.pop(pid), code))
 
 
-def _reaped() -> Iterator[tuple[int, int]]:
-    """Every process that has ended and was not told of yet."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        yield pid, os.waitstatus_to_exitcode(status)
-
-
-def _forked(channel: socket.socket, others: list[socket.socket], pipe: list[int], make_work: bytes) -> int:
-    server = os.getpid()
-    with warnings.catch_warnings():
-        # Libraries may have made native threads when they were loaded; those that do mend themselves after a fork.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid:
-        return pid
+def _live(channel: socket.socket, make_work: bytes) -> NoReturn:
     code = 1
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        with contextlib.suppress(OSError, AttributeError):  # only Linux has it
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == server:
-            for end in others:
-                end.close()
-            for number in pipe:
-                os.close(number)
-            _work(channel, make_work)
+        _work(channel, make_work)
         code = 0
     except (OSError, EOFError):
         code = 0  # the owner is gone

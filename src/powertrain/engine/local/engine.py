@@ -232,7 +232,7 @@ class LocalEngine:
         if self._server.alive:
             return
         was_forked = self._server.is_forked
-        self._server = warm_up(clean=True, preloads_torch=self._server.preloads_torch)
+        self._server = warm_up(clean=True, preload=self._server.preload)
         self._server.take_over_sweeps()
         if was_forked:
             self._events(Remark(_STATE_IS_LOST))

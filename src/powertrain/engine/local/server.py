@@ -1,8 +1,8 @@
 """The warm process that workers are forked from.
 
 Importing torch takes about 2 s and the first optimizer as long again; forking a process that has done both
-takes 15 ms. So one process per driver does it once, and then only waits: it runs no tensor operation beyond
-one step of a dummy optimizer, opens no socket but its own, starts no thread. That makes each fork of it safe.
+takes 15 ms. So one process per driver imports what the backend of the run lists (``BackendConfig.preload``), once, and
+then only waits: it opens no socket but its own and starts no thread. That makes each fork of it safe.
 
 It hangs on its driver twice: by the control socket, and by a descriptor of the driver's process (a child of
 the driver's that inherited the socket would keep it open). When either closes it kills every worker's scope,
@@ -16,31 +16,27 @@ be found and ended when their worker is gone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import io
 import os
-import select
 import signal
 import socket
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Union
 
 import msgspec
 
+from powertrain import fork_server
 from powertrain.engine import process
 from powertrain.storage.files.descriptors import remove_quietly
 from powertrain.storage.files.private_roots import remove_empty_parents
 from powertrain.trace.machine import processes
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 #: Seconds between looks at the kernel's count of processes killed for want of memory, while there are workers.
 _LOOK_EVERY = 1.0
 #: Seconds for a resource tracker to clean up after a worker that is gone, and between looks at it.
@@ -112,15 +108,20 @@ decode_report = msgspec.msgpack.Decoder(Report).decode
 _decode_command = msgspec.msgpack.Decoder(Command).decode
 
 
-def serve(
-    control: socket.socket, driver: int, started: float, preloads_torch: bool | None = True
-) -> NoReturn:
-    """Be the warm server until the driver is gone. Never returns. ``preloads_torch=None`` imports nothing at all."""
+def serve(control: socket.socket, driver: int, started: float, preload: Sequence[str]) -> NoReturn:
+    """Be the warm server until the driver is gone. Never returns.
+
+    Args:
+        control: The socket to the driver.
+        driver: The driver's process.
+        started: When the driver started this one (Unix seconds).
+        preload: Modules to import first; an entry "package.module:function" is called, too.
+    """
     code = 1
     try:
         _detach()
         began = time.monotonic()
-        _preload(preloads_torch)
+        _preload(preload)
         imports = time.monotonic() - began
         _Server(control, driver).loop(Ready(seconds=time.time() - started, imports=imports))
         code = 0
@@ -130,9 +131,9 @@ def serve(
         os._exit(code)
 
 
-def serve_clean(descriptor: int, driver: int, started: float, preloads_torch: bool = True) -> NoReturn:
+def serve_clean(descriptor: int, driver: int, started: float, preload: Sequence[str]) -> NoReturn:
     """Entry of a server that was started as a fresh interpreter."""
-    serve(socket.socket(fileno=descriptor), driver, started, preloads_torch)
+    serve(socket.socket(fileno=descriptor), driver, started, preload)
 
 
 def _detach() -> None:
@@ -143,60 +144,15 @@ def _detach() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # A scheduler may send them to every process of a job. The driver decides what follows; this ends with the driver.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ASK_FOR_AN_END)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _set_name("powertrain-warm")
+    fork_server.adopt_orphans()
+    fork_server.set_process_name("powertrain-warm")
 
 
-def _preload(torch_too: bool | None) -> None:
+def _preload(entries: Sequence[str]) -> None:
     """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
     gc.disable()
-    if torch_too is None:
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.set_num_threads(1)
-    elif import_for_workers(torch_too):
-        _make_first_calls(sys.modules["torch"])
+    fork_server.preload(entries)
     gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
-
-
-def _make_first_calls(torch: Any) -> None:
-    """Call functions of torch that load or build something when they are called first, so that no worker does.
-
-    A gradient that is set, not computed, starts no thread of autograd. Workers seed themselves.
-    """
-    torch.set_num_threads(1)
-    parameter = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    parameter.grad = torch.zeros(1)
-    optimizer.step()
-    optimizer.zero_grad()
-    torch.manual_seed(0)
-
-
-def import_for_workers(torch_too: bool) -> bool:
-    """Import the modules that every worker needs; return whether torch is among them."""
-    for name in (
-        "powertrain.worker.main",
-        "powertrain.trace.recording.patches",
-        "powertrain.trace.machine.samplers",
-    ):
-        importlib.import_module(name)
-    if not torch_too:
-        return False
-    try:
-        importlib.import_module("torch")
-    except ModuleNotFoundError:
-        return False  # a framework-neutral run needs none
-    for name in (
-        "torch._dynamo",  # the first optimizer and DDP load it
-        "torch.distributed",
-        "torch.nn.parallel.distributed",
-        "torch.utils.data",
-    ):
-        importlib.import_module(name)
-    importlib.import_module("powertrain.torch.backend")
-    importlib.import_module("powertrain.torch.data_loader.prepare")
-    importlib.import_module("powertrain.torch.prepare")
-    return True
 
 
 class _Server:
@@ -205,28 +161,18 @@ class _Server:
         self._workers: dict[int, str] = {}
         self._oom = OomKills(process.oom_kills)
         self._sweeps: dict[str, list[str]] = {}
-        self._poll = select.poll()
-        self._poll.register(control, select.POLLIN)
-        self._driver = process.descriptor(driver)
-        if self._driver >= 0:
-            self._poll.register(self._driver, select.POLLIN)
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        self._poll.register(self._wake_read, select.POLLIN)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._core = fork_server.ForkServer(control, driver)
 
     def loop(self, warmed: Ready) -> None:
         self._tell(warmed)
         while True:
-            ready = {source for source, _ in self._poll.poll(_LOOK_EVERY * 1000 if self._workers else None)}
+            ready = self._core.wait(_LOOK_EVERY if self._workers else None)
             self._oom.look(time.monotonic())
-            if self._driver in ready:
+            if ready.is_orphaned:
                 return self._end()
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
+            if ready.has_ended_child:
                 self._reap()
-            if self._control.fileno() in ready and not self._command():
+            if ready.has_command and not self._command():
                 return self._end()
 
     def _command(self) -> bool:
@@ -250,16 +196,9 @@ class _Server:
 
     def _fork(self, command: Fork, payload: int, output: int, *claim: int) -> None:
         before = process.oom_kills()  # before the fork: it may be killed before we are back
-        server = os.getpid()
         for descriptor in claim:  # what the process executes has no part in it
             os.set_inheritable(descriptor, False)
-        pid = os.fork()
-        if pid == 0:
-            for descriptor in (self._wake_read, self._wake_write, self._driver):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._control.close()
-            _become(command, payload, output, server)
+        pid = self._core.fork(lambda: _become(command, payload, output))
         for descriptor in (payload, output, *claim):
             os.close(descriptor)
         self._workers[pid] = command.id
@@ -277,17 +216,10 @@ class _Server:
         self._tell(Signalled(id=command.id))
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, code in self._core.reap():
             id = self._workers.pop(pid, None)
             if id is None:
                 continue  # something a worker had left behind
-            code = os.waitstatus_to_exitcode(status)
             self._end_scope(pid)
             oom = self._oom.ended(pid, code)
             self._tell(Ended(id=id, pid=pid, code=code, out_of_memory=oom))
@@ -385,20 +317,15 @@ class OomKills:
         return killed
 
 
-def _become(command: Fork, payload: int, output: int, server: int) -> NoReturn:
+def _become(command: Fork, payload: int, output: int) -> NoReturn:
     """In the new process: become the worker, run its entry, end."""
     code = 1
     try:
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _prctl(
-            _PR_SET_CHILD_SUBREAPER, 1
-        )  # its orphans stay its own, and come to the server only when it is dead
-        if os.getppid() != server:
-            os._exit(1)  # the server died before the signal was armed
+        fork_server.adopt_orphans()  # they come to the server only when this process is dead
         _take_over_output(output)
         _forget_parent()
-        _set_name(command.title)
+        fork_server.set_process_name(command.title)
         apply_env(command.env)
         sys.path[:] = command.path
         importlib.invalidate_caches()
@@ -459,8 +386,6 @@ def _forget_parent() -> None:
     from multiprocessing import process as mp_process
     from multiprocessing import util as mp_util
 
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()
     mp_process._children.clear()  # type: ignore[attr-defined]
@@ -488,12 +413,3 @@ def _read_all(descriptor: int) -> bytes:
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
-
-
-def _set_name(name: str) -> None:
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
-
-
-def _prctl(option: int, value: Any) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

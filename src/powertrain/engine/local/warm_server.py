@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from powertrain import fork_server
+from powertrain.backend import BackendConfig, first_calls_here, preload_of
 from powertrain.engine import process
 from powertrain.engine.base import ProcessSpec
 from powertrain.engine.forking import ServiceThread, quiet, why_fork_is_unsafe, working
@@ -31,6 +33,12 @@ from powertrain.errors import EngineError
 _ANSWER_TIMEOUT_S, CLOSE_TIMEOUT_S = 1.0, 5.0
 #: Names the server in the environment of its workers and of all that they start.
 _SERVER_VARIABLE = "POWERTRAIN_WARM_SERVER"
+#: Modules that every worker of a run needs, whatever its framework.
+_OF_EVERY_WORKER = (
+    "powertrain.worker.main",
+    "powertrain.trace.recording.patches",
+    "powertrain.trace.machine.samplers",
+)
 #: What the warm server has been told to sweep, by who told it: a new server must know it too.
 _sweeps: dict[str, list[str]] = {}
 
@@ -69,21 +77,22 @@ class WarmServer:
     """
 
     def __init__(
-        self, *, preloads_torch: bool = True, apart: bool = False, clean: bool = False, bare: bool = False
+        self, *, preload: Sequence[str] = (), apart: bool = False, clean: bool = False, bare: bool = False
     ) -> None:
         """Start it; the server warms up in the background.
 
         Args:
-            preloads_torch: Whether workers will need torch.
+            preload: Modules that workers will need, as in :attr:`powertrain.backend.BackendConfig.preload`.
             apart: Start it as a child of the system, for a process whose children others end together with it: the
                 server must outlive this process to end what its workers have started.
             clean: Start a fresh interpreter also where this process could be forked.
-            bare: Import nothing beyond what this process has imported, where it can be forked.
+            bare: Import nothing beyond ``preload``, not even what each worker of a run needs.
         """
         from powertrain.engine.local import server as protocol
 
         self._protocol = protocol
-        self.owner, self.preloads_torch = os.getpid(), preloads_torch
+        self.owner, self.preload = os.getpid(), tuple(preload)
+        entries = self.preload if bare else (*_OF_EVERY_WORKER, *self.preload)
         self.warmed: float | None = None
         #: When it was ready (monotonic), and how long its imports had taken until then.
         self._ready_at, self._imports = float("inf"), 0.0
@@ -99,9 +108,9 @@ class WarmServer:
         if not (apart or clean or self.unsafe):
             with quiet() as self.unsafe:
                 if not self.unsafe:
-                    self.pid, self.is_forked = _start_forked(theirs, None if bare else preloads_torch), True
+                    self.pid, self.is_forked = _start_forked(theirs, entries), True
         if not self.is_forked:
-            self.pid = (_start_apart if apart else _start_clean)(theirs, preloads_torch)
+            self.pid = (_start_apart if apart else _start_clean)(theirs, entries)
         theirs.close()
         self.alive = True
         self._commands: deque[_QueuedCommand] = deque()
@@ -133,7 +142,7 @@ class WarmServer:
                 id=id,
                 entry=spec.entry,
                 env={**changes(self._environ, os.environ), **spec.env, _SERVER_VARIABLE: self._mark},
-                path=_import_path(),
+                path=fork_server.import_path(),
                 cwd=spec.cwd,
                 title=spec.title,
                 shielded=spec.shielded,
@@ -335,16 +344,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str 
     return {**dict.fromkeys(before.keys() - now.keys()), **different}
 
 
-def _import_path() -> list[str]:
-    """Where this process finds modules now, for a process in another directory. Entries of import hooks stay."""
-    return [
-        os.path.abspath(entry) if os.path.exists(entry or ".") else entry
-        for entry in sys.path
-        if isinstance(entry, str)
-    ]
-
-
-def _start_forked(theirs: socket.socket, preloads_torch: bool | None) -> int:
+def _start_forked(theirs: socket.socket, preload: Sequence[str]) -> int:
     from powertrain.engine.local.server import serve
 
     started, driver = time.time(), os.getpid()
@@ -354,7 +354,7 @@ def _start_forked(theirs: socket.socket, preloads_torch: bool | None) -> int:
     pid = os.fork()
     if pid == 0:
         _blank_descriptors(keep={0, 1, 2, theirs.fileno()})
-        serve(theirs, driver, started, preloads_torch)
+        serve(theirs, driver, started, preload)
     return pid
 
 
@@ -373,18 +373,18 @@ def _blank_descriptors(keep: set[int]) -> None:
                 os.dup2(null, number, inheritable=False)
 
 
-def _start_clean(theirs: socket.socket, preloads_torch: bool) -> int:
+def _start_clean(theirs: socket.socket, preload: Sequence[str]) -> int:
     server = subprocess.Popen(
-        _clean_command(theirs, preloads_torch), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        _clean_command(theirs, preload), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
     )
     server.returncode = 0  # it is waited for by its pid: the object has no say in it, and must not complain
     return server.pid
 
 
-def _start_apart(theirs: socket.socket, preloads_torch: bool) -> int:
+def _start_apart(theirs: socket.socket, preload: Sequence[str]) -> int:
     """By way of a shell that is gone at once: then it is nobody's child but the system's."""
     shell = subprocess.run(
-        ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *_clean_command(theirs, preloads_torch)],
+        ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *_clean_command(theirs, preload)],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -393,13 +393,10 @@ def _start_apart(theirs: socket.socket, preloads_torch: bool) -> int:
     return int(shell.stdout)
 
 
-def _clean_command(theirs: socket.socket, preloads_torch: bool) -> list[str]:
+def _clean_command(theirs: socket.socket, preload: Sequence[str]) -> list[str]:
     """What a fresh interpreter is told to become the server."""
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from powertrain.engine.local.server import serve_clean; "
-        f"serve_clean({theirs.fileno()}, {os.getpid()}, {time.time()!r}, {preloads_torch})"
-    )
-    return [sys.executable, "-c", code]
+    entry = "powertrain.engine.local.server:serve_clean"
+    return fork_server.interpreter_command(entry, theirs.fileno(), os.getpid(), time.time(), list(preload))
 
 
 #: The servers that live as long as this process, and those of runs.
@@ -411,48 +408,46 @@ _MOST_OF_CALLS = 64
 _server_lock = threading.Lock()
 
 
-def warm_up(*, clean: bool = False, preloads_torch: bool = True) -> WarmServer:
+def warm_up(*, clean: bool = False, preload: Sequence[str] = ()) -> WarmServer:
     """Return the shared warm server of this process, started where there is none.
 
     Args:
         clean: Whether it must be one that holds nothing of what this process has set or patched.
-        preloads_torch: Whether it is one for workers that need torch.
+        preload: Modules that it imports. A server with others is not used: it may hold what must not be forked.
     """
     with _server_lock:
         for server in _shared:
-            if server.alive and server.preloads_torch == preloads_torch and not (clean and server.is_forked):
+            if server.alive and server.preload == tuple(preload) and not (clean and server.is_forked):
                 return server
-        server = WarmServer(clean=clean, preloads_torch=preloads_torch)
+        server = WarmServer(clean=clean, preload=preload)
         server.take_over_sweeps()
         _shared[:] = [*(other for other in _shared if other.alive), server]
         atexit.register(server.close)
         return server
 
 
-def prepare_server(*, preloads_torch: bool = True) -> None:
+def prepare_server(preload: Sequence[str]) -> None:
     """Warm up for a ``fit()`` that is to come, if what it will need does not depend on when it comes."""
     if _of_runs:  # a sweep, whose trials share one
         return
     if not is_loading_main() and why_fork_is_unsafe():
-        warm_up(clean=True, preloads_torch=preloads_torch)
+        warm_up(clean=True, preload=preload)
 
 
 @contextlib.contextmanager
-def server_of_run(*, preloads_torch: bool = True) -> Iterator[WarmServer]:
+def server_of_run(preload: Sequence[str]) -> Iterator[WarmServer]:
     """A warm server with the state of this process as it is now; the shared clean one where forking is unsafe.
 
     Args:
-        preloads_torch: Whether workers will need torch.
+        preload: Modules that workers will need.
     """
     global _has_forked
     if not why_fork_is_unsafe():
         if _has_forked:  # a script that fits repeatedly pays for these imports once, not in each server
-            from powertrain.engine.local.server import import_for_workers
-
-            import_for_workers(preloads_torch)
+            fork_server.preload((*_OF_EVERY_WORKER, *preload), with_calls=False)
         if not why_fork_is_unsafe():
             _has_forked = True
-            server = WarmServer(preloads_torch=preloads_torch)
+            server = WarmServer(preload=preload)
             _of_runs.append(server)
             try:
                 yield server
@@ -461,7 +456,7 @@ def server_of_run(*, preloads_torch: bool = True) -> Iterator[WarmServer]:
                 server.wait_for_end(CLOSE_TIMEOUT_S)
                 _of_runs.remove(server)
             return
-    yield warm_up(clean=True, preloads_torch=preloads_torch)
+    yield warm_up(clean=True, preload=preload)
 
 
 def server_of_call() -> WarmServer:
@@ -475,8 +470,8 @@ def server_of_call() -> WarmServer:
             _of_calls[alive[-1]] += 1
             return alive[-1]
     if why_fork_is_unsafe():
-        return warm_up(clean=True)
-    server = WarmServer(bare=True)
+        return warm_up(clean=True, preload=preload_of(BackendConfig()))
+    server = WarmServer(preload=first_calls_here(), bare=True)
     with _server_lock:
         _of_calls[server] = 1
     return server

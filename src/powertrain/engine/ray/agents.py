@@ -6,7 +6,6 @@ and by it goes over the run's own wire.
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import secrets
@@ -31,6 +30,7 @@ from powertrain.engine.ray.node.spec import NodeSpec
 from powertrain.engine.ray.options import RayOptions
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
+from powertrain.text.loggers import module_logger
 from powertrain.version import __version__
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.from_node import NodeReady
@@ -38,7 +38,7 @@ from powertrain.wire.hub import Hub
 from powertrain.wire.keys import Door, Received
 from powertrain.wire.to_node import EndNode
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: Seconds of silence after which a node is given up: by then it has ended what it had started for the run.
 LOST_AFTER = node.FENCED_AFTER + 3.0
 #: Seconds for all nodes to end.
@@ -205,7 +205,7 @@ class Agents:
             storage_name=without_secrets(self._storage.uri) if self._storage is not None else "",
             proof=self._proof,
             answer=f"{self._proof}-{id}",
-            preloads_torch=options.preloads_torch,
+            preload=list(options.preload),
             import_path=list(options.import_path),
         )
 

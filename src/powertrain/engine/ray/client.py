@@ -23,8 +23,9 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from powertrain.config.checks import did_you_mean
 from powertrain.engine.ray import capacity
 from powertrain.errors import ConfigError, EngineError
+from powertrain.text.loggers import module_logger
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 _LOOK_EVERY = 1.0
 #: Seconds that Ray may take for what it was asked last.
 _STOPS_WITHIN = 10.0

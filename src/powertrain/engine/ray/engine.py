@@ -9,7 +9,6 @@ silence on both sides: the node ends what it has started, and then this side giv
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import threading
@@ -48,12 +47,13 @@ from powertrain.engine.ray.streams import FedProcess, Streams
 from powertrain.errors import EngineError, ResourceError
 from powertrain.storage import Storage
 from powertrain.storage.files.descriptors import open_log
+from powertrain.text.loggers import module_logger
 from powertrain.wire.envelope import FromWorker
 from powertrain.wire.from_node import ProcessEnded, ProcessOutput, ProcessSeen, ProcessStarted
 from powertrain.wire.hub import Hub
 from powertrain.wire.to_node import LookAt, SignalProcess, StartProcess
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: Seconds for a look at a process of another node.
 _LOOK_WITHIN = 6.0
 #: The claim under which processes beside the slots are kept.

@@ -25,7 +25,7 @@ class RayOptions:
     copied: Sequence[str] = ()
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     trainer_resources: Mapping[str, float] = field(default_factory=dict)
-    #: False for processes that need no torch: nodes are ready sooner then.
-    preloads_torch: bool = True
+    #: Modules that the processes import which workers are forked from.
+    preload: Sequence[str] = ()
     #: Datasets of Ray's that ranks are fed from.
     streams: Sequence[Stream] = ()

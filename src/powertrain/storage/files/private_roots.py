@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import re
 import secrets
@@ -32,8 +31,9 @@ from typing import NamedTuple
 from powertrain.errors import EngineError
 from powertrain.storage.files.descriptors import remove_tree
 from powertrain.storage.files.ownership import why_not_private, why_unsafe
+from powertrain.text.loggers import module_logger
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 _SHARED_MEMORY = "/dev/shm"
 #: A directory on disk that survives a restart, by convention.
 _LASTING = "/var/tmp"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -10,6 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from powertrain.text.loggers import module_logger
 from powertrain.trace import store
 from powertrain.trace.machine import samples
 from powertrain.trace.machine.samplers import Sampler
@@ -25,7 +25,7 @@ _GLANCE_EVERY = 0.25
 _MOST = 16 << 20
 #: In about so many parts.
 _PARTS = 16
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 class Kept(NamedTuple):

@@ -5,7 +5,6 @@ Importing this module imports Lightning, as ``lightning`` or as ``pytorch_lightn
 
 from __future__ import annotations
 
-import logging
 import sys
 from contextlib import nullcontext
 from importlib import import_module
@@ -13,12 +12,13 @@ from typing import Any
 
 from powertrain.errors import ConfigError
 from powertrain.frameworks.reporting import as_names, check_filename, file_checkpoint
+from powertrain.text.loggers import module_logger
 from powertrain.values.arguments import as_flag, plain_scalar, shorten
 from powertrain.worker import context
 
 __all__ = ["TuneCallback", "TuneReportCallback", "TuneReportCheckpointCallback"]
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from powertrain.text.loggers import module_logger
 from powertrain.text.redaction import strip_secrets
 from powertrain.tune.callback import Callback
 from powertrain.values.arguments import plain_scalar, shorten
@@ -17,7 +17,7 @@ from powertrain.values.arguments import plain_scalar, shorten
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 
 class LoggerCallback(Callback):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from powertrain.text.loggers import module_logger
 from powertrain.trackers.text_files import cut_to_whole_lines, read_csv
 from powertrain.tune.logger.base import FileLogger, flatten
 
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 _ITERATION, _NAME = "training_iteration", "progress.csv"
 
 

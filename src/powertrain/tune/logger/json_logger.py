@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from powertrain.text.errors import describe_error
+from powertrain.text.loggers import module_logger
 from powertrain.trackers.text_files import cut_to_whole_lines
 from powertrain.tune.logger.base import FileLogger, as_json
 
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 _NAME = "result.json"
 
 

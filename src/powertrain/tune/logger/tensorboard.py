@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import math
 import struct
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.text.errors import describe_error
+from powertrain.text.loggers import module_logger
 from powertrain.tune.logger.base import FileLogger, flatten
 from powertrain.tune.trial import flat_numbers
 from powertrain.values.arguments import plain_scalar
@@ -19,7 +19,7 @@ from powertrain.values.arguments import plain_scalar
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 #: Packages with a ``SummaryWriter``, the lighter one first, and what each needs to be installed.
 _WRITERS = {"tensorboardX": "tensorboardX", "torch.utils.tensorboard": "tensorboard"}

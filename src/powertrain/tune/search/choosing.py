@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import logging
 import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from powertrain.errors import ConfigError
+from powertrain.text.loggers import module_logger
 from powertrain.tune.search import base, limiter
 from powertrain.tune.search.base import Objective, Searcher
 from powertrain.tune.search.basic_variant import BasicVariantGenerator
@@ -46,7 +46,7 @@ _NOT_HERE_CLASSES = {name: module for module, (names, _) in _NOT_HERE.items() fo
 #: Modules of ``ray.tune.search`` that have another name here.
 _OTHER_PATHS: dict[str, ModuleType] = {"concurrency_limiter": limiter, "searcher": base}
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 def choose_searcher(

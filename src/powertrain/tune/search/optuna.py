@@ -7,7 +7,6 @@ repeated in a new object, give the same suggestions. A storage is told about end
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import random
 import secrets
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.errors import ConfigError
 from powertrain.text.errors import describe_error
+from powertrain.text.loggers import module_logger
 from powertrain.tune.search.base import (
     FINISHED,
     Objective,
@@ -49,7 +49,7 @@ _TRIAL_ID = "powertrain_trial_id"
 #: The attribute of a trial that has its place in ``points_to_evaluate``.
 _POINT = "powertrain_point"
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.errors import ConfigError
+from powertrain.text.loggers import module_logger
 from powertrain.tune.search.base import Searcher, SearcherWrapper, find_number
 from powertrain.values.arguments import as_flag, as_whole
 
 #: The entry of a configuration that says which of its repetitions a trial is, from 0.
 TRIAL_INDEX = "__trial_index__"
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from powertrain.errors import ConfigError, StorageError
 from powertrain.run.stopping import PauseHere, StopHere
+from powertrain.text.loggers import module_logger
 from powertrain.tune import trial as tr
 from powertrain.tune.callback import CallbackList
 from powertrain.tune.stopper import bounds_of
@@ -28,7 +28,7 @@ from powertrain.tune.trial import Trial
 
 #: Entries of a report that the sweep adds.
 _OWN_METRICS = frozenset({"training_iteration", "time_total_s", "time_this_iter_s"})
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: Seconds between two looks at the clock while trials run.
 _LOOK_INTERVAL_S = 0.5
 #: Seconds that trials have to come to a boundary once the sweep ends; as after Ctrl-C.

@@ -8,7 +8,6 @@ first: together they tell how the state came about. ``PopulationBasedTrainingRep
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 from powertrain.errors import StorageError
 from powertrain.storage import Storage
 from powertrain.text.errors import describe_error
+from powertrain.text.loggers import module_logger
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.trial import Trial
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 import os
 import platform
 import shutil
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from powertrain.errors import ConfigError
+from powertrain.text.loggers import module_logger
 from powertrain.tune.trainable.resources import PlacementGroupFactory
 from powertrain.values.arguments import shorten
 from powertrain.worker import context, session
@@ -27,7 +27,7 @@ from powertrain.worker import context, session
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 #: The file with the dict that ``save_checkpoint`` returned, named as Ray Tune names it.
 _DICT_NAME = "_dict_checkpoint.pkl"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from powertrain.config.scaling import PLACEMENT_STRATEGIES, ScalingConfig
 from powertrain.errors import ConfigError
+from powertrain.text.loggers import module_logger
 from powertrain.values.arguments import plain_scalar, shorten
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 _EXAMPLE = 'Give amounts by name, such as {"cpu": 2, "gpu": 1}.'
 #: The names of resources in small letters, which the dict form takes, too.

@@ -337,7 +337,7 @@ class NodeAgent:
 
     def _start_server(self) -> WarmServer:
         # A Ray process that ends kills its children, and with them all that could end their children's.
-        server = WarmServer(preloads_torch=self._spec.preloads_torch, apart=True)
+        server = WarmServer(preload=self._spec.preload, apart=True)
         self._sweep_with(server)
         return server
 

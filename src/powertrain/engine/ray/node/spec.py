@@ -26,7 +26,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: What the driver has put into the storage as ``probe/{proof}``, and the name for the answer beside it.
     proof: str = ""
     answer: str = ""
-    #: False for processes that need no torch.
-    preloads_torch: bool = True
+    #: Modules that the process imports which workers are forked from.
+    preload: list[str] = []
     #: Where the driver finds modules. Workers look there too, after all else, as far as the node has it.
     import_path: list[str] = []

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,10 +23,11 @@ from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, RECORD_BYTES_LIMIT
 from powertrain.storage.sealed import DamagedError, check_seal, seal_json
 from powertrain.text.errors import describe_error
+from powertrain.text.loggers import module_logger
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.values import kept_pickles
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 KEY = "sweep.json"
 _ARGUMENTS_KEY = "sweep.pickle"

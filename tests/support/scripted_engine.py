@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from tests.support.scripted_worker import Ended, ScriptedProcess, ScriptedWorker
 
 from powertrain.checkpoint import uploader
 from powertrain.engine.base import (
@@ -49,7 +50,6 @@ from powertrain.engine.base import (
     Waiting,
 )
 from powertrain.errors import EngineError, ResourceError
-from powertrain.testing.scripted_worker import Ended, ScriptedProcess, ScriptedWorker
 from powertrain.wire.hub import Hub
 from powertrain.worker.main import ENTRY
 
