@@ -18,3 +18,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
     yield Run(tmp_path / "scripted", runtime)
     assert not list(Path(runtime).glob("wire")), "the wire's socket was left behind"
     shutil.rmtree(runtime)
+
+
+@pytest.fixture(autouse=True)
+def _unknown_capacity_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scripted engine never reports its capacity by itself."""
+    monkeypatch.setattr("powertrain.run.scaling.slots._CAPACITY_TIMEOUT_S", 0.01)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.clock import ManualClock
 from tests.support.scripted_engine import ScriptedEngine
 
 from powertrain.checkpoint import committed
@@ -78,6 +79,9 @@ class Run:
         self.storage: Storage = open_storage(directory)
         self.watcher = Watcher()
         self.lease = 0
+        #: The clock of the run, where a test moves it.
+        self.clock: ManualClock | None = None
+        self._movers: list[threading.Thread] = []
         #: Since the first go().
         self.controller: Controller
 
@@ -92,6 +96,7 @@ class Run:
             journal.replay(journal.read(self.storage)),
             self.watcher,
             committed.newest(self.storage),
+            clock=self.clock,
         )
         overdue = threading.Timer(PATIENCE, self._end_by_force)
         overdue.start()
@@ -101,8 +106,37 @@ class Run:
             forced = not overdue.is_alive()
             overdue.cancel()
             overdue.join()
+            for mover in self._movers:
+                mover.join()
         assert not forced, f"the run did not end by itself; its last facts: {self.watcher.events[-5:]}"
         return outcome
+
+    def pass_time_after(self, kind: type[ev.Event], *seconds: float) -> None:
+        """Once the first fact of this kind is recorded, let ``seconds`` pass while the controller waits.
+
+        Several values pass one after the other, each when the controller waits again.
+        """
+        self.clock = ManualClock(start=1e6)
+        seen: list[ev.Event] = []
+
+        def on_event(event: ev.Event) -> None:
+            if isinstance(event, kind) and not seen:
+                seen.append(event)
+                self.pass_time(*seconds)
+
+        self.watcher.on_event = on_event
+
+    def pass_time(self, *seconds: float) -> None:
+        """Let ``seconds`` pass when the controller waits next. Call it on the controller's thread."""
+        clock = self.clock
+        assert clock is not None
+
+        def move() -> None:
+            for step in seconds:
+                clock.advance_when_waiting(step)
+
+        self._movers.append(threading.Thread(target=move))
+        self._movers[-1].start()
 
     def _spec(self, workers: int, options: dict[str, Any]) -> RunSpec:
         settings: dict[str, Any] = {"min_workers": workers, "max_workers": workers, **options}

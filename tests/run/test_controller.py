@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.scripted_run import PATIENCE, Run, Watcher
+from tests.support.clock import ManualClock
 from tests.support.scripted_engine import ScriptedClaim, ScriptedEngine
 from tests.support.scripted_worker import ScriptedWorker
 
@@ -24,9 +25,11 @@ from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
+from powertrain.run.health.clearing import ABANDON_TIMEOUT_S, CUT_SHORT_KILL_TIMEOUT_S, KILL_TIMEOUT_S
 from powertrain.run.record import journal
 from powertrain.run.workers import attempt as attempt_module
 from powertrain.run.workers.reports import Reports
+from powertrain.run.workers.starting import START_TIMEOUT_S
 from powertrain.storage import boundaries
 from powertrain.wire.from_worker import Arrived, DebugClosed, DebugOpened, DebugQuit
 from powertrain.wire.values import Frame
@@ -757,24 +760,31 @@ def test_a_second_interrupt_ends_a_run_that_does_not_come_to_a_boundary(run: Run
 class Unkillable(ScriptedEngine):
     """Its processes do not end when they are killed, as where their node or their server does not answer."""
 
-    def __init__(self, *arguments: Any, ends_at: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        ends_at: int = 0,
+        on_first_kill: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
+        self._on_first_kill = on_first_kill
         #: The SIGKILL that ends a process, counted for each; 0 for none.
         self.ends_at, self.kills = ends_at, Counter[str]()
 
     def signal(self, slot: base.Slot, number: signal.Signals) -> None:
+        if not self.kills and number == signal.SIGKILL:
+            self._on_first_kill()
         self.kills[slot.id] += number == signal.SIGKILL
         if self.kills[slot.id] == self.ends_at:
             super().signal(slot, number)
 
 
 @pytest.mark.parametrize("ends_at", [0, 2])
-def test_a_second_interrupt_ends_a_run_whose_processes_do_not_end(
-    run: Run, monkeypatch: pytest.MonkeyPatch, ends_at: int
-) -> None:
+def test_a_second_interrupt_ends_a_run_whose_processes_do_not_end(run: Run, ends_at: int) -> None:
     """They are killed again, and then no longer waited for."""
-    monkeypatch.setattr("powertrain.run.health.clearing.CUT_SHORT_KILL_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("powertrain.run.health.clearing.ABANDON_TIMEOUT_S", 0.5)
+    run.clock = ManualClock(start=1e6)
+    timeouts = [CUT_SHORT_KILL_TIMEOUT_S, *([] if ends_at else [ABANDON_TIMEOUT_S])]
 
     def play(worker: ScriptedWorker) -> None:
         worker.report({"x": 1})
@@ -783,7 +793,7 @@ def test_a_second_interrupt_ends_a_run_whose_processes_do_not_end(
         worker.hang()
 
     run.watcher.on_row = lambda _: run.interrupt()
-    engine = Unkillable(play, ends_at=ends_at)
+    engine = Unkillable(play, ends_at=ends_at, on_first_kill=lambda: run.pass_time(*timeouts))
     outcome = run.go(engine)
     assert (outcome.state, outcome.interrupted) == ("stopped", True)
     assert set(engine.kills.values()) == {2}
@@ -793,19 +803,18 @@ def test_a_second_interrupt_ends_a_run_whose_processes_do_not_end(
     )
 
 
-def test_a_failed_attempt_is_begun_again_though_its_processes_do_not_end(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("powertrain.run.health.clearing.KILL_TIMEOUT_S", 0.05)
+def test_a_failed_attempt_is_begun_again_though_its_processes_do_not_end(run: Run) -> None:
+    run.clock = ManualClock(start=1e6)
 
     def play(worker: ScriptedWorker) -> None:
+        worker.report({"x": 1}, barrier=True)  # a rank that has trained is started again without a delay
         if worker.attempt == 0 and worker.rank == 0:
             raise ValueError("no")
         if worker.attempt == 0:
             worker.hang()
 
-    outcome = run.go(Unkillable(play, ends_at=2), max_failures=1)
-    assert outcome.state == "finished"
+    engine = Unkillable(play, ends_at=2, on_first_kill=lambda: run.pass_time(KILL_TIMEOUT_S))
+    assert run.go(engine, max_failures=1).state == "finished"
 
 
 def test_an_interrupt_while_slots_are_waited_for_ends_at_once(run: Run) -> None:
@@ -1053,7 +1062,7 @@ def test_a_wire_that_cannot_listen_closes_the_engine_and_leaves_no_thread(
 
 
 def test_a_rank_that_never_says_a_word_fails_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.run.workers.starting.START_TIMEOUT_S", 0.1)
+    run.pass_time_after(ev.AttemptStarted, START_TIMEOUT_S)
     monkeypatch.setattr(ScriptedWorker, "live", lambda self, play: self.hang())
     outcome = run.go(ScriptedEngine(two_reports))
     assert outcome.state == "failed"

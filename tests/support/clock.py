@@ -14,7 +14,7 @@ class ManualClock:
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         #: Queues that a thread waits on, to be woken when time moves.
         self._waiting: list[queue.SimpleQueue[Any]] = []
 
@@ -38,10 +38,18 @@ class ManualClock:
             inbox.put(_MOVED)
         return self._now
 
+    def advance_when_waiting(self, seconds: float, timeout: float = 30.0) -> None:
+        """Move on as soon as a thread waits on this clock with nothing left to do. Any other thread."""
+        with self._lock:
+            waits = self._lock.wait_for(lambda: any(inbox.empty() for inbox in self._waiting), timeout)
+        assert waits, f"no thread waited on the clock within {timeout:g} s"
+        self.advance(seconds)
+
     def wait(self, inbox: queue.SimpleQueue[Any], until: float | None) -> Any:
         """Return the next item of ``inbox``; raises ``queue.Empty`` once the clock was moved to ``until``."""
         with self._lock:
             self._waiting.append(inbox)
+            self._lock.notify_all()
         try:
             while True:
                 is_due = until is not None and self._now >= until

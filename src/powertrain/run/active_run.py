@@ -91,10 +91,6 @@ class StopState:
 class RunFlow(Protocol):
     """Transitions of a run. The parts that bring them about are above those that ask for them."""
 
-    def start_attempt(self) -> None:
-        """Start the next attempt: all its slots are held."""
-        ...
-
     def fail(self, member: Member, failure: ev.WorkerFailure) -> None:
         """Note the failure of a rank and act on it."""
         ...

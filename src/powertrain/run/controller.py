@@ -160,7 +160,10 @@ class Controller:
             while run.outcome is None:
                 item = run.deadlines.next(self._inbox, run.hangs.stood_still)
                 self._parts.messages.take_in()  # they came before it
-                self._handle(item)
+                if isinstance(item, Deadline):
+                    self._deadline_handlers[item]()
+                elif (handler := self._handlers.get(type(item))) is not None:
+                    handler(item)
             return run.outcome
         except (ResourceError, EngineError) as error:
             # The caller's to handle; a reader of the journal must find it too.
@@ -174,16 +177,7 @@ class Controller:
             self._parts.ending.record_broken_end(lifecycle.FAILED, describe_error(error))
             raise
 
-    def _handle(self, item: Any) -> None:
-        if isinstance(item, Deadline):
-            self._deadline_handlers[item]()
-        elif (handler := self._handlers.get(type(item))) is not None:
-            handler(item)
-
     # ------------------------------------------------------------------ transitions (RunFlow)
-
-    def start_attempt(self) -> None:
-        self._parts.starting.start_attempt()
 
     def fail(self, member: Member, failure: ev.WorkerFailure) -> None:
         self._parts.recovery.fail(member, failure)

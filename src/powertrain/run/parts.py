@@ -61,7 +61,7 @@ class Parts:
         run.queries = CheckpointQueries(
             run.checkpoints, run.deadlines, run.send, lambda row: run.validations.awaited(row)
         )
-        run.slots = Slots(run.spec, run.engine, run.elastic, run.deadlines, run.facts, run.flow.start_attempt)
+        run.slots = Slots(run.spec, run.engine, run.elastic, run.deadlines, run.facts)
         run.steering = Steering(
             run.elastic,
             run.checkpoints,
@@ -72,6 +72,7 @@ class Parts:
         )
         self.watch = HangWatch(run)
         self.starting = Starting(run, self.watch)
+        run.slots.on_complete = self.starting.start_attempt
         self.reports = Reports(run, self.settling, self.watch, from_checkpoint)
         self.clearing = Clearing(run, self.settling, self.reports)
         self.recovery = Recovery(run, self.settling, self.reports, self.starting, self.clearing)

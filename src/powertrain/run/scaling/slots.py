@@ -24,6 +24,9 @@ _MORE_SLOTS_TIMEOUT_S = 10.0
 class Slots:
     """What the run holds of its engine. The controller's thread only."""
 
+    #: Called when all requested slots are held. Set before the first request.
+    on_complete: Callable[[], None]
+
     def __init__(
         self,
         spec: RunSpec,
@@ -31,11 +34,9 @@ class Slots:
         elastic: Elastic,
         deadlines: Deadlines,
         facts: Facts,
-        ready: Callable[[], None],
     ) -> None:
-        """``ready`` is called when all requested slots are held."""
         self._spec, self._engine, self._elastic, self._deadlines = spec, engine, elastic, deadlines
-        self._facts, self._ready = facts, ready
+        self._facts = facts
         self._claim: base.Claim | None = None
         self._awaits_capacity = False
         self.wanted = 0
@@ -88,7 +89,7 @@ class Slots:
         """Use those that are held again, and others for those that are gone."""
         if len(self.held) == self.wanted:
             self._say_requested(self.wanted)
-            self._ready()
+            self.on_complete()
         elif self._engine.replaces and self.held and not self._elastic.is_elastic:
             self._say_requested(self.wanted)
             self._ask_for(self.wanted - len(self.held))
@@ -102,7 +103,7 @@ class Slots:
         self._say_requested(workers)
         missing = workers - len(self.held)
         if missing == 0:
-            self._ready()
+            self.on_complete()
             return
         try:
             self._ask_for(missing)
@@ -117,7 +118,7 @@ class Slots:
         self._give_up_claim()
         if len(self.held) >= self._spec.min_workers:
             self.wanted = len(self.held)
-            self._ready()
+            self.on_complete()
         else:
             self.request()
 
@@ -163,7 +164,7 @@ class Slots:
         self.held += event.slots
         if len(self.held) == self.wanted:
             self._deadlines.cancel(Deadline.SLOTS, Deadline.QUEUE)
-            self._ready()
+            self.on_complete()
 
     def waited(self, event: base.Waiting) -> None:
         state = self._facts.state
