@@ -80,5 +80,5 @@ class JaxTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             validation_config=validation_config,
         )
-        if self._request.engine != "ray":  # on a cluster its nodes need it, and this process does not
+        if not self._request.traits.spans_nodes:  # on a cluster its nodes need it, and this process does not
             JAX.check_installed("JaxTrainer")

@@ -36,6 +36,7 @@ class TorchConfig(Config, BackendConfig):
     """How torch's process group is set up."""
 
     preload: ClassVar[Sequence[str] | None] = TORCH_PRELOAD
+    """Modules that the process imports which workers are forked from."""
 
     backend: str | None = option(None, optional(_torch_backend))
     """The process group's backend; None is nccl with GPUs and gloo without."""

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.backend import Backend, BackendConfig, WorkerGroup
+from powertrain.driver.engines import pick_engine
+from powertrain.engine.registry import traits_of
 from powertrain.errors import ConfigError
 from powertrain.frameworks.ports import on_one_host
 from powertrain.torch.backend import gloo_variables
@@ -191,9 +193,10 @@ class ScriptTrainer(DataParallelTrainer):
 
     def __init__(self, program: Program, scaling_config: ScalingConfig, run_config: RunConfig) -> None:
         self._program = program
+        is_here = not traits_of(pick_engine(scaling_config)).spans_nodes
         super().__init__(
             main_script.run,
-            train_loop_config=program.for_ranks(on_this_machine=scaling_config.engine != "ray"),
+            train_loop_config=program.for_ranks(on_this_machine=is_here),
             backend_config=ScriptConfig(),
             scaling_config=scaling_config,
             run_config=run_config,
@@ -204,7 +207,8 @@ class ScriptTrainer(DataParallelTrainer):
 
     def _adjust_spec(self, spec: RunSpec) -> RunSpec:
         env = {"TORCHELASTIC_MAX_RESTARTS": str(self.run_config.failure_config.max_failures)}
-        if spec.max_workers == 1 and "OMP_NUM_THREADS" not in os.environ and self._request.engine == "local":
+        is_here = self._request.starts_processes and not self._request.traits.spans_nodes
+        if spec.max_workers == 1 and "OMP_NUM_THREADS" not in os.environ and is_here:
             # torchrun leaves the threads of a single process alone.
             env["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
         return replace(spec, runs_scripts=True, env={**env, **spec.env})

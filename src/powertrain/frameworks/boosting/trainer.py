@@ -63,7 +63,7 @@ class BoosterTrainer(DataParallelTrainer):
         backend = as_config(backend_config, BackendConfig, self._backend_argument)
         super().__init__(train_loop_per_worker, backend_config=backend, **options)
         self._request.standing_remarks += unused
-        if self._request.engine != "ray":  # on a cluster its nodes need it, and this process does not
+        if not self._request.traits.spans_nodes:  # on a cluster its nodes need it, and this process does not
             self.library.check_installed(name)
 
     @staticmethod
