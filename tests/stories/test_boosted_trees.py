@@ -56,6 +56,8 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         ):
             if config["grief"] == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if config["grief"] == "raised":
+                raise ValueError("the trees are too high")
             time.sleep(1000)
 
     if name == "xgboost":
@@ -121,6 +123,25 @@ def test_the_death_of_rank_0_which_the_others_meet_at_is_survived(fits: Any, nam
     assert "SIGKILL" in repr(failed)
     kind = trainer_class(name)
     assert kind.library.count_rounds(kind.get_model(result.checkpoint)) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("grief", "words"),
+    [
+        ("killed", "Rank 1 was killed by SIGKILL"),
+        ("raised", "Rank 1 raised ValueError: the trees are too high"),
+    ],
+)
+def test_the_rank_that_failed_is_named_and_not_the_one_that_met_a_closed_connection(
+    fits: Any, name: str, grief: str, words: str
+) -> None:
+    from powertrain.errors import WorkerGroupError
+
+    with pytest.raises(WorkerGroupError) as raised:
+        trainer(fits, name, grief, 1, FailureConfig()).fit()
+
+    assert str(raised.value).startswith(words)
+    assert raised.value.result.checkpoint is not None
 
 
 def test_a_rank_that_hangs_in_a_callback_is_named_with_its_line(fits: Any, name: str) -> None:
