@@ -116,12 +116,12 @@ def test_a_restored_run_takes_another_number_of_rounds(name: str, tmp_path: Path
     first.fit()
     again = kind.restore(
         tmp_path / "run",
-        first._function,
+        first._request.function,
         num_boost_round=4,
         datasets=train,
         scaling_config=ScalingConfig(num_workers=0),
     )
-    assert again._standing_remarks == []
+    assert again._request.standing_remarks == []
     assert rounds(name, kind.get_model(again.fit().checkpoint)) == 4
 
 
@@ -226,7 +226,7 @@ def test_params_beside_a_function_are_accepted_and_said_to_be_unused(
     given = trainer(
         name, tmp_path, lambda: None, params={"eta": 1}, num_boost_round=3, early_stopping_rounds=2
     )
-    assert given._standing_remarks == [
+    assert given._request.standing_remarks == [
         f"{TRAINERS[name]} does not use params=, num_boost_round=, early_stopping_rounds= because it was given a "
         "training function. Use them in the function, or leave the function out."
     ]
