@@ -44,7 +44,8 @@ test-all: test test-rest  ## run all tests
 # JAX and TensorFlow take 1.9 GB and seconds to import, so they are beside the environment of the other tests, not in it.
 test-frameworks: $(FRAMEWORKS_READY)  ## run the tests of XGBoost, LightGBM, JAX and TensorFlow, and install the latter two
 	$(FRAMEWORKS)/bin/python -m pytest --durations 20 -m "not ray and not gpu" tests/frameworks tests/test_docs_frameworks.py \
-		tests/stories/test_xgboost.py tests/stories/test_lightgbm.py tests/stories/test_boosted_trees.py tests/stories/test_jax.py tests/stories/test_tensorflow.py $(ARGS)
+		tests/stories/test_xgboost.py tests/stories/test_lightgbm.py tests/stories/test_boosted_trees.py tests/stories/test_jax.py tests/stories/test_tensorflow.py \
+		tests/stories/test_framework_failures.py $(ARGS)
 
 test-gpu: $(READY)  ## run the tests that need a GPU
 	$(BIN)/python -m pytest tests -m gpu $(ARGS)

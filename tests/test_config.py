@@ -643,6 +643,11 @@ def test_a_dataset_is_split_when_it_is_named_or_all_are() -> None:
 # --------------------------------------------------------------------------- where a run is kept
 
 
+@pytest.mark.parametrize("config", [DataConfig, RunConfig, ScalingConfig, FailureConfig, CheckpointConfig])
+def test_an_editor_is_shown_the_arguments_of_a_config(config: Any) -> None:
+    assert list(inspect.signature(config).parameters) == [field.name for field in dataclasses.fields(config)]
+
+
 def test_a_data_config_with_a_configure_of_its_own_is_refused_with_what_to_do_instead() -> None:
     class Halved(DataConfig):
         def __init__(self) -> None:

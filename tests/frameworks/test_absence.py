@@ -56,6 +56,20 @@ def test_a_callback_without_its_framework_says_how_to_install_it(name: str) -> N
     assert last.endswith(f": pip install {FRAMEWORKS[name][0]}")
 
 
+def test_several_workers_of_tensorflow_without_keras_2_say_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from powertrain.tensorflow import backend
+
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    monkeypatch.setattr(backend, "find_spec", lambda _: None)
+    for workers, rank in ((["a:1"], 0), (["a:1", "b:2"], 1), (["a:1", "b:2"], 0)):
+        backend._set_variables(workers, rank)
+        backend._leave(1.0)
+    [record] = caplog.records
+    assert record.getMessage().endswith("does not train on several workers: pip install tf-keras")
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_every_public_name_can_be_had(name: str) -> None:
     if find_spec(name) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 import story as stage
 from tests.stories.tabular import digits_frame
+from typer.testing import CliRunner
 
 import powertrain
 from powertrain import FailureConfig
+from powertrain.cli.main import app
 from powertrain.run import events as ev
 
 ROUNDS = 8
@@ -39,7 +42,7 @@ def large_digits() -> Any:
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
-    """Rank ``config["rank"]`` comes to grief in the sixth round of the first attempt."""
+    """Rank ``config["rank"]`` comes to grief in the sixth round of the first attempt; "resized" waits for a resize."""
     name = config["name"]
     callback = importlib.import_module(f"powertrain.{name}").RayTrainReportCallback
     checkpoint = powertrain.get_checkpoint()
@@ -49,20 +52,27 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     features, labels = frame.drop(columns="label"), frame["label"]
 
     def come_to_grief(iteration: int) -> None:
-        if (
+        if config["grief"] == "resized" and checkpoint is None:
+            stage.tell(f"round-{iteration}")
+            stage.await_told("answer")
+            time.sleep(0.05)  # a run learns of a resize between two rounds, and must not be over before
+        elif (
             checkpoint is None
             and iteration == 5
             and powertrain.get_context().get_world_rank() == config["rank"]
         ):
             if config["grief"] == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if config["grief"] == "raised":
+                raise ValueError("the trees are too high")
             time.sleep(1000)
 
+    rounds, report = config["rounds"] - begun, callback(frequency=config["frequency"])
     if name == "xgboost":
-        train_xgboost(features, labels, model, ROUNDS - begun, callback(frequency=2), come_to_grief)
+        train_xgboost(features, labels, model, rounds, report, come_to_grief)
     else:
-        train_lightgbm(features, labels, model, ROUNDS - begun, callback(frequency=2), come_to_grief)
-    return {"begun": begun}
+        train_lightgbm(features, labels, model, rounds, report, come_to_grief)
+    return {"begun": begun, "workers": powertrain.get_context().get_world_size()}
 
 
 def train_xgboost(features: Any, labels: Any, model: Any, rounds: int, report: Any, act: Any) -> None:
@@ -101,14 +111,26 @@ def trainer_class(name: str) -> Any:
     return getattr(importlib.import_module(f"powertrain.{name}"), TRAINERS[name])
 
 
-def trainer(fits: Any, name: str, grief: str, rank: int, failure_config: FailureConfig) -> Any:
+def trainer(
+    fits: Any,
+    name: str,
+    grief: str,
+    rank: int,
+    failure_config: FailureConfig,
+    *,
+    rounds: int = ROUNDS,
+    frequency: int = 2,
+    **options: Any,
+) -> Any:
+    config = {"name": name, "grief": grief, "rank": rank, "rounds": rounds, "frequency": frequency}
     return fits.trainer(
         train,
         kind=trainer_class(name),
         name=grief,
-        train_loop_config={"name": name, "grief": grief, "rank": rank},
+        train_loop_config=config,
         datasets={"train": powertrain.data.from_pandas(large_digits())},
         failure_config=failure_config,
+        **options,
     )
 
 
@@ -121,6 +143,49 @@ def test_the_death_of_rank_0_which_the_others_meet_at_is_survived(fits: Any, nam
     assert "SIGKILL" in repr(failed)
     kind = trainer_class(name)
     assert kind.library.count_rounds(kind.get_model(result.checkpoint)) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("grief", "words"),
+    [
+        ("killed", "Rank 1 was killed by SIGKILL"),
+        ("raised", "Rank 1 raised ValueError: the trees are too high"),
+    ],
+)
+def test_the_rank_that_failed_is_named_and_not_the_one_that_met_a_closed_connection(
+    fits: Any, name: str, grief: str, words: str
+) -> None:
+    from powertrain.errors import WorkerGroupError
+
+    with pytest.raises(WorkerGroupError) as raised:
+        trainer(fits, name, grief, 1, FailureConfig()).fit()
+
+    assert str(raised.value).startswith(words)
+    assert raised.value.result.checkpoint is not None
+
+
+def test_a_resize_saves_the_model_although_no_checkpoint_is_due(fits: Any, name: str) -> None:
+    def resize() -> None:
+        stage.await_told("round-0")
+        storage = str(fits.directory / "storage")
+        done = CliRunner().invoke(app, ["resize", "resized", "1", "--storage", storage])
+        stage.tell("answer", done.output)
+
+    asking = threading.Thread(target=resize)
+    asking.start()
+    try:
+        elastic = trainer(fits, name, "resized", -1, FailureConfig(), rounds=400, frequency=0, workers=(1, 2))
+        result = elastic.fit()
+    finally:
+        asking.join()
+
+    assert result.state == "finished"
+    facts = fits.facts("resized")
+    assert [fact.world_size for fact in facts if isinstance(fact, ev.AttemptStarted)] == [2, 1]
+    assert result.return_value["workers"] == 1
+    assert 0 < result.return_value["begun"] < 400, "continues with the model of two workers"
+    kind = trainer_class(name)
+    assert kind.library.count_rounds(kind.get_model(result.checkpoint)) == 400
 
 
 def test_a_rank_that_hangs_in_a_callback_is_named_with_its_line(fits: Any, name: str) -> None:

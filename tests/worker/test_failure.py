@@ -124,6 +124,21 @@ class LightGBMError(Exception):
     """As lightgbm names it."""
 
 
+class OpError(Exception):
+    """As tensorflow names it."""
+
+
+class UnavailableError(OpError):
+    """As tensorflow names it."""
+
+
+#: Parts of messages that JAX 0.10 and TensorFlow 2.21 raise on a rank when another one has died.
+JAX_GLOO = "[external/gloo/gloo/transport/tcp/pair.cc:547]"
+TENSORFLOW_ABORTED = (
+    "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy"
+)
+
+
 @pytest.mark.parametrize(
     ("make", "echo"),
     [
@@ -134,7 +149,12 @@ class LightGBMError(Exception):
         (lambda: ValueError("connection closed by peer"), False),
         (lambda: XGBoostError("/w/src/collective/result.cc:83: - Ring Allreduce failed."), True),
         (lambda: XGBoostError("Check failed: label has NaN"), False),
-        (lambda: LightGBMError("Socket recv error, Connection reset (code: 104)"), True),
+        (lambda: LightGBMError("Socket recv error, Connection reset by peer (code: 104)"), True),
+        (lambda: LightGBMError("Label should be in [0, 3)"), False),
+        (lambda: ValueError(f"UNKNOWN: Gloo all-reduce failed: {JAX_GLOO} Connection closed by peer"), True),
+        (lambda: ValueError(f"UNKNOWN: Gloo all-reduce failed: {JAX_GLOO} Connection reset by peer"), True),
+        (lambda: UnavailableError(f"Graph execution error:\n\n{TENSORFLOW_ABORTED}"), True),
+        (lambda: UnavailableError("Graph execution error:\n\nno such file"), False),
         (lambda: RuntimeError("CUDA out of memory"), False),
         (lambda: RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (lambda: KeyboardInterrupt(), False),

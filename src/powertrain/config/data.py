@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from powertrain.config.checks import (
     MOST_BYTES,
@@ -46,8 +46,30 @@ def _cache_directory(value: Any) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+_ConfigT = TypeVar("_ConfigT", bound="_DataConfigBase")
+
+
+class _DataConfigBase(Config):
+    """Base that refuses subclasses which divide datasets themselves.
+
+    A class of its own: beside the ``__init__`` of a dataclass, ``__new__`` would hide its arguments from editors.
+    """
+
+    def __new__(cls: type[_ConfigT], *args: Any, **kwargs: Any) -> _ConfigT:
+        """Raises :class:`ConfigError` for a subclass with a ``configure()`` of its own, which nothing would call."""
+        # Here and not among the checks, because a subclass's __init__ need not call ours.
+        if hasattr(cls, "configure"):
+            raise ConfigError(
+                f"{cls.__name__}.configure() would not be called: datasets are divided among the ranks without it, "
+                "each row once per epoch for any number of workers, so change the datasets before they are given to "
+                "the trainer (datasets={'train': dataset.map_batches(...)}), name those to divide in "
+                "DataConfig(datasets_to_split=[...]), and remove configure()."
+            )
+        return super().__new__(cls, *args, **kwargs)
+
+
 @dataclass(frozen=True, repr=False)
-class DataConfig(Config):
+class DataConfig(_DataConfigBase):
     """How datasets are given to ranks."""
 
     datasets_to_split: Literal["all"] | Sequence[str] = option("all", _dataset_names)
@@ -88,18 +110,6 @@ class DataConfig(Config):
     """Whether a ``ray.data.Dataset`` is written once, as Parquet, into the run's storage and read from there: every row
     exactly once per epoch, and exact going on, on any engine. False streams it from Ray while training (engine "ray"
     only). Datasets of our own are read where they are in any case."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> DataConfig:
-        """Raises :class:`ConfigError` for a subclass with a ``configure()`` of its own, which nothing would call."""
-        # Here and not among the checks, because a subclass's __init__ need not call ours.
-        if hasattr(cls, "configure"):
-            raise ConfigError(
-                f"{cls.__name__}.configure() would not be called: datasets are divided among the ranks without it, "
-                "each row once per epoch for any number of workers, so change the datasets before they are given to "
-                "the trainer (datasets={'train': dataset.map_batches(...)}), name those to divide in "
-                "DataConfig(datasets_to_split=[...]), and remove configure()."
-            )
-        return super().__new__(cls, *args, **kwargs)
 
     def is_split(self, dataset: str) -> bool:
         """Whether each rank gets its own part of this dataset."""

@@ -17,6 +17,9 @@ class ReportCallback(BoosterReporting):
     stopping the last iteration is not known before it is over, so ``checkpoint_at_end`` has no effect then: set
     ``frequency``, or call ``finish(booster)`` after the training.
 
+    A checkpoint is also saved when the run asks for one, because it is about to end or to get another number of
+    workers.
+
     Args:
         metrics: Metrics to report: a name, a list of names, or a dict from the reported name to LightGBM's. By default
             all.

@@ -6,6 +6,7 @@ The strategy connects the workers itself, in the training function.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from importlib.util import find_spec
 
@@ -13,6 +14,8 @@ from powertrain.backend import Backend, BackendConfig, WorkerGroup
 from powertrain.frameworks.joining import await_joined, leave_all
 from powertrain.frameworks.ports import ReservedPort, addresses, joined
 from powertrain.tensorflow.library import TENSORFLOW
+
+logger = logging.getLogger("powertrain")
 
 
 class TensorflowBackend(Backend):
@@ -66,8 +69,14 @@ def _set_variables(workers: list[str], rank: int) -> None:
         "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
     }
     # Keras 3 does not train with MultiWorkerMirroredStrategy; tf_keras is Keras 2, and the choice of Ray Train too.
-    if "TF_USE_LEGACY_KERAS" not in os.environ and find_spec("tf_keras") is not None:
-        values["TF_USE_LEGACY_KERAS"] = "1"
+    if "TF_USE_LEGACY_KERAS" not in os.environ:
+        if find_spec("tf_keras") is not None:
+            values["TF_USE_LEGACY_KERAS"] = "1"
+        elif len(workers) > 1 and rank == 0:
+            logger.warning(
+                "tf_keras is not installed, so tf.keras is Keras 3, whose model.fit does not train on several workers: "
+                "pip install tf-keras"
+            )
     for name, value in values.items():
         _membership.environment.setdefault(name, os.environ.get(name))
         os.environ[name] = value

@@ -28,7 +28,10 @@ _ECHOES = (
 _ECHOES_OF_LIBRARIES = {
     "XGBoostError": ("/src/collective/", "allreduce failed"),
     "LightGBMError": ("socket recv error", "socket send error"),
+    "OpError": ("collective ops is aborted by: error reported from",),  # TensorFlow's base class
 }
+#: A part of gloo's source files, which JAX names in errors of various classes.
+_GLOO_SOURCE = "/gloo/transport/"
 #: Exceptions of a chain of causes that are named.
 _MOST_CAUSES = 8
 _ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
@@ -76,9 +79,11 @@ def is_echo(error: BaseException) -> bool:
     if any(kind.__name__ in _ECHO_TYPES for kind in type(error).__mro__):
         return True
     text = message_of(error).lower()
-    if any(echo in text for echo in _ECHOES_OF_LIBRARIES.get(type(error).__name__, ())):
-        return True
-    return isinstance(error, (RuntimeError, ConnectionError)) and any(echo in text for echo in _ECHOES)
+    for kind in type(error).__mro__:
+        if any(echo in text for echo in _ECHOES_OF_LIBRARIES.get(kind.__name__, ())):
+            return True
+    is_of_network = isinstance(error, (RuntimeError, ConnectionError)) or _GLOO_SOURCE in text
+    return is_of_network and any(echo in text for echo in _ECHOES)
 
 
 def remember_sources(sources: dict[str, str]) -> None:

@@ -19,6 +19,9 @@ class ReportCallback(BoosterReporting, TrainingCallback):
 
     Every rank reports; rank 0 saves the model, which is the same on all of them.
 
+    A checkpoint is also saved when the run asks for one, because it is about to end or to get another number of
+    workers.
+
     Args:
         metrics: Metrics to report: a name, a list of names, or a dict from the reported name to XGBoost's. By default
             all.

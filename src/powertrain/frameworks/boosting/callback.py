@@ -20,7 +20,8 @@ _MOST = 2**62
 class BoosterReporting:
     """Reports the evaluations of each iteration as "dataset-metric", and checkpoints of the model.
 
-    Every rank reports; rank 0 saves the model, which is the same on all of them.
+    Every rank reports; rank 0 saves the model, which is the same on all of them. A checkpoint is also saved when the
+    run asks for one, because it is about to end or to get another number of workers.
 
     Args:
         metrics: Metrics to report: a name, a list of names, or a dict from the reported name to the library's. By
@@ -86,7 +87,9 @@ class BoosterReporting:
 
     def _report(self, evaluations: Mapping[str, Any], model: Any, iteration: int, is_last: bool) -> None:
         """Report an iteration, counted from 0, and save the model where that is due."""
-        is_due = self._frequency > 0 and (iteration + 1) % self._frequency == 0
+        # The models of a cross-validation cannot be saved, so the run is not asked whether it wants one.
+        is_wanted = hasattr(model, "save_model") and context.should_checkpoint()
+        is_due = is_wanted or (self._frequency > 0 and (iteration + 1) % self._frequency == 0)
         self._last_metrics = self._choose(evaluations)
         self._has_saved_last = is_due or (is_last and self._saves_at_end)
         self._send(self._last_metrics, model, self._has_saved_last)
