@@ -364,6 +364,24 @@ def test_no_function_has_too_many_lines() -> None:
     assert not large, f"more than {MOST_LINES_OF_A_FUNCTION} lines of body: {large}"
 
 
+# --------------------------------------------------------------------------- names
+
+#: Names that a framework's or Ray's API prescribes for more than one module.
+PRESCRIBED_NAMES = {"ReportCallback", "TuneReportCallback", "TuneReportCheckpointCallback"}
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in tree_of(module).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    twice = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert twice.keys() <= PRESCRIBED_NAMES, f"give one of them a name of its own: {twice}"
+    unused = PRESCRIBED_NAMES - twice.keys()
+    assert not unused, f"these exceptions are not needed any more, take them out: {unused}"
+
+
 # --------------------------------------------------------------------------- the picture
 
 #: "  journal.py   append-only facts" under "run/": two spaces a level, a name, then what it is.

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.data.test_docs_data import python_of
 
 from powertrain.engine.local import claims
-from powertrain.engine.local.waiting_line import Place, Wish, reason
+from powertrain.engine.local.waiting_line import QueuePosition, Wish, reason
 from powertrain.engine.resources import Holding, Machine
 
 GUIDE = Path(__file__).parents[1] / "docs" / "sharing.md"
@@ -31,7 +31,7 @@ def test_every_block_of_the_guide_runs(tmp_path: Path) -> None:
 def test_what_it_shows_of_one_who_waits_is_what_is_told() -> None:
     mine = wish("run letters", 1)
     held = Holding(run="run digits", host="host-a", pid=4711, gpus=("0",))
-    told = reason(mine, [held], Place(2, wish("run words", 4802)))
+    told = reason(mine, [held], QueuePosition(2, wish("run words", 4802)))
     assert f"0 of 1 slots are there, {told}; it waits" in " ".join(GUIDE.read_text("utf-8").split())
 
 

@@ -17,7 +17,7 @@ from tests.recorded_run import BEGAN, EVENTFUL, RAISED, points, write
 
 from powertrain import Result
 from powertrain.diagnosis.finding import Finding
-from powertrain.result.html import Card, Kept, Spark, Unread, html, sparkline
+from powertrain.result.html import CheckpointCard, ResultCard, Spark, Unread, html, sparkline
 from powertrain.run import events as ev
 from powertrain.run.startup import report
 
@@ -72,7 +72,7 @@ def sparks(draw: st.DrawFn) -> Spark:
 
 
 cards = st.builds(
-    Card,
+    ResultCard,
     path=words,
     state=words,
     reason=words,
@@ -82,7 +82,8 @@ cards = st.builds(
     metrics=st.none() | st.lists(st.tuples(words, words), max_size=3).map(tuple),
     sparks=st.tuples(st.lists(sparks(), max_size=2).map(tuple), st.integers(0, 3)) | st.builds(Unread, words),
     checkpoints=st.lists(
-        st.builds(Kept, words, st.integers(0), words, words, st.booleans(), st.booleans()), max_size=3
+        st.builds(CheckpointCard, words, st.integers(0), words, words, st.booleans(), st.booleans()),
+        max_size=3,
     ).map(tuple)
     | st.builds(Unread, words),
     findings=st.lists(
@@ -93,7 +94,7 @@ cards = st.builds(
 
 
 @given(cards)
-def test_no_word_of_a_run_becomes_markup_and_nothing_is_run_or_loaded(card: Card) -> None:
+def test_no_word_of_a_run_becomes_markup_and_nothing_is_run_or_loaded(card: ResultCard) -> None:
     page = Page(html(card))
     assert set(page.tags) <= HARMLESS
     assert not {name for name in page.attributes if name.startswith("on") or name in ("href", "src")}
@@ -102,9 +103,10 @@ def test_no_word_of_a_run_becomes_markup_and_nothing_is_run_or_loaded(card: Card
 
 def test_markup_in_names_values_and_errors_is_shown_as_it_is() -> None:
     evil = "<script>alert('&')</script>\"><img src=x onerror=y>"
-    card = Card(
+    card = ResultCard(
         path=evil, state=evil, reason=evil, name=evil, about=((evil, evil),), error=evil, metrics=((evil, evil),),
-        sparks=((Spark(evil, evil, (1,), (0.0,), (0.0,), (0.0,)),), 0), checkpoints=(Kept(evil, 1, evil, evil),),
+        sparks=((Spark(evil, evil, (1,), (0.0,), (0.0,), (0.0,)),), 0),
+        checkpoints=(CheckpointCard(evil, 1, evil, evil),),
         findings=(Finding(kind=evil, severity=evil, summary=evil, action=evil),),
     )  # fmt: skip
     page = Page(html(card))
@@ -132,9 +134,10 @@ def test_a_small_curve_is_broken_where_there_is_no_number_and_says_so() -> None:
 
 def test_of_many_checkpoints_the_newest_and_the_best_are_shown() -> None:
     kept = tuple(
-        Kept(f"c{row}", row, "1 B", "", is_best=row == 3, is_newest=row == 30) for row in range(1, 31)
+        CheckpointCard(f"c{row}", row, "1 B", "", is_best=row == 3, is_newest=row == 30)
+        for row in range(1, 31)
     )
-    text = Page(html(Card(path="p", state="finished", checkpoints=kept))).text
+    text = Page(html(ResultCard(path="p", state="finished", checkpoints=kept))).text
     assert re.findall(r"\bc(\d+)\b", text) == ["3", *map(str, range(23, 31))]
     assert "c3 \N{BLACK STAR} best" in text
     assert "c30 newest" in text

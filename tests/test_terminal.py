@@ -27,7 +27,7 @@ from powertrain.terminal import view as terminal_view
 from powertrain.terminal.lines import Line, LineAssembler
 from powertrain.terminal.narrator import Narrator
 from powertrain.terminal.screen import Terminal
-from powertrain.terminal.view import View
+from powertrain.terminal.view import RunView
 
 # --------------------------------------------------------------------------- facts to fold
 
@@ -65,8 +65,8 @@ def starting_facts(workers: int = 2, attempt: int = 0, first_row: int = 1, at: f
     ]
 
 
-def trained_view(*extra: ev.Event) -> View:
-    view = View(name="digits", path="/runs/digits")
+def trained_view(*extra: ev.Event) -> RunView:
+    view = RunView(name="digits", path="/runs/digits")
     for event in [run_started(), *starting_facts(), *extra]:
         view.on_event(event)
     return view
@@ -99,11 +99,11 @@ def echo(rank: int) -> ev.WorkerFailure:
     )
 
 
-def region_text(view: View, now: float, bars: Sequence[tuple[int, str]] = ()) -> str:
+def region_text(view: RunView, now: float, bars: Sequence[tuple[int, str]] = ()) -> str:
     return "\n".join("".join(text for text, _ in row) for row in terminal_view.live_rows(view, now, bars))
 
 
-def narrated(view: View, narrator: Narrator, events: Sequence[ev.Event]) -> list[str]:
+def narrated(view: RunView, narrator: Narrator, events: Sequence[ev.Event]) -> list[str]:
     said: list[str] = []
     for event in events:
         view.on_event(event)
@@ -179,7 +179,7 @@ def test_nested_metrics_are_joined_and_surplus_ones_counted() -> None:
 
 
 def test_the_view_follows_a_run_from_start_to_end() -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     states = []
     ended = ev.Ended(time=9.0, state="finished", reason="", rows=3, seconds=9.0)
     for event in [run_started(), *starting_facts(), ended]:
@@ -261,7 +261,7 @@ def test_the_facts_tried_in_any_order_are_all_there_are() -> None:
 
 @given(st.permutations(ANY_FACTS))
 def test_facts_in_any_order_can_be_folded_and_shown(facts: list[ev.Event]) -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     said = narrated(view, Narrator(view, verbose=2), facts)
     assert "[digits] warning: m" in said
     assert "digits" in region_text(view, 3.0)
@@ -299,7 +299,7 @@ def test_it_is_shown_how_far_data_have_been_read_until_another_attempt_begins() 
 
 
 def test_the_region_shows_phases_and_missing_ranks_while_starting() -> None:
-    view = View(name="digits")
+    view = RunView(name="digits")
     for event in [run_started(), *starting_facts(workers=4)[:3]]:
         view.on_event(event)
     text = region_text(view, 1.0)
@@ -317,7 +317,7 @@ def test_the_region_names_the_late_rank_and_shows_unfinished_bars() -> None:
 
 
 def test_the_region_says_why_slots_are_waited_for() -> None:
-    view = View(name="digits")
+    view = RunView(name="digits")
     view.on_event(run_started())
     view.on_event(ev.SlotsWaited(time=1.0, attempt=0, granted=0, count=2, reason="waiting for 2 GPUs"))
     assert "waiting for 2 GPUs" in region_text(view, 2.0)
@@ -327,7 +327,7 @@ def test_the_region_says_why_slots_are_waited_for() -> None:
 
 
 def test_plain_lines_tell_start_and_training() -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     said = narrated(view, Narrator(view), [run_started(), *starting_facts()])
     assert said == [
         "[digits] run started in /runs/digits (local engine, 2 workers)",
@@ -353,7 +353,7 @@ def test_of_a_start_that_an_old_journal_tells_by_phases_nothing_is_said() -> Non
 
 
 def test_the_start_line_of_an_elastic_run_names_its_sizes_whatever_comes_next() -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     started = run_started(min_workers=1, max_workers=4)
     (line,) = narrated(view, Narrator(view), [started, ev.SlotsRequested(time=1.0, attempt=0, count=3)])
     assert line == "[digits] run started in /runs/digits (local engine, 1 to 4 workers)"
@@ -420,7 +420,7 @@ def test_a_rare_commit_has_its_own_line() -> None:
 
 
 def test_waiting_for_slots_is_said_once_per_reason() -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     waits = [
         ev.SlotsWaited(time=float(i), attempt=0, granted=0, count=2, reason=reason)
         for i, reason in enumerate(["waiting for 2 GPUs"] * 3 + ["waiting for 1 GPU"])
@@ -465,7 +465,7 @@ def test_a_failure_that_is_retried_is_reported_whole_and_a_last_one_in_a_line() 
 
 
 def test_quiet_keeps_warnings_and_failures_only() -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     narrator = Narrator(view, verbose=0)
     warned = ev.Warned(time=3.0, message="storage is slow", rank=1)
     said = narrated(view, narrator, [run_started(), *starting_facts(), warned])
@@ -475,7 +475,7 @@ def test_quiet_keeps_warnings_and_failures_only() -> None:
 
 
 def test_verbose_names_each_process_and_phase() -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     said = narrated(view, Narrator(view, verbose=2), [run_started(), *starting_facts()])
     assert "[digits] rank 1 is up: process 101 on here" in said
     assert "  data             0.00    0.45" in said
@@ -974,7 +974,7 @@ def test_the_live_view_appears_on_a_terminal_and_leaves_it_clean(
 
 
 def test_a_hang_is_told_in_its_own_lines_with_the_place_of_all_stacks() -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     noticed = ev.HangNoticed(
         time=1.0, attempt=0, row=7, ranks=(1,), waiting=(0,), seconds=5.0, message="No step for 5 s.\nRank 1 sleeps.",
         stacks="stacks/attempt-0-hang-1.txt",
@@ -990,7 +990,7 @@ def test_a_hang_is_told_in_its_own_lines_with_the_place_of_all_stacks() -> None:
 
 
 def test_a_notice_says_how_long_is_left_and_the_end_how_to_go_on() -> None:
-    view = View(name="digits", path="/runs/digits")
+    view = RunView(name="digits", path="/runs/digits")
     facts: list[ev.Event] = [
         ev.Notified(
             time=1.0, attempt=0, ranks=(1,), reason="rank 1 was asked to end by SIGTERM", deadline=31.0

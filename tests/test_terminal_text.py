@@ -20,7 +20,7 @@ from powertrain.terminal.end_card import end_card, end_rows
 from powertrain.terminal.failures import failure_report
 from powertrain.terminal.lines import Line, LineAssembler
 from powertrain.terminal.narrator import Narrator
-from powertrain.terminal.view import View, live_rows
+from powertrain.terminal.view import RunView, live_rows
 from powertrain.text.loggers import module_logger
 from powertrain.text.printable import (
     clean_output,
@@ -144,7 +144,7 @@ def test_every_module_has_a_logger_of_its_own_with_the_filter() -> None:
 
 
 def test_no_line_about_a_run_carries_a_control_character_or_looks_like_another() -> None:
-    view = View(name=HOSTILE, path=HOSTILE, engine=HOSTILE)
+    view = RunView(name=HOSTILE, path=HOSTILE, engine=HOSTILE)
     narrator = Narrator(view, verbose=2)
     failure = ev.WorkerFailure(
         rank=0, kind="raised", summary=HOSTILE, error_type=HOSTILE, message=HOSTILE, traceback=HOSTILE, file=HOSTILE,

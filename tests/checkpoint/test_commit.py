@@ -30,7 +30,7 @@ from powertrain.checkpoint.elsewhere import mark
 from powertrain.checkpoint.manifest import Manifest, ManifestFile, Validation
 from powertrain.errors import CheckpointError
 from powertrain.storage import Storage, open_storage
-from powertrain.wire.values import FilePart, Part
+from powertrain.wire.values import CheckpointPart, FilePart
 
 
 @pytest.fixture
@@ -53,7 +53,9 @@ def stored(storage: Storage, name: str, directories: dict[int, Path]) -> Merged:
         files, empty = contents(directory)
         found = [FilePart(name=n, size=path.stat().st_size) for n, path in files]
         found += [FilePart(name=f"{n}/", size=0) for n in empty]
-        parts[rank] = Part(checkpoint=name, files=found, metadata=Checkpoint(directory).get_metadata())
+        parts[rank] = CheckpointPart(
+            checkpoint=name, files=found, metadata=Checkpoint(directory).get_metadata()
+        )
     merged = merge(parts)
     for number, file in enumerate(merged.files):
         if not file.name.endswith("/"):
@@ -284,8 +286,8 @@ def test_of_two_ranks_with_one_name_the_lower_is_kept(storage: Storage, tmp_path
     verify(storage, manifest)
 
 
-def part(*names: str, **changes: Any) -> Part:
-    return Part(checkpoint="c", files=[FilePart(name=name, size=1) for name in names], **changes)
+def part(*names: str, **changes: Any) -> CheckpointPart:
+    return CheckpointPart(checkpoint="c", files=[FilePart(name=name, size=1) for name in names], **changes)
 
 
 def test_before_hashes_are_known_every_name_that_comes_twice_is_a_clash() -> None:
@@ -345,7 +347,9 @@ parts_of_ranks = st.dictionaries(
 @given(parts_of_ranks)
 def test_merging_keeps_each_name_once_from_its_lowest_rank(ranks: dict[int, dict[str, str]]) -> None:
     parts = {
-        rank: Part(checkpoint="c", files=[FilePart(name=name, size=1, xxh3=h) for name, h in files.items()])
+        rank: CheckpointPart(
+            checkpoint="c", files=[FilePart(name=name, size=1, xxh3=h) for name, h in files.items()]
+        )
         for rank, files in ranks.items()
     }
     merged = merge(parts)

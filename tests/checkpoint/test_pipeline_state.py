@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from powertrain.checkpoint.parallel.fitting import _group_of
 from powertrain.checkpoint.parallel.holdings import Holdings, needs_agreement
-from powertrain.checkpoint.state.pieces import Piece
+from powertrain.checkpoint.state.pieces import TensorPiece
 from powertrain.errors import CheckpointError
 
 
@@ -332,8 +332,8 @@ def test_a_state_dict_is_kept_for_each_rank(ranks: Callable[[int], Any], tmp_pat
 
 
 def test_parts_that_leave_a_hole_or_overlap_are_refused() -> None:
-    def rows(start: int, stop: int) -> Piece:
-        return Piece("weight", torch.float32, (4, 2), (start, 0), (stop - start, 2))
+    def rows(start: int, stop: int) -> TensorPiece:
+        return TensorPiece("weight", torch.float32, (4, 2), (start, 0), (stop - start, 2))
 
     assert Holdings.of([[rows(0, 2)], [rows(2, 4)]]).alike
     with pytest.raises(CheckpointError, match=r"'weight' .* 4 of 8 elements"):

@@ -11,7 +11,7 @@ import pytest
 from powertrain.checkpoint.saver import Staging, give_back, sealed_reports, source_of
 from powertrain.errors import CheckpointError
 from powertrain.storage import boundaries
-from powertrain.wire.values import Part, Point
+from powertrain.wire.values import CheckpointPart, Point
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def fill(directory: str | Path, **files: str) -> str:
     return str(directory)
 
 
-def point(row: int, part: Part) -> Point:
+def point(row: int, part: CheckpointPart) -> Point:
     return Point(row=row, at=1.0, metrics={"loss": 0.5}, part=part)
 
 

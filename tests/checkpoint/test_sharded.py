@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 from powertrain.checkpoint.state import files
 from powertrain.checkpoint.state import pieces as state_pieces
 from powertrain.checkpoint.state.dcp import StateReader, StateWriter, read_into
-from powertrain.checkpoint.state.files import Layout, copy_all, write_file
-from powertrain.checkpoint.state.pieces import Piece, SharePlanner, cut_rows, file_name
+from powertrain.checkpoint.state.files import FileLayout, copy_all, write_file
+from powertrain.checkpoint.state.pieces import SharePlanner, TensorPiece, cut_rows, file_name
 from powertrain.errors import CheckpointError
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -40,14 +40,14 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch
     return (torch.arange(int(np.prod(shape))) % 120).to(dtype).reshape(shape)
 
 
-def write(directory: Path, state: dict[str, torch.Tensor], world_size: int) -> list[Layout]:
+def write(directory: Path, state: dict[str, torch.Tensor], world_size: int) -> list[FileLayout]:
     """Write ``state``, which all ranks have alike, as each rank would."""
     layouts = []
     for rank in range(world_size):
         planner = SharePlanner(rank, world_size)
         planner.set_up_planner(state, None, rank == 0)
         planner.create_local_plan()
-        layout = Layout(planner.pieces.values(), rank, world_size)
+        layout = FileLayout(planner.pieces.values(), rank, world_size)
         write_file(
             directory / file_name(rank), layout, [piece.of(state[piece.name]) for piece in layout.pieces]
         )
@@ -105,7 +105,7 @@ def test_what_any_number_of_ranks_wrote_reads_back_whole(
 def test_a_rank_computes_the_same_share_whatever_order_its_tensors_come_in() -> None:
     state = {name: numbers((7, size)) for name, size in (("a", 3), ("b", 5), ("c", 400_000))}
 
-    def pieces(names: str) -> dict[Any, Piece]:
+    def pieces(names: str) -> dict[Any, TensorPiece]:
         planner = SharePlanner(1, 3)
         planner.set_up_planner({name: state[name] for name in names}, None, False)
         planner.create_local_plan()
@@ -145,11 +145,11 @@ def test_parts_of_a_tensor_are_named_by_where_they_lie(
 
 
 def test_the_header_depends_on_the_form_alone() -> None:
-    def layout(value: float) -> Layout:
+    def layout(value: float) -> FileLayout:
         planner = SharePlanner(0, 1)
         planner.set_up_planner({"a": torch.full((3,), value), "b": torch.full((5,), value)}, None, True)
         planner.create_local_plan()
-        return Layout(planner.pieces.values(), 0, 1)
+        return FileLayout(planner.pieces.values(), 0, 1)
 
     assert layout(1.0).header == layout(2.0).header
     assert len(layout(1.0).header) % 64 == 0
@@ -236,7 +236,7 @@ def test_a_part_that_nobody_wrote_is_noticed(two_ranks: Path) -> None:
     planner = SharePlanner(1, 2)
     planner.set_up_planner({"weight": weight}, None, False)  # rank 1 as if it had no bias
     planner.create_local_plan()
-    layout = Layout(planner.pieces.values(), 1, 2)
+    layout = FileLayout(planner.pieces.values(), 1, 2)
     (two_ranks / file_name(1)).unlink()
     write_file(two_ranks / file_name(1), layout, [piece.of(weight) for piece in layout.pieces])
     assert re.search(r"of the tensor 'weight' \d+ of 12 elements are there", damaged(two_ranks))

@@ -60,7 +60,7 @@ def live(place: Storage) -> Iterator[Storage]:
         thread = ThreadStack(name=HOSTILE, main=True, frames=[frame])
         process = ProcessStack(pid=1, title=HOSTILE, state=HOSTILE, threads=[thread], remark=HOSTILE)
         where = Where(frame=frame, inside="collective", call=HOSTILE)
-        if not isinstance(question, (protocol.Stop, protocol.Resize)):
+        if not isinstance(question, (protocol.StopRequest, protocol.ResizeRequest)):
             visitor.tell(protocol.Description(state=HOSTILE, reason=HOSTILE, workers=1, checkpoint=HOSTILE))
         if isinstance(question, protocol.LookAround):
             visitor.tell(protocol.RankSeen(rank=0, processes=[process], where=where, awaits=HOSTILE))

@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 from powertrain.cli.common import log_lines
 from powertrain.cli.common.finding import FoundRun
 from powertrain.cli.common.log_files import LogFiles, Readings
-from powertrain.cli.common.log_lines import Lines, for_terminal, last_matching, start_of_last
+from powertrain.cli.common.log_lines import LineSplitter, for_terminal, last_matching, start_of_last
 from powertrain.cli.common.ranks import parse_ranks
 from powertrain.cli.main import app
 from powertrain.errors import StorageError
@@ -286,7 +286,7 @@ def test_the_last_lines_may_begin_in_any_piece(monkeypatch: pytest.MonkeyPatch) 
 
 @given(contents, st.lists(st.integers(0, 60), max_size=8))
 def test_lines_do_not_depend_on_the_pieces_in_which_they_come(content: bytes, cuts: list[int]) -> None:
-    lines, found, before = Lines(), [], 0
+    lines, found, before = LineSplitter(), [], 0
     for cut in [*sorted(cuts), len(content)]:
         found += lines.feed(content[before:cut])
         before = max(before, cut)
@@ -300,7 +300,7 @@ def test_a_line_that_is_too_long_comes_in_pieces_and_whole(length: int, sizes: l
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_lines, "LONGEST", 7)
         content = bytes(65 + n % 26 for n in range(length))
-        lines, found, position = Lines(), [], 0
+        lines, found, position = LineSplitter(), [], 0
         for size in [*sizes, length]:
             found += lines.feed(content[position : position + size])
             position += size

@@ -363,24 +363,24 @@ def visits() -> Iterator[SimpleNamespace]:
 
 
 def test_stop_interrupts_the_loop_once_and_now_once_more(visits: Any) -> None:
-    (answer,) = visits.ask(protocol.Stop(by="me"))
+    (answer,) = visits.ask(protocol.StopRequest(by="me"))
     assert answer.ok
     assert answer.message.startswith("The sweep 'digits' begins no more trials; 1 trial under way")
-    visits.ask(protocol.Stop(by="me"))
+    visits.ask(protocol.StopRequest(by="me"))
     assert visits.loop.interrupts == 1, "asked again, trials still come to their boundaries"
-    visits.ask(protocol.Stop(by="me", now=True))
-    visits.ask(protocol.Stop(by="me", now=True))
+    visits.ask(protocol.StopRequest(by="me", now=True))
+    visits.ask(protocol.StopRequest(by="me", now=True))
     assert visits.loop.interrupts == 2
 
 
 def test_stop_now_interrupts_twice_at_once(visits: Any) -> None:
-    (answer,) = visits.ask(protocol.Stop(by="me", now=True))
+    (answer,) = visits.ask(protocol.StopRequest(by="me", now=True))
     assert "1 trial under way end at once" in answer.message
     assert visits.loop.interrupts == 2
 
 
 def test_stop_within_some_seconds_ends_what_still_runs_then(visits: Any) -> None:
-    (answer,) = visits.ask(protocol.Stop(by="me", within=0.05))
+    (answer,) = visits.ask(protocol.StopRequest(by="me", within=0.05))
     assert "within 0.05 s are ended" in answer.message
     deadline = time.monotonic() + 20.0
     while visits.loop.interrupts < 2 and time.monotonic() < deadline:
@@ -389,13 +389,13 @@ def test_stop_within_some_seconds_ends_what_still_runs_then(visits: Any) -> None
 
 
 def test_a_stop_that_is_waited_for_too_long_is_not_carried_out_after_the_end(visits: Any) -> None:
-    visits.ask(protocol.Stop(by="me", within=3600.0))
+    visits.ask(protocol.StopRequest(by="me", within=3600.0))
     assert visits.loop.interrupts == 1  # and the fixture's close() does not wait an hour
 
 
 def test_a_sweep_that_has_ended_meanwhile_is_not_interrupted(visits: Any) -> None:
     visits.loop.state.apply(ev.SweepEnded(time=9.0, state="finished"))
-    (answer,) = visits.ask(protocol.Stop(by="me"))
+    (answer,) = visits.ask(protocol.StopRequest(by="me"))
     assert (answer.ok, visits.loop.interrupts) == (False, 0)
 
 
@@ -403,9 +403,9 @@ def test_a_sweep_describes_itself_and_sends_other_questions_to_its_trials(visits
     stands, _ = visits.ask(protocol.Describe())
     assert (stands.state, stands.workers, stands.row) == ("running", 1, 2)
     assert stands.reason == "2 of 3 trials done, 1 running"
-    visits.ask(protocol.Stop(by="me"))
+    visits.ask(protocol.StopRequest(by="me"))
     assert visits.ask(protocol.Describe())[0].state == "stopping"
-    for question in (protocol.LookAround(), protocol.Resize(workers=2)):
+    for question in (protocol.LookAround(), protocol.ResizeRequest(workers=2)):
         (answer,) = visits.ask(question)
         assert not answer.ok
         assert "that is for runs. Name one of its trials: digits/TRIAL" in answer.message

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from powertrain.cli.common.finding import FoundRun
-from powertrain.cli.common.watching import Watch
+from powertrain.cli.common.watching import RunWatch
 from powertrain.run import events as ev
 from powertrain.run.record.journal import Journal
 from powertrain.run.remote.protocol import Card, LiveRun
@@ -46,7 +46,7 @@ def names(facts: list[Any]) -> list[str]:
 
 
 def test_each_fact_is_seen_once_and_only_when_it_is_whole(place: Storage) -> None:
-    journal, watch = Journal(place, 1), Watch(FoundRun("run", place))
+    journal, watch = Journal(place, 1), RunWatch(FoundRun("run", place))
     journal.append(started())
     assert names(watch.look()) == ["RunStarted"]
     path = place.local_path("journal/0001-000001.jsonl")
@@ -66,7 +66,7 @@ def test_each_fact_is_seen_once_and_only_when_it_is_whole(place: Storage) -> Non
 def test_a_run_whose_process_is_gone_is_over_without_having_ended(place: Storage) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    journal, watch = Journal(place, 1), Watch(FoundRun("run", place))
+    journal, watch = Journal(place, 1), RunWatch(FoundRun("run", place))
     journal.append(started(pid=gone.pid))
     watch.look()
     assert (watch.is_over, watch.has_ended) == (True, False)
@@ -74,7 +74,7 @@ def test_a_run_whose_process_is_gone_is_over_without_having_ended(place: Storage
 
 
 def test_of_a_run_on_another_machine_nothing_is_guessed(place: Storage) -> None:
-    journal, watch = Journal(place, 1), Watch(FoundRun("run", place))
+    journal, watch = Journal(place, 1), RunWatch(FoundRun("run", place))
     journal.append(started(host="elsewhere", pid=1))
     watch.look()
     assert not watch.is_over
@@ -87,7 +87,7 @@ def test_how_an_earlier_start_ended_says_nothing_of_the_one_under_way(place: Sto
         first.append(fact)
         first.close()
     live = LiveRun(Card(name="run", path=place.uri, pid=os.getpid(), lease=2), tmp_path)
-    watch = Watch(FoundRun("run", place, live))
+    watch = RunWatch(FoundRun("run", place, live))
     watch.look()
     assert not watch.is_over
     second = Journal(place, 2)
@@ -104,7 +104,7 @@ def test_facts_are_read_where_they_grow_and_then_from_storage(tmp_path: Path) ->
     earlier, later = Journal(stored, 1), Journal(growing, 2)
     for journal, fact in ((earlier, started()), (earlier, ended()), (later, started(lease=2))):
         journal.append(fact)
-    watch = Watch(FoundRun("run", stored, LiveRun(card, tmp_path)))
+    watch = RunWatch(FoundRun("run", stored, LiveRun(card, tmp_path)))
     assert names(watch.look()) == ["RunStarted", "Ended", "RunStarted"]
     later.append(ended())
     earlier.close()

@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 
 from powertrain.diagnosis.tables.samples import Samples
-from powertrain.diagnosis.tables.steps import RECORD, Steps
+from powertrain.diagnosis.tables.steps import RECORD, StepTable
 from powertrain.run import events as ev
 from powertrain.run.record.journal import Journal
 from powertrain.storage import Storage
-from powertrain.trace.store import FACTS, SAMPLES, STEPS, Frame, TelemetryStore
+from powertrain.trace.store import FACTS, SAMPLES, STEPS, PartFrame, TelemetryStore
 
 
 def record(
     place: Storage,
-    steps: Steps,
+    steps: StepTable,
     samples: Sequence[Samples] = (),
     *,
     attempt: int = 0,
@@ -47,15 +47,15 @@ def record(
     journal.close()
     telemetry = TelemetryStore(place, attempt + 1)
     for column, rank in enumerate(steps.ranks):
-        telemetry.add(Frame(attempt, rank, STEPS, records(steps, column)))
+        telemetry.add(PartFrame(attempt, rank, STEPS, records(steps, column)))
     for looks in samples:
-        telemetry.add(Frame(attempt, looks.rank, SAMPLES, looks.table.tobytes()))
+        telemetry.add(PartFrame(attempt, looks.rank, SAMPLES, looks.table.tobytes()))
     if facts:
-        telemetry.add(Frame(attempt, 0, FACTS, msgspec.json.encode(facts)))
+        telemetry.add(PartFrame(attempt, 0, FACTS, msgspec.json.encode(facts)))
     telemetry.close()
 
 
-def records(steps: Steps, column: int) -> bytes:
+def records(steps: StepTable, column: int) -> bytes:
     """One rank's steps as it would have recorded them."""
     table = np.zeros(len(steps), RECORD)
     table["step"] = steps.numbers

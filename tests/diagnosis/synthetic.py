@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.trace.recording import phases
 
 #: Seconds of a healthy step, before jitter; the exchange itself is added where ranks meet.
@@ -50,7 +50,7 @@ def run(
     steps: int = 200,
     noise: Noise | None = None,
     hosts: Sequence[str] | None = None,
-) -> Steps:
+) -> StepTable:
     """A run with ``faults``, recorded by all ranks; DDP's meetings make everybody wait for the last."""
     noise = noise or Noise()
     generator = np.random.default_rng(seed)
@@ -65,7 +65,7 @@ def run(
     _meet(times, noise, generator)
     total = times.sum(axis=2)
     nothing = np.zeros((steps, ranks))
-    return Steps(
+    return StepTable(
         ranks=tuple(range(ranks)),
         hosts=tuple(hosts) if hosts is not None else ("host-a",) * ranks,
         numbers=np.arange(steps, dtype=np.int64),
@@ -176,7 +176,7 @@ def without(phase: int) -> Fault:
     return inject
 
 
-def permuted(steps: Steps, order: Sequence[int]) -> Steps:
+def permuted(steps: StepTable, order: Sequence[int]) -> StepTable:
     """The same run with its ranks in another order: the rank at place ``order[i]`` becomes rank i."""
     places = list(order)
     return replace(
@@ -199,7 +199,7 @@ def permuted(steps: Steps, order: Sequence[int]) -> Steps:
     )
 
 
-def scaled(steps: Steps, factor: float) -> Steps:
+def scaled(steps: StepTable, factor: float) -> StepTable:
     return replace(
         steps, phases=steps.phases * factor, device=steps.device * factor, fetch=steps.fetch * factor
     )

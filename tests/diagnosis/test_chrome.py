@@ -15,7 +15,7 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
 
 from powertrain.diagnosis import chrome
-from powertrain.diagnosis.tables.steps import Steps
+from powertrain.diagnosis.tables.steps import StepTable
 from powertrain.trace.recording import phases
 
 
@@ -145,7 +145,7 @@ def test_looks_are_curves_of_what_was_measured() -> None:
 def test_parts_are_read_only_as_the_trace_is_written() -> None:
     read = []
 
-    def parts() -> Iterator[Steps]:
+    def parts() -> Iterator[StepTable]:
         for part in range(3):
             read.append(part)
             yield synthetic.run(part, steps=10)

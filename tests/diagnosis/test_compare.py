@@ -21,11 +21,11 @@ from powertrain.diagnosis.compare import (
     compare,
     render_comparison,
 )
-from powertrain.diagnosis.tables.steps import Steps
+from powertrain.diagnosis.tables.steps import StepTable
 from powertrain.trace.recording import phases
 
 
-def slower(seed: int, factor: float, **options: object) -> Steps:
+def slower(seed: int, factor: float, **options: object) -> StepTable:
     return synthetic.scaled(synthetic.run(seed, **options), factor)  # type: ignore[arg-type]
 
 
@@ -109,13 +109,13 @@ def test_another_number_of_ranks_is_said() -> None:
 SWAPPED = {"better": "worse", "worse": "better", "same": "same", "unknown": "unknown"}
 
 
-def steady(factor: float) -> Steps:
+def steady(factor: float) -> StepTable:
     """A run whose steps are all alike: its draws lie exactly where its medians do."""
     return synthetic.scaled(synthetic.run(0, noise=synthetic.Noise(jitter=0.0, hiccups=0.0)), factor)
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> Steps:
+def runs(draw: st.DrawFn) -> StepTable:
     """Faults about as large as the difference that does not count, steady runs exactly beside it, other batches."""
     factor = draw(st.sampled_from([1.0, 1 / (1 + TOLERANCE), 1 + TOLERANCE, 1.05, 1.5, 3.0]))
     if draw(st.booleans()):
@@ -139,7 +139,7 @@ def swapped(change: PhaseChange) -> PhaseChange:
 
 @given(runs(), runs())
 @settings(max_examples=scaled(60))
-def test_swapped_runs_get_swapped_words_in_all_and_in_every_phase(a: Steps, b: Steps) -> None:
+def test_swapped_runs_get_swapped_words_in_all_and_in_every_phase(a: StepTable, b: StepTable) -> None:
     there, back = compare(a, b), compare(b, a)
     assert back.verdict == SWAPPED[there.verdict]
     assert (back.by, back.per, back.confidence) == (there.by, there.per, there.confidence)

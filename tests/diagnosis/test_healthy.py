@@ -8,10 +8,10 @@ from tests.diagnosis.synthetic import HEAVY, QUIET, Noise
 
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.rules import step_time, stragglers
-from powertrain.diagnosis.tables.steps import Steps
+from powertrain.diagnosis.tables.steps import StepTable
 
 
-def wrong(steps: Steps) -> list[Finding]:
+def wrong(steps: StepTable) -> list[Finding]:
     """All that says that something should be changed."""
     found = [*step_time.find(steps), *stragglers.find(steps)]
     return [finding for finding in found if finding.severity != "info"]

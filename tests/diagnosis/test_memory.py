@@ -17,7 +17,7 @@ from tests.support.examples import scaled
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.rules import memory
 from powertrain.diagnosis.rules.trend import steady_growth
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.tables.steps import Floats, StepTable
 
 _COUNTS = (30, 64, 200)
 Series = Callable[[np.random.Generator, int], Floats]
@@ -32,7 +32,7 @@ def kinds(findings: list[Finding]) -> list[str]:
     return [finding.kind for finding in findings]
 
 
-def steps_with(memory: Floats, peak: Floats | None = None, hosts: list[str] | None = None) -> Steps:
+def steps_with(memory: Floats, peak: Floats | None = None, hosts: list[str] | None = None) -> StepTable:
     """A healthy run whose device memory at the end of steps, and at most within them, is as given."""
     steps = synthetic.run(0, ranks=memory.shape[1], steps=len(memory), hosts=hosts)
     return replace(steps, memory=memory, peak_memory=memory if peak is None else peak)

@@ -16,7 +16,7 @@ from powertrain.diagnosis.tables.steps import RECORD
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, open_storage
 from powertrain.trace.recording import phases
-from powertrain.trace.store import STEPS, Frame, TelemetryStore, encode
+from powertrain.trace.store import STEPS, PartFrame, TelemetryStore, encode
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_rank_that_recorded_nothing_is_named(place: Storage) -> None:
 
 def test_what_was_cut_off_in_the_middle_of_a_frame_is_passed_over(place: Storage, tmp_path: Path) -> None:
     record(place, synthetic.run(0, ranks=1, steps=50))
-    (tmp_path / "telemetry" / "0009.open").write_bytes(encode([Frame(0, 0, 0, b"x" * 1000)])[:200])
+    (tmp_path / "telemetry" / "0009.open").write_bytes(encode([PartFrame(0, 0, 0, b"x" * 1000)])[:200])
     assert len(read(place).steps) == 50
 
 
@@ -95,7 +95,7 @@ def test_a_long_run_is_judged_by_its_newest_steps_that_all_ranks_have(
     longer = TelemetryStore(place, 2)  # rank 0 goes on alone
     alone = np.frombuffer(records(steps, 0), RECORD).copy()
     alone["step"] += 400
-    longer.add(Frame(0, 0, STEPS, alone.tobytes()))
+    longer.add(PartFrame(0, 0, STEPS, alone.tobytes()))
     longer.close()
     report = report_of(place, "long")
     assert report.steps == 100

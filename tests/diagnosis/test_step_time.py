@@ -17,7 +17,7 @@ from tests.support.examples import scaled
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.report import diagnose
 from powertrain.diagnosis.rules import step_time, stragglers
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.trace.recording import phases
 
 FAULT = 0.030
@@ -38,7 +38,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 }
 
 
-def everything(steps: Steps) -> list[Finding]:
+def everything(steps: StepTable) -> list[Finding]:
     return [*step_time.find(steps), *stragglers.find(steps)]
 
 
@@ -47,7 +47,7 @@ def wrong(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity != "info"]
 
 
-def runs(count: int, *faults: Fault, **options: object) -> Iterator[Steps]:
+def runs(count: int, *faults: Fault, **options: object) -> Iterator[StepTable]:
     """``count`` of them, on two and three ranks by turns."""
     for seed in range(count):
         yield synthetic.run(seed, *faults, ranks=2 + seed % 2, **options)  # type: ignore[arg-type]

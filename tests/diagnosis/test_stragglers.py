@@ -12,7 +12,7 @@ from tests.support.examples import scaled
 
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.rules import step_time, stragglers
-from powertrain.diagnosis.tables.steps import Steps
+from powertrain.diagnosis.tables.steps import StepTable
 from powertrain.trace.recording import phases
 
 FAULT = 0.030
@@ -20,7 +20,7 @@ PHASES = sorted(stragglers.KINDS)
 NAMES = [phases.NAMES[phase] for phase in PHASES]
 
 
-def wrong(steps: Steps) -> list[Finding]:
+def wrong(steps: StepTable) -> list[Finding]:
     """All that says that something should be changed, of stragglers and of the run as a whole."""
     found = [*step_time.find(steps), *stragglers.find(steps)]
     return [finding for finding in found if finding.severity != "info"]

@@ -21,7 +21,7 @@ from powertrain.engine.base import SlotShape
 from powertrain.engine.local import claims as files
 from powertrain.engine.local import directory_watch, locks
 from powertrain.engine.local import ledger as ledgers
-from powertrain.engine.local.ledger import Ledger, Request
+from powertrain.engine.local.ledger import Ledger, SlotRequest
 from powertrain.engine.resources import Machine
 from powertrain.errors import EngineError
 
@@ -38,9 +38,9 @@ def root(tmp_path: Path) -> Path:
 
 def request(
     id: str, count: int = 1, shape: SlotShape | None = None, owner: str = "", machine: Machine = TWO_GPUS
-) -> Request:
+) -> SlotRequest:
     """A request of a run called ``id``; by default for whole GPUs."""
-    return Request(
+    return SlotRequest(
         id=id,
         owner=owner or f"engine of {id}",
         run=f"run {id}",
@@ -278,14 +278,14 @@ HOLD = textwrap.dedent(
     import os, sys, threading
     from pathlib import Path
     from powertrain.engine.base import SlotShape
-    from powertrain.engine.local.ledger import Ledger, Request
+    from powertrain.engine.local.ledger import Ledger, SlotRequest
     from powertrain.engine.resources import Machine
     ledger = Ledger(lambda: Path(sys.argv[1]))
     machine = Machine(cpus=8, gpus=("g",) * 2, visible=("0", "1"))
     def claim(id, count):
         granted = threading.Event()
         shape = SlotShape(gpus=1)
-        ledger.claim(Request(id, id, f"run {id}", "here", machine, count, shape), lambda gpus: granted.set(), len)
+        ledger.claim(SlotRequest(id, id, f"run {id}", "here", machine, count, shape), lambda gpus: granted.set(), len)
         return granted
     """
 )

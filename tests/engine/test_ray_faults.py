@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tests.ray_nodes import RayNodes
 
-from powertrain.engine.base import Capacity, Exited, Granted, Refused, SlotLost, SlotShape, Waiting
+from powertrain.engine.base import Capacity, ClaimRefused, Exited, Granted, SlotLost, SlotShape, Waiting
 from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
 from powertrain.storage import open_storage
 from powertrain.testing.engine_contract import PATIENCE, Stage, program
@@ -89,9 +89,9 @@ def groups_in_ray() -> list[str]:
 def streams(ray_cluster: RayNodes) -> list[Any]:
     import ray
 
-    from powertrain.engine.ray.streams import Stream
+    from powertrain.engine.ray.streams import RankStream
 
-    return [Stream("train", ray.data.range(10))]
+    return [RankStream("train", ray.data.range(10))]
 
 
 def fed(rank: int, place: Path) -> Any:
@@ -165,7 +165,7 @@ def test_a_group_that_somebody_removes_while_it_is_waited_for_is_a_refusal(
     stage.wait_for(Waiting)
     [name] = groups_in_ray()
     remove_placement_group(get_placement_group(name))
-    refused = stage.wait_for(Refused)
+    refused = stage.wait_for(ClaimRefused)
     assert refused.claim == claim.id
     assert "removed" in refused.reason
 
@@ -193,7 +193,7 @@ def test_a_node_that_was_refused_is_not_asked_for_again(
     monkeypatch.setattr(Agents, "_missing_answer", missing)
     stage = start()
     claim = stage.engine.request(1, of_nodes(gang=False))
-    assert "it sees another storage" in stage.wait_for(Refused).reason
+    assert "it sees another storage" in stage.wait_for(ClaimRefused).reason
     stage.engine.withdraw(claim)
     good = node()
     for shape in (of_nodes(gang=False), of_nodes(gang=True)):
@@ -229,7 +229,7 @@ def test_a_storage_that_hiccups_before_the_proof_is_asked_again(
 ) -> None:
     stage = start(Hiccups(open_storage(tmp_path), "put", 1))
     stage.slots(1)
-    assert not stage.all_of(Refused)
+    assert not stage.all_of(ClaimRefused)
 
 
 def test_a_proof_that_cannot_be_swept_fails_nobody(
@@ -261,7 +261,7 @@ def test_a_process_that_leaves_the_cluster_loses_its_slots_and_joins_no_other(
     ray.shutdown()
     try:
         assert "has left the Ray cluster" in stage.wait_for(SlotLost, slot).reason
-        refused = stage.wait_for(Refused)
+        refused = stage.wait_for(ClaimRefused)
         assert refused.claim == claim.id
         stage.engine.close()
         assert not ray.is_initialized(), (

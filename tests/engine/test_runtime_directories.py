@@ -79,7 +79,7 @@ def test_the_claim_of_a_process_that_was_killed_is_swept(root: Path) -> None:
         "from powertrain.engine.base import SlotShape; from powertrain.engine.local import ledger; "
         "from powertrain.engine import resources; import os; "
         "shape, machine = SlotShape(explicit=True), resources.Machine(cpus=2); "
-        "wanted = ledger.Request('a', 'a', 'a', 'here', machine, 1, shape); "
+        "wanted = ledger.SlotRequest('a', 'a', 'a', 'here', machine, 1, shape); "
         "engine._ledger.claim(wanted, print, print); os.kill(os.getpid(), 9)"
     )
     assert len(list((root / "claims").iterdir())) == 1

@@ -75,7 +75,7 @@ def test_a_restart_finds_the_name_that_its_fit_had(patch: pytest.MonkeyPatch) ->
     assert torchrun.agreed_name("first") == "first"
     patch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert torchrun.agreed_name("second") == "first"
-    torchrun.Meeting.next()
+    torchrun.TorchrunStore.next()
     assert torchrun.agreed_name("third") == "third", "the next fit is another run"
     patch.setenv("TORCHELASTIC_RUN_ID", "another job")
     assert torchrun.agreed_name("fourth") == "fourth"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.examples import scaled
 
 from powertrain.engine.base import SlotShape
-from powertrain.engine.local.waiting_line import Place, Wish, contend, places, reason, room, shares
+from powertrain.engine.local.waiting_line import QueuePosition, Wish, contend, places, reason, room, shares
 from powertrain.engine.resources import Holding, Machine, missing
 
 LICENSES = 3.0
@@ -167,33 +167,33 @@ def test_the_room_is_what_is_neither_held_nor_wanted_by_one_who_waits() -> None:
         (
             {"GPU": 4.0},
             [holding("run a", 7, "abc"), holding("run b", 8, license=2)],
-            Place(1),
+            QueuePosition(1),
             "waiting for 4 GPUs (1 free) held by run a (pid 7 on here); 1st in line",
         ),
         (
             {"license": 2.0, "other": 1.0},
             [holding("run a", 7, license=3.0), holding("run b", 8, other=1.0)],
-            Place(2, wish(pid=9, run="run c")),
+            QueuePosition(2, wish(pid=9, run="run c")),
             "waiting for 2 license and 1 other held by run a (pid 7 on here), run b (pid 8 on here); "
             "2nd in line, behind run c (pid 9 on here)",
         ),
         (
             {"GPU": 1.0},
             [],
-            Place(11, wish()),
+            QueuePosition(11, wish()),
             "waiting for 1 GPU; 11th in line, behind run x (pid 1 on here)",
         ),
         (
             {"license": 3.0},
             [holding(f"run {n}", n, license=0.5) for n in range(5)],
-            Place(3, wish()),
+            QueuePosition(3, wish()),
             "waiting for 3 license (0.5 free) held by run 0 (pid 0 on here), run 1 (pid 1 on here), "
             "run 2 (pid 2 on here) and 2 more; 3rd in line, behind run x (pid 1 on here)",
         ),
     ],
 )
 def test_one_who_waits_is_told_for_what_and_for_whom(
-    wanted: dict[str, Any], held: list[Holding], place: Place, words: str
+    wanted: dict[str, Any], held: list[Holding], place: QueuePosition, words: str
 ) -> None:
     assert reason(wish(**wanted), held, place) == words
 
@@ -203,7 +203,7 @@ def test_a_holder_on_other_cores_is_not_said_to_be_in_the_way() -> None:
     far, near = (
         Holding(run=f"run {n}", host="here", pid=n, amounts={"CPU": 1.0}, cores=(n,)) for n in (5, 0)
     )
-    words = reason(wish(seen, CPU=1), [far, near], Place(1))
+    words = reason(wish(seen, CPU=1), [far, near], QueuePosition(1))
     assert words == "waiting for 1 CPU held by run 0 (pid 0 on here); 1st in line"
 
 

@@ -16,7 +16,7 @@ import xxhash
 from powertrain.run.metrics.points import encode_records
 from powertrain.run.metrics.spool import _head_of, read_spool
 from powertrain.storage.sealed import seal_json
-from powertrain.trace.part_format import Frame, complete, encode, read_part
+from powertrain.trace.part_format import PartFrame, complete, encode, read_part
 
 #: What is put in the place of a value.
 ODD: tuple[Any, ...] = (
@@ -111,7 +111,7 @@ def _forged_frames(data: bytes, place: int, odd: Any, is_growing: bool) -> bytes
     for frame in read_part(data, is_growing).frames:
         number: Any = odd if isinstance(odd, int) and 0 <= odd < 1 << 31 else (1 << 31) - 1
         if place < 3:
-            frames.append(frame._replace(**{Frame._fields[place]: number}))
+            frames.append(frame._replace(**{PartFrame._fields[place]: number}))
         else:
-            frames.append(Frame(frame.attempt, frame.rank, frame.kind, bytes(len(frame.data))))
+            frames.append(PartFrame(frame.attempt, frame.rank, frame.kind, bytes(len(frame.data))))
     return encode(frames) if is_growing else complete(encode(frames))

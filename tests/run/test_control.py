@@ -21,8 +21,8 @@ from powertrain.run.remote.protocol import (
     Description,
     LookAround,
     RankSeen,
-    Resize,
-    Stop,
+    ResizeRequest,
+    StopRequest,
     Visitor,
 )
 from powertrain.wire.values import ProcessStack
@@ -50,7 +50,12 @@ def answer_with_the_question(question: protocol.Question, visitor: Visitor) -> N
 
 @pytest.mark.parametrize(
     "question",
-    [Resize(workers=3), Stop(by="me", now=True, within=2.5), LookAround(ranks=(0, 7)), Describe()],
+    [
+        ResizeRequest(workers=3),
+        StopRequest(by="me", now=True, within=2.5),
+        LookAround(ranks=(0, 7)),
+        Describe(),
+    ],
 )
 def test_every_question_arrives_as_it_was_asked(room: Path, question: protocol.Question) -> None:
     with protocol.listening(room, _CARD, answer_with_the_question):
@@ -145,7 +150,7 @@ def test_what_a_later_version_adds_to_a_question_is_passed_over(room: Path) -> N
         connection.connect(str(room / "control.sock"))
         connection.sendall(b'{"type":"resize","workers":2,"gently":true}\n')
         answer = msgspec.json.decode(connection.makefile("rb").readline(), type=Answer)
-    assert msgspec.json.decode(answer.message, type=Resize) == Resize(workers=2)
+    assert msgspec.json.decode(answer.message, type=ResizeRequest) == ResizeRequest(workers=2)
 
 
 def test_a_reply_of_another_version_is_told_as_it_came(room: Path) -> None:

@@ -103,7 +103,7 @@ def waits(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
 
 
 def refuses(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
-    engine._tell(base.Refused("scripted-1", "a node cannot reach the run"))
+    engine._tell(base.ClaimRefused("scripted-1", "a node cannot reach the run"))
 
 
 @pytest.mark.parametrize(

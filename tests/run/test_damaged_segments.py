@@ -18,7 +18,7 @@ from powertrain.run.metrics import store as metrics_store
 from powertrain.run.metrics.curves import curve, metric_names
 from powertrain.run.metrics.points import PointRecord, encode_records, table_of
 from powertrain.run.metrics.reading import last_of_rank, read_table
-from powertrain.run.metrics.segments import Segment, encode_segment
+from powertrain.run.metrics.segments import MetricSegment, encode_segment
 from powertrain.run.metrics.spool import Spool
 from powertrain.run.metrics.store import MetricsStore
 from powertrain.storage import Storage, open_storage
@@ -108,7 +108,7 @@ def test_of_a_damaged_segment_the_other_batches_are_still_read(
 ) -> None:
     storage.put(KEY, segment())
     size = len(storage.get(KEY))
-    parts = Segment(storage, KEY, size).footer.points
+    parts = MetricSegment(storage, KEY, size).footer.points
     assert parts is not None
     place = parts.batches[1].ends[0] + 3
     data = bytearray(storage.get(KEY))

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from powertrain.engine.base import Slot
 from powertrain.run.debugging import keyboard, sessions
 from powertrain.run.debugging.keyboard import Keyboard, Typed
-from powertrain.run.debugging.sessions import Debugging, Session, Turns, header, passed_over
+from powertrain.run.debugging.sessions import DebuggerSession, Debugging, Turns, header, passed_over
 from powertrain.run.workers.attempt import CLEARING, TRAINING, Attempt, Member
 from powertrain.run.workers.placement import Placement
 from powertrain.wire.envelope import FromController
@@ -124,7 +124,7 @@ def members(count: int) -> list[Member]:
 )
 def test_the_header_says_who_stopped_where(count: int, error: str, said: str) -> None:
     member = members(count)[0]
-    assert header(Session(member, DebugOpened(frame=AT, error=error)), member.attempt) == said
+    assert header(DebuggerSession(member, DebugOpened(frame=AT, error=error)), member.attempt) == said
 
 
 def test_what_is_passed_over_is_said_with_its_place_and_its_reason() -> None:

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.run import forced_end
-from powertrain.run.forced_end import EndedAtOnce, ForcedEnd, Request, next_force, second_request
+from powertrain.run.forced_end import EndedAtOnce, ForcedEnd, ForcedEndRequest, next_force, second_request
 
 kinds = st.sampled_from(["interrupt", "notice"])
 requests = st.lists(st.tuples(kinds, st.floats(0, 100)), max_size=8).map(
-    lambda found: [Request(kind, at) for kind, at in sorted(found, key=lambda one: one[1])]
+    lambda found: [ForcedEndRequest(kind, at) for kind, at in sorted(found, key=lambda one: one[1])]
 )
 
 
 @given(requests, st.floats(0, 10))
-def test_the_second_of_one_kind_asks_for_the_second_time(found: list[Request], same: float) -> None:
+def test_the_second_of_one_kind_asks_for_the_second_time(found: list[ForcedEndRequest], same: float) -> None:
     second = second_request(found, same)
     interrupts = [one for one in found if one.kind == "interrupt"]
     notices = [one for one in found if one.kind == "notice"]

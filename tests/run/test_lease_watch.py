@@ -13,10 +13,10 @@ import pytest
 
 from powertrain.run.record import lease as leases
 from powertrain.run.record import lease_watch
-from powertrain.run.record.lease import Holder, Lease
+from powertrain.run.record.lease import Lease, LeaseHolder
 from powertrain.storage import Storage, open_storage
 
-OTHER = Holder(number=1, host="elsewhere", pid=7, user="ada", started=0.0, token="other")
+OTHER = LeaseHolder(number=1, host="elsewhere", pid=7, user="ada", started=0.0, token="other")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def storage(run: Path) -> Storage:
         ("removed", None, "the directory '/run', or the lock in it, was removed while the run was going on"),
     ],
 )
-def test_what_follows_from_a_look(seen: Any, other: Holder | None, expected: str) -> None:
+def test_what_follows_from_a_look(seen: Any, other: LeaseHolder | None, expected: str) -> None:
     assert lease_watch.verdict(seen, other, "/run") == expected
 
 

@@ -17,7 +17,7 @@ from powertrain.run.health import hangs, waits
 from powertrain.run.health.hang_report import explain
 from powertrain.run.health.pace import Pace
 from powertrain.run.health.waits import RankState
-from powertrain.run.health.watchdog import FLOOR, Notice, Suspect, Watchdog
+from powertrain.run.health.watchdog import FLOOR, HangNotice, Suspect, Watchdog
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.placement import arrange
 from powertrain.run.workers.rows import WINDOW_REPORTS, RowTable
@@ -186,15 +186,15 @@ def test_one_of_a_thousand_that_hangs_is_found_in_a_few_looks_at_each(
             stuck = beat(3, where, count)
             dog.beat(rank, Beat(**{**_fields(stuck), "idle": second - 3.0}), float(second))
     awaited, inside = counted(waits, "_awaited"), counted(RankState, "inside")
-    found: list[Suspect | Notice] = []
+    found: list[Suspect | HangNotice] = []
     now = 3.0 + FLOOR
-    while not any(isinstance(one, Notice) for one in found):
+    while not any(isinstance(one, HangNotice) for one in found):
         now = max(now + 0.1, dog.due())
         if (decision := dog.look(now)) is not None:
-            assert isinstance(decision, (Suspect, Notice))
+            assert isinstance(decision, (Suspect, HangNotice))
             found.append(decision)
     notice = found[-1]
-    assert isinstance(notice, Notice)
+    assert isinstance(notice, HangNotice)
     assert (notice.ranks, len(notice.waiting)) == ((culprit,), RANKS - 1)
     assert f"rank {culprit}" in explain(notice.states, {}, notice.seconds).message.lower()
     assert RANKS <= len(awaited) <= 20 * RANKS

@@ -22,7 +22,7 @@ from powertrain.run.metrics import store as metrics_store
 from powertrain.run.metrics.curves import Curve, curve, metric_names
 from powertrain.run.metrics.points import PointRecord, flatten, table_of
 from powertrain.run.metrics.reading import dataframe
-from powertrain.run.metrics.segments import Segment, encode_segment, merged
+from powertrain.run.metrics.segments import MetricSegment, encode_segment, merged
 from powertrain.run.metrics.spool import Spool, pieces_of
 from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.metrics.summary import STRETCH_ROWS
@@ -100,10 +100,10 @@ def store_in_pieces(draw: Callable[[Any], Any], storage: Storage, records: list[
         spool.close(keep=True)
 
 
-def put(storage: Storage, first: int, last: int, data: bytes) -> Segment:
+def put(storage: Storage, first: int, last: int, data: bytes) -> MetricSegment:
     key = metrics_store._segment_key(1, first, last)
     storage.put(key, data)
-    return Segment(storage, key, len(data))
+    return MetricSegment(storage, key, len(data))
 
 
 def naively(records: list[PointRecord], state: RunState, column: str, pixels: int, rank: int) -> Curve:
@@ -292,7 +292,7 @@ def test_a_damaged_summary_is_named_and_hides_no_other_segment(
 ) -> None:
     data, _ = long_run(2 * metric_segments.BATCH_POINTS)
     storage.put("metrics/0001-000001-000009.arrow", data)
-    footer = Segment(storage, "metrics/0001-000001-000009.arrow", len(data)).footer
+    footer = MetricSegment(storage, "metrics/0001-000001-000009.arrow", len(data)).footer
     damaged = bytearray(data)
     damaged[footer.summary_start : footer.summary_end] = bytes(footer.summary_end - footer.summary_start)
     storage.put("metrics/0001-000001-000009.arrow", bytes(damaged))

@@ -532,7 +532,7 @@ def test_ever_new_metrics_do_not_make_ever_wider_segments(
         store.close()
     (key,) = files(storage)
     size = storage.list("metrics")[0].size
-    assert len(segments.Segment(storage, f"metrics/{key}", size).schema) == 5 + 8 + 1
+    assert len(segments.MetricSegment(storage, f"metrics/{key}", size).schema) == 5 + 8 + 1
     assert last_of_rank(storage, RunState()) == records[-1].metrics
     assert curve(storage, RunState(), "key 77").last.tolist() == [77.0]
 

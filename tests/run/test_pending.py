@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.run.checkpoints.pending import (
-    Pending,
+    PendingCheckpoint,
     next_to_carry,
     ready_to_commit,
     shares_to_carry,
     to_yield,
 )
 from powertrain.wire.from_worker import Carried
-from powertrain.wire.values import FilePart, Part
+from powertrain.wire.values import CheckpointPart, FilePart
 
 names = st.sampled_from(["a", "b", "c", "d/e", "f/"])
 parts = st.builds(
-    Part,
+    CheckpointPart,
     checkpoint=st.just(""),
     files=st.lists(names, unique=True, max_size=4).map(
         lambda chosen: [FilePart(name=name, size=0 if name.endswith("/") else 1) for name in chosen]
@@ -30,13 +30,15 @@ by_rank = st.dictionaries(st.integers(0, 5), parts, max_size=4)
 
 def pending(
     row: int, *, awaited: set[int] | None = None, committing: bool = False, ordered: bool = True
-) -> Pending:
-    part = Part(checkpoint="", files=[FilePart(name="a", size=3)], staged="/staged")
-    return Pending(0, row, f"c{row}", {}, 2, {0: part}, 0.0, awaited or set(), ordered, committing)
+) -> PendingCheckpoint:
+    part = CheckpointPart(checkpoint="", files=[FilePart(name="a", size=3)], staged="/staged")
+    return PendingCheckpoint(0, row, f"c{row}", {}, 2, {0: part}, 0.0, awaited or set(), ordered, committing)
 
 
 @given(by_rank)
-def test_every_name_is_carried_once_by_the_lowest_rank_that_brought_it(brought: dict[int, Part]) -> None:
+def test_every_name_is_carried_once_by_the_lowest_rank_that_brought_it(
+    brought: dict[int, CheckpointPart],
+) -> None:
     carried = shares_to_carry(brought)
     files = {
         name: min(r for r, part in brought.items() if any(f.name == name for f in part.files))
@@ -53,8 +55,8 @@ def test_every_name_is_carried_once_by_the_lowest_rank_that_brought_it(brought: 
 
 
 def test_nothing_is_carried_where_the_user_has_put_the_files_himself() -> None:
-    there = Part(checkpoint="", files=[FilePart(name="a", size=1)], elsewhere="s3://b/c")
-    staged = Part(checkpoint="", files=[FilePart(name="b", size=1)], staged="/staged")
+    there = CheckpointPart(checkpoint="", files=[FilePart(name="a", size=1)], elsewhere="s3://b/c")
+    staged = CheckpointPart(checkpoint="", files=[FilePart(name="b", size=1)], staged="/staged")
     assert shares_to_carry({0: there, 1: staged}) == {1: []}
 
 

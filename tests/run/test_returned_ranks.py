@@ -13,7 +13,7 @@ from tests.support.examples import scaled
 from powertrain.run.health import failures
 from powertrain.run.health.hang_report import explain
 from powertrain.run.health.waits import RankState, find_doomed
-from powertrain.run.health.watchdog import Act, Notice
+from powertrain.run.health.watchdog import Act, HangNotice
 from powertrain.wire.from_worker import Beat
 from powertrain.wire.values import ErrorReport, Where
 
@@ -34,7 +34,7 @@ def run_in_which_rank_1_returned(step: float = 0.2, **more: Any) -> tuple[Run, f
 def test_a_wait_for_a_returned_rank_is_acted_on_in_ten_seconds(step: float, timeout: float | None) -> None:
     run, returned = run_in_which_rank_1_returned(step, timeout=timeout)
     run.go(15, moving=())
-    noticed, _ = run.only(Notice)
+    noticed, _ = run.only(HangNotice)
     acted, act = run.only(Act)
     assert noticed - returned == pytest.approx(5.0, abs=1.2)
     assert acted - returned == pytest.approx(10.0, abs=1.2)
@@ -87,7 +87,7 @@ def test_a_count_from_before_the_end_of_the_function_proves_nothing() -> None:
     run.set(1, beats=False)
     run.dog.ended(1, run.now)
     run.go(60, moving=())
-    assert run.all(Notice)
+    assert run.all(HangNotice)
     assert not run.all(Act)
 
 

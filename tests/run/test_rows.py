@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.run.workers.rows import Row, RowTable
-from powertrain.wire.values import Part, Point
+from powertrain.wire.values import CheckpointPart, Point
 
 
 def point(row: int, rank: int, part: bool = False) -> Point:
-    share = Part(checkpoint=f"c{row}", files=[]) if part else None
+    share = CheckpointPart(checkpoint=f"c{row}", files=[]) if part else None
     return Point(row=row, at=0.0, metrics={"row": row, "rank": rank}, part=share)
 
 

@@ -31,7 +31,7 @@ class Asks(protocol.Visitor):
 
 
 def ask_to_resize(run: Run, workers: int, take: Callable[[str, bool], Any]) -> None:
-    run.controller.visit(protocol.Resize(workers=workers), Asks(take))
+    run.controller.visit(protocol.ResizeRequest(workers=workers), Asks(take))
 
 
 class Elastic:

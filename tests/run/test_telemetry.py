@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.engine import base
-from powertrain.run.record.telemetry import Telemetry, why_unusable
+from powertrain.run.record.telemetry import TelemetryWriter, why_unusable
 from powertrain.run.spec import RunDirectories, RunSpec
 from powertrain.run.workers import launch
 from powertrain.storage import open_storage
@@ -56,7 +56,7 @@ def member(rank: int, attempt: int = 0) -> Any:
 
 def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
     storage = open_storage(spec.run.path)
-    kept = Telemetry(spec, storage, 1, pytest.fail)
+    kept = TelemetryWriter(spec, storage, 1, pytest.fail)
     steps = recorded(3)
     kept.heard(member(0), from_worker.Telemetry(steps=steps, facts=b'{"device": "a"}'))
     kept.heard(
@@ -71,7 +71,7 @@ def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
 
 def test_what_is_no_record_is_told_once_and_not_kept(spec: RunSpec) -> None:
     storage, told = open_storage(spec.run.path), []
-    kept = Telemetry(spec, storage, 1, lambda message: told.append(message))
+    kept = TelemetryWriter(spec, storage, 1, lambda message: told.append(message))
     kept.heard(member(1), from_worker.Telemetry(steps=b"half"))
     kept.heard(member(1), from_worker.Telemetry(facts=b"[1, 2]"))
     kept.close()
@@ -93,7 +93,7 @@ def test_any_bytes_are_whole_records_or_refused(steps: bytes, looks: bytes, fact
 
 def test_a_dead_rank_is_given_the_steps_that_it_had_not_sent(spec: RunSpec) -> None:
     storage = open_storage(spec.run.path)
-    kept = Telemetry(spec, storage, 1, pytest.fail)
+    kept = TelemetryWriter(spec, storage, 1, pytest.fail)
     ring = launch.ring_path(spec, 0, 1)
     steps = recorded(10, ring)
     kept.heard(member(1), from_worker.Telemetry(steps=steps[: 4 * RECORD_SIZE]))
@@ -111,7 +111,7 @@ def test_without_tracing_nothing_is_written(spec: RunSpec) -> None:
     import dataclasses
 
     storage = open_storage(spec.run.path)
-    kept = Telemetry(dataclasses.replace(spec, trace=None), storage, 1, pytest.fail)
+    kept = TelemetryWriter(dataclasses.replace(spec, trace=None), storage, 1, pytest.fail)
     kept.heard(member(0), from_worker.Telemetry(steps=recorded(1)))
     kept.rank_is_gone(member(0), None)
     kept.close()

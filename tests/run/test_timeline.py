@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from powertrain.engine.base import Slot, Started
 from powertrain.run import events as ev
 from powertrain.run.startup import report, timeline
-from powertrain.run.startup.recorder import Startup, fact_of
-from powertrain.run.startup.timeline import Leg, RankStart, Start, phases_of
+from powertrain.run.startup.recorder import StartupRecorder, fact_of
+from powertrain.run.startup.timeline import AttemptTimes, Leg, RankStart, phases_of
 from powertrain.wire.from_worker import FirstStep
 
 moments = st.floats(0, 1e6)
@@ -51,7 +51,7 @@ ranks = st.builds(
     has_stepped=st.booleans(),
 )
 starts = st.builds(
-    Start,
+    AttemptTimes,
     begun=moments,
     ranks=st.lists(ranks, min_size=1, max_size=5),
     opening=st.dictionaries(st.sampled_from([timeline.IMPORTS, timeline.DATASETS]), durations),
@@ -63,7 +63,7 @@ starts = st.builds(
 
 @given(starts, moments)
 def test_whatever_is_known_and_in_whatever_order_it_came_a_start_can_be_told(
-    start: Start, now: float
+    start: AttemptTimes, now: float
 ) -> None:
     fact = fact_of(start, 3, now)
     for phases in start.by_rank(now):
@@ -88,9 +88,9 @@ def own(setup: float = 0.0, data: float = 0.0, step: float = 0.0, function: floa
     }
 
 
-def start_of(*of_ranks: RankStart, **more: Any) -> Start:
+def start_of(*of_ranks: RankStart, **more: Any) -> AttemptTimes:
     fields: dict[str, Any] = {"begun": 0.0, "asked": 1.0, "granted": 1.5, "trained": 4.0}
-    return Start(ranks=list(of_ranks), **{**fields, **more})
+    return AttemptTimes(ranks=list(of_ranks), **{**fields, **more})
 
 
 def test_every_second_of_a_rank_belongs_to_the_phase_in_which_it_went() -> None:
@@ -203,7 +203,7 @@ class Gathered:
     def __init__(self) -> None:
         self.now = 100.0
         self.facts: list[ev.StartupMeasured] = []
-        self.startup = Startup(self.facts.append, clock=lambda: self.now)
+        self.startup = StartupRecorder(self.facts.append, clock=lambda: self.now)
 
     def attempt(self, number: int, ranks: int) -> None:
         self.startup.slots_asked()

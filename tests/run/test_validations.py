@@ -24,10 +24,10 @@ from powertrain.engine import base
 from powertrain.errors import ResourceError
 from powertrain.run import events as ev
 from powertrain.run.checkpoints import validations
-from powertrain.wire.from_controller import ReportedCheckpoint
+from powertrain.wire.from_controller import CheckpointReply
 from powertrain.wire.from_worker import Validated
 from powertrain.wire.link import Link
-from powertrain.wire.values import ErrorReport, Validation
+from powertrain.wire.values import ErrorReport, ValidationRequest
 from powertrain.worker import validation as process
 
 
@@ -60,12 +60,14 @@ def manifest(row: int = 1, extras: dict[str, Any] | None = None) -> Manifest:
 @given(asked=st.dictionaries(st.text(), st.integers()))
 def test_what_a_report_asks_for_goes_over_what_the_trainer_was_given(asked: dict[str, int]) -> None:
     config = ValidationConfig(fn=anything, task_config=ValidationTaskConfig(timeout_s=5))
-    task = validations.task_of(config, Validation(arguments=asked), manifest(), Checkpoint("/x"))
+    task = validations.task_of(config, ValidationRequest(arguments=asked), manifest(), Checkpoint("/x"))
     assert task.arguments == asked
     assert task.timeout == 5
-    hurried = Validation(arguments=asked, timeout=2)
+    hurried = ValidationRequest(arguments=asked, timeout=2)
     assert validations.task_of(config, hurried, manifest(), Checkpoint("/x")).timeout == 2
-    assert validations.task_of(CONFIG, Validation(), manifest(), Checkpoint("/x")).timeout == float("inf")
+    assert validations.task_of(CONFIG, ValidationRequest(), manifest(), Checkpoint("/x")).timeout == float(
+        "inf"
+    )
 
 
 def test_only_validations_without_an_end_are_made_again() -> None:
@@ -84,7 +86,7 @@ def test_only_validations_without_an_end_are_made_again() -> None:
     again = validations.cut_off(made, lambda m: status[m.name])
 
     assert [m.row for m in again] == [2, 4]
-    assert validations.asked_for(again[0]) == Validation(arguments={"batch": 8}, timeout=2.0)
+    assert validations.asked_for(again[0]) == ValidationRequest(arguments={"batch": 8}, timeout=2.0)
 
 
 def test_an_extra_that_is_no_request_is_none() -> None:
@@ -154,11 +156,11 @@ def three_saves(worker: ScriptedWorker) -> None:
         save(worker, row)
 
 
-def save(worker: ScriptedWorker, row: int, asked: Validation | None = None) -> None:
+def save(worker: ScriptedWorker, row: int, asked: ValidationRequest | None = None) -> None:
     """A report with a checkpoint that is to be validated."""
     stage = ScriptedWorker._stage
     worker._stage = lambda files, name: msgspec.structs.replace(  # type: ignore[method-assign]
-        stage(worker, files, name), validation=asked or Validation()
+        stage(worker, files, name), validation=asked or ValidationRequest()
     )
     worker.report({"row": row}, files={"model": b"x"})
 
@@ -209,7 +211,9 @@ def test_a_validation_without_a_result_fails_and_the_next_one_runs(run: Run) -> 
 
 def test_a_validation_that_takes_too_long_is_killed_and_the_next_one_runs(run: Run) -> None:
     player = Player(lambda played, row: played.wait_for() if row == 1 else None)
-    engine = engine_of(player, lambda worker: [save(worker, row, Validation(timeout=0.2)) for row in (1, 2)])
+    engine = engine_of(
+        player, lambda worker: [save(worker, row, ValidationRequest(timeout=0.2)) for row in (1, 2)]
+    )
     outcome = run.go(engine, workers=1, validation=CONFIG)
 
     assert outcome.state == "finished"
@@ -253,7 +257,7 @@ class StingyEngine(ScriptedEngine):
 
 def test_a_validation_gets_the_slot_of_the_ranks_when_those_have_left(run: Run) -> None:
     """And the ranks do not wait for it: that would be for ever."""
-    told: list[list[ReportedCheckpoint]] = []
+    told: list[list[CheckpointReply]] = []
 
     def play(worker: ScriptedWorker) -> None:
         three_saves(worker)
@@ -289,7 +293,7 @@ def test_a_slot_that_the_engine_takes_back_its_word_on_fails_the_validation_only
 
     def answer(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
         if claim.shape.gpus:
-            engine._events(base.Refused(claim.id, "the node with the GPU sees another storage"))
+            engine._events(base.ClaimRefused(claim.id, "the node with the GPU sees another storage"))
         else:
             engine.grant(claim, claim.count)
 

@@ -19,7 +19,7 @@ from powertrain.engine.base import Inspection, Slot
 from powertrain.run import events as ev
 from powertrain.run.lifecycle import RunState
 from powertrain.run.remote import inspections, protocol, status
-from powertrain.run.remote.protocol import Answer, Description, LookAround, RankSeen, Stop, Visitor
+from powertrain.run.remote.protocol import Answer, Description, LookAround, RankSeen, StopRequest, Visitor
 from powertrain.run.workers.attempt import TRAINING, Attempt
 from powertrain.wire.values import ProcessStack
 from powertrain.worker.service.service import Service
@@ -65,7 +65,7 @@ def reports_then_hangs(worker: ScriptedWorker) -> None:
 
 def test_a_run_that_is_asked_to_stop_saves_at_the_boundary_and_ends_as_stopped(run: Run) -> None:
     play = Elastic(steps=10_000, every=10_000, asks=True, pace=0.001)
-    asking = Asking(run, Stop(by="me@here pid 7"))
+    asking = Asking(run, StopRequest(by="me@here pid 7"))
     at_row(run, 5, asking)
     outcome = run.go(ScriptedEngine(play))
     assert (outcome.state, outcome.reason) == ("stopped", "powertrain stop, asked by me@here pid 7")
@@ -77,7 +77,7 @@ def test_a_run_that_is_asked_to_stop_saves_at_the_boundary_and_ends_as_stopped(r
 
 
 def test_a_run_that_is_not_to_wait_for_its_boundary_longer_is_ended(run: Run) -> None:
-    asking = Asking(run, Stop(by="me", within=0.2))
+    asking = Asking(run, StopRequest(by="me", within=0.2))
     at_row(run, 1, asking)
     began = time.monotonic()
     assert run.go(ScriptedEngine(reports_then_hangs)).state == "stopped"
@@ -90,7 +90,7 @@ def test_more_patience_does_not_lengthen_a_grace_that_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("powertrain.run.ending.INTERRUPT_TIMEOUT_S", 0.2)
-    asking = Asking(run, Stop(by="me", within=600.0))
+    asking = Asking(run, StopRequest(by="me", within=600.0))
     run.watcher.on_event = lambda event: asking() if isinstance(event, ev.Stopping) else None
     at_row(run, 1, lambda: run.controller.interrupt())
     assert run.go(ScriptedEngine(reports_then_hangs)).interrupted
@@ -98,8 +98,8 @@ def test_more_patience_does_not_lengthen_a_grace_that_runs(
 
 
 def test_now_ends_what_was_asked_to_stop_before(run: Run) -> None:
-    now = Asking(run, Stop(by="me", now=True))
-    first = Asking(run, Stop(by="you"), then=now)
+    now = Asking(run, StopRequest(by="me", now=True))
+    first = Asking(run, StopRequest(by="you"), then=now)
     at_row(run, 1, first)
     outcome = run.go(ScriptedEngine(reports_then_hangs))
     assert (outcome.state, outcome.reason) == ("stopped", "powertrain stop, asked by you")
@@ -109,7 +109,7 @@ def test_now_ends_what_was_asked_to_stop_before(run: Run) -> None:
 
 
 def test_a_run_that_waits_for_slots_ends_at_once(run: Run) -> None:
-    asking = Asking(run, Stop(by="me", now=True))
+    asking = Asking(run, StopRequest(by="me", now=True))
 
     def ask(event: ev.Event) -> None:
         if isinstance(event, ev.SlotsWaited):
@@ -128,7 +128,7 @@ def test_a_rank_that_raises_while_it_is_stopped_is_a_failure(run: Run) -> None:
         worker.wait_for(asked)
         raise ValueError("its own fault")
 
-    at_row(run, 1, Asking(run, Stop(by="me"), then=asked.set))
+    at_row(run, 1, Asking(run, StopRequest(by="me"), then=asked.set))
     assert run.go(ScriptedEngine(raises)).state == "failed"
 
 
@@ -136,23 +136,23 @@ def test_a_rank_that_raises_while_it_is_stopped_is_a_failure(run: Run) -> None:
     ("question", "can_be_ended", "said"),
     [
         (
-            Stop(by=""),
+            StopRequest(by=""),
             True,
             "stops at its next boundary, and saves there if its loop can. Its newest checkpoint is",
         ),
         (
-            Stop(by="", now=True),
+            StopRequest(by="", now=True),
             True,
             "ends at once, wherever its ranks are. Its newest checkpoint is that of row 3.",
         ),
         (
-            Stop(by="", now=True),
+            StopRequest(by="", now=True),
             False,
             "stops at its next boundary, .* that it did not start, and cannot end.",
         ),
     ],
 )
-def test_what_will_come_of_it_is_said_before(question: Stop, can_be_ended: bool, said: str) -> None:
+def test_what_will_come_of_it_is_said_before(question: StopRequest, can_be_ended: bool, said: str) -> None:
     attempt = Attempt(0, [], 1)
     attempt.phase = TRAINING
     state = RunState(state="training", name="digits", committed=((3, "checkpoint_000003"),))
@@ -165,7 +165,7 @@ def test_what_will_come_of_it_is_said_before(question: Stop, can_be_ended: bool,
 )
 def test_a_run_whose_training_is_over_says_so(now: bool, said: str) -> None:
     words = status.stop_prospect(
-        RunState(name="digits"), None, Stop(by="", now=now), ends_in_place=True, can_be_ended=True
+        RunState(name="digits"), None, StopRequest(by="", now=now), ends_in_place=True, can_be_ended=True
     )
     assert words == f"The training of 'digits' is over already: {said}."
 

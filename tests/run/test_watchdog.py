@@ -15,7 +15,7 @@ from tests.support.examples import scaled
 from powertrain.run.health import watchdog
 from powertrain.run.health.hang_report import Verdict, explain, rank_names
 from powertrain.run.health.waits import RankState
-from powertrain.run.health.watchdog import Act, Decision, Notice, Suspect, Watchdog, Withdrawn
+from powertrain.run.health.watchdog import Act, Decision, HangNotice, Suspect, Watchdog, Withdrawn
 from powertrain.wire.from_worker import Beat
 from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
@@ -140,7 +140,7 @@ def process(
 
 
 def verdict_of(run: Run, stacks: dict[int, list[ProcessStack]] | None = None) -> Verdict:
-    _, notice = run.only(Notice)
+    _, notice = run.only(HangNotice)
     verdict = explain(notice.states, stacks or {}, notice.seconds)
     assert (verdict.culprits, verdict.waiting) == (notice.ranks, notice.waiting)
     assert 1 <= len(verdict.message.splitlines()) <= 4
@@ -166,7 +166,7 @@ def hang_while_others_average(where: Where, silent: bool = False) -> tuple[Run, 
 def test_a_lock_that_never_opens_is_told_within_five_seconds_with_its_line() -> None:
     run, began = hang_while_others_average(IN_LOCK)
     suspected, _ = run.only(Suspect)
-    noticed, _ = run.only(Notice)
+    noticed, _ = run.only(HangNotice)
     assert suspected - began == pytest.approx(3.0, abs=0.3)
     assert noticed - began == pytest.approx(4.8, abs=0.3)
     verdict = verdict_of(run, {1: [process("sleeping", IN_LOCK.frame)]})
@@ -258,7 +258,7 @@ def test_a_rank_that_sleeps_alone_is_to_blame_and_the_others_go_on() -> None:
     began = run.now
     run.set(1, where=at(12))
     run.go(8, moving=(0, 2))
-    noticed, _ = run.only(Notice)
+    noticed, _ = run.only(HangNotice)
     assert noticed - began == pytest.approx(4.8, abs=0.3)
     verdict = verdict_of(run)
     assert (verdict.culprits, verdict.waiting, verdict.frame) == ((1,), (), frame(12))
@@ -281,7 +281,7 @@ def test_what_is_heard_later_is_judged_later_and_not_otherwise(
     run.go(0.8 * suspected_after, moving=(0, 2))
     assert run.seen == []
     run.go(6, moving=(0, 2))
-    (suspected, suspect), (noticed, notice) = run.only(Suspect), run.only(Notice)
+    (suspected, suspect), (noticed, notice) = run.only(Suspect), run.only(HangNotice)
     assert suspected - began == pytest.approx(suspected_after, abs=0.3)
     assert noticed - began == pytest.approx(noticed_after, abs=0.3)
     assert suspect.ranks == notice.ranks == (1,)
@@ -294,7 +294,7 @@ def test_a_rank_whose_connection_ended_is_silent_at_once_however_seldom_it_beats
     run.dog.parted(1)
     run.set(1, beats=False)
     run.go(12, moving=())
-    _, notice = run.only(Notice)
+    _, notice = run.only(HangNotice)
     assert [state.silent for state in notice.states] == [False, True]
 
 
@@ -316,7 +316,7 @@ def test_a_single_rank_that_sleeps_after_its_first_steps_is_told_in_five_seconds
     run.go(0.6)
     run.set(0, where=at(12))
     run.go(8, moving=())
-    noticed, _ = run.only(Notice)
+    noticed, _ = run.only(HangNotice)
     assert noticed - run.began == pytest.approx(5.6, abs=0.3)
     assert verdict_of(run).culprits == (0,)
 
@@ -476,7 +476,7 @@ def test_slow_steps_are_given_five_of_them() -> None:
     run.set(0, where=IN_ALL_REDUCE, collectives=11)
     run.set(1, where=IN_LOCK)
     run.go(20, moving=())
-    noticed, _ = run.only(Notice)
+    noticed, _ = run.only(HangNotice)
     assert noticed - began == pytest.approx(15.0, abs=0.5)
     assert "(usually 3 s)" in verdict_of(run).message
 
@@ -495,7 +495,7 @@ def test_a_first_step_of_25_seconds_is_no_hang() -> None:
 def test_a_first_step_that_takes_longer_is_told_of_all_ranks() -> None:
     run = Run(2)
     run.go(32, moving=())
-    noticed, notice = run.only(Notice)
+    noticed, notice = run.only(HangNotice)
     assert noticed - run.began == pytest.approx(30.0, abs=0.3)
     assert notice.ranks == (0, 1)
     assert verdict_of(run).message.startswith("No first step after 30 s.")
@@ -512,7 +512,7 @@ def test_a_long_first_step_that_others_wait_for_is_told_once_and_withdrawn() -> 
     run = Run(2)
     run.set(0, where=IN_BACKWARD, collectives=1)
     run.go(60, moving=())
-    noticed, notice = run.only(Notice)
+    noticed, notice = run.only(HangNotice)
     assert noticed - run.began == pytest.approx(6.0, abs=0.3)
     assert (notice.ranks, notice.waiting) == ((1,), (0,))
     run.go(3)
@@ -544,7 +544,7 @@ def test_an_evaluation_that_shows_nothing_is_told_withdrawn_and_not_told_again()
         run.go(10, moving=())
         run.set(0, 1, 2, 3, where=at(10), collectives=run.ranks[0].collectives + 1)
     run.go(5)
-    _, notice = run.only(Notice)
+    _, notice = run.only(HangNotice)
     assert (notice.ranks, notice.waiting) == ((0,), (1, 2, 3))
     _, withdrawn = run.only(Withdrawn)
     assert withdrawn.seconds == pytest.approx(10.0, abs=1.1)
@@ -559,7 +559,7 @@ def test_an_evaluation_in_many_lines_is_told_once() -> None:
             run.set(0, where=at(60 + second % 7))
             run.go(1, moving=(1,))
     run.go(5)
-    assert run.only(Notice)[1].ranks == (0,)
+    assert run.only(HangNotice)[1].ranks == (0,)
 
 
 def test_a_hang_after_a_place_that_may_take_long_is_told_by_its_own_place() -> None:
@@ -571,8 +571,8 @@ def test_a_hang_after_a_place_that_may_take_long_is_told_by_its_own_place() -> N
     began = run.now
     run.set(0, where=IN_LOCK)
     run.go(30, moving=())
-    second, notice = run.all(Notice)[-1]
-    assert len(run.all(Notice)) == 2
+    second, notice = run.all(HangNotice)[-1]
+    assert len(run.all(HangNotice)) == 2
     assert second - began == pytest.approx(6.0, abs=1.0)
     assert notice.states[0].frame == IN_LOCK.frame
 
@@ -587,7 +587,7 @@ def test_a_place_that_took_long_is_told_when_it_takes_much_longer() -> None:
     began = run.now
     run.set(0, where=at(60))
     run.go(30, moving=())
-    assert run.all(Notice)[-1][0] - began == pytest.approx(16.0, abs=1.0)
+    assert run.all(HangNotice)[-1][0] - began == pytest.approx(16.0, abs=1.0)
 
 
 def test_a_short_evaluation_is_quiet() -> None:
@@ -597,7 +597,7 @@ def test_a_short_evaluation_is_quiet() -> None:
         run.set(1, where=IN_ALL_REDUCE, collectives=run.ranks[0].collectives + 1)
         run.go(2.5, moving=())
         run.set(1, where=at(10), collectives=run.ranks[0].collectives)
-    assert not run.all(Notice)
+    assert not run.all(HangNotice)
 
 
 def test_a_long_checkpoint_is_told_as_one_and_not_acted_on_for_half_an_hour() -> None:
@@ -633,7 +633,7 @@ def test_nobody_is_told_of_while_a_debugger_holds_a_rank_and_clocks_start_again_
     run.go(4, moving=())
     assert run.quiet()
     run.go(4, moving=())
-    assert run.only(Notice)[1].seconds == pytest.approx(5.0, abs=0.3)
+    assert run.only(HangNotice)[1].seconds == pytest.approx(5.0, abs=0.3)
 
 
 def test_a_debugger_that_is_seen_from_outside_counts_too() -> None:
@@ -676,7 +676,7 @@ def test_ranks_that_all_stay_silent_are_all_named() -> None:
     run.go(10)
     run.set(0, 1, beats=False)
     run.go(10, moving=())
-    assert run.only(Notice)[1].ranks == (0, 1)
+    assert run.only(HangNotice)[1].ranks == (0, 1)
 
 
 def test_a_rank_that_ends_while_others_train_on_is_no_hang() -> None:
@@ -703,7 +703,7 @@ def test_a_notice_has_the_row_of_the_newest_report_although_the_beats_are_older(
     dog.beat(0, rank.beat(0.5), 0.5)
     dog.row(0, 1.0, 7)
     decision = None
-    while not isinstance(decision, Notice):
+    while not isinstance(decision, HangNotice):
         decision = dog.look(dog.due())
     assert [state.row for state in decision.states] == [7]
 
@@ -722,7 +722,7 @@ def test_a_beat_that_only_counts_reports_which_have_come_withdraws_nothing() -> 
     rank.reports, rank.moved = 5, 2.5
     dog.row(0, 2.51)
     told: list[Decision | None] = []
-    while not any(isinstance(decision, Notice) for decision in told):
+    while not any(isinstance(decision, HangNotice) for decision in told):
         told.append(dog.look(dog.due()))
     later = dog.due()
     dog.beat(0, rank.beat(later), later)
@@ -748,7 +748,7 @@ def test_a_notice_comes_once_for_one_stall_and_the_act_once_after_two_minutes() 
     assert acted - began == pytest.approx(120, abs=0.5)
     assert (act.ranks, act.waiting) == ((1,), (0, 2, 3))
     assert explain(act.states, {}, act.seconds).message.startswith("No step for 2 min")
-    assert len(run.all(Notice)) == 1
+    assert len(run.all(HangNotice)) == 1
 
 
 def test_the_act_waits_for_three_times_the_longest_pause_that_ended_by_itself() -> None:
@@ -780,7 +780,7 @@ def test_a_timeout_shorter_than_a_notice_acts_first_and_asks_for_stacks_before()
     assert acted - began == pytest.approx(2.0, abs=0.3)
     assert run.all(Suspect)[0][0] < acted
     assert act.ranks == (1,)
-    assert acted < run.only(Notice)[0] < acted + 3  # for runs that only tell of hangs
+    assert acted < run.only(HangNotice)[0] < acted + 3  # for runs that only tell of hangs
     run.go(3)
     assert run.only(Withdrawn)[1].ranks == (1,)
 
@@ -792,7 +792,7 @@ def test_another_culprit_is_told_a_minute_after_the_first_at_the_earliest() -> N
     run.go(20, moving=(0, 2))
     run.set(2, where=at(12))
     run.go(90, moving=(0,))
-    (first, one), (second, two) = run.all(Notice)
+    (first, one), (second, two) = run.all(HangNotice)
     assert (one.ranks, two.ranks) == ((1,), (1, 2))
     assert 60 <= second - first <= 62
     assert len(run.all(Suspect)) == 2
@@ -811,7 +811,7 @@ def test_a_rank_that_returns_while_another_waits_is_counted_from_its_end() -> No
     ended = run.now
     run.set(0, beats=False)
     run.go(10, moving=())
-    assert run.only(Notice)[0] - ended == pytest.approx(5.0, abs=1.5)
+    assert run.only(HangNotice)[0] - ended == pytest.approx(5.0, abs=1.5)
     assert not run.all(Act)
 
 
@@ -832,7 +832,7 @@ def test_a_shorter_floor_is_taken_up_at_once(monkeypatch: pytest.MonkeyPatch) ->
     run.set(0, where=IN_ALL_REDUCE, collectives=51)
     run.set(1, where=IN_LOCK)
     run.go(5, moving=())
-    assert run.only(Notice)[0] - began == pytest.approx(2.0, abs=0.3)
+    assert run.only(HangNotice)[0] - began == pytest.approx(2.0, abs=0.3)
 
 
 @pytest.mark.parametrize(
@@ -917,7 +917,7 @@ def test_ranks_that_are_named_exist_and_are_named_once(
     history: list[tuple[float, int, Any]], timeout: float | None
 ) -> None:
     for _, decision in replay(history, 1024.0, timeout):
-        if isinstance(decision, (Notice, Act)):
+        if isinstance(decision, (HangNotice, Act)):
             named = (*decision.ranks, *decision.waiting)
             assert len(set(named)) == len(named)
             assert set(named) <= set(range(4))
@@ -933,7 +933,7 @@ def test_there_is_no_notice_while_every_rank_has_moved_within_the_floor(
     history: list[tuple[float, int, Any]],
 ) -> None:
     def check(dog: Watchdog, now: float, decision: Decision | None) -> None:
-        if isinstance(decision, Notice):
+        if isinstance(decision, HangNotice):
             assert any(state.idle >= watchdog.FLOOR - 1e-6 for state in decision.states if not state.over)
 
     replay(history, 1024.0, check=check)

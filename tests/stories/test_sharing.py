@@ -153,7 +153,7 @@ def test_what_was_asked_for_by_name_is_waited_for(
     start: Start, stories: Any, holder: Book, held: tuple[int, SlotShape], wants: dict[str, float], words: str
 ) -> None:
     holder.ledger.claim(
-        ledgers.Request("h", "h", "run holder", "here", machine(), *held), nobody_hears, nobody_hears
+        ledgers.SlotRequest("h", "h", "run holder", "here", machine(), *held), nobody_hears, nobody_hears
     )
     driver = start("patient", resources_per_worker=wants)
     await_reason(driver, stories, "patient", words)

@@ -21,7 +21,7 @@ from powertrain.errors import CollectiveError
 from powertrain.wire.envelope import FromController
 from powertrain.wire.from_controller import Carry, Dismissed, Drop, Execute, Preemption, Train
 from powertrain.wire.from_worker import Arrived, Executed, Hello, Noticed, Outcome, Reached
-from powertrain.wire.values import Part, Point, ProcessStack
+from powertrain.wire.values import CheckpointPart, Point, ProcessStack
 from powertrain.worker import failure
 from powertrain.worker.checkpoints.row_mark import RowMark
 from powertrain.worker.main import WorkerSpec
@@ -277,7 +277,7 @@ class ScriptedWorker:
     def _stands_at(self, hold: int, boundary: int) -> None:
         self.service.say(Reached(hold=hold, boundary=boundary, row=self.row))
 
-    def _stage(self, files: Mapping[str, bytes], name: str) -> Part:
+    def _stage(self, files: Mapping[str, bytes], name: str) -> CheckpointPart:
         directory = self._staging.new_directory()
         for file, content in files.items():
             Path(directory, file).write_bytes(content)

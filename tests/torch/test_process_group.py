@@ -24,19 +24,19 @@ from powertrain.frameworks.ports import on_one_host, on_one_node
 from powertrain.torch import backend as torch_backend
 from powertrain.torch import rendezvous
 from powertrain.torch.backend import (
-    Place,
     TorchBackend,
+    TorchWorkerInfo,
     refuse_shared_gpus,
 )
 from powertrain.torch.config import TorchConfig
-from powertrain.torch.rendezvous import Meeting
+from powertrain.torch.rendezvous import Rendezvous
 
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 GLOO = TorchConfig(backend="gloo", timeout_s=30)
-ALONE = Place(
+ALONE = TorchWorkerInfo(
     rank=0,
     world_size=1,
-    meeting=Meeting("alone"),
+    meeting=Rendezvous("alone"),
     backend="gloo",
     timeout_s=10,
     one_host=True,
@@ -229,7 +229,7 @@ def test_an_unreachable_meeting_is_named_with_its_address(forked: Callable[[int]
     closed = rendezvous.bind("")
     port = closed.getsockname()[1]
     closed.close()
-    place = replace(ALONE, rank=1, world_size=2, timeout_s=1, meeting=Meeting("tcp", "127.0.0.1", port))
+    place = replace(ALONE, rank=1, world_size=2, timeout_s=1, meeting=Rendezvous("tcp", "127.0.0.1", port))
     with pytest.raises(EngineError, match=rf"Rank 1 of 2 could not join the gloo .* at 127\.0\.0\.1:{port}"):
         forked(1).execute_single(0, torch_backend._join, place)
 
@@ -303,5 +303,5 @@ def test_nodes_of_one_host_may_see_other_files() -> None:
 
 
 def test_an_ipv6_meeting_reads_as_an_address() -> None:
-    assert str(Meeting("tcp", "::1", 5)) == "[::1]:5"
-    assert str(Meeting("tcp", "10.0.0.1", 5)) == "10.0.0.1:5"
+    assert str(Rendezvous("tcp", "::1", 5)) == "[::1]:5"
+    assert str(Rendezvous("tcp", "10.0.0.1", 5)) == "10.0.0.1:5"

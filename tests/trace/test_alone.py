@@ -40,7 +40,7 @@ def take_steps(count: int, fetch: float = 0.0) -> None:
             pass
 
 
-def numbers(kept: standalone.Kept) -> list[int]:
+def numbers(kept: standalone.RecordedProcess) -> list[int]:
     return list(np.frombuffer(kept.steps, RECORD)["step"])
 
 

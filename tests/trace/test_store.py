@@ -19,7 +19,7 @@ from powertrain.storage.local import LocalStorage
 from powertrain.trace import store
 from powertrain.trace.machine import samples
 from powertrain.trace.recording import phases
-from powertrain.trace.store import FACTS, SAMPLES, STEPS, Frame, TelemetryStore
+from powertrain.trace.store import FACTS, SAMPLES, STEPS, PartFrame, TelemetryStore
 
 
 def steps(numbers: Sequence[int], seconds: float | Sequence[float] = 0.01) -> bytes:
@@ -48,9 +48,9 @@ def test_records_of_all_ranks_and_attempts_come_back(storage: LocalStorage) -> N
     written = TelemetryStore(storage, 1)
     for attempt in range(2):
         for rank in range(3):
-            written.add(Frame(attempt, rank, STEPS, steps(range(10 * rank, 10 * rank + 5))))
-            written.add(Frame(attempt, rank, SAMPLES, looks([1.0, 2.0])))
-    written.add(Frame(1, 2, FACTS, b'{"host": "a"}'))
+            written.add(PartFrame(attempt, rank, STEPS, steps(range(10 * rank, 10 * rank + 5))))
+            written.add(PartFrame(attempt, rank, SAMPLES, looks([1.0, 2.0])))
+    written.add(PartFrame(1, 2, FACTS, b'{"host": "a"}'))
     written.close()
     found = store.read(storage)
     assert found.level == 0
@@ -64,11 +64,11 @@ def test_records_of_all_ranks_and_attempts_come_back(storage: LocalStorage) -> N
 def test_what_a_killed_writer_left_open_is_read_and_made_a_part_by_the_next(storage: LocalStorage) -> None:
     path = storage.local_path("telemetry/0001.open")
     path.parent.mkdir(parents=True)
-    whole = store.encode([Frame(0, 0, STEPS, steps(range(4)))])
-    path.write_bytes(whole + store.encode([Frame(0, 0, STEPS, steps(range(4, 8)))])[:-1])
+    whole = store.encode([PartFrame(0, 0, STEPS, steps(range(4)))])
+    path.write_bytes(whole + store.encode([PartFrame(0, 0, STEPS, steps(range(4, 8)))])[:-1])
     assert store.read(storage).steps[0][0]["step"].tolist() == [0, 1, 2, 3]
     after = TelemetryStore(storage, 2)
-    after.add(Frame(1, 0, STEPS, steps(range(4, 6))))
+    after.add(PartFrame(1, 0, STEPS, steps(range(4, 6))))
     after.close()
     found = store.read(storage)
     assert found.steps[0][0]["step"].tolist() == [0, 1, 2, 3]
@@ -77,10 +77,10 @@ def test_what_a_killed_writer_left_open_is_read_and_made_a_part_by_the_next(stor
 
 
 def test_a_crash_between_a_part_and_what_it_was_made_of_counts_nothing_twice(storage: LocalStorage) -> None:
-    data = store.encode([Frame(0, 0, STEPS, steps(range(4))), Frame(0, 0, SAMPLES, looks([1.0]))])
+    data = store.encode([PartFrame(0, 0, STEPS, steps(range(4))), PartFrame(0, 0, SAMPLES, looks([1.0]))])
     storage.put("telemetry/0001-000000-0.frames", data)
     storage.put("telemetry/0001.open", data)
-    storage.put("telemetry/0001-000000-1.frames", store.encode([Frame(0, 0, STEPS, steps([0, 3]))]))
+    storage.put("telemetry/0001-000000-1.frames", store.encode([PartFrame(0, 0, STEPS, steps([0, 3]))]))
     found = store.read(storage)
     assert found.steps[0][0]["step"].tolist() == [0, 1, 2, 3]
     assert len(found.samples[0][0]) == 1
@@ -89,7 +89,7 @@ def test_a_crash_between_a_part_and_what_it_was_made_of_counts_nothing_twice(sto
 
 @given(cut=st.integers(0, 2000), flip=st.integers(0, 1999))
 def test_a_part_that_is_cut_or_damaged_gives_the_frames_before_it(cut: int, flip: int) -> None:
-    frames = [Frame(0, rank, STEPS, steps(range(2))) for rank in range(8)]
+    frames = [PartFrame(0, rank, STEPS, steps(range(2))) for rank in range(8)]
     data = bytearray(store.encode(frames))
     size = len(data) // len(frames)
     assert list(store.decode(bytes(data[:cut]))) == frames[: cut // size]
@@ -102,8 +102,8 @@ def test_a_part_that_is_cut_or_damaged_gives_the_frames_before_it(cut: int, flip
 def written_part(storage: LocalStorage) -> bytes:
     written = TelemetryStore(storage, 1)
     for rank in range(3):
-        written.add(Frame(0, rank, STEPS, steps(range(5))))
-    written.add(Frame(0, 0, FACTS, b'{"host": "a"}'))
+        written.add(PartFrame(0, rank, STEPS, steps(range(5))))
+    written.add(PartFrame(0, 0, FACTS, b'{"host": "a"}'))
     written.close()
     return storage.get("telemetry/0001-000000-0.frames")
 
@@ -124,7 +124,7 @@ def test_a_part_that_is_cut_between_two_frames_or_extended_is_found(
     storage: LocalStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = written_part(storage)
-    first = len(store.encode([Frame(0, 0, STEPS, steps(range(5)))]))
+    first = len(store.encode([PartFrame(0, 0, STEPS, steps(range(5)))]))
     path = storage.local_path("telemetry/0001-000000-0.frames")
     for damaged in (data[:first], b"", data + b"x", data + data):
         caplog.clear()
@@ -133,7 +133,7 @@ def test_a_part_that_is_cut_between_two_frames_or_extended_is_found(
         assert "telemetry/0001-000000-0.frames" in caplog.text
 
 
-def of_an_earlier_version(frames: list[Frame]) -> bytes:
+def of_an_earlier_version(frames: list[PartFrame]) -> bytes:
     return b"".join(
         struct.pack("<IIIIQ", len(f.data), f.attempt, f.rank, f.kind, xxhash.xxh3_64_intdigest(f.data))
         + f.data
@@ -144,7 +144,7 @@ def of_an_earlier_version(frames: list[Frame]) -> bytes:
 def test_parts_of_an_earlier_version_are_read_without_a_word(
     storage: LocalStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    frames = [Frame(0, rank, STEPS, steps(range(5))) for rank in range(2)]
+    frames = [PartFrame(0, rank, STEPS, steps(range(5))) for rank in range(2)]
     storage.put("telemetry/0001-000000-0.frames", of_an_earlier_version(frames))
     assert sorted(store.read(storage).steps[0]) == [0, 1]
     assert caplog.text == ""
@@ -153,7 +153,11 @@ def test_parts_of_an_earlier_version_are_read_without_a_word(
 def test_text_and_records_of_another_form_are_damage(
     storage: LocalStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for frame in (Frame(0, 0, FACTS, b"[1]"), Frame(0, 0, STEPS, b"xyz"), Frame(0, 0, FACTS, b"\xff")):
+    for frame in (
+        PartFrame(0, 0, FACTS, b"[1]"),
+        PartFrame(0, 0, STEPS, b"xyz"),
+        PartFrame(0, 0, FACTS, b"\xff"),
+    ):
         caplog.clear()
         storage.put("telemetry/0001.open", store.encode([frame]))
         assert store.read(storage).steps == {}
@@ -163,11 +167,11 @@ def test_text_and_records_of_another_form_are_damage(
 def test_a_damaged_part_that_grew_is_left_where_it_is(
     storage: LocalStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = bytearray(store.encode([Frame(0, rank, STEPS, steps(range(2))) for rank in range(3)]))
+    data = bytearray(store.encode([PartFrame(0, rank, STEPS, steps(range(2))) for rank in range(3)]))
     data[len(data) // 2] ^= 1
     storage.put("telemetry/0001.open", bytes(data))
     after = TelemetryStore(storage, 2)
-    after.add(Frame(1, 0, STEPS, steps(range(2))))
+    after.add(PartFrame(1, 0, STEPS, steps(range(2))))
     after.close()
     assert storage.get("telemetry/0001.open") == data
     assert "telemetry/0001.open" in caplog.text
@@ -178,7 +182,7 @@ def test_thinning_keeps_the_fastest_the_median_and_the_slowest_step_of_each_grou
     times[5], times[7], times[20] = 0.5, 0.001, 0.3
     other = [0.002] * 24
     frames = store.thinned(
-        [Frame(0, 0, STEPS, steps(range(24), times)), Frame(0, 1, STEPS, steps(range(24), other))]
+        [PartFrame(0, 0, STEPS, steps(range(24), times)), PartFrame(0, 1, STEPS, steps(range(24), other))]
     )
     kept = [np.frombuffer(frame.data, np.dtype(list(phases.FIELDS)))["step"].tolist() for frame in frames]
     assert kept[0] == kept[1], "ranks can still be compared"
@@ -195,7 +199,7 @@ def test_a_long_run_stays_within_its_budget_and_keeps_its_whole_course(
     budget, part = 600_000, 100_000
     written = TelemetryStore(storage, 1, budget=budget, part=part)
     frames = [
-        Frame(0, rank, STEPS, steps(range(at, at + 30))) for at in range(0, 12_000, 30) for rank in (0, 1)
+        PartFrame(0, rank, STEPS, steps(range(at, at + 30))) for at in range(0, 12_000, 30) for rank in (0, 1)
     ]
     for frame in frames:  # as the writer's thread does it, part by part
         written._save([frame], closing=False)
@@ -226,7 +230,7 @@ def test_a_part_that_cannot_be_read_whole_is_not_thinned(
     written = TelemetryStore(storage, 1, budget=60_000, part=20_000)
     before = b""
     for at in range(0, 3000, 30):
-        written._save([Frame(0, 0, STEPS, steps(range(at, at + 30)))], closing=False)
+        written._save([PartFrame(0, 0, STEPS, steps(range(at, at + 30)))], closing=False)
         if not before and path.exists():
             before = path.read_bytes()
             if fault == "damaged":
@@ -247,13 +251,13 @@ def test_a_full_disk_loses_frames_and_says_so_but_not_what_was_there(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     written = TelemetryStore(storage, 1)
-    written._save([Frame(0, 0, STEPS, steps(range(4)))], closing=False)
+    written._save([PartFrame(0, 0, STEPS, steps(range(4)))], closing=False)
 
     def full(data: bytes) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(written._open, "append", full)
-    written.add(Frame(0, 0, STEPS, steps(range(4, 8))))
+    written.add(PartFrame(0, 0, STEPS, steps(range(4, 8))))
     written.close()
     assert written.dropped == 1
     written.close()
@@ -268,7 +272,7 @@ def test_a_backlog_is_bounded_by_dropping_the_oldest(
     monkeypatch.setattr(store, "_WRITE_EVERY", 60.0)
     written = TelemetryStore(storage, 1)
     for number in range(6):
-        written.add(Frame(0, 0, STEPS, steps([number])))
+        written.add(PartFrame(0, 0, STEPS, steps([number])))
     written.close()
     assert written.dropped == 3
     assert store.read(storage).steps[0][0]["step"].tolist() == [3, 4, 5]
@@ -276,5 +280,5 @@ def test_a_backlog_is_bounded_by_dropping_the_oldest(
 
 def test_a_run_that_recorded_nothing_reads_as_nothing(storage: LocalStorage) -> None:
     TelemetryStore(storage, 1).close()
-    assert store.read(storage) == store.Telemetry({}, {}, {}, 0)
+    assert store.read(storage) == store.RecordedTelemetry({}, {}, {}, 0)
     assert storage.list("telemetry") == []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from powertrain.trace.machine.devices import peak_flops
-from powertrain.trace.stacks.whereabouts import Whereabouts, in_words
+from powertrain.trace.stacks.whereabouts import PlaceCounts, in_words
 from powertrain.wire.values import Frame, Where
 
 
 def test_the_place_most_often_seen_in_a_phase_is_told_when_it_changes() -> None:
-    places = Whereabouts()
+    places = PlaceCounts()
     assert places.news() == {}
     places.note("outside", "train.py:3 in a", 1)
     places.note("input", "train.py:9 in b", 2)
@@ -22,7 +22,7 @@ def test_the_place_most_often_seen_in_a_phase_is_told_when_it_changes() -> None:
 
 
 def test_what_is_seen_before_the_first_step_and_after_the_last_does_not_count() -> None:
-    places = Whereabouts()
+    places = PlaceCounts()
     for _ in range(9):
         places.note("outside", "train.py:1 in load_the_model", 0)
     places.note("outside", "train.py:5 in log", 1)
@@ -33,7 +33,7 @@ def test_what_is_seen_before_the_first_step_and_after_the_last_does_not_count() 
 
 
 def test_places_seen_once_do_not_pile_up() -> None:
-    places = Whereabouts()
+    places = PlaceCounts()
     for step in range(5):
         places.note("outside", "train.py:1 in often", step + 1)
     for number in range(10_000):
@@ -43,7 +43,7 @@ def test_places_seen_once_do_not_pile_up() -> None:
 
 
 def test_a_look_finds_the_line_that_runs_now() -> None:
-    places = Whereabouts()
+    places = PlaceCounts()
     places.look("inside", 1)
     places.look("outside", 2)
     assert "test_whereabouts.py" in places.news()["inside"]

@@ -23,7 +23,7 @@ from powertrain.wire import frames as wire_frames
 from powertrain.wire import limits
 from powertrain.wire.envelope import Envelope, FromController, FromWorker
 from powertrain.wire.frames import Gathering
-from powertrain.wire.from_controller import Refused, Train
+from powertrain.wire.from_controller import MessageRefused, Train
 from powertrain.wire.from_node import ProcessEnded
 from powertrain.wire.from_worker import Arrived, Beat, Carried, Executed, Hello, Noted, Outcome, Telemetry
 from powertrain.wire.keys import Door, KeyPair, Received
@@ -213,10 +213,10 @@ def test_who_refuses_is_told_the_key_and_can_still_answer(directory: str) -> Non
         door = ear.hub.admit(speaks_as=(1, 0))
         with RawClient(door) as client:
             client.socket.send(OUT_OF_RANGE["a number that is none"])
-            ear.hub.send(door.keys.public, Refused(reason="why"))
+            ear.hub.send(door.keys.public, MessageRefused(reason="why"))
             assert client.socket.poll(int(PATIENCE * 1000))
             command = msgspec.msgpack.decode(client.socket.recv()[HEADER:], type=FromController)
-        assert command == Refused(reason="why")
+        assert command == MessageRefused(reason="why")
         assert [key for key, _ in refused] == [door.keys.public]
         assert "Expected `int`, got `bool` - at `$.row`" in refused[0][1]
         assert ear.rejected == []

@@ -15,7 +15,7 @@ from powertrain.wire import frames as wire_frames
 from powertrain.wire import limits
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.frames import Gathering, TooLarge
-from powertrain.wire.from_controller import Execute, Opened, Settled, Train
+from powertrain.wire.from_controller import CheckpointSettled, Execute, Opened, Train
 from powertrain.wire.from_worker import Arrived, Executed, Noted, Outcome, Telemetry, Validated
 from powertrain.wire.values import Point
 
@@ -248,13 +248,13 @@ def test_what_rank_zero_could_bring_can_be_passed_on(ear: Ear) -> None:
 
 def test_words_that_msgpack_cannot_hold_are_made_plain_in_commands_too(ear: Ear) -> None:
     door = ear.hub.admit()
-    ear.hub.send(door.keys.public, Settled(row=1, error="no such file: \udcff"))
+    ear.hub.send(door.keys.public, CheckpointSettled(row=1, error="no such file: \udcff"))
     link = connect(door, 0, 0)
     link.send(note("here"), 0, 0)
     got: list[FromController] = []
     while not got:
         got += link.poll(1.0)[0]
-    assert got == [Settled(row=1, error="no such file: \\udcff")]
+    assert got == [CheckpointSettled(row=1, error="no such file: \\udcff")]
 
 
 # --------------------------------------------------------------------------- too large at the receiver

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from powertrain.trace.stacks import stacks
 from powertrain.wire.envelope import FromController
-from powertrain.wire.from_controller import Inspect, Opened, Reported, RowClosed, Settled
+from powertrain.wire.from_controller import CheckpointSettled, Inspect, Opened, Reported, RowClosed
 from powertrain.wire.from_worker import Arrived, Beat, Stacks
 from powertrain.wire.hub import Hub
 from powertrain.wire.keys import Received
@@ -106,7 +106,7 @@ def test_every_counter_that_grows_is_progress(count: str) -> None:
         (lambda service: service.wait_for_row(7), RowClosed(row=7), "row 7"),
         (
             lambda service: service.wait_settled(7),
-            Settled(row=7, path="c"),
+            CheckpointSettled(row=7, path="c"),
             "commit of row 7",
         ),
         (

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 from powertrain.wire.from_controller import Goto, Preemption
-from powertrain.worker.progress import Boundaries, Crossing, Gate, Progress, StopRun
+from powertrain.worker.progress import Boundaries, BoundaryCrossing, Gate, Progress, StopRun
 
 PATIENCE = 30.0
-GO = Crossing()
+GO = BoundaryCrossing()
 
 
 def goto(hold: int, boundary: int, reason: str = "", action: str = "stop") -> Goto:
@@ -104,7 +104,7 @@ def test_a_rank_behind_runs_on_to_the_agreed_boundary_and_acts_there_with_the_re
     gate.cross()
     assert gate.arm(1) == 1
     gate.go_to(goto(1, 4, "loss is low enough"))
-    assert [gate.cross() for _ in range(3)] == [GO, GO, Crossing("stop", "loss is low enough")]
+    assert [gate.cross() for _ in range(3)] == [GO, GO, BoundaryCrossing("stop", "loss is low enough")]
     assert gate.cross() == GO
 
 
@@ -114,13 +114,13 @@ def test_an_answer_to_an_older_hold_is_not_heeded() -> None:
     gate.arm(2)
     gate.go_to(goto(1, 1, "too old"))
     gate.go_to(goto(2, 2, "current"))
-    assert [gate.cross(), gate.cross()] == [GO, Crossing("stop", "current")]
+    assert [gate.cross(), gate.cross()] == [GO, BoundaryCrossing("stop", "current")]
 
 
 def test_a_rank_held_at_a_boundary_is_let_go_when_the_run_ends() -> None:
     gate = Gate()
     gate.arm(1)
-    action: list[Crossing] = []
+    action: list[BoundaryCrossing] = []
     thread = threading.Thread(target=lambda: action.append(gate.cross()))
     thread.start()
     gate.open()

@@ -20,7 +20,7 @@ from powertrain.wire.from_controller import Hold, Train
 from powertrain.wire.from_worker import AskCheckpoints, Beat, Held, Noted, Outcome, Reached, Telemetry
 from powertrain.wire.hub import Hub
 from powertrain.wire.keys import Received
-from powertrain.wire.values import Part, Point
+from powertrain.wire.values import CheckpointPart, Point
 from powertrain.worker import tracing as tracing_module
 from powertrain.worker.progress import Gate, Progress
 from powertrain.worker.service import service as service_module
@@ -114,7 +114,7 @@ def test_ranks_are_spread_over_the_time_between_two_beats(ranks: int) -> None:
 
 def test_only_reports_that_nobody_waits_for_gather() -> None:
     plain = Point(row=1, at=0.0, metrics={})
-    part = Part(checkpoint="", files=[])
+    part = CheckpointPart(checkpoint="", files=[])
     assert can_gather(plain)
     assert can_gather(Point(row=0, at=0.0, metrics={}, solo=True))
     for pressing in (
@@ -255,7 +255,7 @@ NEVER = 1e6
     "last",
     [
         Point(row=3, at=0.0, metrics={}, barrier=True),
-        Point(row=3, at=0.0, metrics={}, part=Part(checkpoint="", files=[])),
+        Point(row=3, at=0.0, metrics={}, part=CheckpointPart(checkpoint="", files=[])),
         Outcome(status="returned"),
         AskCheckpoints(ask=1, row=2),
     ],

@@ -16,7 +16,7 @@ from powertrain.wire.hub import Hub
 from powertrain.wire.keys import Door, KeyPair, Received
 from powertrain.wire.link import Link
 from powertrain.wire.values import Point
-from powertrain.worker.progress import Crossing, Gate, Progress
+from powertrain.worker.progress import BoundaryCrossing, Gate, Progress
 from powertrain.worker.service import service as service_module
 from powertrain.worker.service import spill as service_spill
 from powertrain.worker.service.service import Service
@@ -188,7 +188,7 @@ def test_a_hold_is_answered_with_the_boundaries_passed_and_acted_on(
     controller.wait_until(lambda: bool(controller.messages(Held)))
     assert controller.messages(Held) == [Held(hold=4, boundary=2)]
     controller.send(Goto(hold=4, boundary=4, action="stop", reason="enough"))
-    assert [gate.cross().action, gate.cross()] == ["go", Crossing("stop", "enough")]
+    assert [gate.cross().action, gate.cross()] == ["go", BoundaryCrossing("stop", "enough")]
 
 
 def test_an_envelope_tells_the_boundaries_passed(

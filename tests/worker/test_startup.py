@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from powertrain.wire.from_worker import FirstStep
 from powertrain.worker.progress import Progress
-from powertrain.worker.startup import Startup, most_loaded
+from powertrain.worker.startup import StartupStamps, most_loaded
 
 
 class Noted:
@@ -20,7 +20,7 @@ class Noted:
         self.now = 10.0
         self.told: list[FirstStep] = []
         self.progress = Progress()
-        self.progress.startup = Startup(lambda: self.now)
+        self.progress.startup = StartupStamps(lambda: self.now)
         self.startup = self.progress.startup
         self.startup.begin(self.told.append)
 

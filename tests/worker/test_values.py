@@ -257,7 +257,7 @@ def test_everything_like_json_travels_unchanged(metrics: dict[str, Any]) -> None
     assert repr(msgspec.msgpack.decode(msgspec.msgpack.encode(plain))) == repr(plain) == repr(metrics)
 
 
-class _OnItsWay(values.Pending):
+class _OnItsWay(values.PendingValues):
     """A pending number without a GPU."""
 
     __slots__ = ("waited",)

@@ -52,7 +52,7 @@ class ActorSpec(NamedTuple):
     max_concurrency: int | None
 
 
-class Call(NamedTuple):
+class MethodCall(NamedTuple):
     """A method call of a client. A method "" asks the process to end after the calls before it."""
 
     number: int
@@ -64,7 +64,7 @@ class Call(NamedTuple):
 def run(payload: bytes) -> int:
     """Serve the actor in this process until its owner ends it."""
     spec = ActorSpec(*pickle.loads(payload))
-    calls: queue.SimpleQueue[tuple[_Peer, Call]] = queue.SimpleQueue()
+    calls: queue.SimpleQueue[tuple[_Peer, MethodCall]] = queue.SimpleQueue()
     with Listener(spec.address, "AF_UNIX", backlog=_BACKLOG, authkey=spec.key) as listener:
         threading.Thread(target=_accept, args=(listener, calls), daemon=True).start()
         with socket.socket(socket.AF_UNIX) as owner:
@@ -88,7 +88,7 @@ class _Peer:
         """Give its calls until it is gone."""
         with contextlib.suppress(EOFError, OSError):
             while True:
-                yield Call(*pickle.loads(self._connection.recv_bytes()))
+                yield MethodCall(*pickle.loads(self._connection.recv_bytes()))
 
     def answer(self, number: int, result: bytes) -> None:
         with self._lock, contextlib.suppress(OSError):  # the client has exited
@@ -108,7 +108,7 @@ class _OneAfterTheOther:
     def __exit__(self, *_: object) -> None:
         """Wait for calls that are under way."""
 
-    def take(self, peer: _Peer, call: Call) -> None:
+    def take(self, peer: _Peer, call: MethodCall) -> None:
         peer.answer(call.number, self._problem or _called(self._actor, call))
 
 
@@ -122,7 +122,7 @@ class _InThreads(_OneAfterTheOther):
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
 
-    def take(self, peer: _Peer, call: Call) -> None:
+    def take(self, peer: _Peer, call: MethodCall) -> None:
         self._threads.submit(super().take, peer, call)
 
 
@@ -139,7 +139,7 @@ class _InALoop(_OneAfterTheOther):
     def __exit__(self, *_: object) -> None:
         self._run(self._all_made())
 
-    def take(self, peer: _Peer, call: Call) -> None:
+    def take(self, peer: _Peer, call: MethodCall) -> None:
         self._loop.call_soon_threadsafe(self._begin, peer, call)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -148,12 +148,12 @@ class _InALoop(_OneAfterTheOther):
     async def _made(self, make: Callable[[], Any]) -> tuple[Any, bytes]:
         return _made(make)
 
-    def _begin(self, peer: _Peer, call: Call) -> None:
+    def _begin(self, peer: _Peer, call: MethodCall) -> None:
         task = self._loop.create_task(self._make_call(peer, call))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
-    async def _make_call(self, peer: _Peer, call: Call) -> None:
+    async def _make_call(self, peer: _Peer, call: MethodCall) -> None:
         async with self._room:
             peer.answer(call.number, self._problem or await _awaited(self._actor, call))
 
@@ -180,7 +180,7 @@ def _has_coroutines(kind: type) -> bool:
     return any(inspect.iscoroutinefunction(getattr(one, "__func__", one)) for one in found)
 
 
-def _accept(listener: Listener, calls: queue.SimpleQueue[tuple[_Peer, Call]]) -> None:
+def _accept(listener: Listener, calls: queue.SimpleQueue[tuple[_Peer, MethodCall]]) -> None:
     while True:
         try:
             peer = _Peer(listener.accept())
@@ -191,7 +191,7 @@ def _accept(listener: Listener, calls: queue.SimpleQueue[tuple[_Peer, Call]]) ->
         threading.Thread(target=_read, args=(peer, calls), daemon=True).start()
 
 
-def _read(peer: _Peer, calls: queue.SimpleQueue[tuple[_Peer, Call]]) -> None:
+def _read(peer: _Peer, calls: queue.SimpleQueue[tuple[_Peer, MethodCall]]) -> None:
     for call in peer.calls():
         calls.put((peer, call))
 
@@ -204,7 +204,7 @@ def _made(make: Callable[[], Any]) -> tuple[Any, bytes]:
         return None, failed(error)
 
 
-def _called(actor: Any, call: Call) -> bytes:
+def _called(actor: Any, call: MethodCall) -> bytes:
     """Return ``(True, value)`` or ``(False, Failure)``, pickled."""
     try:
         value = _value_of(actor, call)
@@ -215,7 +215,7 @@ def _called(actor: Any, call: Call) -> bytes:
         return failed(error)
 
 
-async def _awaited(actor: Any, call: Call) -> bytes:
+async def _awaited(actor: Any, call: MethodCall) -> bytes:
     """The same in an event loop."""
     try:
         value = _value_of(actor, call)
@@ -224,7 +224,7 @@ async def _awaited(actor: Any, call: Call) -> bytes:
         return failed(error)
 
 
-def _value_of(actor: Any, call: Call) -> Any:
+def _value_of(actor: Any, call: MethodCall) -> Any:
     args, kwargs = pickle.loads(call.arguments)
     return getattr(actor, call.method)(*args, **kwargs)
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import cloudpickle
 
-from powertrain.calls.actor_process import ENTRY, ActorSpec, Call
+from powertrain.calls.actor_process import ENTRY, ActorSpec, MethodCall
 from powertrain.calls.options import Meaning, check_method
 from powertrain.calls.references import Reference, with_values
 from powertrain.engine import base
@@ -120,7 +120,7 @@ class ActorClient:
                 return reference
             self._number += 1
             self._pending[self._number] = reference
-            self._send(pickle.dumps(tuple(Call(self._number, method, arguments))))
+            self._send(pickle.dumps(tuple(MethodCall(self._number, method, arguments))))
         return reference
 
     def _send(self, data: bytes) -> None:
@@ -281,7 +281,7 @@ class ActorOwner(ActorClient):
         with working(), self._lock:
             is_there = self._connection is not None or self._slot is not None
             if is_there and not self._problem:
-                self._send(pickle.dumps(tuple(Call(0, "", b""))))
+                self._send(pickle.dumps(tuple(MethodCall(0, "", b""))))
         if is_there:
             self._exited.wait(_LEAVE_TIMEOUT_S)
         with working():

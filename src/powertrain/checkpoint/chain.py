@@ -42,7 +42,7 @@ _UNREADABLE = 0
 _LARGEST_LEASE = (1 << 63) - 1
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class ChainLink(msgspec.Struct, frozen=True, kw_only=True):
     """One link: which lease claimed it and for which checkpoint; "" when the lease took the run over."""
 
     lease: int
@@ -93,7 +93,7 @@ class Chain:
                     return cls(storage, lease, head, token)
                 else:
                     _void(storage, last.checkpoint, lease)
-            if _claim(storage, head + 1, Link(lease=lease, checkpoint="", token=token)):
+            if _claim(storage, head + 1, ChainLink(lease=lease, checkpoint="", token=token)):
                 if last is not None and last.lease == _UNREADABLE:
                     # It may have been in the middle of being written. If so it was whole before its writer could
                     # have missed our link, and so it is whole now.
@@ -135,7 +135,7 @@ class Chain:
 
     def _claim_for(self, checkpoint: str, parent: str) -> None:
         """Claim the next link. One that lies there and is nobody else's is a claim of ours whose answer was lost."""
-        link = Link(lease=self.lease, checkpoint=checkpoint, parent=parent, token=self.token)
+        link = ChainLink(lease=self.lease, checkpoint=checkpoint, parent=parent, token=self.token)
         while not _claim(self._storage, self.head + 1, link):
             taken = _read_taken(self._storage, self.head + 1)
             if taken.lease > self.lease:
@@ -160,7 +160,7 @@ class Chain:
         try:
             last = _read(self._storage, self.head)
         except FileNotFoundError:
-            last = Link(lease=self.lease, checkpoint="", token="removed")
+            last = ChainLink(lease=self.lease, checkpoint="", token="removed")
         if _is_foreign(last, self.lease, self.token):
             refuse_if_removed(self._storage, self.lease, self.token)
 
@@ -255,7 +255,7 @@ def _number(key: str) -> int:
     return number if number <= _LARGEST else 0
 
 
-def _claim(storage: Storage, number: int, link: Link) -> bool:
+def _claim(storage: Storage, number: int, link: ChainLink) -> bool:
     if number > _LARGEST:
         raise CheckpointError(
             f"{_key(number - 1)!r} in {without_secrets(storage.uri)!r} has a number that no run reaches, so it was not "
@@ -266,25 +266,25 @@ def _claim(storage: Storage, number: int, link: Link) -> bool:
     return storage.put_if_absent(_key(number), msgspec.json.encode({**data, "check": _hash_of(link)}))
 
 
-def _hash_of(link: Link) -> str:
+def _hash_of(link: ChainLink) -> str:
     fields = (link.lease, link.checkpoint, link.parent, link.token)
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(fields))
 
 
-def _read(storage: Storage, number: int) -> Link:
+def _read(storage: Storage, number: int) -> ChainLink:
     """A link; one of the lease :data:`_UNREADABLE` where its content is damaged."""
     try:
-        link = msgspec.json.decode(storage.get(_key(number), limit=RECORD_BYTES_LIMIT), type=Link)
+        link = msgspec.json.decode(storage.get(_key(number), limit=RECORD_BYTES_LIMIT), type=ChainLink)
         if link.check in ("", _hash_of(link)) and 0 <= link.lease <= _LARGEST_LEASE:
             _check_name(link.checkpoint)
             return link
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, CheckpointError):
         # On a file system without hard links a link appears before its content, and a crash can cut it short.
         pass
-    return Link(lease=_UNREADABLE, checkpoint="")
+    return ChainLink(lease=_UNREADABLE, checkpoint="")
 
 
-def _read_taken(storage: Storage, number: int) -> Link:
+def _read_taken(storage: Storage, number: int) -> ChainLink:
     """The link of a number that could not be claimed; raises :class:`CheckpointError` for one that is no link."""
     try:
         return _read(storage, number)
@@ -300,7 +300,7 @@ def _check_name(checkpoint: str) -> None:
         mf.check_file_name(checkpoint, "The commit link")
 
 
-def _is_foreign(link: Link, lease: int, token: str) -> bool:
+def _is_foreign(link: ChainLink, lease: int, token: str) -> bool:
     """True for a link of the same lease number that another controller has claimed."""
     return link.lease == lease and bool(link.token) and bool(token) and link.token != token
 

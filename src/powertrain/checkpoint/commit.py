@@ -29,7 +29,7 @@ from powertrain.errors import CheckpointError
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.local import LocalStorage
-from powertrain.wire.values import Part
+from powertrain.wire.values import CheckpointPart
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Merged:
         return not (self.files or self.metadata or self.elsewhere)
 
 
-def merge(parts: Mapping[int, Part]) -> Merged:
+def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
     """What the parts add up to: of anything that ranks brought twice the lowest rank's counts. Pure."""
     merged = Merged(errors={rank: part.error for rank, part in sorted(parts.items()) if part.error})
     chosen = _Chosen(merged.clashes)

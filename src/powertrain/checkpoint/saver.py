@@ -33,7 +33,7 @@ from powertrain.storage import boundaries
 from powertrain.storage.files.private_roots import make_private, root_above
 from powertrain.storage.local import copy_file
 from powertrain.wire import frames
-from powertrain.wire.values import FilePart, Part, Point
+from powertrain.wire.values import CheckpointPart, FilePart, Point
 
 _FILES, _SEAL = "files", "part.json"
 #: What a full disk answers.
@@ -87,7 +87,7 @@ class Staging:
         self._make_own()
         return CheckpointDirectory(tempfile.mkdtemp(prefix="open-", dir=self._own))
 
-    def stage(self, row: int, directory: str, *, take: bool = False) -> Part:
+    def stage(self, row: int, directory: str, *, take: bool = False) -> CheckpointPart:
         """Make the content of ``directory`` the share of ``row``; afterwards the caller may change or delete it.
 
         With ``take`` it is moved rather than copied where that is possible, and is gone afterwards: :func:`give_back`
@@ -109,7 +109,7 @@ class Staging:
             staged = self._bring_in(row, directory, files, empty, take)
         with self._changed:
             self._outstanding[row] = size
-        return Part(checkpoint="", files=parts, metadata=metadata, staged=str(staged))
+        return CheckpointPart(checkpoint="", files=parts, metadata=metadata, staged=str(staged))
 
     def seal(self, point: Point) -> None:
         """Say that the share of this report is whole. Until then it does not count."""

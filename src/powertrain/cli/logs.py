@@ -17,7 +17,7 @@ from powertrain.cli.common.log_files import LogFile, LogFiles, Readings
 from powertrain.cli.common.log_lines import for_terminal
 from powertrain.cli.common.output import print_line
 from powertrain.cli.common.ranks import parse_ranks
-from powertrain.cli.common.watching import Watch
+from powertrain.cli.common.watching import RunWatch
 from powertrain.engine.registry import recorded_traits
 from powertrain.errors import StorageError
 from powertrain.terminal.text import rank_list
@@ -81,7 +81,7 @@ class _View:
         self, found: FoundRun, files: LogFiles, ranks: Sequence[int], pattern: re.Pattern[str] | None
     ) -> None:
         self._found, self._files, self._ranks = found, files, ranks
-        self._watch = Watch(found)
+        self._watch = RunWatch(found)
         self._readings = Readings(files, self._show, pattern)
         self._stream = typer.get_binary_stream("stdout")
         self._at_terminal = sys.stdout.isatty()

@@ -19,7 +19,7 @@ def resize(
     storage: arguments.Storage = "",
 ) -> None:
     """Change the number of workers of an elastic run, at its next checkpoint."""
-    answer = ask(find_run(run, storage), protocol.Resize(workers=workers))
+    answer = ask(find_run(run, storage), protocol.ResizeRequest(workers=workers))
     print_message(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)

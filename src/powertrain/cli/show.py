@@ -16,7 +16,7 @@ from powertrain.cli.common.asking import how_it_stands
 from powertrain.cli.common.finding import find_run_or_sweep
 from powertrain.cli.common.output import print_json, print_lines
 from powertrain.cli.common.summaries import RunSummary, ago, summarize
-from powertrain.cli.common.watching import Watch
+from powertrain.cli.common.watching import RunWatch
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
@@ -48,7 +48,7 @@ def show(
         show_sweep(found, as_json=json)
         return
     name, place, uri = found.name, found.place, without_secrets(found.place.uri)
-    events = Watch(found).look()
+    events = RunWatch(found).look()
     if not events:
         raise StorageError(f"Nothing is known of the run at {uri}: it has no journal.")
     last = reading.last_of_rank(place, journal.replay(events), 0) or {}

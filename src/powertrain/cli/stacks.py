@@ -16,7 +16,7 @@ from powertrain.cli.common.finding import FoundRun, find_run
 from powertrain.cli.common.output import print_json, print_line, print_lines, print_message, print_text
 from powertrain.cli.common.ranks import parse_ranks
 from powertrain.cli.common.summaries import ago
-from powertrain.cli.common.watching import Watch
+from powertrain.cli.common.watching import RunWatch
 from powertrain.run.health.hang_report import where_in_words
 from powertrain.run.remote import protocol
 from powertrain.storage import Storage
@@ -106,7 +106,7 @@ def _as_json(
 
 def _print_kept(found: FoundRun, *, json: bool) -> None:
     """Of a run that cannot be asked: the newest stacks that were kept when it hung, of all ranks that answered then."""
-    watch = Watch(found)
+    watch = RunWatch(found)
     watch.look()
     print_line(watch.ending() if watch.is_over else out_of_reach(found), err=True)
     newest = _newest_kept(found.place)

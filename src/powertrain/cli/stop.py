@@ -15,7 +15,7 @@ from powertrain.cli.common import arguments
 from powertrain.cli.common.asking import ask, out_of_reach
 from powertrain.cli.common.finding import FoundRun, find_run_or_sweep
 from powertrain.cli.common.output import print_line, print_message, print_status
-from powertrain.cli.common.watching import Watch
+from powertrain.cli.common.watching import RunWatch
 from powertrain.run import events as ev
 from powertrain.run.remote import protocol
 from powertrain.terminal.text import clock
@@ -54,7 +54,7 @@ def stop(
     if found.live is None:
         print_line(watch.ending() if watch.is_over else out_of_reach(found), err=True)
         raise typer.Exit(1)
-    answer = ask(found, protocol.Stop(by=_asker(), now=now, within=timeout))
+    answer = ask(found, protocol.StopRequest(by=_asker(), now=now, within=timeout))
     print_message(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)
@@ -62,9 +62,9 @@ def stop(
         _wait(watch, found)
 
 
-def _watch_of(found: FoundRun) -> Watch | SweepWatch:
+def _watch_of(found: FoundRun) -> RunWatch | SweepWatch:
     if not found.is_sweep:
-        return Watch(found)
+        return RunWatch(found)
     from powertrain.cli.common.sweeps import SweepWatch
 
     return SweepWatch(found)
@@ -78,7 +78,7 @@ def _asker() -> str:
     return f"{user}@{socket.gethostname()} pid {os.getpid()}"
 
 
-def _wait(watch: Watch | SweepWatch, found: FoundRun) -> None:
+def _wait(watch: RunWatch | SweepWatch, found: FoundRun) -> None:
     """Wait for the end of the run or sweep, and say what comes of it; Ctrl-C leaves it to itself."""
     began, word_at = time.monotonic(), _WORD_EVERY
     shows_time = sys.stderr.isatty()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from powertrain.data.arguments import one_of
-from powertrain.data.loading.loader import Cut, Loader, Ready
+from powertrain.data.loading.loader import Cut, Loader, ReadyBatch
 from powertrain.data.rows.rows import Rows
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Seat(TypedDict):
     memory_bytes: int
 
 
-class _MadeTogether(list[Ready[T]]):
+class _MadeTogether(list[ReadyBatch[T]]):
     """Batches, and for how many seconds a thread was making them."""
 
     seconds: float

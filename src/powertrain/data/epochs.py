@@ -15,7 +15,7 @@ from powertrain.data.batch_arguments import LARGEST_BATCH, checked_tail, rows_of
 from powertrain.data.batching import UNWATCHED, T, TimedLoader
 from powertrain.data.loading.early_ends import EarlyEnds, is_look
 from powertrain.data.loading.epoch_batches import first_batch, open_epoch
-from powertrain.data.loading.loader import Cut, Loader, Ready, budgets_alone
+from powertrain.data.loading.loader import Cut, Loader, ReadyBatch, budgets_alone
 from powertrain.data.loading.own_skips import ResumedEpoch
 from powertrain.data.plan.changes import changed_message
 from powertrain.data.plan.order import after_epoch, steps_left
@@ -413,14 +413,14 @@ class EpochIterator(Generic[T]):
         self.position = self.start = start
         #: True once it was read to its end, or given up.
         self.over = False
-        self._waiting: list[Ready[T]] = []
+        self._waiting: list[ReadyBatch[T]] = []
         self._error: BaseException | None = None
         self.requested = 0
         #: Where it goes on after a restart, until its first batch is requested.
         self.resumed: ResumedEpoch | None = None
         #: Where the shard stood before: what it goes back to where this iteration does not count.
         self.before: Position | None = start
-        self._groups: Iterator[list[Ready[T]]]
+        self._groups: Iterator[list[ReadyBatch[T]]]
         self._groups, self._pipeline = open_epoch(loader, start, cut, reader.fills_batches)
 
     def __iter__(self) -> EpochIterator[T]:
@@ -476,7 +476,7 @@ class EpochIterator(Generic[T]):
         rows = sum(ready.rows for ready in came if ready.weight)
         return rows, None if self._seconds is None else self._seconds * len(came)
 
-    def _next_group(self) -> list[Ready[T]]:
+    def _next_group(self) -> list[ReadyBatch[T]]:
         """The batches that come next, the last one first; never none."""
         while True:
             with self._reader.waiting():

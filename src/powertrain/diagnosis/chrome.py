@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powertrain.diagnosis.tables.samples import Samples
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.trace.recording import phases
 
 #: Rows of a rank.
@@ -54,7 +54,7 @@ _PIECE = 1 << 20
 Event = dict[str, Any]
 
 
-def write(file: IO[bytes], steps: Iterable[Steps], samples: Mapping[int, Samples] | None = None) -> int:
+def write(file: IO[bytes], steps: Iterable[StepTable], samples: Mapping[int, Samples] | None = None) -> int:
     """Write the trace and return how many events it has.
 
     ``steps`` may come in parts, in the order of time: one is held in memory at a time.
@@ -73,13 +73,15 @@ def write(file: IO[bytes], steps: Iterable[Steps], samples: Mapping[int, Samples
     return count
 
 
-def parts(steps: Steps, size: int = _PART) -> Iterator[Steps]:
+def parts(steps: StepTable, size: int = _PART) -> Iterator[StepTable]:
     """The same steps in parts of ``size``, in order."""
     for start in range(0, len(steps), size):
         yield _rows(steps, slice(start, start + size))
 
 
-def newest(steps: Steps, samples: Mapping[int, Samples], count: int) -> tuple[Steps, dict[int, Samples]]:
+def newest(
+    steps: StepTable, samples: Mapping[int, Samples], count: int
+) -> tuple[StepTable, dict[int, Samples]]:
     """The last ``count`` steps, and of each rank's samples those since the first of these began."""
     kept = _rows(steps, slice(max(0, len(steps) - count), None))
     began = dict(zip(kept.ranks, kept.start[0].tolist(), strict=True)) if len(kept) else {}
@@ -90,13 +92,13 @@ def newest(steps: Steps, samples: Mapping[int, Samples], count: int) -> tuple[St
     }
 
 
-def _rows(steps: Steps, rows: slice) -> Steps:
+def _rows(steps: StepTable, rows: slice) -> StepTable:
     whole = {"ranks", "hosts"}
     cut = {f.name: getattr(steps, f.name)[rows] for f in fields(steps) if f.name not in whole}
     return replace(steps, **cut)
 
 
-def events(steps: Iterable[Steps], samples: Mapping[int, Samples] | None = None) -> Iterator[Event]:
+def events(steps: Iterable[StepTable], samples: Mapping[int, Samples] | None = None) -> Iterator[Event]:
     """The events of a trace, with times in microseconds since the first step."""
     rest = iter(steps)
     first = next(rest, None)
@@ -110,7 +112,7 @@ def events(steps: Iterable[Steps], samples: Mapping[int, Samples] | None = None)
         yield from _curves(samples[rank], began)
 
 
-def _beginning(steps: Steps | None, samples: Mapping[int, Samples]) -> float:
+def _beginning(steps: StepTable | None, samples: Mapping[int, Samples]) -> float:
     starts = steps.start.ravel() if steps is not None else np.zeros(0)
     times = [starts, *(looks.column("time") for looks in samples.values())]
     known = np.concatenate(times)
@@ -118,7 +120,7 @@ def _beginning(steps: Steps | None, samples: Mapping[int, Samples]) -> float:
     return float(known.min()) if len(known) else 0.0
 
 
-def _names(steps: Steps, named: set[tuple[int, int]]) -> Iterator[Event]:
+def _names(steps: StepTable, named: set[tuple[int, int]]) -> Iterator[Event]:
     """The names of ranks and their rows that come up with these steps; adds them to ``named``."""
     has_device = _on_device(steps).sum(axis=(0, 2)) > 0
     for column, (rank, host) in enumerate(zip(steps.ranks, steps.hosts, strict=True)):
@@ -132,18 +134,18 @@ def _names(steps: Steps, named: set[tuple[int, int]]) -> Iterator[Event]:
                 yield {"ph": "M", "pid": rank, "tid": row, "name": "thread_name", "args": {"name": row_name}}
 
 
-def _as_usual(steps: Steps) -> NDArray[np.bool_]:
+def _as_usual(steps: StepTable) -> NDArray[np.bool_]:
     """(steps, ranks): whether what is recorded of the device is not that step's own."""
     return (steps.flags & phases.AS_USUAL_ON_DEVICE).astype(bool)
 
 
-def _on_device(steps: Steps) -> Floats:
+def _on_device(steps: StepTable) -> Floats:
     """(steps, ranks, phases): what was measured there."""
     device = np.maximum(_numbers(steps.device), 0.0)
     return np.where(_as_usual(steps)[:, :, None], 0.0, device)
 
 
-def _step_events(steps: Steps, began: float) -> Iterator[Event]:
+def _step_events(steps: StepTable, began: float) -> Iterator[Event]:
     thread, device = np.maximum(_numbers(steps.phases), 0.0), _on_device(steps)
     as_usual = _as_usual(steps)
     memory = np.where(as_usual, 0.0, steps.memory)

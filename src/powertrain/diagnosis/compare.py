@@ -20,8 +20,8 @@ import numpy as np
 
 from powertrain.diagnosis import words
 from powertrain.diagnosis.tables import statistics
-from powertrain.diagnosis.tables.settled import Settled, settled
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.tables.settled import SettledSteps, settled
+from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.text.printable import escape_controls
 from powertrain.trace.recording import phases
 
@@ -127,7 +127,7 @@ _MEDIAN = _Measure("median", statistics.row_medians, _every, _CONFIDENCE)
 _MEAN = _Measure("mean", statistics.row_means, statistics.window_means, _SURE)
 
 
-def compare(a: Steps, b: Steps, tolerance: float = TOLERANCE) -> Comparison:
+def compare(a: StepTable, b: StepTable, tolerance: float = TOLERANCE) -> Comparison:
     """What ``b`` is against ``a``. Never raises, whatever the numbers are."""
     first, second = settled(a), settled(b)
     if min(len(first.numbers), len(second.numbers)) < LEAST_STEPS or min(first.step, second.step) <= 0:
@@ -172,18 +172,18 @@ def _decide(before: Floats, after: Floats, tolerance: float) -> tuple[_Measure, 
     return mean if mean[2] != SAME and mean[2] != median[2] else median
 
 
-def _unknown(first: Settled, second: Settled) -> Comparison:
+def _unknown(first: SettledSteps, second: SettledSteps) -> Comparison:
     counts = f"{len(first.numbers)} and {len(second.numbers)}"
     note = f"The runs have {counts} steps after start-up; comparing takes {LEAST_STEPS} of each."
     return Comparison(verdict=UNKNOWN, before=first.step, after=second.step, notes=(note,))
 
 
-def _batch(run: Settled) -> float:
+def _batch(run: SettledSteps) -> float:
     """Samples of all ranks in a usual step, 0 where that is not known."""
     return statistics.median(run.steps.samples[run.begins :].sum(axis=1))
 
 
-def _series(run: Settled, by: float) -> _Series:
+def _series(run: SettledSteps, by: float) -> _Series:
     return _Series(run.table.sum(axis=2).max(axis=1) / by, run.table.mean(axis=1) / by)
 
 
@@ -226,7 +226,9 @@ def _phase_changes(
     return tuple(sorted(changes, key=lambda change: -abs(change.after - change.before)))
 
 
-def _notes(first: Settled, second: Settled, by_sample: bool, sizes: tuple[float, float]) -> list[str]:
+def _notes(
+    first: SettledSteps, second: SettledSteps, by_sample: bool, sizes: tuple[float, float]
+) -> list[str]:
     notes = []
     ranks = len(first.steps.ranks), len(second.steps.ranks)
     if ranks[0] != ranks[1]:

@@ -13,7 +13,7 @@ from powertrain.diagnosis.report import diagnose
 from powertrain.diagnosis.summary import Report
 from powertrain.diagnosis.tables.samples import Samples, samples_of
 from powertrain.diagnosis.tables.settled import LEAST_STEPS
-from powertrain.diagnosis.tables.steps import Steps, aligned
+from powertrain.diagnosis.tables.steps import StepTable, aligned
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
 from powertrain.run.health.hang_report import rank_names
@@ -28,7 +28,7 @@ class Recorded:
     """One attempt of a run."""
 
     attempt: int
-    steps: Steps
+    steps: StepTable
     samples: dict[int, Samples]
     #: What ranks have told of themselves, by rank.
     facts: Mapping[int, Mapping[str, Any]]
@@ -85,7 +85,7 @@ def _hosts(storage: Storage) -> dict[int, dict[int, str]]:
     return {event.attempt: dict(enumerate(event.hosts)) for event in started}
 
 
-def _telling_attempt(tables: Mapping[int, Steps]) -> int:
+def _telling_attempt(tables: Mapping[int, StepTable]) -> int:
     enough = [number for number, steps in tables.items() if len(steps) >= LEAST_STEPS]
     return max(enough) if enough else max(tables, key=lambda number: (len(tables[number]), number))
 
@@ -95,7 +95,7 @@ def _first_of(facts: Mapping[int, Mapping[str, Any]], name: str, default: Any) -
     return next((facts[rank][name] for rank in sorted(facts) if facts[rank].get(name)), default)
 
 
-def _notes(attempt: int, recorded: list[int], steps: Steps, hosts: Mapping[int, str]) -> list[str]:
+def _notes(attempt: int, recorded: list[int], steps: StepTable, hosts: Mapping[int, str]) -> list[str]:
     notes = []
     if len(recorded) > 1:
         notes.append(

@@ -27,7 +27,7 @@ from powertrain.trace import store
 from powertrain.trace.recording import current, ring, standalone
 from powertrain.trace.recording.phases import REPORT
 from powertrain.trace.recording.recorder import Recorder
-from powertrain.trace.recording.standalone import Kept
+from powertrain.trace.recording.standalone import RecordedProcess
 from powertrain.worker import session as worker_session
 from powertrain.worker.session import Session
 
@@ -91,7 +91,7 @@ def flat(report: Report) -> dict[str, Any]:
     return {f"{_PREFIX}/{name}": value for name, value in values.items()}
 
 
-def say(kept: Kept) -> None:
+def say(kept: RecordedProcess) -> None:
     """Print the card of a script that is no run, if it has made enough steps for one."""
     report = _report_of(kept)
     if is_telling(report):
@@ -134,13 +134,13 @@ def _of_script(final: bool) -> Report:
     return _report_of(_in_ring(recorder, standalone.own_rank()))
 
 
-def _in_ring(recorder: Recorder, rank: int) -> Kept:
+def _in_ring(recorder: Recorder, rank: int) -> RecordedProcess:
     """The newest steps. They are not drained: that is for whoever keeps them."""
     _, steps = ring.read_ring(recorder._ring.buffer)
-    return Kept(rank, socket.gethostname(), steps, b"", {})
+    return RecordedProcess(rank, socket.gethostname(), steps, b"", {})
 
 
-def _report_of(kept: Kept, *notes: str) -> Report:
+def _report_of(kept: RecordedProcess, *notes: str) -> Report:
     hosts = {kept.rank: kept.host}
     return diagnose(
         aligned({kept.rank: np.frombuffer(kept.steps, RECORD)}, hosts),

@@ -211,7 +211,7 @@ def _make_ray_engine(request: TrainRequest, name: str, storage: Storage, directo
     from powertrain.engine.ray.engine import RayEngine
     from powertrain.engine.ray.node.files import LAUNCH, SCRIPT
     from powertrain.engine.ray.options import RayOptions
-    from powertrain.engine.ray.streams import Stream
+    from powertrain.engine.ray.streams import RankStream
 
     runtime, _, _, blocks = directories
     options = RayOptions(
@@ -225,7 +225,7 @@ def _make_ray_engine(request: TrainRequest, name: str, storage: Storage, directo
         trainer_resources=request.scaling.trainer_resources or {},
         preload=request.preload,
         streams=[
-            Stream(name, given, request.data.is_split(name))
+            RankStream(name, given, request.data.is_split(name))
             for name, given in request.streamed_datasets.items()
         ],
     )

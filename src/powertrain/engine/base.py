@@ -8,7 +8,7 @@ What an engine promises, and ``powertrain.testing.engine_contract`` checks:
 
 - ``request`` returns at once. Slots arrive as ``Granted`` events, in parts if the engine likes and the shape is no
   gang's; ``Waiting`` says what is missing. A request that can never be met raises
-  :class:`~powertrain.errors.ResourceError`; where that turns out later, ``Refused`` says so.
+  :class:`~powertrain.errors.ResourceError`; where that turns out later, ``ClaimRefused`` says so.
 - ``fork`` returns at once. For every fork there is exactly one ``Exited`` or one ``SlotLost``, and after
   it nothing of that process (its own children included) is running.
 - A slot outlives its processes: after ``Exited`` it can be forked on again. After ``SlotLost`` it cannot.
@@ -144,7 +144,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Refused:
+class ClaimRefused:
     """The claim will never be met; ``reason`` is a sentence that says why and what to do."""
 
     claim: str
@@ -215,7 +215,7 @@ class Remark:
     text: str
 
 
-EngineEvent = Union[Granted, Waiting, Refused, Started, Exited, SlotLost, Drain, Capacity, Remark]
+EngineEvent = Union[Granted, Waiting, ClaimRefused, Started, Exited, SlotLost, Drain, Capacity, Remark]
 EventSink = Callable[[EngineEvent], None]
 #: Called with (slot, bytes) for each piece of output, in order per slot.
 OutputSink = Callable[[Slot, bytes], None]

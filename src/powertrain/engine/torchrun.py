@@ -108,7 +108,7 @@ def agreed_name(proposal: str) -> str:
     return name.decode()
 
 
-class Meeting:
+class TorchrunStore:
     """This process's access to torchrun's store, for one ``fit``. The n-th ``fit`` of every rank belongs together."""
 
     def __init__(self, prefix: str, keys: KeyPair) -> None:
@@ -117,16 +117,16 @@ class Meeting:
         self.keys = keys
 
     @classmethod
-    def next(cls) -> Meeting:
+    def next(cls) -> TorchrunStore:
         """The meeting of this process's next ``fit``."""
         global _fits
         _fits += 1
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(f"powertrain/fit/{restart}/{_fits}", KeyPair.new())
 
-    def again(self) -> Meeting:
+    def again(self) -> TorchrunStore:
         """The same meeting over a connection of its own: waiting blocks a connection."""
-        return Meeting(self._prefix, self.keys)
+        return TorchrunStore(self._prefix, self.keys)
 
     def publish(self, key: str, value: bytes) -> None:
         self._store.set(f"{self._prefix}/{key}", value)
@@ -209,7 +209,7 @@ class TorchrunEngine:
     def __init__(self, function: Callable[[], Any], env: Mapping[str, str] | None = None) -> None:
         """``env`` are the user's own variables for the rank that lives here."""
         self._function, self._env = function, env or {}
-        self._meeting = Meeting.next()
+        self._meeting = TorchrunStore.next()
         self._watching = self._meeting.again()
         self._forks: queue.SimpleQueue[tuple[Slot, ProcessSpec] | EngineError | None] = queue.SimpleQueue()
         self._events: EventSink = lambda _: None
@@ -347,7 +347,7 @@ class TorchrunEngine:
             self._ended.add(event.slot.id)
         self._events(event)
 
-    def _watch_processes(self, meeting: Meeting) -> None:
+    def _watch_processes(self, meeting: TorchrunStore) -> None:
         """See the ranks of this node die, which say nothing then. Long before torchrun ends the others for it."""
         poll = select.poll()
         poll.register(self._close_read, select.POLLIN)
@@ -392,7 +392,7 @@ class TorchrunEngine:
 
 def follow(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Rank]:
     """Any rank but 0: join, wait to be told, live with the user's variables, say how it ended."""
-    meeting = Meeting.next()
+    meeting = TorchrunStore.next()
     meeting.join()
     payload = meeting.await_(f"spec/{own_rank()}", _JOIN_WITHIN)
     code, rank = live(payload, meeting.keys, function, env)

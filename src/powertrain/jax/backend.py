@@ -19,7 +19,7 @@ logger = module_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Seat:
+class JaxWorkerInfo:
     """All one worker must know to join."""
 
     rank: int
@@ -66,14 +66,14 @@ class JaxBackend(Backend):
         leave_all(worker_group, _leave)
 
 
-def _seat(worker: Worker, workers: Sequence[Worker], coordinator: str, uses_gpu: bool) -> Seat:
+def _seat(worker: Worker, workers: Sequence[Worker], coordinator: str, uses_gpu: bool) -> JaxWorkerInfo:
     # Every worker sees all GPUs of the run on its node, in the order of the ranks.
     node = worker.metadata.node_id
     visible = list(
         dict.fromkeys(gpu for one in workers if one.metadata.node_id == node for gpu in one.metadata.gpu_ids)
     )
     devices = tuple(visible.index(gpu) for gpu in worker.metadata.gpu_ids)
-    return Seat(worker.rank, len(workers), coordinator, uses_gpu, devices)
+    return JaxWorkerInfo(worker.rank, len(workers), coordinator, uses_gpu, devices)
 
 
 # --------------------------------------------------------------------------- in each worker
@@ -95,7 +95,7 @@ def _reserve(address: str) -> str:
     return joined(*_membership.port.open(address, listens=False))
 
 
-def _join(seat: Seat) -> None:
+def _join(seat: JaxWorkerInfo) -> None:
     """Bring this worker into the group."""
     if seat.uses_gpu:
         os.environ.setdefault("JAX_PLATFORMS", "cuda")

@@ -2,7 +2,7 @@
 
 Lightning's own DistributedSampler repeats rows where they do not divide evenly, and knows no position. So a training
 loader that would get one is prepared as by ``powertrain.torch.prepare_data_loader``. Around this and around everything
-else that Lightning iterates over lies a :class:`Feed`, which ends iterations where Lightning leaves them.
+else that Lightning iterates over lies a :class:`LoaderFeed`, which ends iterations where Lightning leaves them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HIDDEN = ("sampler", "batch_sampler")
 Positions = dict[str, dict[str, Any]]
 
 
-class Feed:
+class LoaderFeed:
     """One loader of a Trainer. Everything but iterating is the loader's own."""
 
     def __init__(self, batches: Any, epoch: Callable[[], int] = lambda: 0) -> None:
@@ -136,7 +136,7 @@ def _is_beginning(state: Mapping[str, Any]) -> bool:
 class _Lap:
     """One iteration over a feed."""
 
-    def __init__(self, feed: Feed, batches: Iterator[Any]) -> None:
+    def __init__(self, feed: LoaderFeed, batches: Iterator[Any]) -> None:
         self._feed = feed
         self._batches: Iterator[Any] | None = batches
         self.drawn = 0
@@ -166,9 +166,9 @@ class Feeds:
     """All feeds of one Trainer."""
 
     def __init__(self) -> None:
-        self._training: list[Feed] = []
-        self._replaced: list[Feed] = []
-        self._others: list[Feed] = []
+        self._training: list[LoaderFeed] = []
+        self._replaced: list[LoaderFeed] = []
+        self._others: list[LoaderFeed] = []
 
     def add(self, loader: Any, trainer: Any) -> Any:
         """Return what Lightning is to iterate over in place of ``loader``."""
@@ -178,7 +178,7 @@ class Feeds:
             return self._add_training(loader, trainer)
         if _is_of_torch(loader):
             return loader
-        feed = Feed(loader)
+        feed = LoaderFeed(loader)
         self._others.append(feed)
         return feed
 
@@ -195,7 +195,7 @@ class Feeds:
             from powertrain.torch.data_loader.prepare import prepare_data_loader
 
             loader = prepare_data_loader(undivided, move_to_device=False)
-        feed = Feed(loader, lambda: int(trainer.fit_loop.epoch_progress.current.processed))
+        feed = LoaderFeed(loader, lambda: int(trainer.fit_loop.epoch_progress.current.processed))
         self._training.append(feed)
         return feed
 

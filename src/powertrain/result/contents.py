@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from powertrain.checkpoint import retention
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.errors import ConfigError, StorageError, TrainingFailedError
-from powertrain.result.html import Card, Kept, Spark, Unread
+from powertrain.result.html import CheckpointCard, ResultCard, Spark, Unread
 from powertrain.run import events as ev
 from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint, fold
 from powertrain.run.lifecycle import RunState
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from powertrain.diagnosis.finding import Finding
-    from powertrain.result.plot import Line, Picture, Saved
+    from powertrain.result.plot import MetricLine, Picture, PlottedCheckpoint
     from powertrain.run.metrics.curves import Curve
 
 _T = TypeVar("_T")
@@ -137,15 +137,15 @@ class _Axis:
             np.interp(wanted, times.rows, times.low) - self._begin
         )  # low is the time of a pixel's first row
 
-    def line(self, name: str, rank: int) -> Line | None:
+    def line(self, name: str, rank: int) -> MetricLine | None:
         """A metric of a rank; None where it never reported it."""
-        from powertrain.result.plot import Line, drawable
+        from powertrain.result.plot import MetricLine, drawable
 
         curve = self._curve(name, rank)
         if not len(curve.rows):
             return None
         low, high, last = map(drawable, (curve.low, curve.high, curve.last))
-        return Line(rank, self.places(curve.rows, rank), low, high, last)
+        return MetricLine(rank, self.places(curve.rows, rank), low, high, last)
 
     def _curve(self, name: str, rank: int) -> Curve:
         return curves.curve(self._storage, self._state, name, pixels=_PIXELS, rank=rank)
@@ -198,13 +198,15 @@ def _title(name: str, drawn: int, left_out: int, ranks: Sequence[int], most: int
     return f"{name}{metrics}, {chosen}"
 
 
-def _saved(run: Contents, axis: _Axis) -> tuple[Saved, ...]:
+def _saved(run: Contents, axis: _Axis) -> tuple[PlottedCheckpoint, ...]:
     """Where the reports with checkpoints lie, not the commits, which come later."""
-    from powertrain.result.plot import Saved
+    from powertrain.result.plot import PlottedCheckpoint
 
     best, manifests = run.best(), run.manifests()
     places = axis.places((m.row for m in manifests), 0)
-    return tuple(Saved(float(at), m.name == best) for at, m in zip(places, manifests, strict=True))
+    return tuple(
+        PlottedCheckpoint(float(at), m.name == best) for at, m in zip(places, manifests, strict=True)
+    )
 
 
 # --------------------------------------------------------------------------- the card
@@ -217,11 +219,11 @@ def card_of(
     reason: str,
     metrics: dict[str, Any] | None,
     error: TrainingFailedError | None,
-) -> Card:
+) -> ResultCard:
     """What a notebook shows of a result. Never raises: a part that cannot be read says so."""
     facts = _read("its journal", run.facts)
     uri = _read("its place", lambda: run.storage().uri)
-    card = Card(
+    card = ResultCard(
         path=without_secrets(run.path if isinstance(uri, Unread) else uri),
         state=state,
         reason=reason,
@@ -288,11 +290,11 @@ def _sparks(run: Contents) -> tuple[tuple[Spark, ...], int]:
     return tuple(sparks), max(0, len(names) - _MOST_SPARKS)
 
 
-def _checkpoints(run: Contents) -> tuple[Kept, ...]:
+def _checkpoints(run: Contents) -> tuple[CheckpointCard, ...]:
     best = run.best()
     manifests = run.manifests()
     return tuple(
-        Kept(
+        CheckpointCard(
             name=m.name,
             row=m.row,
             size=data_size(m.bytes),

@@ -49,7 +49,7 @@ class Spark:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CheckpointCard:
     """A checkpoint."""
 
     name: str
@@ -61,7 +61,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Card:
+class ResultCard:
     """All that is shown of a result."""
 
     path: str
@@ -77,11 +77,11 @@ class Card:
     #: The small curves, and how many there is no room for.
     sparks: tuple[tuple[Spark, ...], int] | Unread = ((), 0)
     #: The oldest first.
-    checkpoints: tuple[Kept, ...] | Unread = ()
+    checkpoints: tuple[CheckpointCard, ...] | Unread = ()
     findings: tuple[Finding, ...] | Unread = ()
 
 
-def html(card: Card) -> str:
+def html(card: ResultCard) -> str:
     """The card as one element."""
     parts = [
         _heading(card),
@@ -98,7 +98,7 @@ def html(card: Card) -> str:
     return f'<div style="{style}">{"".join(parts)}</div>'
 
 
-def _heading(card: Card) -> str:
+def _heading(card: ResultCard) -> str:
     colour = _STATES.get(card.state, _BLUE)
     badge = _span(
         card.state,
@@ -136,7 +136,7 @@ def _error(text: str) -> str:
     return f'<pre style="{style}">{escape(text)}</pre>'
 
 
-def _metrics(card: Card) -> str:
+def _metrics(card: ResultCard) -> str:
     """Curves, and beside them what of the last report has none."""
     if isinstance(card.sparks, Unread):
         return _section("metrics", _pairs(card.metrics or ()) + _unread(card.sparks))
@@ -220,7 +220,7 @@ def _stretches(spark: Spark) -> Iterable[list[int]]:
         yield stretch
 
 
-def _checkpoints(kept: tuple[Kept, ...] | Unread) -> str:
+def _checkpoints(kept: tuple[CheckpointCard, ...] | Unread) -> str:
     if isinstance(kept, Unread):
         return _section("checkpoints", _unread(kept))
     if not kept:
@@ -232,7 +232,7 @@ def _checkpoints(kept: tuple[Kept, ...] | Unread) -> str:
     return _section("checkpoints", f'<table style="border-collapse:collapse;margin:0">{rows}</table>{older}')
 
 
-def _checkpoint(kept: Kept) -> str:
+def _checkpoint(kept: CheckpointCard) -> str:
     star = f' <span style="color:{_AMBER}" title="the best score">&#9733; best</span>' if kept.is_best else ""
     newest = f' <span style="{_FAINT}">newest</span>' if kept.is_newest else ""
     cells = (

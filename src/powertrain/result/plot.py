@@ -39,7 +39,7 @@ _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "second
 
 
 @dataclass(frozen=True)
-class Line:
+class MetricLine:
     """One metric of one rank, in pixels: where each begins (a row, or seconds), and its values."""
 
     rank: int
@@ -54,11 +54,11 @@ class Panel:
     """One metric."""
 
     name: str
-    lines: tuple[Line, ...]
+    lines: tuple[MetricLine, ...]
 
 
 @dataclass(frozen=True)
-class Saved:
+class PlottedCheckpoint:
     """A checkpoint that was kept, where it lies on the axis, and whether its score is the best."""
 
     at: float
@@ -73,7 +73,7 @@ class Picture:
     panels: tuple[Panel, ...]
     #: True where the axis is seconds since the run began, False where it is rows.
     over_time: bool = False
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[PlottedCheckpoint, ...] = ()
     #: What happened to the run, and where on the axis.
     happened: tuple[tuple[float, Milestone], ...] = ()
     #: How much of a line is made of what came before: 0 for nothing.
@@ -167,7 +167,7 @@ def _draw_panel(axes: Axes, picture: Picture, panel: Panel) -> list[Line2D]:
     return marks + _draw_milestones(axes, picture, unit)
 
 
-def _draw_line(axes: Axes, line: Line, unit: float, smooth: float, count: int) -> Line2D:
+def _draw_line(axes: Axes, line: MetricLine, unit: float, smooth: float, count: int) -> Line2D:
     at = line.at / unit
     last = np.where(np.isfinite(line.last), line.last, np.nan)
     marker = "." if len(at) <= _MARKED else ""
@@ -196,7 +196,7 @@ def _draw_gaps(axes: Axes, panel: Panel, unit: float) -> list[Line2D]:
     )  # fmt: skip
 
 
-def _draw_checkpoints(axes: Axes, picture: Picture, line: Line, unit: float) -> list[Line2D]:
+def _draw_checkpoints(axes: Axes, picture: Picture, line: MetricLine, unit: float) -> list[Line2D]:
     """On the line itself, at the height that it has there."""
     known = np.isfinite(line.last)
     if not picture.saved or not known.any():

@@ -21,13 +21,13 @@ from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.next_steps import AfterClearing, NextStep
 from powertrain.run.outcome import Observer, RunOutcome
 from powertrain.run.record.facts import Facts
-from powertrain.run.record.telemetry import Telemetry
+from powertrain.run.record.telemetry import TelemetryWriter
 from powertrain.run.scaling.policy import Elastic
-from powertrain.run.scaling.preemption import Notice
+from powertrain.run.scaling.preemption import PreemptionNotice
 from powertrain.run.scaling.slots import Slots
 from powertrain.run.scaling.steering import Steering
 from powertrain.run.spec import RunSpec
-from powertrain.run.startup.recorder import Startup
+from powertrain.run.startup.recorder import StartupRecorder
 from powertrain.run.workers import attempt as phases
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.storage import Storage
@@ -141,7 +141,7 @@ class ActiveRun:
     #: By public key every rank of this and earlier attempts.
     members: dict[bytes, Member] = field(default_factory=dict)
     #: The newest notice of a preemption, and the ids of all slots that one came for.
-    notice: Notice | None = None
+    notice: PreemptionNotice | None = None
     noticed_slots: set[str] = field(default_factory=set)
     #: How the run ended; None until it has.
     outcome: RunOutcome | None = None
@@ -152,14 +152,14 @@ class ActiveRun:
         self.began = self.clock.monotonic()
         self.flow: RunFlow
         self.callbacks: Callbacks
-        self.startup: Startup
+        self.startup: StartupRecorder
         self.checkpoints: Checkpoints
         self.queries: CheckpointQueries
         self.slots: Slots
         self.steering: Steering
         self.debugging: Debugging
         self.hub: Hub
-        self.telemetry: Telemetry
+        self.telemetry: TelemetryWriter
         self.carriers: Carriers
         self.validations: Validations
         self.hangs: Hangs

@@ -38,9 +38,9 @@ from powertrain.run.health.hangs import Hangs
 from powertrain.run.inbox import (
     Delivered,
     EndEarly,
+    EndNoticed,
     Interrupt,
     LeaseLost,
-    Noticed,
     Parted,
     Said,
     UnreadableMessage,
@@ -60,10 +60,10 @@ from powertrain.run.outcome import RunOutcome
 from powertrain.run.parts import Parts
 from powertrain.run.record.facts import Facts
 from powertrain.run.record.journal import Journal
-from powertrain.run.record.telemetry import Telemetry
+from powertrain.run.record.telemetry import TelemetryWriter
 from powertrain.run.remote import protocol, status
 from powertrain.run.spec import RunSpec
-from powertrain.run.startup.recorder import Startup
+from powertrain.run.startup.recorder import StartupRecorder
 from powertrain.run.workers import launch
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.storage import Storage
@@ -117,7 +117,7 @@ class Controller:
             spec.run.name, spec.run.path, spec.run.storage_path, **spec.arguments, end_early=self.end_early
         )
         run.callbacks = run.facts.callbacks = Callbacks(spec.callbacks, context, run.warn)
-        run.startup = Startup(run.record, run.engine.name, run.clock.monotonic)
+        run.startup = StartupRecorder(run.record, run.engine.name, run.clock.monotonic)
         run.startup.runs_script = spec.runs_scripts
         return Parts(run, self._chain, from_checkpoint)
 
@@ -130,7 +130,7 @@ class Controller:
             closing.callback(self._journal.close)
             closing.callback(self._close_metrics)
             with self._engine_closed_on_error():
-                run.telemetry = Telemetry(run.spec, run.storage, self._chain.lease, run.show_once)
+                run.telemetry = TelemetryWriter(run.spec, run.storage, self._chain.lease, run.show_once)
                 closing.callback(self._close_telemetry)
                 run.hub = self._open_hub()
                 closing.callback(run.hub.close)
@@ -228,10 +228,10 @@ class Controller:
 
     def notify(self, reason: str) -> None:
         """The process that runs this will be ended soon. A second time means at once. Any thread, a signal handler."""
-        self._inbox.put(Noticed(reason))
+        self._inbox.put(EndNoticed(reason))
 
     def launched(self, at: float, parts: Mapping[str, float]) -> None:
-        """The run began ``at`` the call of ``fit``; see :meth:`Startup.launched`. Before ``run``."""
+        """The run began ``at`` the call of ``fit``; see :meth:`StartupRecorder.launched`. Before ``run``."""
         self._run.startup.launched(at, parts)
 
     def visit(self, question: protocol.Question, visitor: protocol.Visitor) -> None:

@@ -30,14 +30,14 @@ class EndedAtOnce(BaseException):
 
 
 @dataclass(frozen=True)
-class Request:
+class ForcedEndRequest:
     """A request to end: its kind ("interrupt" or "notice") and when it came (monotonic seconds)."""
 
     kind: str
     at: float
 
 
-def second_request(requests: Sequence[Request], same_within: float) -> Request | None:
+def second_request(requests: Sequence[ForcedEndRequest], same_within: float) -> ForcedEndRequest | None:
     """Return the request that asks for the second time, or None.
 
     Notices within ``same_within`` seconds of the one before are the same: a scheduler and a launcher may both send
@@ -79,7 +79,7 @@ class ForcedEnd:
         release: Called before the main thread is interrupted, on another thread: lets go of what it waits for.
         """
         self._is_noted, self._same_within, self._release = is_noted, same_within, release
-        self._requests: list[Request] = []
+        self._requests: list[ForcedEndRequest] = []
         self._forced: list[float] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -99,7 +99,7 @@ class ForcedEnd:
             raise EndedAtOnce
         if self._over.is_set():
             return
-        self._requests.append(Request(kind, time.monotonic()))
+        self._requests.append(ForcedEndRequest(kind, time.monotonic()))
         if self._thread is None and self.kind:
             self._thread = threading.Thread(target=self._watch, name="powertrain-forced-end", daemon=True)
             self._thread.start()

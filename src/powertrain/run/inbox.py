@@ -52,7 +52,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Noticed:
+class EndNoticed:
     """The process that runs the controller was asked to end."""
 
     reason: str

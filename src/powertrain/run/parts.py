@@ -24,9 +24,9 @@ from powertrain.run.health.recovery import Recovery
 from powertrain.run.health.watching import HangWatch
 from powertrain.run.inbox import (
     EndEarly,
+    EndNoticed,
     Interrupt,
     LeaseLost,
-    Noticed,
     Parted,
     Said,
     UnreadableMessage,
@@ -144,7 +144,7 @@ class Parts:
         return {
             base.Granted: self.engine_events.on_granted,
             base.Waiting: self.engine_events.on_waiting,
-            base.Refused: self.engine_events.on_refused,
+            base.ClaimRefused: self.engine_events.on_refused,
             base.Started: self.starting.on_process_started,
             base.Exited: self.engine_events.on_exited,
             base.SlotLost: self.engine_events.on_slot_lost,
@@ -156,7 +156,7 @@ class Parts:
             from_worker.Noted: lambda problem: run.warn(problem.message),
             Interrupt: lambda _: self.ending.on_interrupt(),
             EndEarly: lambda end: self.ending.on_end_early(end.reason),
-            Noticed: self.notices.on_driver_notice,
+            EndNoticed: self.notices.on_driver_notice,
             LeaseLost: self.ending.on_lease_lost,
             status.Asked: self.requests.on_request,
             SeenFromOutside: self.requests.on_seen,

@@ -2,7 +2,7 @@
 
 Three layers, each testable without the next:
 
-- :class:`View` folds facts into what is worth showing. It reads no clock and writes nothing.
+- :class:`RunView` folds facts into what is worth showing. It reads no clock and writes nothing.
 - Functions turn a view into text: :func:`live_rows` (what the live region says), :class:`Narrator` (which
   plain lines a fact is worth), :func:`failure_report`, :func:`end_rows`.
 - :class:`Terminal` owns the stream. Its methods fold, queue and return: a terminal that nobody reads (a full

@@ -11,10 +11,10 @@ from powertrain.terminal.text import STATE_COLOURS, duration, metrics_text, numb
 from powertrain.text.printable import escape_controls
 
 if TYPE_CHECKING:
-    from powertrain.terminal.view import View
+    from powertrain.terminal.view import RunView
 
 
-def end_rows(view: View) -> list[tuple[str, str]]:
+def end_rows(view: RunView) -> list[tuple[str, str]]:
     """Label and value of each line of the end card; the first is the state in a word."""
     ended = view.ended
     if ended is None:
@@ -41,7 +41,7 @@ def end_rows(view: View) -> list[tuple[str, str]]:
     return rows
 
 
-def end_card(view: View) -> str:
+def end_card(view: RunView) -> str:
     """The end card as plain text; "" for a run that has not ended."""
     rows = end_rows(view)
     if not rows:

@@ -23,7 +23,7 @@ from powertrain.terminal.text import (
 from powertrain.terminal.view import checkpoint_text, late_text
 
 if TYPE_CHECKING:
-    from powertrain.terminal.view import View
+    from powertrain.terminal.view import RunView
 
 #: Plain mode: at most one progress line in this many seconds.
 _PROGRESS_SECONDS = 5.0
@@ -38,7 +38,7 @@ class Narrator:
     failures, 2 adds each process, phase and commit.
     """
 
-    def __init__(self, view: View, *, progress: bool = True, verbose: int = 1) -> None:
+    def __init__(self, view: RunView, *, progress: bool = True, verbose: int = 1) -> None:
         self._view, self._verbose = view, verbose
         self.progress = progress and verbose > 0
         self._unannounced: ev.RunStarted | None = None

@@ -18,7 +18,7 @@ from powertrain.terminal.end_card import end_card, end_panel, end_rows
 from powertrain.terminal.lines import PIECE, Line, LineAssembler
 from powertrain.terminal.narrator import Narrator
 from powertrain.terminal.text import RANK_COLOURS, counted, one_line
-from powertrain.terminal.view import View, live_rows
+from powertrain.terminal.view import RunView, live_rows
 from powertrain.text.printable import escape_controls
 from powertrain.text.tracebacks import TracebackFolder
 
@@ -114,7 +114,7 @@ class Terminal:
         wanted = wants_live(self._stream) if live is None else live
         self._live = wanted and verbose > 0 and self._stream is not None and self._claim_live()
         self._shared = wanted and not self._live
-        self.view = View(name=name, path=path)
+        self.view = RunView(name=name, path=path)
         self._narrator = Narrator(self.view, progress=not self._live, verbose=verbose)
         self._thread: threading.Thread | None = None
         if self._live:

@@ -46,7 +46,7 @@ class Late:
 
 
 @dataclass
-class View:
+class RunView:
     """What is worth showing of a run, folded from facts. Its size does not grow with the run's length."""
 
     name: str = ""
@@ -167,12 +167,12 @@ class View:
         self._samples.clear()
 
 
-def phases_text(view: View) -> str:
+def phases_text(view: RunView) -> str:
     """What the start has taken so far, in the order in which it came."""
     return ", ".join(f"{name} {duration(seconds)}" for name, seconds in view.phases.items())
 
 
-def checkpoint_text(view: View) -> str:
+def checkpoint_text(view: RunView) -> str:
     size = f" ({data_size(view.checkpoint_bytes)})" if view.checkpoint_bytes else ""
     return f"checkpoint of row {view.checkpoint_row}{size}"
 
@@ -185,7 +185,7 @@ def late_text(late: Late, now: float) -> str:
 Span = tuple[str, str]
 
 
-def live_rows(view: View, now: float, bars: Sequence[tuple[int, str]] = ()) -> list[list[Span]]:
+def live_rows(view: RunView, now: float, bars: Sequence[tuple[int, str]] = ()) -> list[list[Span]]:
     """The live region at ``now``, line by line. ``bars`` are the ranks' unfinished progress bars."""
     rows = [_headline(view, now)]
     if view.state == lifecycle.WAITING and view.waiting_for:
@@ -208,7 +208,7 @@ def live_rows(view: View, now: float, bars: Sequence[tuple[int, str]] = ()) -> l
     return rows
 
 
-def _headline(view: View, now: float) -> list[Span]:
+def _headline(view: RunView, now: float) -> list[Span]:
     spans = [(one_line(view.name, 60) + "  ", "bold"), (view.state, STATE_COLOURS.get(view.state, "cyan"))]
     workers = view.world_size or view.workers
     if workers:
@@ -220,7 +220,7 @@ def _headline(view: View, now: float) -> list[Span]:
     return spans
 
 
-def _row_line(view: View, now: float) -> list[Span]:
+def _row_line(view: RunView, now: float) -> list[Span]:
     spans = [("row ", "dim"), (number(view.row), "bold")]
     rate, quiet = view.rate(), now - view.row_time
     if rate:

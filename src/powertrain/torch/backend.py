@@ -23,7 +23,7 @@ from powertrain.frameworks.joining import LEAVE_TIMEOUT_S, await_joined, leave_a
 from powertrain.frameworks.ports import on_one_host, on_one_node
 from powertrain.text.loggers import module_logger
 from powertrain.torch.rendezvous import (
-    Meeting,
+    Rendezvous,
     ReservedPort,
     open_file_store,
     open_tcp_store,
@@ -35,12 +35,12 @@ logger = module_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class TorchWorkerInfo:
     """All one worker must know to join."""
 
     rank: int
     world_size: int
-    meeting: Meeting
+    meeting: Rendezvous
     #: "" lets the worker choose: nccl with a GPU, gloo without.
     backend: str
     timeout_s: float
@@ -85,7 +85,7 @@ class TorchBackend(Backend):
         refuse_shared_gpus(backend_config.backend, workers)
         one_host = on_one_host(workers)
         if len(workers) > 1 and backend_config.init_method == "env" and on_one_node(workers):
-            meeting = Meeting.in_new_file()
+            meeting = Rendezvous.in_new_file()
         else:
             address = "" if one_host else workers[0].metadata.node_ip
             meeting = worker_group.execute_single(0, _open_meeting, len(workers), address)
@@ -103,9 +103,9 @@ class TorchBackend(Backend):
 
 
 def _place(
-    worker: Worker, world_size: int, meeting: Meeting, one_host: bool, config: ProcessGroupSettings
-) -> Place:
-    return Place(
+    worker: Worker, world_size: int, meeting: Rendezvous, one_host: bool, config: ProcessGroupSettings
+) -> TorchWorkerInfo:
+    return TorchWorkerInfo(
         rank=worker.rank,
         world_size=world_size,
         meeting=meeting,
@@ -182,13 +182,13 @@ def _distributed() -> Any:
     return torch.distributed
 
 
-def _open_meeting(world_size: int, address: str) -> Meeting:
+def _open_meeting(world_size: int, address: str) -> Rendezvous:
     """Rank 0: decide where the workers meet. ``address`` is the node's own, "" for this host only."""
     if _distributed().is_initialized() and not _membership.joined:
-        return Meeting("existing")
+        return Rendezvous("existing")
     if world_size == 1:
-        return Meeting("alone")
-    return Meeting.of_torchrun() or Meeting("tcp", *_membership.port.open(address, listens=True))
+        return Rendezvous("alone")
+    return Rendezvous.of_torchrun() or Rendezvous("tcp", *_membership.port.open(address, listens=True))
 
 
 def _runtime_directory() -> str:
@@ -198,7 +198,7 @@ def _runtime_directory() -> str:
     return context.runtime_directory()
 
 
-def _join(place: Place) -> None:
+def _join(place: TorchWorkerInfo) -> None:
     """Bring this worker into the default process group, and begin to count its optimizer steps."""
     from powertrain.torch import device as torch_device
     from powertrain.torch import prepare
@@ -256,7 +256,7 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _keep_existing(place: Place) -> None:
+def _keep_existing(place: TorchWorkerInfo) -> None:
     dist = _distributed()
     found = (dist.get_rank(), dist.get_world_size())
     if found != (place.rank, place.world_size):
@@ -310,7 +310,7 @@ def _interface_of(address: str) -> str:
     return ""
 
 
-def _init_group(place: Place, backend: str) -> None:
+def _init_group(place: TorchWorkerInfo, backend: str) -> None:
     dist = _distributed()
     timeout = timedelta(seconds=place.timeout_s)
     store, announce = _store(place, timeout)
@@ -332,11 +332,11 @@ def _current_cuda_device() -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _store(place: Place, timeout: timedelta) -> tuple[Any, Callable[[], None]]:
+def _store(place: TorchWorkerInfo, timeout: timedelta) -> tuple[Any, Callable[[], None]]:
     """The store this worker meets the others in, and what sets MASTER_ADDR and MASTER_PORT once they have met."""
     dist, meeting = _distributed(), place.meeting
     # Rank 0 is not asked where all are on one node, so each rank looks whether torchrun has started it.
-    meeting = Meeting.of_torchrun() or meeting if meeting.kind == "file" else meeting
+    meeting = Rendezvous.of_torchrun() or meeting if meeting.kind == "file" else meeting
     if meeting.kind == "alone":
         return dist.HashStore(), lambda: _announce("127.0.0.1", "29500", overwrite=False)
     if meeting.kind == "env":

@@ -23,7 +23,7 @@ from powertrain.engine.registry import traits_of
 from powertrain.errors import ConfigError
 from powertrain.frameworks.ports import on_one_host
 from powertrain.torch.backend import gloo_variables
-from powertrain.torch.rendezvous import Meeting, ReservedPort, open_tcp_store
+from powertrain.torch.rendezvous import Rendezvous, ReservedPort, open_tcp_store
 from powertrain.trainer import DataParallelTrainer
 from powertrain.worker.scripts import main_script
 
@@ -84,7 +84,7 @@ def _serve_store(address: str, world_size: int) -> tuple[str, int]:
 
     host, port = _port.open(address, listens=True)
     timeout = timedelta(seconds=_STORE_TIMEOUT_S)
-    _store = open_tcp_store(dist, Meeting("tcp", host, port), world_size, _port, timeout)
+    _store = open_tcp_store(dist, Rendezvous("tcp", host, port), world_size, _port, timeout)
     return host, port
 
 

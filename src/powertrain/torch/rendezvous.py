@@ -21,7 +21,7 @@ from typing import Any
 from powertrain.frameworks.ports import ReservedPort, bind, joined
 
 __all__ = [
-    "Meeting",
+    "Rendezvous",
     "ReservedPort",
     "bind",
     "open_file_store",
@@ -39,7 +39,7 @@ _FILE_PREFIX = "rendezvous-"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the workers meet; ``kind`` is one of those in the module's docstring."""
 
     kind: str
@@ -50,12 +50,12 @@ class Meeting:
     file: str = ""
 
     @classmethod
-    def in_new_file(cls) -> Meeting:
+    def in_new_file(cls) -> Rendezvous:
         """Name a file that no store has used before."""
         return cls("file", file=_FILE_PREFIX + secrets.token_hex(8))
 
     @classmethod
-    def of_torchrun(cls) -> Meeting | None:
+    def of_torchrun(cls) -> Rendezvous | None:
         """The store of the torchrun that has started this process; None where none has."""
         if "TORCHELASTIC_RUN_ID" not in os.environ or "MASTER_ADDR" not in os.environ:
             return None
@@ -67,7 +67,7 @@ class Meeting:
         return joined(self.host, self.port)
 
 
-def open_file_store(dist: Any, meeting: Meeting, directory: str) -> Any:
+def open_file_store(dist: Any, meeting: Rendezvous, directory: str) -> Any:
     """Open the store of a meeting of kind "file" in ``directory``, the run's runtime directory.
 
     The file goes with that directory. It cannot go earlier: torch waits for a file that is missing to be made.
@@ -91,7 +91,7 @@ def read_reserved(store: Any) -> tuple[str, str]:
 
 
 def open_tcp_store(
-    dist: Any, meeting: Meeting, world_size: int, port: ReservedPort | None, timeout: timedelta
+    dist: Any, meeting: Rendezvous, world_size: int, port: ReservedPort | None, timeout: timedelta
 ) -> Any:
     """Open the store of a meeting of kind "tcp"; ``port`` is rank 0's, which serves it."""
     server = {"is_master": True, "master_listen_fd": port.take_descriptor()} if port is not None else {}

@@ -34,7 +34,7 @@ _HEAD = struct.Struct("<IIIIQ")
 _HEAD_HASH = struct.Struct("<Q")
 
 
-class Frame(NamedTuple):
+class PartFrame(NamedTuple):
     """Some records of one rank."""
 
     attempt: int
@@ -46,22 +46,22 @@ class Frame(NamedTuple):
 class PartContent(NamedTuple):
     """What could be read of a part."""
 
-    frames: list[Frame]
+    frames: list[PartFrame]
     #: What is wrong with what follows these frames; "" for nothing, or where a part that grows ends within a frame.
     damage: str = ""
 
 
-def encode(frames: Iterable[Frame]) -> bytes:
+def encode(frames: Iterable[PartFrame]) -> bytes:
     """Return the frames one after the other."""
     return b"".join(part for frame in frames for part in (_head_of(frame), frame.data))
 
 
 def complete(frames: bytes) -> bytes:
     """Return encoded frames with the end that makes them a part that never grows again."""
-    return frames + encode([Frame(0, 0, _END, struct.pack("<Q", len(frames)))])
+    return frames + encode([PartFrame(0, 0, _END, struct.pack("<Q", len(frames)))])
 
 
-def _head_of(frame: Frame) -> bytes:
+def _head_of(frame: PartFrame) -> bytes:
     head = _HEAD.pack(
         len(frame.data),
         frame.attempt,
@@ -79,7 +79,7 @@ def read_part(data: bytes, is_growing: bool) -> PartContent:
         data: The content of the file.
         is_growing: True for a part that its writer may just be adding to, or has died while adding to.
     """
-    frames: list[Frame] = []
+    frames: list[PartFrame] = []
     offset, has_hashes = 0, False
     while offset < len(data):
         head = _read_head(data, offset)
@@ -97,7 +97,7 @@ def read_part(data: bytes, is_growing: bool) -> PartContent:
         if head.kind == _END and head.is_hashed:
             is_whole = piece == struct.pack("<Q", offset) and end == len(data)
             return PartContent(frames, "" if is_whole else "its end is not where it was")
-        frame = Frame(head.attempt, head.rank, head.kind, piece)
+        frame = PartFrame(head.attempt, head.rank, head.kind, piece)
         if fault := _fault_of(frame):
             return PartContent(frames, f"frame {len(frames)}: {fault}")
         frames.append(frame)
@@ -132,7 +132,7 @@ def _read_head(data: bytes, offset: int) -> _Head | str | None:
     return _Head(length, attempt, rank, kind ^ _HAS_HEAD_HASH, digest, True, start + _HEAD_HASH.size)
 
 
-def _fault_of(frame: Frame) -> str:
+def _fault_of(frame: PartFrame) -> str:
     """What keeps a frame from being read; "" for nothing."""
     size = {STEPS: phases.RECORD_SIZE, SAMPLES: samples.SAMPLE_SIZE}.get(frame.kind)
     if size is not None and len(frame.data) % size:

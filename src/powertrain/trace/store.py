@@ -33,8 +33,8 @@ from powertrain.trace.part_format import (
     FACTS,
     SAMPLES,
     STEPS,
-    Frame,
     PartContent,
+    PartFrame,
     complete,
     encode,
     read_part,
@@ -66,8 +66,8 @@ __all__ = [
     "FACTS",
     "SAMPLES",
     "STEPS",
-    "Frame",
-    "Telemetry",
+    "PartFrame",
+    "RecordedTelemetry",
     "TelemetryStore",
     "decode",
     "encode",
@@ -76,12 +76,12 @@ __all__ = [
 ]
 
 
-def decode(data: bytes) -> Iterator[Frame]:
+def decode(data: bytes) -> Iterator[PartFrame]:
     """The frames up to the first that is cut or damaged."""
     return iter(read_part(data, is_growing=True).frames)
 
 
-def thinned(frames: Iterable[Frame], group: int = GROUP) -> list[Frame]:
+def thinned(frames: Iterable[PartFrame], group: int = GROUP) -> list[PartFrame]:
     """Of each ``group`` steps of an attempt the fastest, the median and the slowest, by the rank that took longest.
 
     Samples are thinned alike, to every fourth; facts stay. The same steps stay on every rank, so that they can still be
@@ -103,12 +103,12 @@ def thinned(frames: Iterable[Frame], group: int = GROUP) -> list[Frame]:
         of_attempt = {rank: table for (number, rank), table in tables.items() if number == attempt}
         stay = _telling_steps(list(of_attempt.values()), group)
         for rank, table in of_attempt.items():
-            kept.append(Frame(attempt, rank, STEPS, table[np.isin(table["step"], stay)].tobytes()))
+            kept.append(PartFrame(attempt, rank, STEPS, table[np.isin(table["step"], stay)].tobytes()))
     for (attempt, rank), parts in looks.items():
         data = b"".join(parts)
         size = samples.SAMPLE_SIZE
         fourth = b"".join(data[at : at + size] for at in range(0, len(data) - size + 1, 4 * size))
-        kept.append(Frame(attempt, rank, SAMPLES, fourth))
+        kept.append(PartFrame(attempt, rank, SAMPLES, fourth))
     return kept
 
 
@@ -155,7 +155,7 @@ class TelemetryStore:
         #: Elsewhere the file that grew goes to storage as it is, by whoever carries it there.
         self._closes_at_once = storage.local_path(_part_key(lease, 0, 0)) is not None
         self._changed = threading.Condition()
-        self._pending: list[Frame] = []
+        self._pending: list[PartFrame] = []
         self._bytes = 0
         self._closing = self._is_abandoned = False
         #: Frames that could not be kept.
@@ -168,7 +168,7 @@ class TelemetryStore:
         self._thread = threading.Thread(target=self._write, name="powertrain-telemetry", daemon=True)
         self._thread.start()
 
-    def add(self, frame: Frame) -> None:
+    def add(self, frame: PartFrame) -> None:
         with self._changed:
             self._pending.append(frame)
             self._bytes += len(frame.data)
@@ -219,7 +219,7 @@ class TelemetryStore:
             _logger.warning("What ranks record of their time is written again.")
         self._is_troubled = bool(trouble)
 
-    def _save(self, frames: list[Frame], closing: bool) -> None:
+    def _save(self, frames: list[PartFrame], closing: bool) -> None:
         if frames:
             try:
                 self._open.append(encode(frames))
@@ -271,7 +271,7 @@ class TelemetryStore:
                 self._storage.put(_part_key(lease, number, level + 1), smaller)
                 self._storage.delete(key)
 
-    def _intact_frames(self, key: str) -> list[Frame] | None:
+    def _intact_frames(self, key: str) -> list[PartFrame] | None:
         """All frames of a part; None where some of them cannot be read, which is warned of once."""
         try:
             content = _content_of(self._storage, key)
@@ -331,7 +331,7 @@ class _OpenPart:
 
 
 @dataclass
-class Telemetry:
+class RecordedTelemetry:
     """All that was recorded of a run, by attempt and rank: arrays of the fields of steps and samples, and facts."""
 
     steps: dict[int, dict[int, NDArray[np.void]]]
@@ -341,10 +341,10 @@ class Telemetry:
     level: int
 
 
-def read(storage: Storage) -> Telemetry:
+def read(storage: Storage) -> RecordedTelemetry:
     """What is on disk, whatever happened to who wrote it: what is cut or damaged is passed over."""
     parts = _parts(storage)
-    found = Telemetry({}, {}, {}, max((level for *_, level, _ in parts), default=0))
+    found = RecordedTelemetry({}, {}, {}, max((level for *_, level, _ in parts), default=0))
     pieces: dict[tuple[int, int, int], list[bytes]] = {}
     for key in _keys_in_order(storage, parts):
         for frame in _frames(storage, key):
@@ -361,7 +361,7 @@ def read(storage: Storage) -> Telemetry:
     return found
 
 
-def _frames(storage: Storage, key: str) -> list[Frame]:
+def _frames(storage: Storage, key: str) -> list[PartFrame]:
     """The frames of a part or of what grows, with a warning where it is damaged or cannot be read."""
     try:
         content = _content_of(storage, key)

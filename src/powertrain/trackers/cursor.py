@@ -11,7 +11,7 @@ from powertrain.errors import StorageError
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import RECORD_BYTES_LIMIT
-from powertrain.trackers.reading import Position
+from powertrain.trackers.reading import ReadPosition
 
 _KEY_BYTES = 8
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -30,11 +30,11 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     finished: _Text = ""
 
     @property
-    def position(self) -> Position:
+    def position(self) -> ReadPosition:
         """Where reading goes on."""
-        return Position(self.attempt, self.row)
+        return ReadPosition(self.attempt, self.row)
 
-    def moved_to(self, position: Position) -> Cursor:
+    def moved_to(self, position: ReadPosition) -> Cursor:
         """The cursor at another position."""
         return msgspec.structs.replace(self, attempt=position.attempt, row=position.row)
 

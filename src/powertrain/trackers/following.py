@@ -28,7 +28,7 @@ from powertrain.text.errors import describe_error
 from powertrain.text.redaction import redact
 from powertrain.trackers.base import RunEnding, TrackedRun, Tracker
 from powertrain.trackers.choosing import params_of
-from powertrain.trackers.process import HEAD, Assignment, EndRequest, Message
+from powertrain.trackers.process import HEAD, Assignment, EndRequest, TrackerMessage
 from powertrain.trackers.sending import Unsent
 
 #: Seconds beyond the trackers' own time for the process to answer and to end.
@@ -119,14 +119,14 @@ class TrackerProcess:
         with stdout:
             for line in stdout:
                 with contextlib.suppress(msgspec.MsgspecError):
-                    self._take(msgspec.json.decode(line, type=Message))
+                    self._take(msgspec.json.decode(line, type=TrackerMessage))
         if self._unsent is None and not self._is_ending:
             self._tell(self._about_silence())
         self._answered.set()
         with contextlib.suppress(OSError):
             stdin.close()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: TrackerMessage) -> None:
         if message.say:
             self._tell(message.say)
         if message.unsent is not None:

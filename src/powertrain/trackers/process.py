@@ -43,7 +43,7 @@ class EndRequest(msgspec.Struct, frozen=True):
     within: float
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class TrackerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the process tells: a sentence to show, or at its end what is not sent."""
 
     say: str = ""
@@ -80,12 +80,12 @@ class _Voice:
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._guard = file, threading.Lock()
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: TrackerMessage) -> None:
         with self._guard, contextlib.suppress(OSError):  # the driver may be gone
             self._file.write(msgspec.json.encode(message) + b"\n")
 
     def say(self, text: str) -> None:
-        self.tell(Message(say=text))
+        self.tell(TrackerMessage(say=text))
 
 
 def _serve(assignment: Assignment, stdin: BinaryIO, voice: _Voice) -> None:
@@ -113,7 +113,7 @@ def _serve(assignment: Assignment, stdin: BinaryIO, voice: _Voice) -> None:
         sender.end(RunEnding(request.state, request.reason, request.findings), request.within)
     for thread in threads:
         thread.join(max(0.0, deadline + _STUCK_TIMEOUT_S - time.monotonic()))
-    voice.tell(Message(unsent=_left(senders, results)))
+    voice.tell(TrackerMessage(unsent=_left(senders, results)))
 
 
 def _left(senders: Sequence[Sender], results: dict[str, Unsent | None]) -> tuple[Unsent, ...]:

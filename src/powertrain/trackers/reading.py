@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from powertrain.run.metrics.points import MISSING, MORE, OWN_COLUMNS, values_of
 from powertrain.run.metrics.reading import consistently, intact_batches, points_after, shown_names
-from powertrain.run.metrics.segments import Segment
+from powertrain.run.metrics.segments import MetricSegment
 from powertrain.storage import Storage
 from powertrain.trackers.base import TrackedPoint
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Position(NamedTuple):
+class ReadPosition(NamedTuple):
     """How far a reader has come: the newest attempt, and its last row. Rows of earlier attempts are not read again."""
 
     attempt: int = -1
@@ -50,7 +50,7 @@ class PointReader:
         #: By lease the last segment that need not be opened again.
         self._read: Mapping[int, int] = {}
 
-    def page(self, after: Position, limit: int) -> Page:
+    def page(self, after: ReadPosition, limit: int) -> Page:
         """Read up to ``limit`` points that follow ``after``."""
         return consistently(lambda: self._page_now(after, limit))
 
@@ -58,11 +58,11 @@ class PointReader:
         """Take note that the points of a page have been dealt with, so that their segments are not opened again."""
         self._read = page.read
 
-    def count(self, after: Position) -> int:
+    def count(self, after: ReadPosition) -> int:
         """Return how many points follow ``after``."""
         return consistently(lambda: sum(len(found) for _, found in self._found(after, OWN_COLUMNS)))
 
-    def _page_now(self, after: Position, limit: int) -> Page:
+    def _page_now(self, after: ReadPosition, limit: int) -> Page:
         points: list[StoredPoint] = []
         read = dict(self._read)
         for lease, source in points_after(self._storage, self._read):
@@ -71,21 +71,21 @@ class PointReader:
                     if len(points) == limit:
                         return Page(points, True, read)
                     points.append(stored)
-            if isinstance(source, Segment):
+            if isinstance(source, MetricSegment):
                 read[lease] = source.footer.last
         return Page(points, False, read)
 
-    def _found(self, after: Position, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _found(self, after: ReadPosition, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
         for lease, source in points_after(self._storage, self._read):
             for batch in _batches(source, after, columns):
                 yield lease, batch
 
 
 def _batches(
-    source: Segment | pa.Table, after: Position, columns: tuple[str, ...] | None
+    source: MetricSegment | pa.Table, after: ReadPosition, columns: tuple[str, ...] | None
 ) -> Iterator[pa.RecordBatch]:
     """The wanted points of a source, with these columns or all. Of a segment that has none, only our own are read."""
-    if not isinstance(source, Segment):
+    if not isinstance(source, MetricSegment):
         for batch in source.to_batches():
             yield _wanted(batch, after)
         return
@@ -100,7 +100,7 @@ def _batches(
                     yield _wanted(batch, after)
 
 
-def _wanted(batch: pa.RecordBatch, after: Position) -> pa.RecordBatch:
+def _wanted(batch: pa.RecordBatch, after: ReadPosition) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 

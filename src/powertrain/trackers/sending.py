@@ -21,7 +21,7 @@ from powertrain.text.errors import describe_error
 from powertrain.text.redaction import redact
 from powertrain.trackers import cursor as cursors
 from powertrain.trackers.base import RunEnding, TrackedRun, Tracker, TrackerSession
-from powertrain.trackers.reading import PointReader, Position, StoredPoint
+from powertrain.trackers.reading import PointReader, ReadPosition, StoredPoint
 
 #: Points that are read and sent together.
 PAGE_POINTS = 2000
@@ -149,7 +149,7 @@ class Sender:
         new = [stored.point for stored in points if stored.point.step > cursor.row]
         if new:
             self._session.log(new)
-            self._move(Position(attempt, new[-1].step))
+            self._move(ReadPosition(attempt, new[-1].step))
 
     def _begin_attempt(self, attempt: int, step: int) -> None:
         """Go back where a restart did: the tracker forgets rows that are trained again, or keeps its values of them."""
@@ -158,7 +158,7 @@ class Sender:
         first = min(step, self._first_row(attempt))
         if first <= row and self._session.rewind(first):
             row = first - 1
-        self._move(Position(attempt, row))
+        self._move(ReadPosition(attempt, row))
 
     def _first_row(self, attempt: int) -> int:
         """The first row that attempts after the cursor's have trained again, as the journal knows it."""
@@ -174,10 +174,10 @@ class Sender:
         self._session = session
         cursor = msgspec.structs.replace(cursor, id=session.id, finished="")
         if session.last_step < cursor.row:  # it has lost points, or never got them
-            cursor = cursor.moved_to(Position(self._attempt_of(session.last_step + 1), session.last_step))
+            cursor = cursor.moved_to(ReadPosition(self._attempt_of(session.last_step + 1), session.last_step))
             self._reader = PointReader(self._storage)
         elif session.last_step > cursor.row:
-            cursor = cursor.moved_to(Position(cursor.attempt, session.last_step))
+            cursor = cursor.moved_to(ReadPosition(cursor.attempt, session.last_step))
         self._write_cursor(cursor)
 
     def _attempt_of(self, row: int) -> int:
@@ -202,7 +202,7 @@ class Sender:
         cursor = self._read_cursor()
         first = self._first_row(1 << 62)
         if first <= cursor.row and session.rewind(first):
-            self._move(Position(cursor.attempt, first - 1))
+            self._move(ReadPosition(cursor.attempt, first - 1))
 
     def _close(self) -> None:
         session, self._session = self._session, None
@@ -226,7 +226,7 @@ class Sender:
         cursors.write(self._storage, self.name, cursor)
         self._cursor = cursor
 
-    def _move(self, position: Position) -> None:
+    def _move(self, position: ReadPosition) -> None:
         self._write_cursor(self._read_cursor().moved_to(position))
 
     # -- what is said

@@ -118,7 +118,7 @@ class Unstaged(Message, frozen=True, tag="unstaged"):
     row: int
 
 
-class Settled(Message, frozen=True, tag="settled"):
+class CheckpointSettled(Message, frozen=True, tag="settled"):
     """The checkpoint of ``row`` is committed at ``path``, or will never be, and ``error`` says why."""
 
     row: int
@@ -126,7 +126,7 @@ class Settled(Message, frozen=True, tag="settled"):
     error: str = ""
 
 
-class ReportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True):
     """One committed checkpoint, as a worker is told of it."""
 
     path: str
@@ -138,10 +138,10 @@ class Reported(Message, frozen=True, tag="reported"):
     """The answer to :class:`AskCheckpoints`, oldest first."""
 
     ask: int
-    checkpoints: list[ReportedCheckpoint]
+    checkpoints: list[CheckpointReply]
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class MessageRefused(Message, frozen=True, tag="refused"):
     """The run could not read a message of yours, and reads none any more: your function must end with this error."""
 
     reason: str

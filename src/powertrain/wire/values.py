@@ -42,7 +42,7 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True):
     xxh3: str = ""
 
 
-class Validation(msgspec.Struct, frozen=True, kw_only=True):
+class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How a checkpoint is to be validated, where ``report`` said more than "yes"."""
 
     #: Keyword arguments that go over the trainer's own.
@@ -51,7 +51,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 0.0
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's share of a checkpoint: staged on the rank's node when this is sent, not yet in storage."""
 
     #: The name that ``report`` was given; "" for the usual one of the row.
@@ -71,7 +71,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     #: True while the user's own upload function runs in the rank: :class:`Carried` tells where it put the files.
     pending: bool = False
     #: Asked for with ``report(validation=...)``: arguments for the function, merged over the trainer's.
-    validation: Validation | None = None
+    validation: ValidationRequest | None = None
     #: What goes into the manifest's extras: the same on every rank, or under keys of the rank's own.
     extras: dict[str, Any] = {}
 
@@ -84,7 +84,7 @@ class Point(Message, frozen=True, tag="point"):
     metrics: dict[str, Any]
     solo: bool = False
     barrier: bool = False
-    part: Part | None = None
+    part: CheckpointPart | None = None
     #: Rank 0's objects among the metrics: see :mod:`powertrain.values.kinds`.
     originals: dict[str, bytes] = {}
 

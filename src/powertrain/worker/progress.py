@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from powertrain.storage.boundaries import training_step
 from powertrain.wire.from_controller import Goto, Preemption
-from powertrain.worker.startup import Startup
+from powertrain.worker.startup import StartupStamps
 
 
 class Progress:
@@ -35,7 +35,7 @@ class Progress:
         #: What the rank waits for on its wire: see ``wire.Beat``.
         self.awaits = ""
         #: What comes before the first step.
-        self.startup = Startup()
+        self.startup = StartupStamps()
 
     def report(self) -> None:
         """A report was made."""
@@ -82,7 +82,7 @@ class Progress:
         self.reports = self.steps = self.batches = 0
         self.phase, self.awaits = "set-up", ""
         self.moved = time.monotonic()
-        self.startup = Startup()
+        self.startup = StartupStamps()
 
 
 #: This process's counters.
@@ -90,7 +90,7 @@ progress = Progress()
 
 
 @dataclass(frozen=True)
-class Crossing:
+class BoundaryCrossing:
     """What is to be done at a boundary, and what is known from there on."""
 
     #: "go", "stop" or "step": see ``wire.Goto``.
@@ -100,7 +100,7 @@ class Crossing:
     resize_to: int = 0
 
 
-_GO_ON = Crossing()
+_GO_ON = BoundaryCrossing()
 
 
 class Gate:
@@ -154,13 +154,13 @@ class Gate:
             self._hold = self._target = None
             self._changed.notify_all()
 
-    def cross(self) -> Crossing:
+    def cross(self) -> BoundaryCrossing:
         """Pass one boundary; returns what to do there. Training thread."""
         with self._changed:
             self._passed += 1
             return self._here() if self._hold is not None else _GO_ON
 
-    def stay(self, arrived: Callable[[int, int], None]) -> Crossing:
+    def stay(self, arrived: Callable[[int, int], None]) -> BoundaryCrossing:
         """Wait at a boundary that was reached with "step" to be sent on; ``arrived`` is told which. Training thread."""
         with self._changed:
             if self._hold is None:
@@ -171,7 +171,7 @@ class Gate:
                 arrived(self._hold, self._passed)
             return self._here()
 
-    def _here(self) -> Crossing:
+    def _here(self) -> BoundaryCrossing:
         self._changed.wait_for(lambda: self._hold is None or self._target is not None)
         target = self._target
         if self._hold is None or target is None:
@@ -182,7 +182,7 @@ class Gate:
             return _GO_ON
         elif target.action == "stop":
             self._hold = self._target = None
-        return Crossing(target.action, target.reason, target.preemption, target.resize_to)
+        return BoundaryCrossing(target.action, target.reason, target.preemption, target.resize_to)
 
 
 class StopRun(BaseException):
@@ -254,7 +254,7 @@ class Boundaries:
             if self._stop_reason:
                 raise StopRun(self._stop_reason)
 
-    def _take(self, crossing: Crossing) -> None:
+    def _take(self, crossing: BoundaryCrossing) -> None:
         self._steps = crossing.action == "step"
         if crossing.action == "stop":
             self._stop_reason = crossing.reason or "the run is ending"

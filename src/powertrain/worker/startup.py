@@ -18,7 +18,7 @@ from powertrain.wire.from_worker import FirstStep
 _WORTH_A_NAME = 1.0
 
 
-class Startup:
+class StartupStamps:
     """Stamps of one attempt by the process's own clock. The training thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -22,7 +22,7 @@ from powertrain.trace.recording import ring as recording_ring
 from powertrain.trace.recording.arrival import Arrival
 from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
 from powertrain.trace.recording.recorder import Recorder
-from powertrain.trace.stacks.whereabouts import Whereabouts
+from powertrain.trace.stacks.whereabouts import PlaceCounts
 from powertrain.wire.from_worker import Telemetry
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Tracing:
         self._is_over = False
         self._sent = 0
         self._facts: dict[str, Any] = dict(settings.facts)
-        self._seen = Whereabouts()
+        self._seen = PlaceCounts()
         now = time.monotonic()
         self._next_send, self._next_look, self._next_glance = now + _SEND_FIRST, now, now + _GLANCE_EVERY
         self._samples: list[bytes] = []

@@ -28,7 +28,7 @@ MOST_WARNINGS = 20
 Drop = Callable[[str, str], None]
 
 
-class Pending:
+class PendingValues:
     """Numbers on their way from a GPU: readable once ``event`` has happened."""
 
     __slots__ = ("_event", "_host")
@@ -51,7 +51,7 @@ class Pending:
 
 
 class PendingMetrics(dict[str, Any]):
-    """Metrics that hold at least one :class:`Pending`."""
+    """Metrics that hold at least one :class:`PendingValues`."""
 
 
 def warn_of_dropped(where: str, why: str) -> None:
@@ -228,7 +228,7 @@ class _Reading:
             raise NoPlainForm("is a tensor of complex numbers on a GPU")
         if tensor.is_cuda:
             self.found_pending = True
-            return Pending(tensor)
+            return PendingValues(tensor)
         return self.plain(tensor.item() if count == 1 else tensor.detach().tolist(), where)
 
     def _of_numpy(self, value: Any, where: str) -> Any:
@@ -272,7 +272,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _resolved(value: Any) -> Any:
-    if isinstance(value, Pending):
+    if isinstance(value, PendingValues):
         return value.wait()
     if isinstance(value, dict):
         return {key: _resolved(entry) for key, entry in value.items()}

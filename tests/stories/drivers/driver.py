@@ -235,7 +235,7 @@ def hang_in_a_callback() -> dict[str, Any]:
 def without_telemetry() -> dict[str, Any]:
     import stuck
 
-    return stuck.outcome_without("Telemetry", trainer(loops.never_at_a_boundary, "broken").fit)
+    return stuck.outcome_without("TelemetryWriter", trainer(loops.never_at_a_boundary, "broken").fit)
 
 
 def without_carriers() -> dict[str, Any]:

@@ -101,7 +101,7 @@ def claimed_elsewhere(objects: Mapping[str, Any], gather: Gather | None) -> Clai
 
 
 @dataclass(frozen=True)
-class View:
+class StateView:
     """A state as one rank sees it: its values, and under which name each of its tensors is stored."""
 
     values: Mapping[str, Any]
@@ -109,13 +109,13 @@ class View:
 
 
 def fitted(
-    view: View,
+    view: StateView,
     objects: Mapping[str, Any],
     by_rank: Mapping[int, Mapping[str, Any]],
     source: int,
     elsewhere: Claims,
     place_of: Callable[[str, int], str],
-) -> View:
+) -> StateView:
     """Return the view without what the objects of other ranks take, and with what other ranks have saved.
 
     Tensors that no rank takes stay in it, so that loading names them. ``by_rank`` has the values of the ranks that
@@ -142,7 +142,7 @@ def fitted(
         if name in needed or not (name in noted or elsewhere.covers(name))
     }
     stored.update({alias: place for alias, place in aliases.items() if alias in needed})
-    return View({**view.values, "objects": merged}, stored)
+    return StateView({**view.values, "objects": merged}, stored)
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:

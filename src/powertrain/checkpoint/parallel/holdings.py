@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from powertrain.checkpoint.state import capture
 from powertrain.checkpoint.state.encoding import Captured
 from powertrain.checkpoint.state.files import hole_in
-from powertrain.checkpoint.state.pieces import Piece, local_part, piece_of
+from powertrain.checkpoint.state.pieces import TensorPiece, local_part, piece_of
 from powertrain.errors import CheckpointError
 
 #: Gives every rank's value to all ranks, in the order of ranks.
@@ -115,10 +115,10 @@ class Holdings:
         return self.holders.get((name, (0,) * len(shape), shape), (0,))[0]
 
     @classmethod
-    def of(cls, by_rank: Sequence[Sequence[Piece]]) -> Holdings:
+    def of(cls, by_rank: Sequence[Sequence[TensorPiece]]) -> Holdings:
         """Join what each rank has listed; raises :class:`CheckpointError` where the lists contradict each other."""
         holders: dict[Part, list[int]] = {}
-        tensors: dict[str, tuple[int, Piece]] = {}
+        tensors: dict[str, tuple[int, TensorPiece]] = {}
         chunks: dict[str, list[ChunkStorageMetadata]] = {}
         for rank, pieces in enumerate(by_rank):
             for piece in pieces:
@@ -143,12 +143,12 @@ class Holdings:
         )
 
 
-def part_of(piece: Piece) -> Part:
+def part_of(piece: TensorPiece) -> Part:
     """Return which part of which tensor a piece is."""
     return piece.name, piece.offsets, piece.sizes
 
 
-def _check_whole(name: str, piece: Piece, chunks: list[ChunkStorageMetadata]) -> None:
+def _check_whole(name: str, piece: TensorPiece, chunks: list[ChunkStorageMetadata]) -> None:
     whole = TensorStorageMetadata(TensorProperties(dtype=piece.dtype), torch.Size(piece.shape), chunks)
     if (hole := hole_in(whole)) is not None:
         raise CheckpointError(
@@ -162,7 +162,7 @@ class Agreement:
     def __init__(self, gather: Gather) -> None:
         self._gather = gather
         self._form: object = None
-        self._pieces: dict[str, Piece] = {}
+        self._pieces: dict[str, TensorPiece] = {}
         self._digest = b""
         self._digests: list[bytes] = []
         self._holdings = Holdings()

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, SavePla
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from powertrain.checkpoint.state.files import Layout, StateFiles, write_file
+from powertrain.checkpoint.state.files import FileLayout, StateFiles, write_file
 from powertrain.checkpoint.state.pieces import file_name, piece_of, refuse_unwritable, volume_of
 from powertrain.errors import CheckpointError
 
@@ -47,7 +47,7 @@ class StateWriter(StorageWriter):
             source = planner.resolve_data(item)
             refuse_unwritable(item, source)
             sources[piece_of(item, source)] = source
-        layout = Layout(sources, self._rank, self._world_size)
+        layout = FileLayout(sources, self._rank, self._world_size)
         path = self._directory / file_name(self._rank)
         path.unlink(missing_ok=True)
         write_file(path, layout, [sources[piece] for piece in layout.pieces])

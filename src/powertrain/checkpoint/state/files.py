@@ -29,7 +29,7 @@ from powertrain.checkpoint.state.pieces import (
     SCHEMA,
     TABLE,
     THREAD_FROM_BYTES,
-    Piece,
+    TensorPiece,
     file_name,
     volume_of,
 )
@@ -37,10 +37,10 @@ from powertrain.errors import CheckpointError
 from powertrain.storage.files.descriptors import open_regular
 
 
-class Layout:
+class FileLayout:
     """Where each piece lies in a rank's file, and the file's header. Fixed as long as the pieces are."""
 
-    def __init__(self, pieces: Iterable[Piece], rank: int, world_size: int) -> None:
+    def __init__(self, pieces: Iterable[TensorPiece], rank: int, world_size: int) -> None:
         # Wide types first: then each begins at a multiple of its own size without a hole between.
         self.pieces = sorted(pieces, key=lambda piece: (-piece.dtype.itemsize, piece.name, piece.offsets))
         header: dict[str, Any] = {"__metadata__": {}}
@@ -65,14 +65,14 @@ class Layout:
         ]
 
 
-def _entry(piece: Piece, start: int) -> dict[str, Any]:
+def _entry(piece: TensorPiece, start: int) -> dict[str, Any]:
     """A line of the safetensors header."""
     known = DTYPE_NAMES.get(piece.dtype)
     shape = list(piece.sizes) if known is not None else [piece.bytes]
     return {"dtype": known or "U8", "shape": shape, "data_offsets": [start, start + piece.bytes]}
 
 
-def _row_of_table(piece: Piece) -> list[Any]:
+def _row_of_table(piece: TensorPiece) -> list[Any]:
     dtype = str(piece.dtype).removeprefix("torch.")
     return [piece.name, dtype, piece.shape, piece.offsets, piece.sizes, piece.sharded]
 
@@ -153,7 +153,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return stream
 
 
-def write_file(path: str | os.PathLike[str], layout: Layout, sources: Sequence[torch.Tensor]) -> None:
+def write_file(path: str | os.PathLike[str], layout: FileLayout, sources: Sequence[torch.Tensor]) -> None:
     """Write a rank's file as a plain file."""
     with open(path, "xb", buffering=0) as file, torch.no_grad():
         _write_all(file, memoryview(layout.header))
@@ -231,7 +231,7 @@ class StateFiles:
         ]
 
 
-def _join(tensors: dict[str, TensorStorageMetadata], piece: Piece, directory: Path) -> None:
+def _join(tensors: dict[str, TensorStorageMetadata], piece: TensorPiece, directory: Path) -> None:
     whole = tensors.setdefault(
         piece.name,
         TensorStorageMetadata(
@@ -318,12 +318,12 @@ def _read_table(directory: Path, rank: int) -> dict[str, Any]:
 
 def _stored_piece(
     path: Path, data: int, key: str, row: list[Any], header: dict[str, Any]
-) -> tuple[Piece, Stored]:
+) -> tuple[TensorPiece, Stored]:
     name, dtype_name, shape, offsets, sizes, sharded = row
     dtype = getattr(torch, dtype_name)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{dtype_name} is not a tensor dtype")
-    piece = Piece(name, dtype, tuple(shape), tuple(offsets), tuple(sizes), sharded=bool(sharded))
+    piece = TensorPiece(name, dtype, tuple(shape), tuple(offsets), tuple(sizes), sharded=bool(sharded))
     start, stop = header[key]["data_offsets"]
     if stop - start != piece.bytes or start < 0:
         raise ValueError(f"{key} has {stop - start} bytes instead of {piece.bytes}")

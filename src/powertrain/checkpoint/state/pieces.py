@@ -97,7 +97,7 @@ def holders(tensor: torch.Tensor, world_size: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """Rows of this rank's own part of one tensor, as they go into its file."""
 
     name: str
@@ -153,11 +153,11 @@ class SharePlanner(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._rank, self._world_size, self._own = rank, world_size, frozenset(own)
         self._together = together or {}
-        self.pieces: dict[MetadataIndex, Piece] = {}
+        self.pieces: dict[MetadataIndex, TensorPiece] = {}
 
     def create_local_plan(self) -> SavePlan:
         items = create_default_local_save_plan(self.state_dict, self.is_coordinator).items
-        lines: dict[tuple[int, ...], list[Piece]] = {}
+        lines: dict[tuple[int, ...], list[TensorPiece]] = {}
         for item in items:
             tensor = self.state_dict[item.index.fqn]
             refuse_unwritable(item, tensor)
@@ -176,13 +176,13 @@ class SharePlanner(DefaultSavePlanner):
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         return self.pieces[write_item.index].of(self.state_dict[write_item.index.fqn]).detach()
 
-    def _holders_of(self, piece: Piece, tensor: torch.Tensor) -> tuple[int, ...]:
+    def _holders_of(self, piece: TensorPiece, tensor: torch.Tensor) -> tuple[int, ...]:
         if piece.name in self._own:
             return (self._rank,)
         together = self._together.get((piece.name, piece.offsets, piece.sizes))
         return holders(tensor, self._world_size) if together is None else together
 
-    def _share(self, line: list[Piece], together: tuple[int, ...]) -> list[Piece]:
+    def _share(self, line: list[TensorPiece], together: tuple[int, ...]) -> list[TensorPiece]:
         """This rank's cut of the pieces that the ranks ``together`` have alike."""
         line = sorted(line, key=lambda piece: piece.name)
         sizes = [(_rows(piece), piece.bytes // _rows(piece)) for piece in line]
@@ -191,12 +191,12 @@ class SharePlanner(DefaultSavePlanner):
         return [piece for piece in shares if piece is not None]
 
 
-def _rows(piece: Piece) -> int:
+def _rows(piece: TensorPiece) -> int:
     """How many rows a piece can be cut into; one where it has no dimension or no row."""
     return max(1, piece.sizes[0]) if piece.sizes else 1
 
 
-def _cut(piece: Piece, start: int, stop: int) -> Piece | None:
+def _cut(piece: TensorPiece, start: int, stop: int) -> TensorPiece | None:
     """Rows [start, stop) of a piece; ``None`` where nothing is left to write."""
     if start >= stop:
         return None
@@ -212,11 +212,11 @@ def _cut(piece: Piece, start: int, stop: int) -> Piece | None:
     )
 
 
-def piece_of(item: WriteItem, tensor: torch.Tensor) -> Piece:
+def piece_of(item: WriteItem, tensor: torch.Tensor) -> TensorPiece:
     """The whole of what this rank has of ``tensor``, which ``item`` of torch's plan describes."""
     data = item.tensor_data
     assert data is not None
-    return Piece(
+    return TensorPiece(
         name=item.index.fqn,
         dtype=data.properties.dtype,
         shape=tuple(data.size),
@@ -226,7 +226,7 @@ def piece_of(item: WriteItem, tensor: torch.Tensor) -> Piece:
     )
 
 
-def _narrowed(item: WriteItem, index: MetadataIndex, piece: Piece) -> WriteItem:
+def _narrowed(item: WriteItem, index: MetadataIndex, piece: TensorPiece) -> WriteItem:
     assert item.tensor_data is not None
     chunk = ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=torch.Size(piece.sizes))
     return replace(item, index=index, tensor_data=replace(item.tensor_data, chunk=chunk))

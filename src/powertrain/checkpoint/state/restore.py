@@ -26,7 +26,7 @@ from powertrain.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Saved:
+class StoredState:
     """What is stored, as far as giving it back needs to know."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -46,7 +46,7 @@ class Restoring:
     finish: Callable[[], None]
 
 
-def restoring(objects: Mapping[str, Any], saved: Saved) -> list[Restoring]:
+def restoring(objects: Mapping[str, Any], saved: StoredState) -> list[Restoring]:
     """How each object gets its state back. Nothing is changed yet.
 
     Raises :class:`CheckpointError` where an object, a name or a shape is not what was saved.
@@ -67,7 +67,7 @@ def restoring(objects: Mapping[str, Any], saved: Saved) -> list[Restoring]:
     return parts
 
 
-def _unknown_object(name: str, saved: Saved) -> str:
+def _unknown_object(name: str, saved: StoredState) -> str:
     if name in saved.values["extras"]:
         return (
             f"{name!r} is a plain value in {saved.where}: it was not saved as an object with a state. load_state "
@@ -77,7 +77,7 @@ def _unknown_object(name: str, saved: Saved) -> str:
     return f"The state in {saved.where} has no {name!r}; it has {known}. Give each object the name it was saved under."
 
 
-def _check_shapes(owner: str, targets: Mapping[str, torch.Tensor], saved: Saved) -> None:
+def _check_shapes(owner: str, targets: Mapping[str, torch.Tensor], saved: StoredState) -> None:
     missing = [name for name in targets if name not in saved.shapes]
     if missing:
         raise CheckpointError(
@@ -97,20 +97,22 @@ def _check_shapes(owner: str, targets: Mapping[str, torch.Tensor], saved: Saved)
         )
 
 
-def _check_surplus(owner: str, prefix: str, wanted: Iterable[str], saved: Saved) -> None:
+def _check_surplus(owner: str, prefix: str, wanted: Iterable[str], saved: StoredState) -> None:
     surplus = {name for name in saved.shapes if name.startswith(prefix)} - set(wanted)
     if surplus:
         raise _surplus(owner, surplus, saved)
 
 
-def _surplus(owner: str, names: Iterable[str], saved: Saved) -> CheckpointError:
+def _surplus(owner: str, names: Iterable[str], saved: StoredState) -> CheckpointError:
     return CheckpointError(
         f"The state in {saved.where} does not fit {owner!r}, which lacks {listing(names)}. Was it saved with another "
         "model?"
     )
 
 
-def _fresh(names: Iterable[str], like: Mapping[str, torch.Tensor], saved: Saved) -> dict[str, torch.Tensor]:
+def _fresh(
+    names: Iterable[str], like: Mapping[str, torch.Tensor], saved: StoredState
+) -> dict[str, torch.Tensor]:
     """Memory for stored tensors: as the tensor of the same name in ``like`` has it, or else on the CPU."""
     targets = {}
     for name in names:
@@ -124,7 +126,7 @@ def _fresh(names: Iterable[str], like: Mapping[str, torch.Tensor], saved: Saved)
     return targets
 
 
-def _give_module(name: str, module: nn.Module, values: Any, saved: Saved, _names: Any) -> Restoring:
+def _give_module(name: str, module: nn.Module, values: Any, saved: StoredState, _names: Any) -> Restoring:
     inner = unwrapped(module)
     state = inner.state_dict()
     targets = {f"{name}.{plain_key(key)}": one for key, one in state.items() if isinstance(one, torch.Tensor)}
@@ -145,7 +147,7 @@ def _give_module(name: str, module: nn.Module, values: Any, saved: Saved, _names
 
 
 def _give_optimizer(
-    name: str, optimizer: Optimizer, values: Any, saved: Saved, names: dict[torch.Tensor, str]
+    name: str, optimizer: Optimizer, values: Any, saved: StoredState, names: dict[torch.Tensor, str]
 ) -> Restoring:
     own = named_parameters_of(optimizer, names)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -178,7 +180,7 @@ def _give_optimizer(
     return Restoring({**targets, **nested}, finish)
 
 
-def _like_parameter(parameter: torch.Tensor, stored: str, saved: Saved) -> torch.Tensor:
+def _like_parameter(parameter: torch.Tensor, stored: str, saved: StoredState) -> torch.Tensor:
     """Memory for one entry of an optimizer's state: laid out as its parameter where the shapes are equal."""
     shape, dtype = saved.shapes[stored], saved.dtypes[stored]
     if shape == tuple(parameter.shape) and len(shape):
@@ -191,7 +193,7 @@ def _like_parameter(parameter: torch.Tensor, stored: str, saved: Saved) -> torch
 
 
 def _matched_groups(
-    name: str, optimizer: Optimizer, own: list[str], groups: list[dict[str, Any]], saved: Saved
+    name: str, optimizer: Optimizer, own: list[str], groups: list[dict[str, Any]], saved: StoredState
 ) -> list[dict[str, Any]]:
     """The saved groups in the order of the optimizer's, each with this optimizer's own parameter numbers."""
     matched, number = [], 0
@@ -214,7 +216,7 @@ def _matched_groups(
     return matched
 
 
-def _give_stateful(name: str, value: Any, values: Any, saved: Saved, _names: Any) -> Restoring:
+def _give_stateful(name: str, value: Any, values: Any, saved: StoredState, _names: Any) -> Restoring:
     now = Captured()
     if needed := tensor_names(values):
         encode(value.state_dict(), name, now)
@@ -223,7 +225,7 @@ def _give_stateful(name: str, value: Any, values: Any, saved: Saved, _names: Any
 
 
 def _give_generator(
-    name: str, generator: torch.Generator, values: Any, saved: Saved, _names: Any
+    name: str, generator: torch.Generator, values: Any, saved: StoredState, _names: Any
 ) -> Restoring:
     targets = _fresh(tensor_names(values), {}, saved)
     return Restoring(targets, lambda: set_generator(generator, decode(values, targets)))
@@ -237,7 +239,7 @@ _GIVE: dict[str, Callable[..., Restoring]] = {
 }
 
 
-def extras_of(saved: Saved) -> tuple[dict[str, torch.Tensor], Callable[[], dict[str, Any]]]:
+def extras_of(saved: StoredState) -> tuple[dict[str, torch.Tensor], Callable[[], dict[str, Any]]]:
     """Memory for the tensors among the plain values, and what gives the values once it is filled."""
     values = saved.values["extras"]
     targets = _fresh(tensor_names(values), {}, saved)

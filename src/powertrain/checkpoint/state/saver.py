@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from powertrain.checkpoint.parallel.fitting import View, claimed_elsewhere, fitted, takes_only_a_part
+from powertrain.checkpoint.parallel.fitting import StateView, claimed_elsewhere, fitted, takes_only_a_part
 from powertrain.checkpoint.parallel.holdings import (
     Agreement,
     Holdings,
@@ -26,10 +26,10 @@ from powertrain.checkpoint.parallel.holdings import (
 from powertrain.checkpoint.state import capture, encoding, random_state, restore
 from powertrain.checkpoint.state.dcp import StateReader, read_into
 from powertrain.checkpoint.state.encoding import Captured
-from powertrain.checkpoint.state.files import Layout, copy_all, write_file
+from powertrain.checkpoint.state.files import FileLayout, copy_all, write_file
 from powertrain.checkpoint.state.pieces import SCHEMA, STATE_DIRECTORY, SharePlanner, file_name
-from powertrain.checkpoint.state.restore import Saved
-from powertrain.checkpoint.state.segments import Segment, Segments
+from powertrain.checkpoint.state.restore import StoredState
+from powertrain.checkpoint.state.segments import Segments, SharedMemorySegment
 from powertrain.errors import CheckpointError
 from powertrain.storage.files.descriptors import open_below
 
@@ -70,7 +70,7 @@ class StateSaver:
         self._segments = Segments(segments, f"rank-{rank:05d}", staging) if segments else None
         self._agreement: Agreement | None = None
         self._signature: object = None
-        self._layout = Layout([], rank, world_size)
+        self._layout = FileLayout([], rank, world_size)
         self._threads = threads
         self._said: set[str] = set()
 
@@ -136,10 +136,10 @@ class StateSaver:
         planner = SharePlanner(self._rank, self._world_size, alone, holdings.holders)
         planner.set_up_planner(tensors, None, self._rank == 0)
         planner.create_local_plan()
-        self._layout = Layout(planner.pieces.values(), self._rank, self._world_size)
+        self._layout = FileLayout(planner.pieces.values(), self._rank, self._world_size)
         self._signature = signature
 
-    def _segment(self) -> Segment | None:
+    def _segment(self) -> SharedMemorySegment | None:
         """A segment for this layout, ``None`` where there is no shared memory for it."""
         if self._segments is None:
             self._say_once("shared memory for staging cannot be had")
@@ -158,7 +158,7 @@ class StateSaver:
                 "In a container, start it with a larger /dev/shm (docker run --shm-size=...)."
             )
 
-    def _fill(self, segment: Segment, sources: list[torch.Tensor]) -> None:
+    def _fill(self, segment: SharedMemorySegment, sources: list[torch.Tensor]) -> None:
         if segment.layout is not self._layout:
             content = torch.frombuffer(segment.map, dtype=torch.uint8)
             content[: len(self._layout.header)] = torch.frombuffer(
@@ -200,7 +200,7 @@ class StateLoader:
             one: values if one == self._source else _read_values(place, one)
             for one in (range(files.world_size) if by_rank else [self._source])
         }
-        self._view = View(values, _seen_by(self._source, files.shapes))
+        self._view = StateView(values, _seen_by(self._source, files.shapes))
 
     def load(self, objects: Mapping[str, Any], *, generators: bool = True) -> dict[str, Any]:
         """Load the objects in place; returns the plain values that were saved beside them.
@@ -228,7 +228,7 @@ class StateLoader:
             random_state.restore_rng(rng, of_rng)
         return give_extras()
 
-    def _fitted(self, objects: Mapping[str, Any]) -> View:
+    def _fitted(self, objects: Mapping[str, Any]) -> StateView:
         """Return the state as these objects need it: in pipeline parallel training each rank takes a part."""
         gather = None
         if needs_agreement(objects, self._now_world_size) and takes_only_a_part(
@@ -248,10 +248,10 @@ class StateLoader:
             lambda name, rank: place if (place := own_name(name, rank)) in stored else name,
         )
 
-    def _saved(self, view: View) -> Saved:
+    def _saved(self, view: StateView) -> StoredState:
         files = self._reader.files
         shapes, dtypes = files.shapes, files.dtypes
-        return Saved(
+        return StoredState(
             shapes={name: shapes[stored] for name, stored in view.stored.items()},
             dtypes={name: dtypes[stored] for name, stored in view.stored.items()},
             sharded=frozenset(name for name, stored in view.stored.items() if stored in files.sharded),

@@ -29,7 +29,7 @@ _PLENTY = 4
 _TOUCHED_AT_ONCE = 64 * 2**20
 
 
-class Segment:
+class SharedMemorySegment:
     """One file in shared memory, mapped and locked by this process. Its pages are allocated from the start."""
 
     def __init__(self, path: str, descriptor: int, size: int) -> None:
@@ -47,7 +47,7 @@ class Segment:
         self._pinned: bool | None = None
 
     @classmethod
-    def create(cls, path: str, size: int) -> Segment:
+    def create(cls, path: str, size: int) -> SharedMemorySegment:
         """A new segment of ``size`` bytes; raises ``OSError`` (ENOSPC) where the memory cannot be had."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -61,7 +61,7 @@ class Segment:
             raise
 
     @classmethod
-    def adopt(cls, path: str) -> Segment | None:
+    def adopt(cls, path: str) -> SharedMemorySegment | None:
         """The segment of a process that has died; ``None`` while its process lives."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -144,15 +144,15 @@ class Segments:
         """``owner`` begins the names of this rank's files. ``staging`` is the directory below which links to them
         can lie; with it, segments that dead processes of this rank left are used again."""
         self._directory, self._owner, self._staging = directory, owner, staging
-        self._all: list[Segment] = []
+        self._all: list[SharedMemorySegment] = []
         self._ahead: threading.Thread | None = None
         self._closing = threading.Event()
         self._process = os.getpid()
 
-    def take(self, size: int) -> Segment:
+    def take(self, size: int) -> SharedMemorySegment:
         """A free segment of ``size`` bytes. Raises ``OSError`` (ENOSPC) where shared memory has no room for one.
 
-        It is free until :meth:`Segment.link_at` is called on it.
+        It is free until :meth:`SharedMemorySegment.link_at` is called on it.
         """
         if (found := self._free(size)) is not None:
             return found
@@ -166,7 +166,7 @@ class Segments:
         if (found := self._free(size)) is not None:
             return found
         self._require_room(size)
-        self._all.append(Segment.create(self._new_path(), size))
+        self._all.append(SharedMemorySegment.create(self._new_path(), size))
         return self._all[-1]
 
     def make_one_ahead(self, size: int) -> None:
@@ -193,7 +193,7 @@ class Segments:
             segment = self._all.pop()
             segment.close(remove=not segment.busy)
 
-    def _free(self, size: int) -> Segment | None:
+    def _free(self, size: int) -> SharedMemorySegment | None:
         return next((one for one in self._all if one.size == size and not one.busy), None)
 
     def _forget_other_sizes(self, size: int) -> None:
@@ -209,7 +209,7 @@ class Segments:
         mine = {segment.path for segment in self._all}
         needed: set[str] | None = None
         for path in sorted(Path(self._directory).glob(f"{self._owner}-*")):
-            if str(path) in mine or (segment := Segment.adopt(str(path))) is None:
+            if str(path) in mine or (segment := SharedMemorySegment.adopt(str(path))) is None:
                 continue
             # Looked at after the lock was got: its dead owner makes no more links.
             needed = set(_link_targets(self._staging)) if needed is None else needed
@@ -230,7 +230,7 @@ class Segments:
 
     def _make_spare(self, path: str, size: int) -> None:
         try:
-            spare = Segment.create(path, size)
+            spare = SharedMemorySegment.create(path, size)
         except OSError:
             return  # somebody else took the room; the next save will find out what to do
         spare.touch(self._closing)

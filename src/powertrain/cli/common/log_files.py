@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from powertrain.cli.common.finding import FoundRun
-from powertrain.cli.common.log_lines import Lines, last_matching, matches, read_pieces, start_of_last
+from powertrain.cli.common.log_lines import LineSplitter, last_matching, matches, read_pieces, start_of_last
 from powertrain.errors import StorageError
 from powertrain.storage import Storage
 from powertrain.storage.files.descriptors import open_below
@@ -89,7 +89,7 @@ class LogFiles:
 
 @dataclass
 class _Reading:
-    lines: Lines
+    lines: LineSplitter
     offset: int
 
 
@@ -112,7 +112,7 @@ class Readings:
             self._files.open(log) as file,
         ):  # it may just have been moved
             if reading is None:
-                reading = self._by_key[log.key] = _Reading(Lines(), self._begin(log, file, last))
+                reading = self._by_key[log.key] = _Reading(LineSplitter(), self._begin(log, file, last))
             file.seek(reading.offset)
             for piece in read_pieces(file):
                 reading.offset += len(piece)

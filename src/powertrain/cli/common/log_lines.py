@@ -19,7 +19,7 @@ LONGEST = 1 << 16
 _PIECE = 1 << 16
 
 
-class Lines:
+class LineSplitter:
     """Cuts what is fed to it into lines, without their ends."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def last_matching(file: BinaryIO, count: int, pattern: re.Pattern[str]) -> tuple
 
     A line that has not ended is left to be read on; where it matches so far, it is one of the ``count``.
     """
-    lines, found = Lines(), deque[bytes](maxlen=count)
+    lines, found = LineSplitter(), deque[bytes](maxlen=count)
     for piece in read_pieces(file):
         found.extend(line for line in lines.feed(piece) if matches(line, pattern))
     unfinished = b"".join(lines.finish())

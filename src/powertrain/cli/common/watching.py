@@ -16,7 +16,7 @@ from powertrain.cli.common.summaries import was_running
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
 from powertrain.run.record import journal
-from powertrain.run.record.journal_lines import Lines
+from powertrain.run.record.journal_lines import JournalLines
 from powertrain.storage import Storage
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, join_within, too_large
 from powertrain.storage.files.descriptors import open_below
@@ -78,7 +78,7 @@ class JournalTail:
             raise journal.unreadable(place, key, error) from error
         whole = new[: new.rfind(b"\n") + 1]
         self._read[key] = before + len(whole)
-        lines = Lines(decode=self._decode)
+        lines = JournalLines(decode=self._decode)
         lines.feed(whole)
         journal.warn_of_damage(place, key, lines.damaged)
         if before == 0 and self._found.live is None and not self._found.is_sweep:
@@ -86,7 +86,7 @@ class JournalTail:
         return lines.events
 
 
-class Watch:
+class RunWatch:
     """One run, looked at again and again. ``run`` is what its facts add up to so far."""
 
     def __init__(self, found: FoundRun) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from powertrain.data.loading.loader import Cut, Loader, Ready
+from powertrain.data.loading.loader import Cut, Loader, ReadyBatch
 from powertrain.data.rows.rows import Rows
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ class OpenEpoch(NamedTuple):
     """An epoch being read."""
 
     #: The batches, some at a time.
-    groups: Iterator[list[Ready[Any]]]
+    groups: Iterator[list[ReadyBatch[Any]]]
     #: What makes them: to be closed.
-    pipeline: Pipeline[Any, list[Ready[Any]]]
+    pipeline: Pipeline[Any, list[ReadyBatch[Any]]]
 
 
 def open_epoch(loader: Loader, start: Position, cut: Cut[Any], fills: bool) -> OpenEpoch:
@@ -36,7 +36,7 @@ def open_epoch(loader: Loader, start: Position, cut: Cut[Any], fills: bool) -> O
     return OpenEpoch(_filled(pipeline, cut), pipeline)
 
 
-def first_batch(epoch: OpenEpoch) -> Ready[Any] | None:
+def first_batch(epoch: OpenEpoch) -> ReadyBatch[Any] | None:
     """Return the first batch and read no more of the epoch; None where it has no batch."""
     try:
         return next((group[0] for group in epoch.groups if group), None)
@@ -48,7 +48,7 @@ def _unchanged(rows: Rows) -> Rows:
     return rows
 
 
-def _filled(groups: Iterator[list[Ready[Rows]]], cut: Cut[T]) -> Iterator[list[Ready[T]]]:
+def _filled(groups: Iterator[list[ReadyBatch[Rows]]], cut: Cut[T]) -> Iterator[list[ReadyBatch[T]]]:
     """Batches of the full size again, where rows were left out or added on the way."""
     from powertrain.data.rows.gather import concat_rows
 
@@ -68,5 +68,5 @@ def _filled(groups: Iterator[list[Ready[Rows]]], cut: Cut[T]) -> Iterator[list[R
         yield [_ready(concat_rows(left), cut, position)]
 
 
-def _ready(rows: Rows, cut: Cut[T], position: int) -> Ready[T]:
-    return Ready(cut.convert(rows), position, 1.0, len(rows), rows.nbytes)
+def _ready(rows: Rows, cut: Cut[T], position: int) -> ReadyBatch[T]:
+    return ReadyBatch(cut.convert(rows), position, 1.0, len(rows), rows.nbytes)

@@ -62,7 +62,7 @@ class Cut(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Ready(Generic[T]):
+class ReadyBatch(Generic[T]):
     """One batch of one rank."""
 
     batch: T
@@ -186,7 +186,7 @@ class Loader:
             return found
 
     def epoch(self, epoch: int, position: int, cut: Cut[T]) -> Pipeline[Any, Any]:
-        """The batches of this rank from ``position`` to the end of an epoch, as lists of :class:`Ready`."""
+        """The batches of this rank from ``position`` to the end of an epoch, as lists of :class:`ReadyBatch`."""
         order = self.order(epoch, cut.shuffle)
         mine = min(order.lanes, order.lanes // self.world_size + 2) if cut.global_batch >= order.lanes else 0
         open_at_once = 2 * (mine or order.lanes) + 8
@@ -316,7 +316,7 @@ class Loader:
 
     # -- batches
 
-    def _build(self, work: _Work, cut: Cut[T]) -> list[Ready[T]]:
+    def _build(self, work: _Work, cut: Cut[T]) -> list[ReadyBatch[T]]:
         """The batches of some steps."""
         group = work.steps
         rows, counts = self._read(work.pieces, cut.python_text)
@@ -338,8 +338,8 @@ class Loader:
         return ready
 
     @staticmethod
-    def _ready(rows: Rows, cut: Cut[T], step: _Step) -> Ready[T]:
-        return Ready(cut.convert(rows), step.position, step.weight, len(rows), rows.nbytes)
+    def _ready(rows: Rows, cut: Cut[T], step: _Step) -> ReadyBatch[T]:
+        return ReadyBatch(cut.convert(rows), step.position, step.weight, len(rows), rows.nbytes)
 
     def _tell_of_holes(self) -> None:
         """Say once that rows of a step are not as many as the step was cut to have."""

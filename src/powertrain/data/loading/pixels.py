@@ -72,7 +72,7 @@ class KeptColumn:
 
 
 @dataclass
-class Counters:
+class ImageCounters:
     """What was done to the images of a part. Read at any time, from any thread."""
 
     #: How many this process has decoded, and how many it found decoded.
@@ -90,7 +90,7 @@ class PixelCache:
         plan. Nothing is kept without a directory."""
         self._directory, self._identity = directory, identity
         self._blocks, self._part = blocks, part
-        self.counters = Counters()
+        self.counters = ImageCounters()
         self._all: list[KeptImages] = []
 
     def images(self, column: KeptColumn) -> KeptImages:
@@ -112,7 +112,7 @@ class KeptImages:
     """The images of one column, as far as they are decoded."""
 
     def __init__(
-        self, directory: CacheDirectory | None, name: str, rows: RowsOfPart, counters: Counters
+        self, directory: CacheDirectory | None, name: str, rows: RowsOfPart, counters: ImageCounters
     ) -> None:
         self._directory, self._name, self._rows, self._counters = directory, name, rows, counters
         self._changing = threading.Lock()

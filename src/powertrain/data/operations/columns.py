@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from powertrain.data.arguments import shortened, shown
 from powertrain.data.operations.calls import Setting
 from powertrain.data.operations.functions import kept_rows
-from powertrain.data.operations.operation import Applied, Apply, Operation, Piece
+from powertrain.data.operations.operation import Applied, Apply, Operation, RowPiece
 from powertrain.data.operations.returned import quoted
 from powertrain.data.rows.rows import Rows
 from powertrain.errors import DataError
@@ -39,7 +39,7 @@ class FilterExpression(Operation):
     def begin(self) -> Apply:
         return self._applied
 
-    def _applied(self, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, piece: RowPiece, setting: Setting) -> Applied:
         import pyarrow as pa
 
         from powertrain.data.rows.formats import to_arrow
@@ -74,7 +74,7 @@ class SelectColumns(Operation):
     def begin(self) -> Apply:
         return self._applied
 
-    def _applied(self, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, piece: RowPiece, setting: Setting) -> Applied:
         there = piece.rows.columns
         check_columns(self.name, self.columns, there)
         return Applied(piece.rows.with_columns({name: there[name] for name in self.columns}))
@@ -96,7 +96,7 @@ class DropColumns(Operation):
     def begin(self) -> Apply:
         return self._applied
 
-    def _applied(self, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, piece: RowPiece, setting: Setting) -> Applied:
         there = piece.rows.columns
         check_columns(self.name, self.columns, there)
         return Applied(
@@ -124,7 +124,7 @@ class RenameColumns(Operation):
     def begin(self) -> Apply:
         return self._applied
 
-    def _applied(self, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, piece: RowPiece, setting: Setting) -> Applied:
         rows = piece.rows
         names = renamed(list(rows.columns), self.names)
         new_name = dict(zip(rows.columns, names, strict=True))

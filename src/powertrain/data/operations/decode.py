@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from powertrain.data.operations.calls import FunctionFailed, Setting
 from powertrain.data.operations.columns import check_columns, without
-from powertrain.data.operations.operation import Applied, Apply, Operation, Piece
+from powertrain.data.operations.operation import Applied, Apply, Operation, RowPiece
 from powertrain.data.operations.returned import quoted
 from powertrain.data.sources.base import IMAGES
 
@@ -50,7 +50,7 @@ class DecodeImages(Operation):
         require_pillow()
         return self._applied
 
-    def _applied(self, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, piece: RowPiece, setting: Setting) -> Applied:
         from powertrain.data.operations.images import BadImage, decode_column
 
         columns, numbers = dict(piece.rows.columns), piece.rows.numbers

@@ -11,7 +11,7 @@ import numpy as np
 
 from powertrain.data.arguments import shown
 from powertrain.data.operations.calls import Call, Setting, name_of
-from powertrain.data.operations.operation import Applied, Apply, Operation, Piece
+from powertrain.data.operations.operation import Applied, Apply, Operation, RowPiece
 from powertrain.data.operations.returned import (
     check_row,
     drawn,
@@ -78,7 +78,7 @@ class _WithFunction(Operation):
         return lambda piece, setting: self._applied(call, piece, setting)
 
     @abstractmethod
-    def _applied(self, call: Call, piece: Piece, setting: Setting) -> Applied: ...
+    def _applied(self, call: Call, piece: RowPiece, setting: Setting) -> Applied: ...
 
 
 def _gives_callables(fn: Any) -> bool:
@@ -91,7 +91,7 @@ class MapRows(_WithFunction):
 
     verb: ClassVar[str] = "map"
 
-    def _applied(self, call: Call, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, call: Call, piece: RowPiece, setting: Setting) -> Applied:
         numbers = piece.rows.numbers
         made: list[Mapping[str, Any]] = []
         for index, returned in _each_row(call, piece, setting):
@@ -110,7 +110,7 @@ class FlatMap(_WithFunction):
     def keeps_count(self) -> bool:
         return False
 
-    def _applied(self, call: Call, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, call: Call, piece: RowPiece, setting: Setting) -> Applied:
         numbers = piece.rows.numbers
         made: list[Mapping[str, Any]] = []
         counts = np.zeros(len(piece.rows), np.int64)
@@ -138,7 +138,7 @@ class FilterRows(_WithFunction):
     def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
         return columns
 
-    def _applied(self, call: Call, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, call: Call, piece: RowPiece, setting: Setting) -> Applied:
         stays = np.zeros(len(piece.rows), bool)
         for index, returned in _each_row(call, piece, setting):
             try:
@@ -180,7 +180,7 @@ class MapBatches(_WithFunction):
     def keeps_count(self) -> bool:
         return not self.changes_count
 
-    def _applied(self, call: Call, piece: Piece, setting: Setting) -> Applied:
+    def _applied(self, call: Call, piece: RowPiece, setting: Setting) -> Applied:
         from powertrain.data.rows.gather import concat_rows
 
         numbers = piece.rows.numbers
@@ -210,7 +210,7 @@ class MapBatches(_WithFunction):
         )
 
 
-def _each_row(call: Call, piece: Piece, setting: Setting) -> Iterator[tuple[int, Any]]:
+def _each_row(call: Call, piece: RowPiece, setting: Setting) -> Iterator[tuple[int, Any]]:
     """What the function returns for each row, with the row's place."""
     from powertrain.data.rows.formats import row_dicts
 

@@ -21,7 +21,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowPiece:
     """Rows that an operation is given at once."""
 
     rows: Rows
@@ -33,7 +33,7 @@ class Piece:
 
 
 #: What an operation has become in a process. Raises FunctionFailed, or DataError where no function is to blame.
-Apply = Callable[[Piece, Setting], Applied]
+Apply = Callable[[RowPiece, Setting], Applied]
 
 
 class Operation(ABC):

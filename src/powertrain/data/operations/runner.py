@@ -9,7 +9,7 @@ import numpy as np
 from powertrain.data.operations.calls import FunctionFailed, Setting
 from powertrain.data.operations.decode import DecodeImages
 from powertrain.data.operations.operation import Applied, Operation
-from powertrain.data.operations.stages import Stage, Threads
+from powertrain.data.operations.stages import OperationStage, Threads
 from powertrain.data.plan.order import Ints
 from powertrain.data.rows.rows import Rows
 from powertrain.errors import DataError
@@ -34,7 +34,7 @@ class Runner:
         self._seed, self._name_row = seed, name_row
         self._threads = Threads(threads)
         self._stages = [
-            Stage(operation, position, max(1, operation.concurrency // max(1, local_world_size)))
+            OperationStage(operation, position, max(1, operation.concurrency // max(1, local_world_size)))
             for position, operation in enumerate(operations)
         ]
 
@@ -90,7 +90,7 @@ class Runner:
             stage.close()
         self._threads.close()
 
-    def _blamed(self, stage: Stage, rows: Rows, setting: Setting) -> Applied:
+    def _blamed(self, stage: OperationStage, rows: Rows, setting: Setting) -> Applied:
         from powertrain.data.operations.pool import PoolClosed
 
         try:

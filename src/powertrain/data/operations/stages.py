@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from powertrain.data.operations.calls import FunctionFailed, Setting, said
-from powertrain.data.operations.operation import Applied, Piece
+from powertrain.data.operations.operation import Applied, RowPiece
 from powertrain.data.operations.returned import quoted
 from powertrain.data.plan.order import Ints
 from powertrain.data.rows.rows import Rows
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from powertrain.data.operations.pool import ProcessPool
 
 
-class Stage:
+class OperationStage:
     """One operation where it is done: on the threads that ask, or in a pool of processes."""
 
     def __init__(self, operation: Operation, position: int, processes: int) -> None:
@@ -53,14 +53,14 @@ class Stage:
         if self._pool is not None:
             self._pool.close()
 
-    def _here(self, pieces: list[Piece], setting: Setting) -> list[Applied]:
+    def _here(self, pieces: list[RowPiece], setting: Setting) -> list[Applied]:
         with self._beginning:
             if self._apply is None:
                 self._apply = self.operation.begin()
             apply = self._apply
         return [apply(piece, setting) for piece in pieces]
 
-    def _in_processes(self, pieces: list[Piece], setting: Setting) -> list[Applied]:
+    def _in_processes(self, pieces: list[RowPiece], setting: Setting) -> list[Applied]:
         from powertrain.data.operations.pool import PoolClosed, ProcessDied
 
         there = Setting(setting.seed, setting.epoch, setting.position, own_process=True)
@@ -106,7 +106,7 @@ class _InProcess:
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
 
-    def __call__(self) -> Callable[[tuple[Piece, Setting]], Applied]:
+    def __call__(self) -> Callable[[tuple[RowPiece, Setting]], Applied]:
         """Raises :class:`FunctionFailed` where the user's modules or their class cannot be made ready here."""
         import cloudpickle
 
@@ -122,7 +122,7 @@ class _InProcess:
         return lambda task: _in_process(apply, *task)
 
 
-def _in_process(apply: Apply, piece: Piece, setting: Setting) -> Applied:
+def _in_process(apply: Apply, piece: RowPiece, setting: Setting) -> Applied:
     with _sendable_failures():
         return apply(piece, setting)
 
@@ -168,14 +168,14 @@ class Threads:
             self._executor, self._count = None, 1
 
 
-def _pieces(rows: Rows, batch_size: int | None, processes: int) -> list[Piece]:
+def _pieces(rows: Rows, batch_size: int | None, processes: int) -> list[RowPiece]:
     """What an operation is given at once: its batches, or where rows stand alone, a part for each process."""
     copies = _copies(rows.numbers)
     size = batch_size or -(-len(rows) // max(1, processes))
     if size >= len(rows):
-        return [Piece(rows, copies)]
+        return [RowPiece(rows, copies)]
     cuts = [slice(start, start + size) for start in range(0, len(rows), size)]
-    return [Piece(_cut(rows, cut), None if copies is None else copies[cut]) for cut in cuts]
+    return [RowPiece(_cut(rows, cut), None if copies is None else copies[cut]) for cut in cuts]
 
 
 def _cut(rows: Rows, cut: slice) -> Rows:
@@ -194,7 +194,7 @@ def _copies(numbers: Ints) -> Ints | None:
     return np.asarray(places - np.maximum.accumulate(firsts), np.int64)
 
 
-def _joined(pieces: list[Piece], done: list[Applied]) -> Applied:
+def _joined(pieces: list[RowPiece], done: list[Applied]) -> Applied:
     """The outcome of all pieces, in order."""
     from powertrain.data.rows.gather import concat_rows
 

@@ -69,7 +69,7 @@ def _numbered(tables: Iterable[pa.Table]) -> Iterator[Rows]:
 
 
 @dataclass(frozen=True)
-class Cut(Generic[T]):
+class StreamCut(Generic[T]):
     """How an epoch is cut into batches, and what becomes of each."""
 
     #: Rows of this rank's batches.

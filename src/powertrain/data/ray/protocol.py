@@ -51,7 +51,7 @@ def _as_stream(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-class Request:
+class FeedRequest:
     """One connection to a feed, and what comes over it."""
 
     def __init__(self, name: str, address: str, kind: bytes) -> None:

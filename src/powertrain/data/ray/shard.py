@@ -22,8 +22,8 @@ from powertrain.data.batch_arguments import LARGEST_BATCH
 from powertrain.data.batching import BATCH_SIZE, UNWATCHED, Watch, formatted, watched_copies
 from powertrain.data.loading.early_ends import EarlyEnds, is_look
 from powertrain.data.loading.pipeline import Pipeline
-from powertrain.data.ray.cutting import Cut, T
-from powertrain.data.ray.protocol import EPOCH, SCHEMA, Request
+from powertrain.data.ray.cutting import StreamCut, T
+from powertrain.data.ray.protocol import EPOCH, SCHEMA, FeedRequest
 from powertrain.data.rows.rows import Rows
 from powertrain.data.rows.tf_batches import TensorflowBatches
 from powertrain.errors import DataError
@@ -168,9 +168,9 @@ class StreamedShard(TensorflowBatches):
         tables = list(self.iter_batches(batch_format="pyarrow"))
         return from_arrow(tables or self.schema().empty_table())
 
-    def _cut(self, convert: Callable[[Rows], T], rows: int, keeps_rest: bool, prefetch: int) -> Cut[T]:
+    def _cut(self, convert: Callable[[Rows], T], rows: int, keeps_rest: bool, prefetch: int) -> StreamCut[T]:
         ahead = min(whole("prefetch_batches", prefetch, 0), LARGEST_BATCH)
-        return Cut(min(rows, LARGEST_BATCH), keeps_rest, convert, ahead)
+        return StreamCut(min(rows, LARGEST_BATCH), keeps_rest, convert, ahead)
 
     def _rows_of_batch(self, batch_size: int | None, global_batch_size: int | None) -> int:
         if global_batch_size is None:
@@ -229,7 +229,7 @@ class StreamedShard(TensorflowBatches):
                 f"The columns of the Ray dataset {self.name!r} cannot be asked for while an epoch waits for its first "
                 "rows. Call schema() before the loop, or after its first batch."
             )
-        request = Request(self.name, self._address, SCHEMA)
+        request = FeedRequest(self.name, self._address, SCHEMA)
         try:
             self._schema = next(request.tables()).schema
         finally:
@@ -299,7 +299,7 @@ class StreamedShard(TensorflowBatches):
         live = self._live() if self._live is not None else None
         return live if live is not None and not live.over else None
 
-    def _begin(self, cut: Cut[T], hand_out: Callable[[T], Any]) -> StreamedEpoch[T]:
+    def _begin(self, cut: StreamCut[T], hand_out: Callable[[T], Any]) -> StreamedEpoch[T]:
         live = self._live_epoch()
         if live is not None:
             live.give_up(
@@ -308,7 +308,7 @@ class StreamedShard(TensorflowBatches):
             )
         epoch = self._following()
         before = self._next  # None as long as a saved position may still be asked for
-        request = Request(self.name, self._address, EPOCH)
+        request = FeedRequest(self.name, self._address, EPOCH)
         self.early_ends.begin(epoch)
         self._next, self._given = epoch + 1, 0
         begun = StreamedEpoch(self, request, epoch, cut, hand_out)
@@ -336,7 +336,9 @@ def _keeps_rest(drop_last: bool, tail: str | None) -> bool:
     return not drop_last and tail != "drop"
 
 
-def _shuffled(cut: Cut[T], window: int | None, local_seed: int | None, seed: int | None) -> Cut[T]:
+def _shuffled(
+    cut: StreamCut[T], window: int | None, local_seed: int | None, seed: int | None
+) -> StreamCut[T]:
     if seed is not None or (local_seed is not None and window is None):
         raise DataError(
             "Ray decides the order of a dataset that is streamed, so a seed has no part in it. Call "
@@ -363,7 +365,7 @@ class StreamedBatches(Generic[T]):
     def __init__(
         self,
         shard: StreamedShard,
-        cut: Cut[T],
+        cut: StreamCut[T],
         hand_out: Callable[[T], Any] = lambda batch: batch,
     ) -> None:
         self._shard, self._cut, self._hand_out = shard, cut, hand_out
@@ -393,9 +395,9 @@ class StreamedEpoch(Generic[T]):
     def __init__(
         self,
         shard: StreamedShard,
-        request: Request,
+        request: FeedRequest,
         epoch: int,
-        cut: Cut[T],
+        cut: StreamCut[T],
         hand_out: Callable[[T], Any],
     ) -> None:
         self._shard, self._request, self._hand_out = shard, request, hand_out
@@ -506,7 +508,7 @@ class _Made(Generic[T]):
     seconds: float
 
 
-def _made(drawn: _Drawn, cut: Cut[T]) -> _Made[T]:
+def _made(drawn: _Drawn, cut: StreamCut[T]) -> _Made[T]:
     began = time.perf_counter()
     batch = cut.convert(drawn.rows)
     return _Made(batch, len(drawn.rows), drawn.seconds + time.perf_counter() - began)

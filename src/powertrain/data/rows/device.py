@@ -44,7 +44,7 @@ class Handle:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BufferLayout:
     """Where tensors lie in a buffer: those that are copied together first."""
 
     offsets: tuple[int, ...]
@@ -53,7 +53,7 @@ class Layout:
     total: int
 
 
-def lay_out(sizes: Sequence[int], alone: Sequence[bool]) -> Layout:
+def lay_out(sizes: Sequence[int], alone: Sequence[bool]) -> BufferLayout:
     """Give tensors of these many bytes their places: all aligned, none overlapping. ``alone`` says which are copied by
     themselves."""
     offsets, at, together = [0] * len(sizes), 0, 0
@@ -61,7 +61,7 @@ def lay_out(sizes: Sequence[int], alone: Sequence[bool]) -> Layout:
         offsets[index] = at
         at += -(-sizes[index] // _ALIGNMENT) * _ALIGNMENT
         together = together if alone[index] else at
-    return Layout(tuple(offsets), together, at)
+    return BufferLayout(tuple(offsets), together, at)
 
 
 @dataclass
@@ -159,7 +159,7 @@ class DeviceFeed:
         return handle.batch
 
     def _copy(
-        self, tensors: Sequence[torch.Tensor], layout: Layout, slot: _Slot
+        self, tensors: Sequence[torch.Tensor], layout: BufferLayout, slot: _Slot
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.cuda.Event]:
         """The tensors on the device, the memory they are in, and the event of their copies."""
         import torch

@@ -12,7 +12,7 @@ import numpy as np
 from powertrain.diagnosis import words
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.tables.samples import Samples, by_host
-from powertrain.diagnosis.tables.steps import Steps
+from powertrain.diagnosis.tables.steps import StepTable
 from powertrain.run.health.hang_report import rank_names
 from powertrain.trace.machine.samples import HARDWARE, POWER, THERMAL, THROTTLE_WORDS
 from powertrain.trace.recording import phases
@@ -34,7 +34,7 @@ _CORES_OF_OTHERS = 0.25
 _STOLEN = 0.05
 
 
-def find(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
+def find(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
     """What is wrong with the machines; nothing where nothing is, or where too little was recorded to say."""
     training = {rank: looks.while_training() for rank, looks in samples.items()}
     return [
@@ -49,7 +49,7 @@ def find(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
 # --------------------------------------------------------------------------- GPUs
 
 
-def _idle_gpus(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
+def _idle_gpus(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
     """One finding for all ranks whose GPU waits for them more than it works."""
     busy = {rank: _median_busy(samples[rank]) for rank in sorted(samples)}
     idle = tuple(rank for rank, part in busy.items() if part < BUSY)
@@ -89,7 +89,7 @@ def _median_busy(looks: Samples) -> float:
     return float(np.median(busy)) if len(busy) >= LEAST_LOOKS else math.inf
 
 
-def _longest_host_phase(steps: Steps, ranks: Sequence[int]) -> str:
+def _longest_host_phase(steps: StepTable, ranks: Sequence[int]) -> str:
     """Which of the phases without a device takes longest on these ranks, "" where none takes a fifth of the time."""
     columns = [column for column, rank in enumerate(steps.ranks) if rank in ranks]
     spent = np.nan_to_num(steps.phases[:, columns]).sum(axis=(0, 1))

@@ -1,7 +1,7 @@
 """Memory: too little of it left, more of it with every step, and ranks that need unequally much.
 
-What memory a step leaves in use is recorded with the step (``Steps.memory``, the device's), what the process and the
-machine use is looked at every second or so (:class:`Samples`).
+The memory of the device that a step leaves in use is recorded with the step (``StepTable.memory``); that of the
+process and of the machine is sampled about every second (:class:`Samples`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from powertrain.diagnosis import words
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.rules.trend import LEAST_VALUES, Trend, steady_growth
 from powertrain.diagnosis.tables.samples import Samples, by_host
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.run.health.hang_report import rank_names
 
 #: From here on memory is short: the part of the machine or device in use.
@@ -47,7 +47,7 @@ _DEVICE_DIFFERENCE = 64.0
 _HOST_DIFFERENCE = 256.0
 
 
-def find(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
+def find(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
     """What is wrong with memory; nothing where nothing is, or where too little was recorded to say."""
     with np.errstate(all="ignore"):
         return [
@@ -105,7 +105,7 @@ def _leaks_of_host(ranks: Sequence[Samples]) -> list[_Growing]:
     ]
 
 
-def _device_creep(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
+def _device_creep(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
     growing = []
     for series in _device_memory(steps, samples):
         if trend := _worth_telling(steady_growth(series.against, series.memory)):
@@ -128,7 +128,7 @@ class _Series(NamedTuple):
     seconds: Floats
 
 
-def _device_memory(steps: Steps, samples: Mapping[int, Samples]) -> Iterator[_Series]:
+def _device_memory(steps: StepTable, samples: Mapping[int, Samples]) -> Iterator[_Series]:
     """Of each rank after its start-up: as its steps left it, else as it was looked at."""
     begin = int(len(steps) * _STARTUP)
     columns = {rank: column for column, rank in enumerate(steps.ranks)}
@@ -249,7 +249,7 @@ def _host_pressure(samples: Mapping[int, Samples]) -> list[Finding]:
     ]
 
 
-def _device_pressure(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
+def _device_pressure(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
     """One finding for all ranks whose device is short of memory."""
     short: list[tuple[float, float, Samples]] = []
     for rank in sorted(samples):
@@ -307,7 +307,7 @@ def _peak_when_full(used: Floats) -> float:
     return float(used.max()) if ended_full or np.sum(used > FULL) >= _FULL_LOOKS else 0.0
 
 
-def _tensor_peak(steps: Steps, rank: int) -> float:
+def _tensor_peak(steps: StepTable, rank: int) -> float:
     """The most MiB of tensors a step had at a time, 0 where that is not known."""
     if rank not in steps.ranks or not len(steps):
         return 0.0
@@ -322,13 +322,13 @@ def _severity_when_full(full: float) -> str:
 # --------------------------------------------------------------------------- imbalance
 
 
-def _device_imbalance(steps: Steps) -> list[Finding]:
+def _device_imbalance(steps: StepTable) -> list[Finding]:
     known = np.where(steps.peak_memory > 0, steps.peak_memory, steps.memory)
     begin = int(len(steps) * _STARTUP)
     return _imbalance("device", steps, _positive(known[begin:]), _DEVICE_DIFFERENCE, "warning")
 
 
-def _host_imbalance(steps: Steps, samples: Mapping[int, Samples]) -> list[Finding]:
+def _host_imbalance(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
     """Of the ranks' own memory. Only where no device is: beside one it is of no matter how the rest is spread."""
     if np.any(steps.memory > 0) or np.any(steps.peak_memory > 0) or len(steps.ranks) < 2:
         return []
@@ -340,7 +340,7 @@ def _host_imbalance(steps: Steps, samples: Mapping[int, Samples]) -> list[Findin
     return _imbalance("host", steps, memory, _HOST_DIFFERENCE, "info")
 
 
-def _imbalance(where: str, steps: Steps, memory: Floats, least: float, severity: str) -> list[Finding]:
+def _imbalance(where: str, steps: StepTable, memory: Floats, least: float, severity: str) -> list[Finding]:
     """Ranks whose column of ``memory`` (rows, ranks) stays above the median of the other columns."""
     if memory.shape[0] < _LEAST_ROWS or memory.shape[1] < 2:
         return []

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powertrain.diagnosis.tables import statistics
-from powertrain.diagnosis.tables.settled import Settled
+from powertrain.diagnosis.tables.settled import SettledSteps
 from powertrain.diagnosis.tables.steps import Floats
 from powertrain.trace.recording import phases
 
@@ -50,7 +50,7 @@ class Periodic:
     cost: float
 
 
-def find(settled: Settled) -> list[Periodic]:
+def find(settled: SettledSteps) -> list[Periodic]:
     """Spikes at equal distances, the costliest first; of phases that grow in the same steps the costliest alone."""
     first = _first_of_unbroken(settled)
     critical = settled.critical[first:]
@@ -98,7 +98,7 @@ def _costliest(series: Floats, held_up: Floats, step: float) -> _Spikes | None:
     return best
 
 
-def _first_of_unbroken(settled: Settled) -> int:
+def _first_of_unbroken(settled: SettledSteps) -> int:
     """The first row from which on no step is missing or stands for several."""
     if len(settled.numbers) < 2:
         return 0
@@ -155,7 +155,7 @@ def _by_chance(hits: int, slots: int, spikes: int, count: int) -> float:
     return statistics.sign_test(hits, slots, elsewhere) * tries
 
 
-def _placed(settled: Settled, phase: int, spikes: _Spikes, first: int) -> Periodic | None:
+def _placed(settled: SettledSteps, phase: int, spikes: _Spikes, first: int) -> Periodic | None:
     """With the ranks on which the phase grows; None where ranks or sizes differ from one to the next, as hiccups do.
 
     Rows count from ``first``.

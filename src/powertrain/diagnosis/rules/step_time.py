@@ -17,8 +17,8 @@ from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.rules import spikes
 from powertrain.diagnosis.rules.spikes import Rows
 from powertrain.diagnosis.tables import statistics
-from powertrain.diagnosis.tables.settled import DOING, LEAST_STEPS, WINDOW, Settled, settled
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.tables.settled import DOING, LEAST_STEPS, WINDOW, SettledSteps, settled
+from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.diagnosis.words import seconds, share
 from powertrain.trace.recording import phases
 
@@ -49,7 +49,7 @@ _MOST_WORKERS = 64
 _REPORT_SHARE = 0.05
 
 
-def find(steps: Steps, seen: Mapping[str, str] | None = None, cores: float = 0.0) -> list[Finding]:
+def find(steps: StepTable, seen: Mapping[str, str] | None = None, cores: float = 0.0) -> list[Finding]:
     """What the run is bound by, the costliest first; ``incomplete`` alone where there are too few steps to say.
 
     ``seen`` has for names of phases where in the user's code they were mostly seen ("train.py:31 in evaluate");
@@ -78,7 +78,7 @@ def _is_burst(spike: spikes.Periodic) -> bool:
     return spike.phase == phases.INPUT and spike.period <= _BURST
 
 
-def _too_few(run: Settled) -> Finding:
+def _too_few(run: SettledSteps) -> Finding:
     count = len(run.steps)
     said = f"only {count} step{'s' if count > 1 else ''}" if count else "no step"
     return Finding(
@@ -91,7 +91,7 @@ def _too_few(run: Settled) -> Finding:
 
 
 def _bounds(
-    run: Settled, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str], cores: float
+    run: SettledSteps, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str], cores: float
 ) -> list[Finding]:
     """Phases that take too much of every step. Steps with a periodic spike do not count: they are named by that."""
     rows = np.arange(len(run.numbers))
@@ -112,7 +112,7 @@ def _bounds(
     return findings + _checkpoint_bound(run, periodic, lines)
 
 
-def _spent_by_every_rank(run: Settled, phase: int, rows: Rows) -> Floats:
+def _spent_by_every_rank(run: SettledSteps, phase: int, rows: Rows) -> Floats:
     """Of windows of steps, in seconds a step.
 
     Processes of a loader deliver in bursts, and those of ranks come in different steps: each rank waits in its own, all
@@ -125,7 +125,7 @@ def _spent_by_every_rank(run: Settled, phase: int, rows: Rows) -> Floats:
     return statistics.window_means(run.common()[rows, phase], WINDOW)
 
 
-def _mean_of_every_rank(run: Settled, phase: int, rows: Rows | None) -> tuple[str, float]:
+def _mean_of_every_rank(run: SettledSteps, phase: int, rows: Rows | None) -> tuple[str, float]:
     """Mean seconds a step that every rank spends in ``phase``, and a word for what that is to the mean of all ranks.
 
     ``rows`` are steps to look at, where others are named as spikes of the same phase.
@@ -139,7 +139,9 @@ def _mean_of_every_rank(run: Settled, phase: int, rows: Rows | None) -> tuple[st
     return ("" if is_all_of_it else "at least "), min(time, run.mean_of(phase))
 
 
-def _bound(run: Settled, phase: int, rows: Rows | None, lines: Mapping[str, str], cores: float) -> Finding:
+def _bound(
+    run: SettledSteps, phase: int, rows: Rows | None, lines: Mapping[str, str], cores: float
+) -> Finding:
     name, step = phases.NAMES[phase], run.mean_step
     at_least, time = _mean_of_every_rank(run, phase, rows)
     part = run.share_of_step(time)
@@ -189,7 +191,7 @@ def _accumulation(time: float, rest: float) -> int:
     return min(64, max(2, math.ceil(9.0 * time / max(rest, 1e-6))))
 
 
-def _pageable(run: Settled) -> bool:
+def _pageable(run: SettledSteps) -> bool:
     flags = run.steps.flags[run.begins :]
     return bool(flags.size) and bool(((flags & phases.PAGEABLE) != 0).mean(axis=0).max() >= 0.5)
 
@@ -200,7 +202,7 @@ def _transfer_advice(pageable: bool, saved: str) -> str:
     return f"Send less: smaller types (uint8 pixels, 16-bit floats) turned to floats on the device; {saved}."
 
 
-def _loader_advice(run: Settled, step: float, rest: float, cores: float) -> tuple[str, dict[str, Any]]:
+def _loader_advice(run: SettledSteps, step: float, rest: float, cores: float) -> tuple[str, dict[str, Any]]:
     """What would hide the loading, sized from how long making a batch takes and how long the rest of a step does."""
     rest = max(rest, 0.02 * step)
     fetches = _fetches(run)
@@ -240,19 +242,19 @@ def _cores(cores: float) -> str:
     return "one core" if cores == 1 else f"{cores:.3g} cores"
 
 
-def _fetches(run: Settled) -> Floats:
+def _fetches(run: SettledSteps) -> Floats:
     """(steps, ranks): how long making the batches of a step took, wherever that was."""
     return np.asarray(np.nan_to_num(run.steps.fetch[run.begins :], posinf=0.0, neginf=0.0), np.float64)
 
 
-def _made_in_loop(run: Settled) -> bool:
+def _made_in_loop(run: SettledSteps) -> bool:
     """Whether the training thread makes its batches itself: then it waits for as long as that takes."""
     fetches, waited = _fetches(run), run.table[:, :, phases.INPUT]
     return bool(np.abs(fetches - waited).sum() <= 0.25 * fetches.sum())
 
 
 def _checkpoint_bound(
-    run: Settled, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str]
+    run: SettledSteps, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str]
 ) -> list[Finding]:
     """What reports and checkpoints add to the rank that is last, which may be one rank that saves for all."""
     work = run.work()
@@ -295,7 +297,7 @@ def _checkpoint_bound(
     ]
 
 
-def _unseen_phases(run: Settled) -> list[Finding]:
+def _unseen_phases(run: SettledSteps) -> list[Finding]:
     """A phase that must have been there but was not seen: its time lies in another."""
     present = run.table.sum(axis=(0, 1)) > 0
     missing = None
@@ -318,7 +320,7 @@ def _unseen_phases(run: Settled) -> list[Finding]:
     ]
 
 
-def _compute_bound(run: Settled, otherwise_bound: bool, lines: Mapping[str, str]) -> list[Finding]:
+def _compute_bound(run: SettledSteps, otherwise_bound: bool, lines: Mapping[str, str]) -> list[Finding]:
     """The largest part of the computing, where a run does little else or that part is not the model's."""
     table = run.common()
     times = {phase: _usual(table[:, phase]) for phase in _COMPUTE}
@@ -380,7 +382,7 @@ def _usual(values: Floats) -> float:
     return statistics.median(statistics.window_means(values, WINDOW))
 
 
-def _slow_start(run: Settled) -> list[Finding]:
+def _slow_start(run: SettledSteps) -> list[Finding]:
     """The first batch, or what else the first steps took much longer for; other ranks' waiting for it is an echo."""
     if not run.start_up:
         return []
@@ -398,7 +400,7 @@ def _slow_start(run: Settled) -> list[Finding]:
     return []
 
 
-def _slow_first(run: Settled, phase: int, beyond: Floats, whole: float) -> Finding:
+def _slow_first(run: SettledSteps, phase: int, beyond: Floats, whole: float) -> Finding:
     name = phases.NAMES[phase]
     took = float(beyond.max())
     columns = np.flatnonzero(beyond >= 0.5 * took).tolist()
@@ -429,7 +431,7 @@ def _slow_first(run: Settled, phase: int, beyond: Floats, whole: float) -> Findi
     )
 
 
-def _spike(run: Settled, spike: spikes.Periodic, lines: Mapping[str, str]) -> Finding:
+def _spike(run: SettledSteps, spike: spikes.Periodic, lines: Mapping[str, str]) -> Finding:
     name = phases.NAMES[spike.phase]
     alone = len(spike.columns) < len(run.steps.ranks)
     lines = {} if alone else lines  # which are those of one rank, perhaps another

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from powertrain.diagnosis.tables import statistics
-from powertrain.diagnosis.tables.steps import Floats, Steps
+from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.trace.recording import phases
 
 #: Fewer steps say nothing about a run, nor do fewer after its start-up.
@@ -42,10 +42,10 @@ _BEFORE_THE_DEVICE = (phases.OUTSIDE, phases.REPORT, phases.INPUT)
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledSteps:
     """Steps after start-up. Columns are places in ``steps.ranks``; rows are places in ``numbers``."""
 
-    steps: Steps
+    steps: StepTable
     #: Rows of ``steps`` that belong to start-up, and the first of those that are judged: later, where older steps were
     #: thinned, because what is left of them is not what they were like on average.
     start_up: int
@@ -148,14 +148,14 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
 
 
-def settled(steps: Steps) -> Settled:
+def settled(steps: StepTable) -> SettledSteps:
     """What is left of ``steps`` once start-up is cut off; never raises, whatever the numbers are."""
     table = spent(steps)
     between = _between_meetings(table, steps)
     critical = _critical(between)
     cut = _start_up(critical, steps)
     begins = max(cut, _first_unbroken(steps))
-    return Settled(
+    return SettledSteps(
         steps=steps,
         start_up=cut,
         begins=begins,
@@ -168,14 +168,14 @@ def settled(steps: Steps) -> Settled:
     )
 
 
-def _first_unbroken(steps: Steps) -> int:
+def _first_unbroken(steps: StepTable) -> int:
     """The first row from which on no step is missing; 0 where too few come after it to judge by them alone."""
     gaps = np.flatnonzero(np.diff(steps.numbers) > 1)
     first = int(gaps[-1]) + 1 if len(gaps) else 0
     return first if len(steps) - first >= _LEAST_UNBROKEN else 0
 
 
-def spent(steps: Steps) -> Floats:
+def spent(steps: StepTable) -> Floats:
     """(steps, ranks, phases): where the time went.
 
     Without a device that is what the threads did. With one, a thread runs ahead and then waits somewhere for it: the
@@ -220,7 +220,7 @@ def _shared_out(wanted: Floats, available: Floats) -> Floats:
     return np.asarray(wanted * part[:, :, None], np.float64)
 
 
-def _between_meetings(table: Floats, steps: Steps) -> Floats:
+def _between_meetings(table: Floats, steps: StepTable) -> Floats:
     between = table.copy()
     follows = np.flatnonzero(np.diff(steps.numbers) == 1) + 1
     between[follows, :, phases.OPTIMIZER] = table[follows - 1, :, phases.OPTIMIZER]
@@ -234,7 +234,7 @@ def _critical(between: Floats) -> Floats:
     return np.asarray((between.sum(axis=2) - meeting).max(axis=1) + meeting.min(axis=1), np.float64)
 
 
-def _start_up(critical: Floats, steps: Steps) -> int:
+def _start_up(critical: Floats, steps: StepTable) -> int:
     """How many rows belong to start-up: the first step of an attempt always, then those longer than a usual one.
 
     It goes on over a single quick step, as long as two of the next three are slow.

@@ -49,7 +49,7 @@ class ChangePoint(NamedTuple):
     explained: float
 
 
-class Line(NamedTuple):
+class TrendLine(NamedTuple):
     slope: float
     intercept: float
 
@@ -204,7 +204,7 @@ def change_point(values: ArrayLike, least: int = 3) -> ChangePoint | None:
     )
 
 
-def theil_sen(x: ArrayLike, y: ArrayLike) -> Line:
+def theil_sen(x: ArrayLike, y: ArrayLike) -> TrendLine:
     """The line whose slope is the median over all pairs of points: up to 29 % of them may be anything.
 
     Long series are compared through the medians of blocks. A slope of 0.0 where fewer than two places differ.
@@ -212,9 +212,9 @@ def theil_sen(x: ArrayLike, y: ArrayLike) -> Line:
     places, values = _block_medians(x, y, _PAIRED)
     slopes = _pair_slopes(places, values)
     if not slopes.size:
-        return Line(0.0, median(values))
+        return TrendLine(0.0, median(values))
     slope = float(np.median(slopes))
-    return Line(slope, float(np.median(values - slope * places)))
+    return TrendLine(slope, float(np.median(values - slope * places)))
 
 
 def slope_interval(x: ArrayLike, y: ArrayLike, confidence: float = 0.95, blocks: int = 16) -> Interval:

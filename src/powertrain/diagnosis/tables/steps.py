@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepTable:
     """The steps that every rank of one attempt has recorded, aligned by their number.
 
     Durations are seconds and were taken on each rank's own clock: they are compared across ranks, the times at which
@@ -51,7 +51,7 @@ class Steps:
         return len(self.numbers)
 
 
-def aligned(records: Mapping[int, NDArray[np.void]], hosts: Mapping[int, str]) -> Steps:
+def aligned(records: Mapping[int, NDArray[np.void]], hosts: Mapping[int, str]) -> StepTable:
     """The steps that all ranks have, from each rank's records (of dtype :data:`RECORD`, in any order, repeats allowed).
 
     Steps that only some ranks have recorded are left out: they were cut off, or are still to come.
@@ -70,7 +70,7 @@ def aligned(records: Mapping[int, NDArray[np.void]], hosts: Mapping[int, str]) -
         return np.asarray(column(name), np.float64)
 
     shape = (len(common), len(ranks), phases.COUNT)
-    return Steps(
+    return StepTable(
         ranks=ranks,
         hosts=tuple(hosts.get(rank, "") for rank in ranks),
         numbers=common.astype(np.int64),

@@ -119,7 +119,7 @@ class LocalEngine:
         resources.check(self._machine, count, shape)
         self._replace_killed_server()
         claim = LocalClaim(f"local-{next(_numbers)}", count, shape)
-        request = ledger.Request(
+        request = ledger.SlotRequest(
             id=claim.id,
             owner=self._owner,
             run=self._run,

@@ -46,7 +46,7 @@ ReasonSink = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class SlotRequest:
     """``count`` slots of one shape, wanted whole."""
 
     id: str
@@ -70,7 +70,7 @@ class Request:
 
 @dataclass(eq=False)
 class _Waiting:
-    request: Request
+    request: SlotRequest
     granted: GrantSink
     tell: ReasonSink
     number: int = 0
@@ -109,7 +109,7 @@ class _Waiting:
 
 @dataclass(eq=False)
 class _Held:
-    request: Request
+    request: SlotRequest
     slots: int
     gpus: tuple[str, ...]
     file: claims.OwnFile
@@ -169,7 +169,7 @@ class Ledger:
         #: What the thread waits at; None while there is none.
         self._changes: DirectoryWatch | None = None
 
-    def claim(self, request: Request, granted: GrantSink, waits: ReasonSink) -> None:
+    def claim(self, request: SlotRequest, granted: GrantSink, waits: ReasonSink) -> None:
         """Take what is wanted, or wait in line for it.
 
         Raises :class:`EngineError`, with nothing held or queued, where claims cannot be written down.

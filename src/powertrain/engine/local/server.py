@@ -62,7 +62,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     shielded: bool = False
 
 
-class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class KillWorker(msgspec.Struct, frozen=True, kw_only=True, tag="Kill"):
     id: str
     signal: int
 
@@ -74,10 +74,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     paths: list[str]
 
 
-Command = Union[Fork, Kill, Sweep]
+Command = Union[Fork, KillWorker, Sweep]
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ServerReady(msgspec.Struct, frozen=True, kw_only=True, tag="Ready"):
     seconds: float
     #: How many of them went into imports, which are the last thing that it does before.
     imports: float = 0.0
@@ -88,7 +88,7 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="Ended"):
     id: str
     pid: int
     code: int
@@ -96,12 +96,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Signalled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to ``Kill``: the signal was sent, so this process does not hang."""
+    """The answer to ``KillWorker``: the signal was sent, so this process does not hang."""
 
     id: str
 
 
-Report = Union[Ready, Forked, Ended, Signalled]
+Report = Union[ServerReady, Forked, WorkerEnded, Signalled]
 
 encode = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(Report).decode
@@ -123,7 +123,7 @@ def serve(control: socket.socket, driver: int, started: float, preload: Sequence
         began = time.monotonic()
         _preload(preload)
         imports = time.monotonic() - began
-        _Server(control, driver).loop(Ready(seconds=time.time() - started, imports=imports))
+        _Server(control, driver).loop(ServerReady(seconds=time.time() - started, imports=imports))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -163,7 +163,7 @@ class _Server:
         self._sweeps: dict[str, list[str]] = {}
         self._core = fork_server.ForkServer(control, driver)
 
-    def loop(self, warmed: Ready) -> None:
+    def loop(self, warmed: ServerReady) -> None:
         self._tell(warmed)
         while True:
             ready = self._core.wait(_LOOK_EVERY if self._workers else None)
@@ -186,7 +186,7 @@ class _Server:
         command = _decode_command(data)
         if isinstance(command, Fork):
             self._fork(command, *descriptors)
-        elif isinstance(command, Kill):
+        elif isinstance(command, KillWorker):
             self._kill(command)
         elif command.paths:
             self._sweeps[command.id] = command.paths
@@ -205,7 +205,7 @@ class _Server:
         self._oom.began(pid, before)
         self._tell(Forked(id=command.id, pid=pid))
 
-    def _kill(self, command: Kill) -> None:
+    def _kill(self, command: KillWorker) -> None:
         for pid, id in self._workers.items():
             if id == command.id:
                 if command.signal == signal.SIGKILL:
@@ -222,7 +222,7 @@ class _Server:
                 continue  # something a worker had left behind
             self._end_scope(pid)
             oom = self._oom.ended(pid, code)
-            self._tell(Ended(id=id, pid=pid, code=code, out_of_memory=oom))
+            self._tell(WorkerEnded(id=id, pid=pid, code=code, out_of_memory=oom))
 
     def _end_scope(self, leader: int) -> None:
         """End what the dead worker left: its group, and orphans that have become our children, until none comes up.

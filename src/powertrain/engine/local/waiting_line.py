@@ -34,7 +34,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Place:
+class QueuePosition:
     """Where somebody stands among those who want the same: 1 is the next; ``behind`` is who stands before him."""
 
     number: int
@@ -109,16 +109,16 @@ def holding_of(wish: Wish, amounts: Mapping[str, float], gpus: Iterable[str]) ->
     )
 
 
-def places(line: Sequence[Wish]) -> list[Place]:
+def places(line: Sequence[Wish]) -> list[QueuePosition]:
     """Where each of the line stands."""
-    found = list[Place]()
+    found = list[QueuePosition]()
     #: Of those who want the same: how many there are so far, and where in the line the last is.
     before: dict[_Reach, tuple[int, int]] = {}
     for index, wish in enumerate(line):
         reach = _reach(wish)
         ahead = [seen for other, seen in before.items() if reach.meets(other)]
         number = 1 + sum(count for count, _ in ahead)
-        found.append(Place(number, line[max(last for _, last in ahead)] if ahead else None))
+        found.append(QueuePosition(number, line[max(last for _, last in ahead)] if ahead else None))
         before[reach] = (before.get(reach, (0, 0))[0] + 1, index)
     return found
 
@@ -132,7 +132,7 @@ def room(machine: Machine, shape: SlotShape, held: Collection[Holding], line: It
 # --------------------------------------------------------------------------- in words
 
 
-def reason(wish: Wish, held: Sequence[Holding], place: Place) -> str:
+def reason(wish: Wish, held: Sequence[Holding], place: QueuePosition) -> str:
     """ "waiting for 1 GPU held by run digits (pid 7 on here); 2nd in line, behind run letters (pid 8 on here)"."""
     lacking = missing(wish.machine, held, wish.wanted)
     parts = [

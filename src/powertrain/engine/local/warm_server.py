@@ -181,7 +181,7 @@ class WarmServer:
                 self._end_hanging()
                 return
             child.unanswered_since = child.unanswered_since or now
-        self._send(self._protocol.Kill(id=id, signal=number))
+        self._send(self._protocol.KillWorker(id=id, signal=number))
 
     def _end_hanging(self) -> None:
         """End a server that does not answer. Its end is then noticed as if it had been killed by others."""
@@ -302,14 +302,14 @@ class WarmServer:
 
     def _handle(self, report: object) -> None:
         protocol = self._protocol
-        if isinstance(report, protocol.Ready):
+        if isinstance(report, protocol.ServerReady):
             self.warmed, self._imports = report.seconds, report.imports
             self._ready_at = time.monotonic()
         elif isinstance(report, protocol.Forked):
             child = self._children[report.id]
             child.pid = report.pid
             child.started(report.pid)
-        elif isinstance(report, protocol.Ended):
+        elif isinstance(report, protocol.WorkerEnded):
             with self._lock:
                 child = self._children.pop(report.id)
             child.ended(report.pid, report.code, report.out_of_memory)

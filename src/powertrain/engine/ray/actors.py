@@ -15,7 +15,7 @@ import ray
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class SlotLocation:
     """Where a slot came to lie, and which GPUs of the node are its own."""
 
     node: str
@@ -24,11 +24,11 @@ class Whereabouts:
     gpus: tuple[str, ...]
 
 
-def whereabouts() -> Whereabouts:
+def whereabouts() -> SlotLocation:
     """Of the Ray process that calls this."""
     context = ray.get_runtime_context()
     gpus: Sequence[str] = context.get_accelerator_ids().get("GPU", [])
-    return Whereabouts(
+    return SlotLocation(
         node=context.get_node_id(),
         address=own_address(),
         host=socket.gethostname(),
@@ -45,7 +45,7 @@ def own_address() -> str:
 class SlotActor:
     """Holds one worker's resources as long as it lives. The worker itself is a process of the node's agent."""
 
-    async def where(self) -> Whereabouts:
+    async def where(self) -> SlotLocation:
         return whereabouts()
 
     async def hold(self) -> None:

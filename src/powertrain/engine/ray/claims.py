@@ -9,7 +9,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup
 
 from powertrain.engine.base import Slot, SlotShape
-from powertrain.engine.ray.actors import Whereabouts
+from powertrain.engine.ray.actors import SlotLocation
 
 #: A label that Ray gives every node.
 NODE_LABEL = "ray.io/node-id"
@@ -45,7 +45,7 @@ class Group:
 
 
 @dataclass(eq=False)
-class Holder:
+class SlotHolder:
     """What holds the resources of one slot: a bundle of a group, an actor, or an actor in a bundle."""
 
     claim: str
@@ -57,7 +57,7 @@ class Holder:
     actor: Any
     group: Group | None
     tries: int = 1
-    where: Whereabouts | None = None
+    where: SlotLocation | None = None
     slot: Slot | None = None
     #: True once its slot is given back or lost.
     gone: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.engine.ray.streams import Stream
+from powertrain.engine.ray.streams import RankStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,4 +28,4 @@ class RayOptions:
     #: Modules that the processes import which workers are forked from.
     preload: Sequence[str] = ()
     #: Datasets of Ray's that ranks are fed from.
-    streams: Sequence[Stream] = ()
+    streams: Sequence[RankStream] = ()

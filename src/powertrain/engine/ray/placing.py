@@ -19,11 +19,11 @@ import ray
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from powertrain.engine.base import EventSink, Granted, Refused, Slot, SlotShape, Waiting
+from powertrain.engine.base import ClaimRefused, EventSink, Granted, Slot, SlotShape, Waiting
 from powertrain.engine.ray import capacity, client
-from powertrain.engine.ray.actors import Whereabouts, slot_actor
+from powertrain.engine.ray.actors import SlotLocation, slot_actor
 from powertrain.engine.ray.agents import Agents
-from powertrain.engine.ray.claims import NODE_LABEL, Group, Holder, RayClaim, numbers
+from powertrain.engine.ray.claims import NODE_LABEL, Group, RayClaim, SlotHolder, numbers
 from powertrain.engine.ray.client import RayThread, in_a_line
 from powertrain.engine.ray.groups import PlacementGroups, is_removed, node_of
 from powertrain.engine.ray.options import RayOptions
@@ -54,8 +54,8 @@ class Placing:
         #: Those that are not met yet.
         self._claims: dict[str, RayClaim] = {}
         self._withdrawn: set[str] = set()
-        self._holders: dict[str, list[Holder]] = {}
-        self._slots: dict[str, Holder] = {}
+        self._holders: dict[str, list[SlotHolder]] = {}
+        self._slots: dict[str, SlotHolder] = {}
         self._groups = PlacementGroups(asking, changed, agents, options.run)
         self._told_waiting: dict[str, str] = {}
         #: The trainer's own resources, and the claims that come after it.
@@ -93,7 +93,7 @@ class Placing:
         with self._changed:
             claims = list(self._claims)
         for id in claims:
-            self._tell(Refused(id, reason))
+            self._tell(ClaimRefused(id, reason))
 
     def tell_waiting(self, what: str) -> None:
         """Tell all that is waited for what it waits for. Any thread."""
@@ -169,7 +169,7 @@ class Placing:
             if group not in self._groups or self._ray.closing:
                 return
             if error is not None:
-                self._tell(Refused(claim.id, f"Ray cannot place the workers: {in_a_line(error)}"))
+                self._tell(ClaimRefused(claim.id, f"Ray cannot place the workers: {in_a_line(error)}"))
                 return
             if claim.id not in self._withdrawn:
                 nodes_of_bundles = placement_group_table(group.group)["bundles_to_node_id"]
@@ -189,10 +189,10 @@ class Placing:
             self._hold(claim, number, group, index)
             return
         group.used.add(index)
-        where = Whereabouts(node, found.address, found.host, gpus=())
+        where = SlotLocation(node, found.address, found.host, gpus=())
         with self._changed:
             self._holders[claim.id].append(
-                Holder(claim.id, claim.shape, number, index, None, group, where=where)
+                SlotHolder(claim.id, claim.shape, number, index, None, group, where=where)
             )
 
     def _selector(self, shape: SlotShape, number: int) -> dict[str, str]:
@@ -220,12 +220,12 @@ class Placing:
             if claim.shape.placement == "SPREAD":
                 options["scheduling_strategy"] = "SPREAD"
         actor = slot_actor(self._options.runtime_env, capacity.demand(claim.shape), **options).remote()
-        holder = Holder(claim.id, claim.shape, number, index, actor, group, tries)
+        holder = SlotHolder(claim.id, claim.shape, number, index, actor, group, tries)
         with self._changed:
             self._holders[claim.id].append(holder)
         self._ray.then(actor.where.remote(), partial(self._found, holder))
 
-    def _found(self, holder: Holder, where: Whereabouts | None, error: BaseException | None) -> None:
+    def _found(self, holder: SlotHolder, where: SlotLocation | None, error: BaseException | None) -> None:
         """An actor has its resources, or never will."""
         if holder.gone or self._ray.closing:
             return
@@ -237,7 +237,7 @@ class Placing:
         self._agents.start([where.node])
         self.grant()
 
-    def _try_again(self, holder: Holder, error: BaseException | None) -> None:
+    def _try_again(self, holder: SlotHolder, error: BaseException | None) -> None:
         """Its node went away before the actor was there; or it cannot be started at all, and the claim never met."""
         with self._changed:
             claim = self._claims.get(holder.claim)
@@ -250,15 +250,15 @@ class Placing:
         self._ray.kill(holder.actor)
         if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
             reason = "Ray cannot set up what ScalingConfig(engine_options={'runtime_env': ...}) asks for"
-            self._tell(Refused(claim.id, f"{reason}: {in_a_line(error)}"))
+            self._tell(ClaimRefused(claim.id, f"{reason}: {in_a_line(error)}"))
         elif holder.tries >= client.TRIES:
             why = in_a_line(error) if error is not None else "its node went away each time"
             reason = f"Ray has tried {holder.tries} times to start a process that holds a worker's resources: {why}"
-            self._tell(Refused(claim.id, reason))
+            self._tell(ClaimRefused(claim.id, reason))
         else:
             self._ray.at_next_look(partial(self._hold_again, claim, holder))
 
-    def _hold_again(self, claim: RayClaim, ended: Holder) -> None:
+    def _hold_again(self, claim: RayClaim, ended: SlotHolder) -> None:
         """Start another actor in place of one that has ended, unless nobody waits for it any more."""
         if claim.id not in self._withdrawn:
             self._hold(claim, ended.number, ended.group, ended.index, ended.tries + 1)
@@ -283,10 +283,10 @@ class Placing:
                     del self._claims[claim.id]
             self._tell(Granted(claim.id, slots))
 
-    def _is_ready(self, holder: Holder) -> bool:
+    def _is_ready(self, holder: SlotHolder) -> bool:
         return not holder.gone and holder.where is not None and self._agents.is_ready(holder.where.node)
 
-    def _slot_of(self, holder: Holder) -> Slot:
+    def _slot_of(self, holder: SlotHolder) -> Slot:
         where = holder.where
         assert where is not None
         slot = Slot(
@@ -301,7 +301,7 @@ class Placing:
         self._slots[slot.id] = holder
         return slot
 
-    def holder_of(self, slot: Slot) -> Holder | None:
+    def holder_of(self, slot: Slot) -> SlotHolder | None:
         """What holds the slot, as long as the run has it. Any thread, with the guard held."""
         return self._slots.get(slot.id)
 
@@ -327,18 +327,18 @@ class Placing:
             holder.where.node for holder in self._live(shape) if holder.where is not None
         )
 
-    def _live(self, shape: SlotShape) -> list[Holder]:
+    def _live(self, shape: SlotShape) -> list[SlotHolder]:
         with self._changed:
             holders = [holder for holders in self._holders.values() for holder in holders]
         return [holder for holder in holders if holder.shape == shape and not holder.gone]
 
     # -- giving back and losing
 
-    def take_slot(self, slot: Slot) -> Holder | None:
+    def take_slot(self, slot: Slot) -> SlotHolder | None:
         """The run has the slot no more; what held it is to be forgotten. Any thread, with the guard held."""
         return self._slots.pop(slot.id, None)
 
-    def forget(self, holder: Holder) -> None:
+    def forget(self, holder: SlotHolder) -> None:
         """Its resources are free again; those of a bundle when the whole group is."""
         with self._changed:
             if holder.gone:
@@ -360,7 +360,7 @@ class Placing:
         for group in [g for g in self._groups if g.claim == claim and not g.used and not g.vacant]:
             self._groups.remove(group)
 
-    def _ended(self, holder: Holder, _: None, error: BaseException | None) -> None:
+    def _ended(self, holder: SlotHolder, _: None, error: BaseException | None) -> None:
         """An actor that holds resources is gone, and with it the right to them."""
         if holder.gone or self._ray.closing:
             return
@@ -370,7 +370,7 @@ class Placing:
             # Where its whole node is gone, the end of the node's agent says so, and says it better.
             self._ray.at_next_look(partial(self._lost_alone, holder))
 
-    def _lost_alone(self, holder: Holder) -> None:
+    def _lost_alone(self, holder: SlotHolder) -> None:
         if holder.slot is not None and not holder.gone:
             self._lose(holder.slot, f"what held its resources on {holder.slot.host} was ended")
 
@@ -408,7 +408,9 @@ class Placing:
         if not slots and group in self._groups:
             self._groups.remove(group)
             if group.claim in self._claims:
-                self._tell(Refused(group.claim, "the placement group that the run waited for was removed"))
+                self._tell(
+                    ClaimRefused(group.claim, "the placement group that the run waited for was removed")
+                )
 
     def _tell_missing(self, claim: RayClaim, seen: Sequence[capacity.Node]) -> None:
         with self._changed:

@@ -11,7 +11,7 @@ from powertrain.engine.ray.feed import end, iterators_of
 
 
 @dataclass(frozen=True)
-class Stream:
+class RankStream:
     """A dataset of Ray's by its name; each rank gets a part of it, or all of it."""
 
     name: str
@@ -31,7 +31,7 @@ class FedProcess:
 class Streams:
     """The streams of a run, for one attempt at a time. The engine's thread only, but for :meth:`gather`."""
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(self, streams: Sequence[RankStream]) -> None:
         self._streams = tuple(streams)
         self._gathered: list[FedProcess] = []
         self._iterators: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from powertrain.engine.ray.actors import Whereabouts, slot_actor
+from powertrain.engine.ray.actors import SlotLocation, slot_actor
 from powertrain.engine.ray.client import RayThread, in_a_line
 from powertrain.engine.ray.options import RayOptions
 
@@ -44,7 +44,7 @@ class TrainerResources:
     def _start(self) -> Any:
         return slot_actor(self._options.runtime_env, self.needs).remote()
 
-    def _on_found(self, _: Whereabouts | None, error: BaseException | None) -> None:
+    def _on_found(self, _: SlotLocation | None, error: BaseException | None) -> None:
         if self._ray.closing:
             return
         if error is not None:

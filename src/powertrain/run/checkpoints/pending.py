@@ -14,7 +14,7 @@ import msgspec
 
 from powertrain.checkpoint.commit import Merged, merge
 from powertrain.wire.from_worker import Carried
-from powertrain.wire.values import FilePart, Part, Validation
+from powertrain.wire.values import CheckpointPart, FilePart, ValidationRequest
 
 #: Under this name a manifest's extras keep what validation was asked for, so that a resumed run knows of it.
 VALIDATION_EXTRA = "validation"
@@ -23,7 +23,7 @@ Key = tuple[int, int]
 
 
 @dataclass
-class Pending:
+class PendingCheckpoint:
     """One checkpoint on its way."""
 
     attempt: int
@@ -32,7 +32,7 @@ class Pending:
     metrics: dict[str, Any]
     world_size: int
     #: Every rank's share as reported; hashes are filled in as shares arrive.
-    parts: dict[int, Part]
+    parts: dict[int, CheckpointPart]
     #: When it became pending (monotonic).
     since: float
     #: Ranks whose shares are still on their way.
@@ -55,7 +55,7 @@ class Pending:
         return sum(file.size for part in self.parts.values() for file in part.files)
 
     @property
-    def validation(self) -> Validation | None:
+    def validation(self) -> ValidationRequest | None:
         """What the lowest rank that asked for a validation said."""
         asked = [part.validation for _, part in sorted(self.parts.items()) if part.validation is not None]
         return asked[0] if asked else None
@@ -81,7 +81,7 @@ class Pending:
         self.awaited.discard(carried.rank)
 
 
-def shares_to_carry(parts: Mapping[int, Part]) -> dict[int, list[str]]:
+def shares_to_carry(parts: Mapping[int, CheckpointPart]) -> dict[int, list[str]]:
     """By rank the names of the files that count and are not in storage yet.
 
     A rank that brought nothing that counts is in it with no names: its share only has to be removed. Shares that a
@@ -98,7 +98,7 @@ def shares_to_carry(parts: Mapping[int, Part]) -> dict[int, list[str]]:
     return names
 
 
-def next_to_carry(pending: Mapping[Key, Pending]) -> Pending | None:
+def next_to_carry(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoint | None:
     """The oldest, if its shares still wait to be ordered.
 
     Only one is carried at a time: on a disk that is nearly full newer ones would take the room that the oldest needs,
@@ -108,7 +108,7 @@ def next_to_carry(pending: Mapping[Key, Pending]) -> Pending | None:
     return oldest if oldest is not None and not oldest.ordered else None
 
 
-def ready_to_commit(pending: Mapping[Key, Pending]) -> Pending | None:
+def ready_to_commit(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoint | None:
     """The oldest, if all its shares have arrived and it is not being committed yet."""
     oldest = min(pending.values(), key=lambda p: p.key, default=None)
     if oldest is None or not oldest.ordered or oldest.awaited or oldest.committing:
@@ -116,7 +116,7 @@ def ready_to_commit(pending: Mapping[Key, Pending]) -> Pending | None:
     return oldest
 
 
-def to_yield(pending: Mapping[Key, Pending], row: int) -> Pending | None:
+def to_yield(pending: Mapping[Key, PendingCheckpoint], row: int) -> PendingCheckpoint | None:
     """The checkpoint that makes room for that of ``row``: the oldest that is not being committed."""
     candidates = [p for p in pending.values() if not p.committing and p.row < row]
     return min(candidates, key=lambda p: p.key, default=None)

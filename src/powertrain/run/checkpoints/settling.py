@@ -10,7 +10,7 @@ from powertrain.checkpoint.saver import remove_share
 from powertrain.errors import FencedError
 from powertrain.run import events as ev
 from powertrain.run.active_run import ActiveRun
-from powertrain.run.checkpoints.pending import Pending
+from powertrain.run.checkpoints.pending import PendingCheckpoint
 from powertrain.run.checkpoints.validating import Validating
 from powertrain.run.deadlines import Deadline
 from powertrain.run.next_steps import NextStep
@@ -18,7 +18,7 @@ from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.rows import Row
 from powertrain.storage import safety
 from powertrain.text.errors import message_of
-from powertrain.wire.from_controller import Settled, Unstaged
+from powertrain.wire.from_controller import CheckpointSettled, Unstaged
 from powertrain.wire.from_worker import StagingFull
 
 #: Seconds that a restart waits for checkpoints that are on their way, so that their steps need not be repeated.
@@ -53,7 +53,9 @@ class Settling:
         self._run.checkpoints.begin(attempt, row)
         self._schedule_lag()
 
-    def on_settled(self, pending: Pending, manifest: Manifest | None, reason: BaseException | str) -> None:
+    def on_settled(
+        self, pending: PendingCheckpoint, manifest: Manifest | None, reason: BaseException | str
+    ) -> None:
         """A reported checkpoint is committed (``manifest``), or never will be (``reason``)."""
         run, value = self._run, None
         if manifest is not None:
@@ -78,7 +80,7 @@ class Settling:
             run.steering.look_at_commits(run.attempt)
         self._proceed_if_settled()
 
-    def _on_committed(self, pending: Pending, manifest: Manifest) -> None:
+    def _on_committed(self, pending: PendingCheckpoint, manifest: Manifest) -> None:
         run = self._run
         run.record(
             ev.Committed(
@@ -120,14 +122,16 @@ class Settling:
             if remark:
                 self._run.warn(remark)
 
-    def _notify_ranks(self, pending: Pending, path: str, error: str) -> None:
+    def _notify_ranks(self, pending: PendingCheckpoint, path: str, error: str) -> None:
         attempt = self._run.attempt
         if attempt is not None and attempt.number == pending.attempt:
             for rank in pending.parts:
                 if not attempt.members[rank].exited:
-                    self._run.send(attempt.members[rank], Settled(row=pending.row, path=path, error=error))
+                    self._run.send(
+                        attempt.members[rank], CheckpointSettled(row=pending.row, path=path, error=error)
+                    )
 
-    def on_unstaged(self, pending: Pending, rank: int) -> None:
+    def on_unstaged(self, pending: PendingCheckpoint, rank: int) -> None:
         """The share of ``rank`` has left its staging area."""
         attempt = self._run.attempt
         if attempt is not None and attempt.number == pending.attempt and not attempt.members[rank].exited:

@@ -24,7 +24,7 @@ from powertrain.errors import CheckpointError, FencedError
 from powertrain.run.checkpoints import pending as pd
 from powertrain.run.checkpoints.committer import Committer
 from powertrain.run.checkpoints.kept import KeptCheckpoints
-from powertrain.run.checkpoints.pending import Pending
+from powertrain.run.checkpoints.pending import PendingCheckpoint
 from powertrain.run.checkpoints.uploads import Carriers
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.rows import Row
@@ -32,13 +32,13 @@ from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.full_disk import describe_write_error, full_place
 from powertrain.text.errors import message_of
-from powertrain.wire.from_controller import Carry, Drop, ReportedCheckpoint
+from powertrain.wire.from_controller import Carry, CheckpointReply, Drop
 from powertrain.wire.from_worker import Carried, CarryTrouble
-from powertrain.wire.values import Part
+from powertrain.wire.values import CheckpointPart
 from powertrain.worker.data.shards import gaps_in, positions_in
 
 #: Called on the controller's thread with a pending checkpoint and its manifest, or None and why it failed.
-Settled = Callable[[Pending, "Manifest | None", "BaseException | str"], None]
+Settled = Callable[[PendingCheckpoint, "Manifest | None", "BaseException | str"], None]
 
 
 class Checkpoints:
@@ -55,7 +55,7 @@ class Checkpoints:
         committer: Committer,
         before_commit: Callable[[], object],
         settled: Settled,
-        unstaged: Callable[[Pending, int], None],
+        unstaged: Callable[[PendingCheckpoint, int], None],
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,7 +68,7 @@ class Checkpoints:
         #: The newest committed and verified one.
         self.newest = newest
         self._kept = KeptCheckpoints(storage, chain, config, committer, tell)
-        self._pending: dict[pd.Key, Pending] = {}
+        self._pending: dict[pd.Key, PendingCheckpoint] = {}
         #: Names under which something may still be on its way that nobody waits for: they are not used again.
         self._spent: set[str] = set(cleanup.void_names(storage))
         #: Who brought the shares of those on their way.
@@ -101,7 +101,7 @@ class Checkpoints:
         return self._kept.with_validations()
 
     @property
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingCheckpoint]:
         """Those on their way, oldest first."""
         return sorted(self._pending.values(), key=lambda p: p.key)
 
@@ -125,7 +125,7 @@ class Checkpoints:
         """The directory of all checkpoints; "" where storage has no real files."""
         return str(self._storage.local_path("checkpoints") or "")
 
-    def place_of(self, pending: Pending) -> str:
+    def place_of(self, pending: PendingCheckpoint) -> str:
         """The place that did not take a checkpoint: a full file system, or its place in the run's storage."""
         return pending.place or without_secrets(f"{self._storage.uri}/checkpoints/{pending.name}")
 
@@ -144,7 +144,7 @@ class Checkpoints:
             self._leave_out(attempt, row)
             return
         name = self._name_of(parts, row.number)
-        pending = Pending(
+        pending = PendingCheckpoint(
             attempt.number, row.number, name, dict(metrics), attempt.world_size, parts, self._clock()
         )
         self._pending[pending.key] = pending
@@ -180,7 +180,9 @@ class Checkpoints:
 
     def _leave_out(self, attempt: Attempt, row: Row) -> None:
         """Shares of ranks that had been declared absent: the checkpoint of their row was made without them."""
-        late = Pending(attempt.number, row.number, "", {}, attempt.world_size, dict(row.parts), self._clock())
+        late = PendingCheckpoint(
+            attempt.number, row.number, "", {}, attempt.world_size, dict(row.parts), self._clock()
+        )
         back = []
         for rank, part in sorted(late.parts.items()):
             if part.staged and part.taken:
@@ -193,7 +195,7 @@ class Checkpoints:
         )
         self._settled(late, None, _with_places(reason, back))
 
-    def _order(self, pending: Pending) -> None:
+    def _order(self, pending: PendingCheckpoint) -> None:
         assert self._carriers is not None
         pending.ordered = True
         members = self._members[pending.key]
@@ -215,7 +217,7 @@ class Checkpoints:
                 ),
             )
 
-    def _name_of(self, parts: dict[int, Part], row: int) -> str:
+    def _name_of(self, parts: dict[int, CheckpointPart], row: int) -> str:
         """The name that the lowest rank gave; the usual one where none did."""
         given = [part.checkpoint for _, part in sorted(parts.items()) if part.checkpoint]
         if len(set(given)) > 1:
@@ -234,7 +236,7 @@ class Checkpoints:
             )
         return name
 
-    def _is_taken(self, pending: Pending) -> bool:
+    def _is_taken(self, pending: PendingCheckpoint) -> bool:
         """True when another checkpoint, committed or on its way, has this one's name."""
         others = [p.name for p in self._pending.values() if p is not pending]
         return pending.name in others or any(m.name == pending.name for m in self._kept)
@@ -310,7 +312,7 @@ class Checkpoints:
                 f"{row} takes its place",
             )
 
-    def fail(self, pending: Pending, reason: BaseException | str) -> None:
+    def fail(self, pending: PendingCheckpoint, reason: BaseException | str) -> None:
         """Give a checkpoint up: its shares are removed, and so is what had reached storage. The user's directories
         that were moved go back, and the reason names them."""
         assert self._carriers is not None
@@ -329,7 +331,7 @@ class Checkpoints:
         self._settled(pending, None, _with_places(reason, back))
         self._advance()
 
-    def _given_back(self, pending: Pending, rank: int, members: Mapping[int, Member]) -> str:
+    def _given_back(self, pending: PendingCheckpoint, rank: int, members: Mapping[int, Member]) -> str:
         """Give a share back to the user; returns where its files are."""
         assert self._carriers is not None
         part = pending.parts[rank]
@@ -342,7 +344,7 @@ class Checkpoints:
         self._carriers.clear(members[rank], drop)
         return f"{part.taken} on {members[rank].placement.slot.host}"
 
-    def _remove_taken(self, pending: Pending, members: Mapping[int, Member]) -> None:
+    def _remove_taken(self, pending: PendingCheckpoint, members: Mapping[int, Member]) -> None:
         """It is committed: what was taken from the user is not needed any more."""
         assert self._carriers is not None
         for rank, part in sorted(pending.parts.items()):
@@ -355,17 +357,17 @@ class Checkpoints:
                 self._carriers.clear(members[rank], drop)
             self._unstaged(pending, rank)
 
-    def _forget(self, pending: Pending) -> None:
+    def _forget(self, pending: PendingCheckpoint) -> None:
         self._pending.pop(pending.key, None)
         self._members.pop(pending.key, None)
 
-    def _give_up(self, pending: Pending) -> None:
+    def _give_up(self, pending: PendingCheckpoint) -> None:
         pending.given_up = True
         self._forget(pending)
         if pending.ordered and not self._is_taken(pending):
             self._spent.add(pending.name)
 
-    def leave(self, pending: Pending, reason: str) -> None:
+    def leave(self, pending: PendingCheckpoint, reason: str) -> None:
         """Stop waiting for a checkpoint; its shares stay, or go back to the user, and the reason says where."""
         members = self._members.get(pending.key, {})
         self._give_up(pending)
@@ -388,7 +390,7 @@ class Checkpoints:
             ready.committing = True
             self._submit(ready)
 
-    def _submit(self, pending: Pending) -> None:
+    def _submit(self, pending: PendingCheckpoint) -> None:
         def do() -> Manifest:
             if pending.given_up:
                 raise CheckpointError("no rank waits for it any longer")
@@ -419,7 +421,9 @@ class Checkpoints:
 
         self._committer.submit(do, then, trouble, place=self._local_place)
 
-    def _committed(self, pending: Pending, manifest: Manifest | None, error: BaseException | None) -> None:
+    def _committed(
+        self, pending: PendingCheckpoint, manifest: Manifest | None, error: BaseException | None
+    ) -> None:
         if pending.given_up:
             return  # nobody relies on it: what is left of it was told, and is removed or stays where it is
         if manifest is None:
@@ -456,9 +460,9 @@ class Checkpoints:
         self._kept.check_scores(pinned, least=least)
 
 
-def described(manifest: Manifest, value: Checkpoint, status: str) -> ReportedCheckpoint:
+def described(manifest: Manifest, value: Checkpoint, status: str) -> CheckpointReply:
     """A committed checkpoint as workers are told of it."""
-    return ReportedCheckpoint(path=value.address, metrics=dict(manifest.metrics), status=status)
+    return CheckpointReply(path=value.address, metrics=dict(manifest.metrics), status=status)
 
 
 def _with_places(reason: BaseException | str, back: Sequence[str]) -> BaseException | str:

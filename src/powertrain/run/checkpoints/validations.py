@@ -64,7 +64,7 @@ class Task:
 
 
 def task_of(
-    config: ValidationConfig, asked: values.Validation, manifest: Manifest, checkpoint: Checkpoint
+    config: ValidationConfig, asked: values.ValidationRequest, manifest: Manifest, checkpoint: Checkpoint
 ) -> Task:
     """What ``report`` asked for counts over what the trainer was given."""
     usual = config.task_config
@@ -84,10 +84,10 @@ def cut_off(manifests: Iterable[Manifest], status: Callable[[Manifest], str]) ->
     return [m for m in manifests if asked_for(m) is not None and status(m) in open_ones]
 
 
-def asked_for(manifest: Manifest) -> values.Validation | None:
+def asked_for(manifest: Manifest) -> values.ValidationRequest | None:
     """The validation that was asked for when the checkpoint was reported."""
     try:
-        return msgspec.convert(manifest.extras[VALIDATION_EXTRA], values.Validation)
+        return msgspec.convert(manifest.extras[VALIDATION_EXTRA], values.ValidationRequest)
     except (KeyError, msgspec.ValidationError):
         return None
 
@@ -276,7 +276,7 @@ class Validations:
             )
         current.missing = event.reason
 
-    def on_slots_refused(self, event: base.Refused) -> None:
+    def on_slots_refused(self, event: base.ClaimRefused) -> None:
         """Fail the validation: the engine will never grant its slot."""
         current = self._current
         assert current is not None

@@ -26,7 +26,7 @@ TURN = 1.0
 _OUTPUT_LIMIT = 2**20
 
 
-class View(Protocol):
+class TerminalView(Protocol):
     """What shows the run in the same terminal, and can keep off it."""
 
     def hold(self) -> None: ...
@@ -59,7 +59,7 @@ class Turns:
 
 
 @dataclass
-class Session:
+class DebuggerSession:
     """A rank's debugger, from the moment it asks for the terminal until it is left."""
 
     member: Member
@@ -82,7 +82,7 @@ def place_of(frame: Frame) -> str:
     return f"{os.path.basename(frame.file)}:{frame.line}"
 
 
-def header(session: Session, attempt: Attempt) -> str:
+def header(session: DebuggerSession, attempt: Attempt) -> str:
     """What is said when a debugger gets the terminal for the first time."""
     member, opened, others = session.member, session.opened, attempt.world_size - 1
     who = f"rank {member.rank} (pid {member.pid}) "
@@ -94,7 +94,7 @@ def header(session: Session, attempt: Attempt) -> str:
     return f"{who}{session.place} in {opened.frame.function}{paused}{leave}; h for help\n"
 
 
-def waits(session: Session) -> str:
+def waits(session: DebuggerSession) -> str:
     """What is said of a rank that has to wait for the terminal."""
     if session.granted:
         return f"rank {session.member.rank} waits with its debugger\n"
@@ -103,7 +103,7 @@ def waits(session: Session) -> str:
     return f"rank {session.member.rank} waits at its breakpoint, {session.place}\n"
 
 
-def again(session: Session) -> str:
+def again(session: DebuggerSession) -> str:
     """What is said when a debugger gets the terminal back from another."""
     return f"rank {session.member.rank} talks again\n"
 
@@ -123,7 +123,7 @@ class Debugging:
     def __init__(
         self,
         launcher: str,
-        view: View,
+        view: TerminalView,
         *,
         send: Callable[[Member, FromController], None],
         post: Callable[[Any], None],
@@ -137,7 +137,7 @@ class Debugging:
         self._launcher, self._view = launcher, view
         self._send, self._post, self._tell_once = send, post, tell_once
         self._begun, self._over, self._clock = begun, over, clock
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, DebuggerSession] = {}
         self._turns = Turns()
         #: The rank that had the terminal last; -1 before the first.
         self._talked = -1
@@ -183,7 +183,7 @@ class Debugging:
         if not self._sessions:
             self._since = self._clock()
             self._begun()
-        self._sessions[member.rank] = Session(member, opened)
+        self._sessions[member.rank] = DebuggerSession(member, opened)
         self._want(self._sessions[member.rank])
 
     def _may_open(self, member: Member, opened: DebugOpened) -> bool:
@@ -201,7 +201,7 @@ class Debugging:
     def _why_unusable(self) -> str:
         return f"{self._launcher} has the terminal" if self._launcher else why_unusable()
 
-    def _said(self, session: Session, text: str) -> None:
+    def _said(self, session: DebuggerSession, text: str) -> None:
         if self._has_turn(session):
             self._show(text)
         else:
@@ -271,15 +271,15 @@ class Debugging:
     # -- turns
 
     @property
-    def _talking(self) -> Session | None:
+    def _talking(self) -> DebuggerSession | None:
         """The one that has the terminal."""
         holder = self._turns.holder
         return self._sessions.get(holder) if holder is not None else None
 
-    def _has_turn(self, session: Session) -> bool:
+    def _has_turn(self, session: DebuggerSession) -> bool:
         return self._turns.holder == session.member.rank
 
-    def _want(self, session: Session) -> None:
+    def _want(self, session: DebuggerSession) -> None:
         """Let it talk, or wait."""
         was_waiting = session.member.rank in self._turns.waiting
         if self._turns.ask(session.member.rank):
@@ -288,7 +288,7 @@ class Debugging:
             self._show(waits(session))
             self._share()
 
-    def _let_talk(self, session: Session) -> None:
+    def _let_talk(self, session: DebuggerSession) -> None:
         if session.opened.native:
             self._view.hold()
         elif self._keyboard is None:
@@ -314,13 +314,13 @@ class Debugging:
         if runs and self._turns.waiting and self.due == float("inf"):
             self.due = self._clock() + TURN
 
-    def _pass_on(self, session: Session) -> None:
+    def _pass_on(self, session: DebuggerSession) -> None:
         rank = self._turns.leave(session.member.rank)
         if rank is not None:
             self._let_talk(self._sessions[rank])
             self._share()
 
-    def _leave(self, session: Session) -> None:
+    def _leave(self, session: DebuggerSession) -> None:
         """It is left, for whatever reason: the next one may talk."""
         del self._sessions[session.member.rank]
         self._withdraw(session)
@@ -328,7 +328,7 @@ class Debugging:
         if not self._sessions:
             self._end_talk()
 
-    def _withdraw(self, session: Session) -> None:
+    def _withdraw(self, session: DebuggerSession) -> None:
         """It will not take a line any more."""
         if self._has_turn(session):
             self.due = float("inf")

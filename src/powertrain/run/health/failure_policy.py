@@ -14,7 +14,7 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0
 
 
 @dataclass(frozen=True)
-class Decision:
+class FailureDecision:
     """ "retry" or "give_up", and why in words; ``delay`` is how many seconds to wait before."""
 
     action: str
@@ -28,22 +28,24 @@ class Decision:
 
 def after_failure(
     failures_before: int, max_failures: int, fail_fast: bool, early_deaths: int = 0
-) -> Decision:
+) -> FailureDecision:
     """What to do when an attempt failed and ``failures_before`` have failed earlier. -1 means no limit.
 
     ``early_deaths`` is how many attempts in a row, this one included, died before any rank had come to a boundary.
     """
     if fail_fast:
-        return Decision("give_up", "fail_fast is set, so the first failure ends the run")
+        return FailureDecision("give_up", "fail_fast is set, so the first failure ends the run")
     number = failures_before + 1
     delay = back_off(early_deaths)
     if max_failures < 0:
-        return Decision("retry", f"failure {number}; max_failures=-1 sets no limit", delay)
+        return FailureDecision("retry", f"failure {number}; max_failures=-1 sets no limit", delay)
     if number <= max_failures:
-        return Decision("retry", f"failure {number} of the {max_failures} that max_failures allows", delay)
+        return FailureDecision(
+            "retry", f"failure {number} of the {max_failures} that max_failures allows", delay
+        )
     if max_failures == 0:
-        return Decision("give_up", "no restart was asked for (FailureConfig(max_failures=0))")
-    return Decision("give_up", f"failure {number} is more than max_failures={max_failures} allows")
+        return FailureDecision("give_up", "no restart was asked for (FailureConfig(max_failures=0))")
+    return FailureDecision("give_up", f"failure {number} is more than max_failures={max_failures} allows")
 
 
 def back_off(early_deaths: int) -> float:
@@ -57,20 +59,20 @@ def after_loss(
     preempted: bool = False,
     preemptions_before: int = 0,
     max_preemptions: int = -1,
-) -> Decision:
+) -> FailureDecision:
     """What to do when slots were withdrawn, ``losses_since_commit`` losses ago the last checkpoint was committed.
 
     ``preempted`` losses were announced by a notice and have a budget of their own; -1 means no limit.
     """
     if preempted and 0 <= max_preemptions <= preemptions_before:
         number = preemptions_before + 1
-        return Decision(
+        return FailureDecision(
             "give_up", f"preemption {number} is more than max_preemption_failures={max_preemptions} allows"
         )
     number = losses_since_commit + 1
     if number < LOSS_LIMIT:
-        return Decision("retry", f"a loss is not a failure; loss {number} since the last commit")
-    return Decision("give_up", f"{number} losses without a committed checkpoint between them")
+        return FailureDecision("retry", f"a loss is not a failure; loss {number} since the last commit")
+    return FailureDecision("give_up", f"{number} losses without a committed checkpoint between them")
 
 
 def order_by_cause(failures: Sequence[WorkerFailure]) -> list[WorkerFailure]:

@@ -17,7 +17,7 @@ from powertrain.run import events as ev
 from powertrain.run.deadlines import Clock
 from powertrain.run.health import failures
 from powertrain.run.health.hang_report import Verdict, explain
-from powertrain.run.health.watchdog import Act, Notice, Suspect, Watchdog, Withdrawn
+from powertrain.run.health.watchdog import Act, HangNotice, Suspect, Watchdog, Withdrawn
 from powertrain.run.spec import RunSpec
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.storage import Storage
@@ -78,7 +78,7 @@ class Hangs:
         self._outside_at = float("inf")
         #: Ranks that are being looked at from outside, and a notice that waits for what is seen, until when.
         self._looking: set[int] = set()
-        self._waiting: Notice | None = None
+        self._waiting: HangNotice | None = None
         self._wait_until = float("inf")
         #: The ranks that a notice was told of which has not been withdrawn, and when they were seen to move last.
         self._told: tuple[tuple[int, ...], float] | None = None
@@ -175,7 +175,7 @@ class Hangs:
         decision = self._dog.look(now)
         if isinstance(decision, Suspect):
             self._ask(decision.ranks, now)
-        elif isinstance(decision, Notice):
+        elif isinstance(decision, HangNotice):
             if self._outside_at != float("inf"):
                 self._look_from_outside()
             self._waiting = decision
@@ -222,7 +222,7 @@ class Hangs:
         now = self._clock.time()
         return ev.HangOver(time=now, attempt=attempt.number, seconds=round(seconds, 1), ranks=ranks)
 
-    def _explained(self, decision: Notice | Act) -> Verdict:
+    def _explained(self, decision: HangNotice | Act) -> Verdict:
         return explain(decision.states, self._stacks, decision.seconds)
 
     def _ask(self, suspects: Sequence[int], now: float) -> None:

@@ -22,7 +22,9 @@ from powertrain.wire.from_worker import Outcome
 #: Seconds to wait for the cause when every failure seen so far reads like an echo of another.
 CAUSE_TIMEOUT_S = 1.0
 
-_LAUNCHER_DECIDES = failure_policy.Decision("give_up", "the launcher decides whether to start it again")
+_LAUNCHER_DECIDES = failure_policy.FailureDecision(
+    "give_up", "the launcher decides whether to start it again"
+)
 
 
 class Recovery:
@@ -173,7 +175,7 @@ class Recovery:
         elif attempt.losses or (regroup is not None and regroup.cause == "notice"):
             decision = self._after_loss(attempt, regroup)
         else:
-            decision = failure_policy.Decision("retry", "the ranks were brought to a boundary for it")
+            decision = failure_policy.FailureDecision("retry", "the ranks were brought to a boundary for it")
         if attempt.group is not None and not attempt.shut_down:
             # Its workers are gone; the hooks clean up in the driver.
             self._starting.run_hooks(attempt, "shutdown")
@@ -195,7 +197,7 @@ class Recovery:
             return False
         return stop.was_interrupted or all(failures.may_follow_a_notice(f) for f in attempt.failures)
 
-    def _after_failure(self, attempt: Attempt) -> failure_policy.Decision:
+    def _after_failure(self, attempt: Attempt) -> failure_policy.FailureDecision:
         run = self._run
         self.failures = tuple(failure_policy.order_by_cause(attempt.failures))
         decision = failure_policy.after_failure(
@@ -203,7 +205,7 @@ class Recovery:
         )
         if run.spec.on_hang == "fail" and any(failure.kind == "hung" for failure in self.failures):
             reason = 'FailureConfig(on_hang="fail") ends a run that hangs'
-            decision = failure_policy.Decision("give_up", reason)
+            decision = failure_policy.FailureDecision("give_up", reason)
         if not run.engine.restarts:
             decision = _LAUNCHER_DECIDES
         run.record(
@@ -219,7 +221,7 @@ class Recovery:
         run.callbacks.call("after_exception", exceptions_of(self.failures))
         return decision
 
-    def _after_loss(self, attempt: Attempt, regroup: Regroup | None) -> failure_policy.Decision:
+    def _after_loss(self, attempt: Attempt, regroup: Regroup | None) -> failure_policy.FailureDecision:
         """Slots were lost, or given up before that because a notice had come for them."""
         if attempt.losses:
             ranks = tuple(rank for rank, _ in attempt.losses)
@@ -231,7 +233,7 @@ class Recovery:
 
     def _record_loss(
         self, attempt: int, ranks: tuple[int, ...], why: str, *, is_preempted: bool = False
-    ) -> failure_policy.Decision:
+    ) -> failure_policy.FailureDecision:
         run = self._run
         decision = failure_policy.after_loss(
             run.state.losses_since_commit,

@@ -75,7 +75,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Notice:
+class HangNotice:
     """The run hangs, as far as can be told: explain it with ``hang_report.explain(states, stacks, seconds)``."""
 
     #: Those who hold the others up, and those who wait for them.
@@ -106,7 +106,7 @@ class Withdrawn:
     ranks: tuple[int, ...]
 
 
-Decision = Union[Suspect, Notice, Act, Withdrawn]
+Decision = Union[Suspect, HangNotice, Act, Withdrawn]
 
 
 @dataclass
@@ -293,7 +293,7 @@ class Watchdog:
         if now < self._suspected_at + _FOR_STACKS * FLOOR:
             return None
         self._tell(stall, now).noticed = True
-        return Notice(stall.blame.culprits, stall.blame.waiting, now - stall.since, stall.states)
+        return HangNotice(stall.blame.culprits, stall.blame.waiting, now - stall.since, stall.states)
 
     def _suspect(self, now: float) -> Suspect | None:
         """Ask for stacks, once, when there may soon be a notice."""

@@ -27,7 +27,7 @@ from powertrain.run.metrics.reading import (
     shown_names,
     stored_points,
 )
-from powertrain.run.metrics.segments import Segment
+from powertrain.run.metrics.segments import MetricSegment
 from powertrain.run.metrics.summary import (
     PLACE,
     STRETCH_ROWS,
@@ -94,17 +94,17 @@ def _metric_names_now(storage: Storage) -> list[str]:
     shown = shown_names(_column_names(sources))
     numeric: dict[str, None] = {}
     for source in sources:
-        known = source.footer.numeric if isinstance(source, Segment) else None
+        known = source.footer.numeric if isinstance(source, MetricSegment) else None
         numeric.update(dict.fromkeys(_look_for_numbers(source) if known is None else known))
     return [shown[name] for name in shown if name in numeric]
 
 
-def _column_names(sources: Iterable[Segment | pa.Table]) -> list[str]:
+def _column_names(sources: Iterable[MetricSegment | pa.Table]) -> list[str]:
     """The columns of all metrics, in order of first appearance."""
     return list(dict.fromkeys(name for source in sources for name in filter(is_metric, source.schema.names)))
 
 
-def _look_for_numbers(source: Segment | pa.Table) -> Iterator[str]:
+def _look_for_numbers(source: MetricSegment | pa.Table) -> Iterator[str]:
     """The metrics with numbers in rows, where no footer tells them."""
     for name in filter(is_metric, source.schema.names):
         field = source.schema.field(name)
@@ -116,10 +116,10 @@ def _look_for_numbers(source: Segment | pa.Table) -> Iterator[str]:
 
 
 def _batches(
-    source: Segment | pa.Table, columns: list[str], numbers: Iterable[int] | None = None
+    source: MetricSegment | pa.Table, columns: list[str], numbers: Iterable[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Batches with those of these columns that there are; of a segment only those of these numbers."""
-    if isinstance(source, Segment):
+    if isinstance(source, MetricSegment):
         yield from intact_batches(source, columns, numbers)
     else:
         yield from source.select([name for name in columns if name in source.column_names]).to_batches()
@@ -152,7 +152,7 @@ def _curve_now(storage: Storage, run_state: RunState, name: str, pixels: int, ra
     return _in_pixels(found, width)
 
 
-def _column_of(sources: Iterable[Segment | pa.Table], name: str) -> str:
+def _column_of(sources: Iterable[MetricSegment | pa.Table], name: str) -> str:
     """The column of what the data frame calls ``name``."""
     if name == "timestamp":
         return "at"
@@ -163,7 +163,7 @@ def _column_of(sources: Iterable[Segment | pa.Table], name: str) -> str:
     return next(found, name_of_path([name]))
 
 
-def _leaves_beyond(sources: Iterable[Segment | pa.Table]) -> Iterator[str]:
+def _leaves_beyond(sources: Iterable[MetricSegment | pa.Table]) -> Iterator[str]:
     """The metrics among what has no column of its own, each once, as they would be called as columns."""
     seen: set[str] = set()
     for source in sources:
@@ -186,9 +186,9 @@ class _Looking:
     rank: int
     only_points: bool = False
 
-    def at(self, source: Segment | pa.Table) -> _Stretches:
+    def at(self, source: MetricSegment | pa.Table) -> _Stretches:
         """What a source has of it, from its summary where that tells all."""
-        if not isinstance(source, Segment):
+        if not isinstance(source, MetricSegment):
             return self._points(source)
         has_more = MORE in source.schema.names  # which is JSON text, of which nothing is summarized
         if self.only_points or has_more or not source.summarized:
@@ -199,7 +199,7 @@ class _Looking:
             return _end_to_end([summarized, self._points(source, rest)])
         return _end_to_end([])
 
-    def _summarized(self, segment: Segment) -> tuple[_Stretches, set[int]]:
+    def _summarized(self, segment: MetricSegment) -> tuple[_Stretches, set[int]]:
         """The stretches of batches that are told by their summary, and the batches that a restart has cut."""
         import numpy as np
 
@@ -216,7 +216,7 @@ class _Looking:
         low, high, newest, count = parts
         return _Stretches(first, last, low, high, newest, np.nan_to_num(count)), set(cut.tolist())
 
-    def _points(self, source: Segment | pa.Table, numbers: list[int] | None = None) -> _Stretches:
+    def _points(self, source: MetricSegment | pa.Table, numbers: list[int] | None = None) -> _Stretches:
         """The points themselves, of these batches or of all."""
         columns = ["rank", "attempt", "row", "solo", self.column, MORE]
         return _end_to_end(map(self._points_of_batch, _batches(source, columns, numbers)))

@@ -25,7 +25,7 @@ from powertrain.run.metrics.points import (
     table_of,
     values_of,
 )
-from powertrain.run.metrics.segments import Footer, Segment
+from powertrain.run.metrics.segments import MetricSegment, SegmentFooter
 from powertrain.run.metrics.spool import read_spool
 from powertrain.storage import Entry, Storage
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
@@ -59,9 +59,9 @@ def warn_of_damage(key: str, why: object) -> None:
 
 
 @contextlib.contextmanager
-def passing_over_damage(source: str | Segment) -> Iterator[None]:
+def passing_over_damage(source: str | MetricSegment) -> Iterator[None]:
     """Warn of a damaged or unreadable file and go on: it must not hide all others. ``source`` is its key or segment."""
-    key = source.key if isinstance(source, Segment) else source
+    key = source.key if isinstance(source, MetricSegment) else source
     try:
         yield
     except (DamagedError, OSError) as error:
@@ -70,9 +70,9 @@ def passing_over_damage(source: str | Segment) -> Iterator[None]:
         report_damage(source, key, error)
 
 
-def report_damage(source: str | Segment, key: str, error: Exception) -> None:
+def report_damage(source: str | MetricSegment, key: str, error: Exception) -> None:
     """Warn of damage, of each opened segment once."""
-    if isinstance(source, Segment):
+    if isinstance(source, MetricSegment):
         if source.has_been_reported:
             return
         source.has_been_reported = True
@@ -80,7 +80,7 @@ def report_damage(source: str | Segment, key: str, error: Exception) -> None:
 
 
 def intact_batches(
-    segment: Segment, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
+    segment: MetricSegment, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The batches of a segment that are as they were written, with a warning where others are not."""
     with passing_over_damage(segment):
@@ -109,7 +109,7 @@ def consistently(read: Callable[[], _Read]) -> _Read:
             time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def stored_points(storage: Storage) -> list[Segment | pa.Table]:
+def stored_points(storage: Storage) -> list[MetricSegment | pa.Table]:
     """All points, each once, in the order in which they came: segments, and tables of what is in spools.
 
     Call it in ``consistently``, together with what is then read of the segments.
@@ -117,7 +117,7 @@ def stored_points(storage: Storage) -> list[Segment | pa.Table]:
     return [source for _, source in points_after(storage, {})]
 
 
-def points_after(storage: Storage, read: Mapping[int, int]) -> list[tuple[int, Segment | pa.Table]]:
+def points_after(storage: Storage, read: Mapping[int, int]) -> list[tuple[int, MetricSegment | pa.Table]]:
     """As :func:`stored_points`, each with its lease, but without segments that a reader is through with.
 
     Args:
@@ -127,7 +127,7 @@ def points_after(storage: Storage, read: Mapping[int, int]) -> list[tuple[int, S
     # Spools first: points move from a spool to a segment, so in this order none is missed.
     spools = _read_spools(storage)
     segments = segments_by_lease(storage, read)
-    found: list[tuple[int, Segment | pa.Table]] = []
+    found: list[tuple[int, MetricSegment | pa.Table]] = []
     for lease in sorted(segments.keys() | spools.keys()):
         of_lease = segments.get(lease, [])
         found += [(lease, segment) for segment in of_lease]
@@ -138,23 +138,23 @@ def points_after(storage: Storage, read: Mapping[int, int]) -> list[tuple[int, S
     return found
 
 
-def segments_by_lease(storage: Storage, read: Mapping[int, int]) -> dict[int, list[Segment]]:
+def segments_by_lease(storage: Storage, read: Mapping[int, int]) -> dict[int, list[MetricSegment]]:
     """The segments of each lease, without those that were merged into others but not deleted, and without those that
     end at or before the number that ``read`` has of their lease."""
-    found: dict[int, list[Segment]] = {}
+    found: dict[int, list[MetricSegment]] = {}
     covered = dict(read)
     for lease, first, minus_last, entry in _listed_segments(storage):
         last = -minus_last
         if first > covered.get(lease, 0) or (lease not in found and last > covered.get(lease, 0)):
             with passing_over_damage(entry.key):
-                segment = Segment(storage, entry.key, entry.size)
+                segment = MetricSegment(storage, entry.key, entry.size)
                 _check_numbers(segment.footer, first, last)
                 covered[lease] = segment.footer.last
                 found.setdefault(lease, []).append(segment)
     return found
 
 
-def _check_numbers(footer: Footer, first: int, last: int) -> None:
+def _check_numbers(footer: SegmentFooter, first: int, last: int) -> None:
     """Raise :class:`DamagedError` where a footer covers other numbers than the name of its file, which in the
     earliest versions did not have the last."""
     if footer.first != first or footer.last < first or (footer.points is not None and footer.last != last):
@@ -203,7 +203,7 @@ def _tables(storage: Storage) -> list[pa.Table]:
 
     tables = []
     for source in stored_points(storage):
-        if not isinstance(source, Segment):
+        if not isinstance(source, MetricSegment):
             tables.append(source)
             continue
         try:
@@ -370,7 +370,7 @@ def _last_of_rank_now(storage: Storage, run_state: RunState, rank: int) -> dict[
     last_solo: dict[str, Any] | None = None
     for source in reversed(stored_points(storage)):
         for own, read_whole in _batches_newest_first(source):
-            with passing_over_damage(source if isinstance(source, Segment) else "spool"):
+            with passing_over_damage(source if isinstance(source, MetricSegment) else "spool"):
                 row, solo = _last_places(own, run_state, rank)
                 if row is not None:
                     return metrics_at(read_whole(), row)
@@ -393,10 +393,10 @@ def _last_places(batch: pa.RecordBatch, run_state: RunState, rank: int) -> tuple
 
 
 def _batches_newest_first(
-    source: Segment | pa.Table,
+    source: MetricSegment | pa.Table,
 ) -> Iterator[tuple[pa.RecordBatch, Callable[[], pa.RecordBatch]]]:
     """Our own columns of each batch, one at a time, with how to read all of its columns."""
-    if isinstance(source, Segment):
+    if isinstance(source, MetricSegment):
         for number in reversed(range(source.batch_count)):
             for own in intact_batches(source, OWN_COLUMNS, [number]):
                 yield own, partial(source.batch, number)

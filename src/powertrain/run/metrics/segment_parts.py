@@ -41,7 +41,7 @@ class BatchParts(msgspec.Struct, frozen=True, array_like=True):
     hashes: bytes
 
 
-class Layout(msgspec.Struct, frozen=True, array_like=True):
+class SegmentLayout(msgspec.Struct, frozen=True, array_like=True):
     """Where the parts of an Arrow file are, from the file's own beginning, and their hashes."""
 
     schema_end: int
@@ -62,7 +62,7 @@ class Readable(Protocol):
 # --------------------------------------------------------------------------- writing
 
 
-def layout_of(data: memoryview, schema: pa.Schema) -> Layout:
+def layout_of(data: memoryview, schema: pa.Schema) -> SegmentLayout:
     """Find and hash the parts of an Arrow IPC file that was just written.
 
     Args:
@@ -81,7 +81,7 @@ def layout_of(data: memoryview, schema: pa.Schema) -> Layout:
                 xxhash.xxh3_128_digest(data[first:end]) for first, end in zip(bounds, ends, strict=False)
             )
             batches.append(BatchParts(message.start, ends, hashes))
-    return Layout(schema_end, xxhash.xxh3_128_digest(data[_MAGIC_BYTES:schema_end]), batches)
+    return SegmentLayout(schema_end, xxhash.xxh3_128_digest(data[_MAGIC_BYTES:schema_end]), batches)
 
 
 class _Message(NamedTuple):
@@ -153,7 +153,7 @@ def _buffer_count(kind: pa.DataType) -> int:
 class CheckedFile:
     """An Arrow file whose parts are compared with their hashes before they are decoded."""
 
-    def __init__(self, layout: Layout, begin: int, end: int) -> None:
+    def __init__(self, layout: SegmentLayout, begin: int, end: int) -> None:
         """``begin`` and ``end`` are where it lies in its segment. Raises :class:`DamagedError` for parts beyond it."""
         self._layout, self._begin = layout, begin
         _check_bounds(layout, end - begin)
@@ -218,7 +218,7 @@ class CheckedFile:
         return [number for number, name in enumerate(self._names) if name in wanted]
 
 
-def _check_bounds(layout: Layout, size: int) -> None:
+def _check_bounds(layout: SegmentLayout, size: int) -> None:
     """Raise :class:`DamagedError` unless every part lies in the file, one after the other."""
     before = _MAGIC_BYTES
     bounds = [layout.schema_end]

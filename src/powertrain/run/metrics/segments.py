@@ -37,7 +37,7 @@ import xxhash
 from powertrain.run.metrics.points import MAX_COLUMNS, conformed, unified
 from powertrain.run.metrics.segment_checks import check_batch, check_schema, check_summary
 from powertrain.run.metrics.segment_files import SegmentFile, open_segment
-from powertrain.run.metrics.segment_parts import CheckedFile, Layout, layout_of
+from powertrain.run.metrics.segment_parts import CheckedFile, SegmentLayout, layout_of
 from powertrain.run.metrics.summary import STRETCH_ROWS, has_numbers, is_metric, summary_of
 from powertrain.storage import Storage
 from powertrain.storage.sealed import DamagedError
@@ -62,7 +62,7 @@ _THREADED_FROM_BYTES = 4 << 20
 _OLD_COVERS = b"powertrain.covers"
 
 
-class Footer(msgspec.Struct, frozen=True, array_like=True):
+class SegmentFooter(msgspec.Struct, frozen=True, array_like=True):
     """What a segment says of itself."""
 
     #: The numbers of the segments that went into it.
@@ -77,11 +77,11 @@ class Footer(msgspec.Struct, frozen=True, array_like=True):
     #: Metrics with numbers in rows; None where nobody has looked.
     numeric: list[str] | None
     #: The parts of the points and of the summary with their hashes; None in segments of earlier versions.
-    points: Layout | None = None
-    stretches: Layout | None = None
+    points: SegmentLayout | None = None
+    stretches: SegmentLayout | None = None
 
 
-class Segment:
+class MetricSegment:
     """One stored segment. Its points are read on request, from a file that is opened each time or :meth:`held_open`.
 
     All methods raise :class:`DamagedError` where the file is not as it was written, ``FileNotFoundError`` where it is
@@ -246,7 +246,7 @@ def _unchecked_reader(
     return pa.ipc.open_file(part, footer_offset=offset, options=options, memory_pool=pool)
 
 
-def _read_footer(file: SegmentFile) -> Footer:
+def _read_footer(file: SegmentFile) -> SegmentFooter:
     """Read the footer and compare it with its hash, where it has one."""
     import pyarrow as pa
 
@@ -256,7 +256,7 @@ def _read_footer(file: SegmentFile) -> Footer:
     if magic != _MAGIC:
         schema = pa.ipc.open_file(pa.PythonFile(file.raw, "r")).schema
         first, last = msgspec.json.decode((schema.metadata or {})[_OLD_COVERS], type=tuple[int, int])
-        return Footer(first, last, size, size, [], 0, None)
+        return SegmentFooter(first, last, size, size, [], 0, None)
     start = size - _TAIL.size - length
     if start < _HASH_BYTES:
         raise DamagedError("its footer is longer than the file")
@@ -265,13 +265,13 @@ def _read_footer(file: SegmentFile) -> Footer:
     encoded = tail[-_TAIL.size - length : -_TAIL.size]
     expected = tail[-_TAIL.size - length - _HASH_BYTES : -_TAIL.size - length]
     is_whole = xxhash.xxh3_128_digest(encoded) == expected
-    footer = msgspec.msgpack.decode(encoded, type=Footer)
+    footer = msgspec.msgpack.decode(encoded, type=SegmentFooter)
     if footer.points is not None and not is_whole:
         raise DamagedError("its footer is not as it was written")
     return footer
 
 
-def _check_footer(footer: Footer, size: int) -> None:
+def _check_footer(footer: SegmentFooter, size: int) -> None:
     """Raise :class:`DamagedError` for a footer that cannot be of a file of this size."""
     if not 0 < footer.summary_start <= footer.summary_end <= size:
         raise DamagedError("its footer names parts that lie outside of it")
@@ -304,7 +304,7 @@ def encode_segment(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: 
     in_order = [name for name in schema.names if name in numeric and is_metric(name)]
     summarized = list(summaries)
     footer = msgspec.msgpack.encode(
-        Footer(first, last, start, sink.tell(), summarized, STRETCH_ROWS, in_order, points, stretches)
+        SegmentFooter(first, last, start, sink.tell(), summarized, STRETCH_ROWS, in_order, points, stretches)
     )
     sink.write(xxhash.xxh3_128_digest(footer) + footer + _TAIL.pack(len(footer), _MAGIC))
     return sink.getvalue()
@@ -325,7 +325,7 @@ def _numeric_of(batch: pa.RecordBatch, known: set[str]) -> set[str]:
     }
 
 
-def _write_summary(sink: io.BytesIO, summaries: list[pa.Table]) -> Layout:
+def _write_summary(sink: io.BytesIO, summaries: list[pa.Table]) -> SegmentLayout:
     """Append the summary as one batch of a file whose offsets begin where it does; returns its parts."""
     import pyarrow as pa
 
@@ -346,7 +346,7 @@ def _options() -> pa.ipc.IpcWriteOptions:
     return pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
 
 
-def merged(segments: Sequence[Segment]) -> tuple[bytes, int]:
+def merged(segments: Sequence[MetricSegment]) -> tuple[bytes, int]:
     """Neighbours as one segment, the points in the same order, and how many columns it has."""
     schema = unified([segment.schema for segment in segments], most=MAX_COLUMNS)
     batches = (conformed(batch, schema) for segment in segments for batch in segment.batches())

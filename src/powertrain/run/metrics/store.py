@@ -14,7 +14,7 @@ import msgspec
 from powertrain.errors import StorageError
 from powertrain.run.metrics.points import PointRecord, decode_records, table_of
 from powertrain.run.metrics.reading import SPOOL_KEY, logger, segments_by_lease, warn_of_damage
-from powertrain.run.metrics.segments import Segment, encode_segment, merged
+from powertrain.run.metrics.segments import MetricSegment, encode_segment, merged
 from powertrain.run.metrics.spool import Spool, joined, pieces_of, points_in, read_spool
 from powertrain.storage import Storage
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
@@ -284,7 +284,7 @@ class _SegmentWriter:
         or the new one, or both, and then knows from their numbers what it has already.
         """
         try:
-            data, columns = merged([Segment(self._storage, one.key, one.stored) for one in segments])
+            data, columns = merged([MetricSegment(self._storage, one.key, one.stored) for one in segments])
         except DamagedError as error:  # it stays as it is, and is not merged again
             warn_of_damage(error.key, error)
             self._written = [one for one in self._written if one.key != error.key]

@@ -21,7 +21,7 @@ from typing import Any
 from powertrain.errors import StorageError
 from powertrain.run import events as ev
 from powertrain.run.lifecycle import IllegalTransition, RunState, apply
-from powertrain.run.record.journal_lines import Lines, encode_line
+from powertrain.run.record.journal_lines import JournalLines, encode_line
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
@@ -124,7 +124,7 @@ def read_counting(storage: Storage) -> Reading:
     for entry in storage.list("journal"):
         if not entry.key.endswith(".jsonl"):
             continue
-        lines = Lines()
+        lines = JournalLines()
         try:
             lines.feed(storage.get(entry.key, limit=LARGE_RECORD_BYTES_LIMIT))
         except FileNotFoundError:

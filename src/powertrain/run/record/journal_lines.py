@@ -34,7 +34,7 @@ def as_line(encoded: bytes) -> bytes:
 
 
 @dataclass
-class Lines:
+class JournalLines:
     """The facts of one file of a journal, read in one piece or as it grows."""
 
     events: list[Any] = field(default_factory=list)

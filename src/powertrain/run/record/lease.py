@@ -64,7 +64,7 @@ _NUMBER = re.compile(r"[0-9]{4,9}")
 _LARGEST = 10**9 - 1
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
     """Who took a lease, where and when (Unix seconds)."""
 
     number: int
@@ -85,7 +85,7 @@ class Lease:
     def __init__(
         self,
         storage: Storage,
-        holder: Holder,
+        holder: LeaseHolder,
         lock: _FileLock | None,
         heart: _Heart | None,
         previous_released: bool,
@@ -107,7 +107,7 @@ class Lease:
         host: str | None = None,
         pid: int | None = None,
         shared: bool = False,
-        on_lost: Callable[[Holder], None] | None = None,
+        on_lost: Callable[[LeaseHolder], None] | None = None,
     ) -> Lease:
         """Claim the run, or raise :class:`RunInUseError` naming its holder.
 
@@ -175,7 +175,7 @@ class Lease:
     def storage(self) -> Storage:
         return self._storage
 
-    def superseded(self) -> Holder | None:
+    def superseded(self) -> LeaseHolder | None:
         """Who holds a newer lease of the run; None while this is the newest."""
         return _newer(self._storage, self.number)
 
@@ -188,7 +188,7 @@ class Lease:
         self.release()
 
 
-def is_in_storage(storage: Storage, holder: Holder) -> bool:
+def is_in_storage(storage: Storage, holder: LeaseHolder) -> bool:
     """True when the lease of this holder lies in the storage, and not another one of the same number."""
     try:
         found = msgspec.json.decode(storage.get(f"lease/{holder.number:04d}", limit=RECORD_BYTES_LIMIT))
@@ -199,23 +199,23 @@ def is_in_storage(storage: Storage, holder: Holder) -> bool:
     return not isinstance(found, dict) or found.get("token") == holder.token
 
 
-def current_holder(storage: Storage) -> Holder | None:
+def current_holder(storage: Storage) -> LeaseHolder | None:
     """Who took the newest lease of the run, or None when nobody ever did."""
     return _newest_holder(storage, [entry.key for entry in storage.list("lease")])
 
 
-def _newest_holder(storage: Storage, keys: list[str]) -> Holder | None:
+def _newest_holder(storage: Storage, keys: list[str]) -> LeaseHolder | None:
     for number in sorted(_numbers(keys), reverse=True):
         try:
             fields = msgspec.json.decode(storage.get(f"lease/{number:04d}", limit=RECORD_BYTES_LIMIT))
             released = f"lease/{number:04d}.released" in keys
-            return msgspec.convert({**fields, "number": number, "released": released}, Holder)
+            return msgspec.convert({**fields, "number": number, "released": released}, LeaseHolder)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, FileNotFoundError, TypeError):
             continue  # cut short by a crash of the machine: it never held anything
     return None
 
 
-def _newer(storage: Storage, number: int) -> Holder | None:
+def _newer(storage: Storage, number: int) -> LeaseHolder | None:
     """Who took the newest lease, where it is newer than ``number``."""
     keys = [entry.key for entry in storage.list("lease")]
     newest = _newest_holder(storage, keys) if max(_numbers(keys), default=0) > number else None
@@ -230,7 +230,7 @@ def _numbers(keys: list[str]) -> list[int]:
     return [int(name) for name in names if _NUMBER.fullmatch(name)]
 
 
-def _claim_next(storage: Storage, host: str, pid: int) -> Holder:
+def _claim_next(storage: Storage, host: str, pid: int) -> LeaseHolder:
     number = max(_numbers([entry.key for entry in storage.list("lease")]), default=0)
     while True:
         number += 1
@@ -238,14 +238,14 @@ def _claim_next(storage: Storage, host: str, pid: int) -> Holder:
             return holder
 
 
-def _claim(storage: Storage, number: int, host: str, pid: int) -> Holder | None:
+def _claim(storage: Storage, number: int, host: str, pid: int) -> LeaseHolder | None:
     """Claim the lease of that number; returns None where it is taken."""
     if number > _LARGEST:
         raise StorageError(
             f"'lease/{number - 1}' in {without_secrets(storage.uri)!r} has a number that no run reaches, so it was not "
             "written by one. Remove that file."
         )
-    holder = Holder(
+    holder = LeaseHolder(
         number=number,
         host=host,
         pid=pid,
@@ -284,7 +284,9 @@ def _beat_key(number: int) -> str:
 class _Heart:
     """The thread that shows that a holder lives, and finds out when it was taken for dead."""
 
-    def __init__(self, storage: Storage, holder: Holder, on_lost: Callable[[Holder], None] | None) -> None:
+    def __init__(
+        self, storage: Storage, holder: LeaseHolder, on_lost: Callable[[LeaseHolder], None] | None
+    ) -> None:
         #: A beat that cannot be put soon is overtaken by the next.
         self._storage = storage.within(BEAT_EVERY)
         self._holder, self._on_lost = holder, on_lost
@@ -315,7 +317,7 @@ class _Heart:
                 return
 
 
-def _claim_watching(storage: Storage, host: str, pid: int) -> tuple[Holder, bool]:
+def _claim_watching(storage: Storage, host: str, pid: int) -> tuple[LeaseHolder, bool]:
     """The next lease once nobody alive holds the newest, and whether that one was given back (or never was)."""
     while True:
         keys = [entry.key for entry in storage.list("lease")]
@@ -328,7 +330,7 @@ def _claim_watching(storage: Storage, host: str, pid: int) -> tuple[Holder, bool
         # Somebody else was quicker: look at that one now.
 
 
-def _falls_silent(storage: Storage, holder: Holder) -> bool:
+def _falls_silent(storage: Storage, holder: LeaseHolder) -> bool:
     """True when ``holder`` is dead or has not beaten for :data:`SILENT_AFTER`, False when it gave its lease back.
 
     Raises :class:`RunInUseError` as soon as it beats.
@@ -345,14 +347,14 @@ def _falls_silent(storage: Storage, holder: Holder) -> bool:
     return True
 
 
-def _beat(storage: Storage, holder: Holder) -> bytes | None:
+def _beat(storage: Storage, holder: LeaseHolder) -> bytes | None:
     try:
         return storage.get(_beat_key(holder.number), limit=RECORD_BYTES_LIMIT)
     except FileNotFoundError:
         return None
 
 
-def _age_of_beat(storage: Storage, holder: Holder) -> float:
+def _age_of_beat(storage: Storage, holder: LeaseHolder) -> float:
     """Seconds since the last sign of life by the storage's clock; 0 where storage does not tell."""
     looking = f"lease/looking-{secrets.token_hex(8)}"
     storage.put(looking, b"")
@@ -369,7 +371,7 @@ def _age_of_beat(storage: Storage, holder: Holder) -> float:
     return max(0.0, now - last)
 
 
-def _is_gone(holder: Holder) -> bool:
+def _is_gone(holder: LeaseHolder) -> bool:
     """True when the holder was a process of this very machine and is not there any more."""
     here = bool(holder.machine) and holder.machine == _machine()
     return here and holder.host == socket.gethostname() and not is_alive(holder.pid)
@@ -460,7 +462,7 @@ def _lock(storage: Storage, shared: bool) -> _FileLock:
     raise _in_use(storage, _holder_of_a_taken_lock(storage))
 
 
-def _holder_of_a_taken_lock(storage: Storage) -> Holder | None:
+def _holder_of_a_taken_lock(storage: Storage) -> LeaseHolder | None:
     """Return the process that has the lock; None where it has not written its lease within a moment.
 
     Between locking and claiming, the newest lease is still that of an earlier holder, which is not named: it is over.
@@ -486,7 +488,7 @@ def _refuse_unreleased(storage: Storage) -> None:
     )
 
 
-def _may_live(holder: Holder) -> bool:
+def _may_live(holder: LeaseHolder) -> bool:
     """False when the holder was on this host and no process has its number any more."""
     return holder.host != socket.gethostname() or is_alive(holder.pid)
 
@@ -499,7 +501,7 @@ def _since(started: float) -> str:
         return ""
 
 
-def _in_use(storage: Storage, holder: Holder | None) -> RunInUseError:
+def _in_use(storage: Storage, holder: LeaseHolder | None) -> RunInUseError:
     who = "by another process"
     if holder is not None:
         who = (

@@ -17,7 +17,7 @@ from typing import Literal
 
 from powertrain.errors import StorageError
 from powertrain.run.record import lease as leases
-from powertrain.run.record.lease import Holder, Lease
+from powertrain.run.record.lease import Lease, LeaseHolder
 from powertrain.storage.addresses import without_secrets
 
 #: What a look found of the lock file (or, without locks, of the lease): still ours; another one at its place; nothing
@@ -25,7 +25,7 @@ from powertrain.storage.addresses import without_secrets
 Seen = Literal["held", "replaced", "removed", "unknown"]
 
 
-def verdict(seen: Seen, other: Holder | None, place: str) -> str:
+def verdict(seen: Seen, other: LeaseHolder | None, place: str) -> str:
     """Return why the run is not this controller's any more, as a clause; "" while it is.
 
     Args:
@@ -83,7 +83,7 @@ def is_displaced(lease: Lease) -> bool:
 
 @contextlib.contextmanager
 def watching(
-    lease: Lease, lost: Callable[[str], None], taken_by: queue.SimpleQueue[Holder | None]
+    lease: Lease, lost: Callable[[str], None], taken_by: queue.SimpleQueue[LeaseHolder | None]
 ) -> Iterator[None]:
     """While the block runs, call ``lost`` once, on another thread, when the run is not ``lease``'s any more.
 

@@ -14,12 +14,12 @@ from powertrain.run.workers.attempt import Member
 from powertrain.storage import Storage
 from powertrain.trace.machine.samples import SAMPLE_SIZE
 from powertrain.trace.recording.phases import RECORD_SIZE
-from powertrain.trace.store import FACTS, SAMPLES, STEPS, Frame, TelemetryStore
+from powertrain.trace.store import FACTS, SAMPLES, STEPS, PartFrame, TelemetryStore
 from powertrain.wire import from_worker
 from powertrain.worker.tracing import newest_steps, remove_ring
 
 
-class Telemetry:
+class TelemetryWriter:
     """The controller's side. All calls on its thread."""
 
     def __init__(self, spec: RunSpec, storage: Storage, lease: int, tell_once: Callable[[str], None]) -> None:
@@ -29,7 +29,7 @@ class Telemetry:
         #: By attempt and rank the number of the first step that has not come yet.
         self._next: dict[tuple[int, int], int] = {}
 
-    def _add(self, frame: Frame) -> None:
+    def _add(self, frame: PartFrame) -> None:
         """Keep it, if anything can be kept; made when there is something to keep."""
         if self._store is None and self._is_kept:
             try:
@@ -50,7 +50,7 @@ class Telemetry:
             return
         for kind, data in ((STEPS, message.steps), (SAMPLES, message.samples), (FACTS, message.facts)):
             if data:
-                self._add(Frame(attempt, rank, kind, data))
+                self._add(PartFrame(attempt, rank, kind, data))
         if message.steps:
             self._next[attempt, rank] = message.first + len(message.steps) // RECORD_SIZE
 
@@ -65,7 +65,7 @@ class Telemetry:
         if event is not None and event.steps and not steps:
             steps = event.steps
         if steps and not len(steps) % RECORD_SIZE:
-            self._add(Frame(attempt, rank, STEPS, steps))
+            self._add(PartFrame(attempt, rank, STEPS, steps))
         remove_ring(path)
 
     def abandon(self) -> None:

@@ -74,13 +74,13 @@ def card_of(name: str, path: str, files: str, lease: int) -> Card:
 # --------------------------------------------------------------------------- questions
 
 
-class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
+class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
     """Go on with so many workers."""
 
     workers: int
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End at the next boundary; at once with ``now``, or ``within`` so many seconds (0: however long it takes)."""
 
     #: Who asks, for the journal.
@@ -99,7 +99,7 @@ class Describe(msgspec.Struct, frozen=True, kw_only=True, tag="describe"):
     """Say how far the run has come, and what it waits for."""
 
 
-Question = Union[Resize, Stop, LookAround, Describe]
+Question = Union[ResizeRequest, StopRequest, LookAround, Describe]
 
 # --------------------------------------------------------------------------- replies
 

@@ -24,8 +24,8 @@ class Requests:
         self._run, self._reports, self._ending = run, reports, ending
         self._inspections = Inspections(run.engine, run.send, run.post, run.clock.monotonic)
         self._handlers: dict[type, Callable[[Any, protocol.Visitor], None]] = {
-            protocol.Resize: self._on_resize,
-            protocol.Stop: self._on_stop,
+            protocol.ResizeRequest: self._on_resize,
+            protocol.StopRequest: self._on_stop,
             protocol.LookAround: self._on_stacks_request,
             protocol.Describe: self._on_describe,
         }
@@ -36,7 +36,7 @@ class Requests:
     def close(self) -> None:
         self._inspections.close()
 
-    def _on_resize(self, request: protocol.Resize, client: protocol.Visitor) -> None:
+    def _on_resize(self, request: protocol.ResizeRequest, client: protocol.Visitor) -> None:
         """Change the number of workers, or answer why that is not possible."""
         run, spec = self._run, self._run.spec
         lowest, highest = spec.min_workers, spec.max_workers
@@ -58,7 +58,7 @@ class Requests:
             size = run.attempt.world_size if run.attempt is not None else run.slots.wanted
             client.answer(run.elastic.prospect(request.workers, size))
 
-    def _on_stop(self, request: protocol.Stop, client: protocol.Visitor) -> None:
+    def _on_stop(self, request: protocol.StopRequest, client: protocol.Visitor) -> None:
         """End as Ctrl-C does, but without its time limit; with ``now`` as the second Ctrl-C does."""
         run = self._run
         is_over, can_kill = self._ending.is_settled, run.engine.owns_processes

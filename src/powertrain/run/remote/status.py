@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from powertrain.run.checkpoints.pending import Pending
+from powertrain.run.checkpoints.pending import PendingCheckpoint
 from powertrain.run.lifecycle import RunState
 from powertrain.run.remote import protocol
 from powertrain.run.workers import attempt as phases
@@ -28,7 +28,7 @@ def stop_reason(by: str) -> str:
 def stop_prospect(
     run: RunState,
     attempt: Attempt | None,
-    question: protocol.Stop,
+    question: protocol.StopRequest,
     *,
     ends_in_place: bool,
     can_be_ended: bool,
@@ -57,7 +57,7 @@ def stop_prospect(
 def describe(
     run: RunState,
     attempt: Attempt | None,
-    pending: Sequence[Pending],
+    pending: Sequence[PendingCheckpoint],
     *,
     row_age: float,
     now: float,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from powertrain.run.workers.attempt import Attempt, Hold, Member
+from powertrain.run.workers.attempt import Attempt, BoundaryHold, Member
 from powertrain.wire import from_controller
 from powertrain.wire.envelope import FromController
 from powertrain.wire.from_controller import Goto, Preemption
@@ -35,7 +35,7 @@ class Holds:
     ) -> None:
         """Ask the ranks that still run. What was asked of them before is void."""
         self._count += 1
-        attempt.hold = Hold(
+        attempt.hold = BoundaryHold(
             self._count,
             reason,
             {member.rank for member in attempt.running()},

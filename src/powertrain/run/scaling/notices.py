@@ -9,10 +9,10 @@ from powertrain.run.deadlines import Deadline
 from powertrain.run.ending import Ending
 from powertrain.run.health.clearing import Clearing
 from powertrain.run.health.recovery import Recovery
-from powertrain.run.inbox import Noticed
+from powertrain.run.inbox import EndNoticed
 from powertrain.run.next_steps import DecideOnRetry
 from powertrain.run.scaling import preemption
-from powertrain.run.scaling.preemption import Notice, Regroup
+from powertrain.run.scaling.preemption import PreemptionNotice, Regroup
 from powertrain.run.workers import attempt as phases
 from powertrain.run.workers.attempt import Member
 from powertrain.wire import from_worker
@@ -27,28 +27,30 @@ class Notices:
         #: When this process was last asked to end (monotonic).
         self._signalled_at = float("-inf")
 
-    def on_driver_notice(self, noticed: Noticed) -> None:
+    def on_driver_notice(self, noticed: EndNoticed) -> None:
         """The process that runs the controller was asked to end; two signals within a moment are one."""
         run, now = self._run, self._run.deadlines.now()
         if now - self._signalled_at > SAME_NOTICE:
             self._signalled_at = now
             run.stop.signals += 1
-            self._act(Notice(noticed.reason, run.clock.time() + run.spec.signal_grace), run.stop.signals)
+            self._act(
+                PreemptionNotice(noticed.reason, run.clock.time() + run.spec.signal_grace), run.stop.signals
+            )
 
     def on_rank_notice(self, member: Member, message: from_worker.Noticed) -> None:
         """A rank's process was asked to end. Where its engine cannot start another, that concerns the whole run."""
         run = self._run
         slots = frozenset({member.placement.slot.id}) if run.engine.restarts else frozenset[str]()
         reason = f"rank {member.rank} was asked to end by {message.signal}"
-        self._act(Notice(reason, run.clock.time() + run.spec.signal_grace, slots), message.times)
+        self._act(PreemptionNotice(reason, run.clock.time() + run.spec.signal_grace, slots), message.times)
 
     def on_drain(self, event: base.Drain) -> None:
         """The engine announces that a slot will be withdrawn."""
         reason = f"{event.slot.host} will be taken away: {event.reason}"
         deadline = event.deadline or self._run.clock.time() + self._run.spec.signal_grace
-        self._act(Notice(reason, deadline, frozenset({event.slot.id})), 1)
+        self._act(PreemptionNotice(reason, deadline, frozenset({event.slot.id})), 1)
 
-    def _act(self, notice: Notice, times: int) -> None:
+    def _act(self, notice: PreemptionNotice, times: int) -> None:
         """Save and end at the next boundary, or go on with the ranks that may stay; the second time, end at once."""
         run = self._run
         placements = run.attempt.placements if run.attempt is not None else []
@@ -71,7 +73,7 @@ class Notices:
         elif run.stop.request is None:
             self._save_and_leave(notice)
 
-    def _end_at_once(self, notice: Notice) -> None:
+    def _end_at_once(self, notice: PreemptionNotice) -> None:
         """The second notice. Where the others may go on without the rank that got it, only that rank ends."""
         run = self._run
         regroups = run.steering.regroup is not None and run.steering.regroup.cause == "notice"
@@ -81,7 +83,7 @@ class Notices:
         if run.outcome is None and run.attempt is not None:
             self._ending.end_now()
 
-    def _save_and_leave(self, notice: Notice) -> None:
+    def _save_and_leave(self, notice: PreemptionNotice) -> None:
         """Bring the ranks to a boundary; the remaining ones go on from there, if they are enough."""
         run, before = self._run, self._run.steering.regroup
         workers = preemption.workers_after(
@@ -99,7 +101,7 @@ class Notices:
         else:
             self._ending.stop("notice", f"{notice.reason}; the run can be resumed")
 
-    def _leave_behind(self, notice: Notice, workers: int) -> None:
+    def _leave_behind(self, notice: PreemptionNotice, workers: int) -> None:
         """Go on without the slots that the notice came for."""
         run = self._run
         attempt, before = run.attempt, run.steering.regroup

@@ -13,7 +13,7 @@ _SHARE_FOR_BOUNDARY = 0.7
 
 
 @dataclass(frozen=True)
-class Notice:
+class PreemptionNotice:
     """Who will be taken away, why, and when (Unix seconds)."""
 
     reason: str
@@ -36,7 +36,7 @@ class Regroup:
 
 
 def workers_after(
-    notice: Notice, size: int, min_workers: int, max_workers: int, *, restarts: bool, replaces: bool
+    notice: PreemptionNotice, size: int, min_workers: int, max_workers: int, *, restarts: bool, replaces: bool
 ) -> int:
     """How many workers the run goes on with; 0 when it must end.
 
@@ -52,17 +52,17 @@ def workers_after(
     return left if left >= min_workers else 0
 
 
-def merged(first: Notice | None, second: Notice) -> Notice:
+def merged(first: PreemptionNotice | None, second: PreemptionNotice) -> PreemptionNotice:
     """Two notices as one: all who are meant by either, by the earlier time."""
     if first is None:
         return second
     known = [deadline for deadline in (first.deadline, second.deadline) if deadline]
     everybody = not first.slots or not second.slots
     slots = frozenset[str]() if everybody else first.slots | second.slots
-    return Notice(first.reason, min(known, default=0.0), slots)
+    return PreemptionNotice(first.reason, min(known, default=0.0), slots)
 
 
-def preemption_of(notice: Notice, placements: Iterable[Placement]) -> Preemption:
+def preemption_of(notice: PreemptionNotice, placements: Iterable[Placement]) -> Preemption:
     """What ranks are told of it."""
     ranks: dict[str, list[int]] = {}
     for place in placements:
@@ -72,6 +72,6 @@ def preemption_of(notice: Notice, placements: Iterable[Placement]) -> Preemption
     return Preemption(deadline_ms=deadline, ranks=ranks)
 
 
-def boundary_within(notice: Notice, now: float) -> float:
+def boundary_within(notice: PreemptionNotice, now: float) -> float:
     """Seconds in which the ranks must come to a boundary; ``now`` in Unix seconds."""
     return max(0.0, notice.deadline - now) * _SHARE_FOR_BOUNDARY

@@ -11,14 +11,14 @@ import msgspec
 from powertrain.engine.base import Started
 from powertrain.run import events as ev
 from powertrain.run.startup import timeline
-from powertrain.run.startup.timeline import RankStart, Start
+from powertrain.run.startup.timeline import AttemptTimes, RankStart
 from powertrain.wire.from_worker import FirstStep
 
 #: Seconds in the queue from which it is worth to say what was waited for.
 _WORTH_A_REASON = 1.0
 
 
-class Startup:
+class StartupRecorder:
     """The controller's thread only. What is told of an attempt that is over is the controller's to keep out."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Startup:
         self._opening_rest = timeline.PREPARE
         self._asked: float | None = None
         #: The attempt that is starting, and its number; None where its fact is written.
-        self._start: Start | None = None
+        self._start: AttemptTimes | None = None
         self._number = self._steps_left = 0
         self._waited_for = ""
         #: Whether the ranks run a whole script.
@@ -53,7 +53,7 @@ class Startup:
         """All slots are there; ``waited_for`` is what the engine said last of what was missing."""
         now = self._clock()
         asked = self._asked if self._asked is not None else now
-        self._start = Start(
+        self._start = AttemptTimes(
             begun=self._begun,
             ranks=[RankStart() for _ in range(world_size)],
             opening=self._opening,
@@ -107,7 +107,7 @@ class Startup:
             self._begun, self._asked = self._clock(), None
             self._opening, self._opening_rest = {}, timeline.CLEARING
 
-    def _write(self, start: Start) -> None:
+    def _write(self, start: AttemptTimes) -> None:
         self._start = None
         fact = fact_of(start, self._number, self._clock())
         self._record(
@@ -121,7 +121,7 @@ class Startup:
         )
 
 
-def fact_of(start: Start, attempt: int, now: float) -> ev.StartupMeasured:
+def fact_of(start: AttemptTimes, attempt: int, now: float) -> ev.StartupMeasured:
     """What is written down of a start; ``now`` is when one that is not over was given up."""
     at, last = time.time(), timeline.slowest(start)
     kept = timeline.columns(start.by_rank(now), first=last)

@@ -101,7 +101,7 @@ class RankStart:
 
 
 @dataclass
-class Start:
+class AttemptTimes:
     """One attempt's start, as the controller saw it."""
 
     begun: float
@@ -146,7 +146,7 @@ class Start:
         )
 
 
-def slowest(start: Start) -> int:
+def slowest(start: AttemptTimes) -> int:
     """The rank that the first step waited for: one that has not come to it, or the one that was last.
 
     Where ranks end their first step together they have waited for each other in it, and the last is the one that began
@@ -161,7 +161,7 @@ def slowest(start: Start) -> int:
     return max(tied, key=lambda number: (start.ranks[number].before_first_step(), _done(start.ranks[number])))
 
 
-def stands_out(start: Start, number: int) -> bool:
+def stands_out(start: AttemptTimes, number: int) -> bool:
     """True when the others would have been notably earlier without this rank."""
     if len(start.ranks) < 2:
         return False
@@ -175,7 +175,7 @@ def stands_out(start: Start, number: int) -> bool:
     return later > max(_LATER_SECONDS, _LATER * own)
 
 
-def critical_path(start: Start, now: float) -> dict[str, float]:
+def critical_path(start: AttemptTimes, now: float) -> dict[str, float]:
     """The phases that the run's first step waited for: of each leg, those of the rank that came last in it."""
     if None in [rank.greeted for rank in start.ranks]:
         last_up = next(rank for rank in start.ranks if rank.greeted is None)

@@ -55,7 +55,7 @@ class Member:
 
 
 @dataclass
-class Hold:
+class BoundaryHold:
     """A boundary being agreed on: who was asked, who has answered, and what will be done there."""
 
     number: int
@@ -132,7 +132,7 @@ class Attempt:
         #: When the first failure came that reads like an echo of another.
         self.failing_since = 0.0
         self.losses: list[tuple[int, str]] = []
-        self.hold: Hold | None = None
+        self.hold: BoundaryHold | None = None
         #: By collective who has come to it, and what they call there.
         self.arrivals: dict[int, dict[int, Arrived]] = {}
         self._calls: dict[int, set[str]] = {}

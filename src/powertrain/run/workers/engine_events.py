@@ -26,7 +26,7 @@ class EngineEvents:
         else:
             self._run.slots.waited(event)
 
-    def on_refused(self, event: base.Refused) -> None:
+    def on_refused(self, event: base.ClaimRefused) -> None:
         """A claim will never be met: the run fails unless the slots that it holds are enough."""
         run = self._run
         if run.validations.owns_claim(event.claim):

@@ -12,7 +12,7 @@ from powertrain.run.health import failures
 from powertrain.run.inbox import UnreadableMessage
 from powertrain.run.workers.attempt import Member
 from powertrain.run.workers.reports import Reports
-from powertrain.wire.from_controller import Refused
+from powertrain.wire.from_controller import MessageRefused
 from powertrain.wire.from_worker import Carried, CarryTrouble, Noted
 from powertrain.wire.keys import Received
 from powertrain.wire.values import ErrorReport, Point
@@ -89,6 +89,6 @@ class WorkerMessages:
             run.warn(unreadable.problem)
             return
         # A process that the run cannot kill exits by itself when it gets this.
-        run.send(member, Refused(reason=unreadable.problem))
+        run.send(member, MessageRefused(reason=unreadable.problem))
         report = ErrorReport(type=WireError.__name__, message=unreadable.problem, traceback="")
         run.flow.fail(member, failures.raised(member, report, "raised"))

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from powertrain.wire.values import Part, Point
+from powertrain.wire.values import CheckpointPart, Point
 
 #: Rows that may wait for slower ranks with their metrics in memory, and reports in them.
 WINDOW = 10_000
@@ -30,7 +30,7 @@ class Row:
 
     number: int
     metrics: list[dict[str, object] | None]
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, CheckpointPart] = field(default_factory=dict)
     #: What ranks reported that had been declared absent when the row was shown.
     late: dict[int, dict[str, object]] = field(default_factory=dict)
     #: False when it was closed early for memory's sake; its parts then come later, in a row without metrics.
@@ -81,7 +81,7 @@ class RowTable:
         #: All others.
         self._awaited = _Awaited(world_size, first_row - 1)
         self._metrics: dict[int, dict[int, dict[str, object]]] = {}
-        self._parts: dict[int, dict[int, Part]] = {}
+        self._parts: dict[int, dict[int, CheckpointPart]] = {}
         self._closed = first_row - 1
         self._shown = first_row - 1
 
@@ -137,7 +137,7 @@ class RowTable:
         self._move(rank, row)
         return self._close()
 
-    def abandon(self) -> dict[int, dict[int, Part]]:
+    def abandon(self) -> dict[int, dict[int, CheckpointPart]]:
         """The shares of checkpoints in rows that never closed, by row and rank; they are given up."""
         parts, self._parts = self._parts, {}
         return parts

@@ -48,7 +48,7 @@ _notices: dict[str, None] = {}
 _reported: set[str] = set()
 
 
-class Place(NamedTuple):
+class RootLocation(NamedTuple):
     """A directory that may hold a root, and the root's usual name in it."""
 
     base: str
@@ -71,7 +71,7 @@ def runtime_root() -> Path:
 def runtime_roots() -> list[Path]:
     """Return the roots in which live runs may be found: that of all runs, and those of single runs beside it."""
     root = runtime_root()
-    beside = _own_beside(Place(str(root.parent), root.name), _OF_RUN)
+    beside = _own_beside(RootLocation(str(root.parent), root.name), _OF_RUN)
     return [one for one in (root, *beside) if one.is_dir()]
 
 
@@ -89,7 +89,7 @@ def shared_memory_root() -> Path | None:
     """Return the root for shared memory; None where the machine has none that can be named."""
     if not os.access(_SHARED_MEMORY, os.W_OK):
         return None
-    return _choose([Place(_SHARED_MEMORY, _user_name())])
+    return _choose([RootLocation(_SHARED_MEMORY, _user_name())])
 
 
 def root_above(path: str | Path) -> Path | None:
@@ -161,32 +161,34 @@ def _user_name() -> str:
     return f"powertrain-{os.getuid()}"
 
 
-def _runtime_places() -> list[Place]:
+def _runtime_places() -> list[RootLocation]:
     base = os.environ.get("XDG_RUNTIME_DIR")
-    given = [Place(base, "powertrain")] if base and os.access(base, os.W_OK) else []
+    given = [RootLocation(base, "powertrain")] if base and os.access(base, os.W_OK) else []
     return [*given, *_temporary_places()]
 
 
-def _temporary_places() -> list[Place]:
-    return [Place(base, _user_name()) for base in dict.fromkeys([tempfile.gettempdir(), "/tmp"])] + _at_home()
+def _temporary_places() -> list[RootLocation]:
+    return [
+        RootLocation(base, _user_name()) for base in dict.fromkeys([tempfile.gettempdir(), "/tmp"])
+    ] + _at_home()
 
 
-def _lasting_places() -> list[Place]:
+def _lasting_places() -> list[RootLocation]:
     usual = _LASTING if os.access(_LASTING, os.W_OK) else tempfile.gettempdir()
     given = os.environ.get("TMPDIR")
     bases = dict.fromkeys([given or usual, usual])
-    return [Place(base, _user_name()) for base in bases] + _at_home()
+    return [RootLocation(base, _user_name()) for base in bases] + _at_home()
 
 
-def _at_home() -> list[Place]:
+def _at_home() -> list[RootLocation]:
     home = os.path.expanduser("~")
-    return [Place(os.path.join(home, ".cache"), _user_name())] if os.path.isabs(home) else []
+    return [RootLocation(os.path.join(home, ".cache"), _user_name())] if os.path.isabs(home) else []
 
 
 # --------------------------------------------------------------------------- choosing
 
 
-def _choose(places: list[Place]) -> Path:
+def _choose(places: list[RootLocation]) -> Path:
     """Return the first usable root: in each place the usual one, one that stands in for it, or a new such name."""
     problems: list[str] = []
     for place in places:
@@ -206,7 +208,7 @@ def _choose(places: list[Place]) -> Path:
     )
 
 
-def _own_beside(place: Place, *patterns: str) -> Iterator[Path]:
+def _own_beside(place: RootLocation, *patterns: str) -> Iterator[Path]:
     """Yield the roots of other names in ``place`` that are this user's, in one order for all processes."""
     known = [re.compile(pattern.format(re.escape(_user_name()))) for pattern in patterns]
     try:
@@ -218,7 +220,7 @@ def _own_beside(place: Place, *patterns: str) -> Iterator[Path]:
             yield Path(place.base, name)
 
 
-def _make_stand_in(place: Place) -> Path:
+def _make_stand_in(place: RootLocation) -> Path:
     made = Path(place.base, f"{_user_name()}-{secrets.token_hex(_RANDOM_BYTES)}")
     made.mkdir(mode=0o700)
     first = next(_own_beside(place, _STAND_IN), made)
@@ -327,7 +329,7 @@ def hold_root(root: Path) -> int:
 
 
 def _sweep_roots_of_single_runs(usual: Path) -> None:
-    for root in _own_beside(Place(str(usual.parent), usual.name), _OF_RUN):
+    for root in _own_beside(RootLocation(str(usual.parent), usual.name), _OF_RUN):
         with contextlib.suppress(OSError):
             descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

@@ -38,7 +38,7 @@ from powertrain.trace.recording.marks import (
 )
 from powertrain.trace.recording.phases import COLLECTIVE, INSIDE, OPTIMIZER, OUTSIDE, RECORD_SIZE
 from powertrain.trace.recording.ring import Ring, read_ring, ring_size
-from powertrain.trace.recording.steps import Steps
+from powertrain.trace.recording.steps import StepBuilder
 
 if TYPE_CHECKING:
     from powertrain.trace.recording.cuda import DeviceTimer, Mark
@@ -98,7 +98,7 @@ class Recorder:
         #: Within the step of a gradient scaler, which may or may not call the optimizer's.
         self.is_scaling = False
         began = clock()
-        self._steps = Steps(self._ring, began, now() - began * 1e-9)
+        self._steps = StepBuilder(self._ring, began, now() - began * 1e-9)
         #: What was noted: a number, its value, and so on. Both at once, because a signal's handler may note something.
         self.log: list[Any] = []
         self.note = self.log.extend

@@ -16,7 +16,7 @@ from powertrain.trace.machine.samplers import Sampler
 from powertrain.trace.recording import current
 from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
 from powertrain.trace.recording.recorder import Recorder
-from powertrain.trace.stacks.whereabouts import Whereabouts
+from powertrain.trace.stacks.whereabouts import PlaceCounts
 
 #: Seconds between two looks at the machine, and between two at where the loop is.
 _LOOK_EVERY = 1.0
@@ -28,7 +28,7 @@ _PARTS = 16
 _logger = module_logger(__name__)
 
 
-class Kept(NamedTuple):
+class RecordedProcess(NamedTuple):
     """What was recorded of one process."""
 
     rank: int
@@ -60,12 +60,12 @@ class Alone:
     def is_over(self) -> bool:
         return self._over.is_set()
 
-    def kept(self) -> Kept:
+    def kept(self) -> RecordedProcess:
         """Everything until now. On the recording thread also what was noted last."""
         self.recorder.settle()
         self._take()
         with self._lock:
-            return Kept(
+            return RecordedProcess(
                 own_rank(),
                 socket.gethostname(),
                 b"".join(part for _, part in self._parts),
@@ -83,7 +83,7 @@ class Alone:
     # -- the watching thread
 
     def _watch(self) -> None:
-        sampler, places, next_look = Sampler(lambda: self.recorder.gpu), Whereabouts(), 0.0
+        sampler, places, next_look = Sampler(lambda: self.recorder.gpu), PlaceCounts(), 0.0
         while not self._over.wait(_GLANCE_EVERY):
             try:
                 places.look(NAMES[self.recorder.phase_now()], self.recorder.steps)
@@ -116,12 +116,12 @@ class Alone:
         """The oldest of those parts that were thinned least; the newest stays whole."""
         place = min(range(len(self._parts) - 1), key=lambda place: (self._parts[place][0], place))
         level, part = self._parts[place]
-        whole = [store.Frame(0, 0, store.STEPS, part)]
+        whole = [store.PartFrame(0, 0, store.STEPS, part)]
         smaller = _steps_of(store.thinned(whole, store.GROUP * 4**level))
         self._parts[place : place + 1] = [(level + 1, smaller)] if len(smaller) < len(part) else []
 
 
-def _steps_of(frames: Iterable[store.Frame]) -> bytes:
+def _steps_of(frames: Iterable[store.PartFrame]) -> bytes:
     return b"".join(frame.data for frame in frames if frame.kind == store.STEPS)
 
 

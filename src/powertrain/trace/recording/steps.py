@@ -100,7 +100,7 @@ class _Attempt:
         self.cycle = _Cycle([], [])
 
 
-class Steps:
+class StepBuilder:
     """Makes steps of what was noted.
 
     Mostly that is the same from step to step. So it is compared with what came before as a whole, and then only the
@@ -148,10 +148,10 @@ class Steps:
         self._renew()
         self._handlers = self._handlers_by_number()
 
-    def begun_anew(self, now: int, depth: int, within: int, is_timing: bool) -> Steps:
+    def begun_anew(self, now: int, depth: int, within: int, is_timing: bool) -> StepBuilder:
         """Goes on from here where making steps was broken off: ``depth`` phases are open, which is all that is known of
         them, and ``within`` marked steps. What was summed up and not yet made a step is left out."""
-        anew = Steps(self._ring, now, self._zero)
+        anew = StepBuilder(self._ring, now, self._zero)
         anew.device, anew._is_timing, anew._tally.is_timed = self.device, is_timing, False
         anew._has_learned, anew._has_stepped = self._has_learned, self._has_stepped
         anew._marked, anew._within = self._marked or within > 0, within

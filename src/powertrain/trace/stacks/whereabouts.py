@@ -12,7 +12,7 @@ from powertrain.wire.values import Where
 _MOST = 200
 
 
-class Whereabouts:
+class PlaceCounts:
     """Counts the places at which the training thread was found. One thread only."""
 
     def __init__(self) -> None:

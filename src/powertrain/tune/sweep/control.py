@@ -67,7 +67,7 @@ class SweepVisits:
 
     def visit(self, question: protocol.Question, visitor: protocol.Visitor) -> None:
         """Answer one question."""
-        if isinstance(question, protocol.Stop):
+        if isinstance(question, protocol.StopRequest):
             visitor.answer(*self._stop(question))
         elif isinstance(question, protocol.Describe):
             visitor.tell(self.describe())
@@ -101,7 +101,7 @@ class SweepVisits:
         for timer in timers:
             timer.join()
 
-    def _stop(self, question: protocol.Stop) -> tuple[str, bool]:
+    def _stop(self, question: protocol.StopRequest) -> tuple[str, bool]:
         """Return what will come of ``powertrain stop``, and whether it was heard."""
         if self._loop.state.state != "running":
             return f"The sweep {self._name!r} is over already: it has {self._loop.state.state}.", False

@@ -16,7 +16,7 @@ from powertrain.errors import CheckpointError, ReportError
 from powertrain.text.errors import describe_error
 from powertrain.values.arguments import as_flag, has_attribute, plain_scalar, shorten
 from powertrain.wire.from_worker import Carried, Noted
-from powertrain.wire.values import FilePart, Part, Point, Validation
+from powertrain.wire.values import CheckpointPart, FilePart, Point, ValidationRequest
 from powertrain.worker.checkpoints.shared_directory import (
     BEFORE_ALL,
     copy_new_entries,
@@ -50,7 +50,7 @@ class SaveOptions:
     #: True when the directory need not stay where it is.
     take: bool = False
     upload: UploadFunction | None = None
-    validation: Validation | None = None
+    validation: ValidationRequest | None = None
 
 
 def options(
@@ -88,10 +88,10 @@ def is_sync(mode: CheckpointUploadMode | str | None) -> bool:
     return mode is CheckpointUploadMode.SYNC or (isinstance(mode, str) and mode.upper() == "SYNC")
 
 
-def _validation(asked: bool | ValidationTaskConfig) -> Validation | None:
+def _validation(asked: bool | ValidationTaskConfig) -> ValidationRequest | None:
     if isinstance(asked, ValidationTaskConfig):
-        return Validation(arguments=dict(asked.fn_kwargs or {}), timeout=asked.timeout_s or 0.0)
-    return Validation() if asked else None
+        return ValidationRequest(arguments=dict(asked.fn_kwargs or {}), timeout=asked.timeout_s or 0.0)
+    return ValidationRequest() if asked else None
 
 
 def check_validation(session: Session, asked: Any) -> bool | ValidationTaskConfig:
@@ -131,7 +131,7 @@ def _refuse_validation(session: Session) -> None:
         )
 
 
-def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> Part:
+def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> CheckpointPart:
     """This rank's share of the checkpoint of ``row``. On return the caller may change or delete the directory.
 
     Raises :class:`ReportError` or :class:`CheckpointError` for what cannot be a checkpoint. A disk that is full
@@ -181,17 +181,19 @@ def sealed(session: Session, point: Point) -> Point:
     return point
 
 
-def _unstaged(session: Session, error: OSError, checkpoint: str = "") -> Part:
+def _unstaged(session: Session, error: OSError, checkpoint: str = "") -> CheckpointPart:
     """What the run is told of a share that could not be staged."""
     from powertrain.storage.full_disk import describe_write_error, full_place
 
     staging = session.place.saving.staging or os.getcwd()
     reason = f"rank {session.place.rank} could not stage it: {describe_write_error(error, staging)}"
     place = full_place(error, staging) or staging
-    return Part(checkpoint=checkpoint, files=[], error=reason, error_place=place)
+    return CheckpointPart(checkpoint=checkpoint, files=[], error=reason, error_place=place)
 
 
-def upload_beside(session: Session, checkpoint: Checkpoint, part: Part, how: SaveOptions, row: int) -> None:
+def upload_beside(
+    session: Session, checkpoint: Checkpoint, part: CheckpointPart, how: SaveOptions, row: int
+) -> None:
     """Run the user's own upload function on a thread, and send its outcome to the run.
 
     The function gets the staged copy, so that the caller may change or delete the directory; or ``checkpoint`` itself
@@ -216,7 +218,9 @@ def upload_beside(session: Session, checkpoint: Checkpoint, part: Part, how: Sav
     threading.Thread(target=work, name=f"powertrain-upload-{row}", daemon=True).start()
 
 
-def _uploaded(upload: UploadFunction, reported: Checkpoint, part: Part, name: str) -> dict[str, Any]:
+def _uploaded(
+    upload: UploadFunction, reported: Checkpoint, part: CheckpointPart, name: str
+) -> dict[str, Any]:
     import shutil
 
     from powertrain.checkpoint.checkpoint import Checkpoint
@@ -238,12 +242,12 @@ def _uploaded(upload: UploadFunction, reported: Checkpoint, part: Part, name: st
     return {"files": found.files, "elsewhere": found.elsewhere}
 
 
-def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> Part:
+def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> CheckpointPart:
     from powertrain.checkpoint.contents import refuse_directory
 
     place, is_shared_directory, is_users = session.place, False, False
     if how.upload is not None and _is_in_place(session, checkpoint):
-        return Part(checkpoint="", files=[], pending=True)
+        return CheckpointPart(checkpoint="", files=[], pending=True)
     if "://" in checkpoint.path or checkpoint.given_filesystem is not None:
         directory, take = checkpoint.to_directory(session.staging.new_directory()), True
     else:
@@ -355,7 +359,7 @@ def _is_below(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _kept_elsewhere(checkpoint: Checkpoint) -> Part:
+def _kept_elsewhere(checkpoint: Checkpoint) -> CheckpointPart:
     """A share that lies where the user has put it: its names and sizes, as they are there now."""
     from powertrain.checkpoint.elsewhere import mark
     from powertrain.checkpoint.manifest import BOOKKEEPING_PREFIX, MANIFEST_NAMES
@@ -375,10 +379,10 @@ def _kept_elsewhere(checkpoint: Checkpoint) -> Part:
             "environment instead."
         )
     if not files:  # this rank brought nothing; the run says so where no rank did
-        return Part(checkpoint="", files=[])
+        return CheckpointPart(checkpoint="", files=[])
     if trouble := mark(storage):
         warnings.warn(trouble, stacklevel=2)
-    return Part(checkpoint="", files=files, elsewhere=address)
+    return CheckpointPart(checkpoint="", files=files, elsewhere=address)
 
 
 def _check_name(session: Session, name: str) -> None:

@@ -75,7 +75,7 @@ def is_new(name: str, version: Version, before: Listing) -> bool:
     return before.is_complete or is_recent
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """A file, or what has no files below it, in a directory that was walked through."""
 
     name: str
@@ -186,7 +186,7 @@ def copy_new_entries(
 class _Settling:
     """A file that is to be copied once it rests, so that another rank's half-written one is not taken."""
 
-    def __init__(self, entry: Entry, target: Path, is_shared: bool) -> None:
+    def __init__(self, entry: DirectoryEntry, target: Path, is_shared: bool) -> None:
         self.entry = entry
         self._target, self._is_shared = target, is_shared
         self._seen: Version | None = None
@@ -236,7 +236,7 @@ class _Walk:
         self._before, self._limit = before, limit
         self._excluded = [os.path.realpath(path) for path in excluded if path]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[DirectoryEntry]:
         """Yield files, links, empty directories, and whatever else has no files below it."""
         # With each directory the real paths of those that lead to it: links may lead round in a circle.
         waiting: deque[tuple[str, str, tuple[str, ...]]] = deque([("", self._top, (self._real_top,))])
@@ -287,14 +287,14 @@ class _Walk:
 
 def _looked_at(
     name: str, path: str, problem: str = "", *, is_directory: bool = False, is_followed: bool = False
-) -> Iterator[Entry]:
+) -> Iterator[DirectoryEntry]:
     """Yield an entry as it is now; nothing where it was removed meanwhile."""
     with contextlib.suppress(FileNotFoundError):
         version = _version(os.lstat(path))
         if is_followed:
             target = _version(os.stat(path))
             version = Version(version.identity + target.identity, max(version.changed_ns, target.changed_ns))
-        yield Entry(name, Path(path), version, is_directory, problem)
+        yield DirectoryEntry(name, Path(path), version, is_directory, problem)
 
 
 def _version(found: os.stat_result) -> Version:

@@ -26,6 +26,8 @@ from powertrain.trace.stacks import stacks
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.from_controller import (
     Carry,
+    CheckpointReply,
+    CheckpointSettled,
     DebugEnd,
     DebugGrant,
     DebugLine,
@@ -34,12 +36,10 @@ from powertrain.wire.from_controller import (
     Goto,
     Hold,
     Inspect,
+    MessageRefused,
     Opened,
-    Refused,
     Reported,
-    ReportedCheckpoint,
     RowClosed,
-    Settled,
     Train,
     Unstaged,
 )
@@ -67,7 +67,7 @@ _BEAT_EVERY = 1.0
 _SILENT_RUN, _LEFT_ALONE = 10.0, 2.0
 _NOTHING = Opened(sync=0)
 #: What the training thread can wait for.
-Answer = Union[Opened, Settled, Reported]
+Answer = Union[Opened, CheckpointSettled, Reported]
 
 
 class Service:
@@ -101,7 +101,7 @@ class Service:
         self.commands: queue.SimpleQueue[FromController] = queue.SimpleQueue()
         #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
         self.on_carry: Callable[[Carry | Drop], None] = lambda _: None
-        self.on_settled: Callable[[Settled | Unstaged], None] = lambda _: None
+        self.on_settled: Callable[[CheckpointSettled | Unstaged], None] = lambda _: None
         #: Called on this thread: with what a debugger of this rank is told; and whether one holds it.
         self.on_debug: Callable[[FromController], None] = lambda _: None
         self.is_debugged: Callable[[], bool] = lambda: False
@@ -171,19 +171,19 @@ class Service:
             waiter.set(_NOTHING)
         self._wait(waiter, f"row {row}")
 
-    def wait_settled(self, row: int) -> Settled | None:
+    def wait_settled(self, row: int) -> CheckpointSettled | None:
         """Wait until the checkpoint of ``row`` is committed or has failed; None when the run ends before that.
 
         Before the report of ``row`` is posted, call :meth:`expect_settled`.
         """
         answer = self._wait(self._waiter("settled", row), f"commit of row {row}")
-        return answer if isinstance(answer, Settled) else None
+        return answer if isinstance(answer, CheckpointSettled) else None
 
     def expect_settled(self, row: int) -> None:
         """Keep the answer for :meth:`wait_settled`, however early it comes."""
         self._waiter("settled", row)
 
-    def ask_checkpoints(self, row: int, validated: bool, timeout: float) -> list[ReportedCheckpoint]:
+    def ask_checkpoints(self, row: int, validated: bool, timeout: float) -> list[CheckpointReply]:
         """Wait for the controller's list of checkpoints; see ``wire.AskCheckpoints``."""
         self._asks += 1
         waiter = self._waiter("ask", self._asks)
@@ -437,12 +437,12 @@ class Service:
             self.on_carry(command)
         elif isinstance(command, Unstaged):
             self.on_settled(command)
-        elif isinstance(command, Settled):
+        elif isinstance(command, CheckpointSettled):
             self.on_settled(command)
             self._answer(("settled", command.row), command)
         elif isinstance(command, Reported):
             self._answer(("ask", command.ask), command)
-        elif isinstance(command, Refused):
+        elif isinstance(command, MessageRefused):
             self.refusal = command.reason  # first: who begins to wait from now on looks at it
             self._wake_waiters()
         elif isinstance(command, (DebugGrant, DebugLine, DebugEnd)):

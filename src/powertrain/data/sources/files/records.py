@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """What is read from the front."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
-def pieces(stream: Stream, cut: int, last_end: Callable[[bytes], int]) -> Iterator[bytes]:
+def pieces(stream: ByteStream, cut: int, last_end: Callable[[bytes], int]) -> Iterator[bytes]:
     """All that is left in ``stream``, in pieces of about ``cut`` bytes that end where a record does.
 
     ``last_end`` says where the last whole record in some bytes ends, 0 where there is none. Only a record that is

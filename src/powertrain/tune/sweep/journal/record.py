@@ -17,7 +17,7 @@ from typing import Any
 
 from powertrain.errors import ConfigError, StorageError
 from powertrain.run.record.journal import unreadable, warn_of_damage
-from powertrain.run.record.journal_lines import Lines
+from powertrain.run.record.journal_lines import JournalLines
 from powertrain.storage import Storage, signed
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, RECORD_BYTES_LIMIT
@@ -189,7 +189,7 @@ def read_journal(storage: Storage) -> list[ev.SweepEvent]:
     for entry in storage.list("journal"):
         if not entry.key.endswith(".jsonl"):
             continue
-        lines = Lines(decode=ev.decode_event)
+        lines = JournalLines(decode=ev.decode_event)
         try:
             lines.feed(storage.get(entry.key, limit=LARGE_RECORD_BYTES_LIMIT))
         except FileNotFoundError:
