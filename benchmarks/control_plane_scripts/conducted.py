@@ -51,7 +51,7 @@ class CrowdEngine:
     """Slots whose processes are simulated workers, in ``crowds`` processes and one of the last rank's own."""
 
     name, restarts, replaces = "crowd", True, False
-    owns_processes, shares_driver_process, rank_in_driver = True, False, None
+    owns_processes, shares_driver_process, rank_in_driver, forks_driver = True, False, None, False
 
     def __init__(self, workers: int, reports: int, crowds: int, address: str, gathers: bool) -> None:
         self._workers, self._reports, self._crowds, self._address = workers, reports, crowds, address

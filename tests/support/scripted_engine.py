@@ -110,6 +110,7 @@ class ScriptedEngine:
         Without ``attends`` the ranks carry their own checkpoints."""
         self.restarts, self.replaces, self._attends = restarts, replaces, attends
         self.owns_processes, self.shares_driver_process = owns_processes, shares_driver_process
+        self.forks_driver = False
         self._play, self._on_request, self._most, self._hosts = play, on_request, most, tuple(hosts)
         self._programs = {uploader.ENTRY: play_uploader, **(programs or {})}
         self._numbers = itertools.count(1)

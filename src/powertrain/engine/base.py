@@ -288,6 +288,8 @@ class Engine(Protocol):
     owns_processes: bool = True
     #: True where every rank is the driver's own process: a process forked on a slot would run in it.
     shares_driver_process: bool = False
+    #: True where workers may be forked from the driver, and so have the modules that it has imported.
+    forks_driver: bool = False
 
     @property
     def rank_in_driver(self) -> RankInDriver | None:

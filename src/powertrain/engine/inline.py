@@ -59,6 +59,7 @@ class InlineEngine:
     replaces = False
     owns_processes = False
     shares_driver_process = True
+    forks_driver = False
 
     def __init__(
         self, function: Callable[[], Any], custom_resources: Mapping[str, float] | None = None

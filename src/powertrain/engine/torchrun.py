@@ -205,6 +205,7 @@ class TorchrunEngine:
     replaces = False
     owns_processes = False
     shares_driver_process = False
+    forks_driver = False
 
     def __init__(self, function: Callable[[], Any], env: Mapping[str, str] | None = None) -> None:
         """``env`` are the user's own variables for the rank that lives here."""

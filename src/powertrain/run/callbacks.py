@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,9 @@ from typing import Any
 from powertrain.run.events import Fact
 from powertrain.run.forced_end import EndedAtOnce
 from powertrain.text.errors import describe_error
+from powertrain.text.loggers import module_logger
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 
 @dataclass(frozen=True)

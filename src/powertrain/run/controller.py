@@ -118,7 +118,7 @@ class Controller:
         )
         run.callbacks = run.facts.callbacks = Callbacks(spec.callbacks, context, run.warn)
         run.startup = StartupRecorder(run.record, run.engine.name, run.clock.monotonic)
-        run.startup.runs_script = spec.runs_scripts
+        run.startup.runs_script, run.startup.forks_driver = spec.runs_scripts, run.engine.forks_driver
         return Parts(run, self._chain, from_checkpoint)
 
     # ------------------------------------------------------------------ the loop

@@ -144,6 +144,8 @@ class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
     #: Whether the ranks run a whole script, so that no code of the user's comes before ``fit()``.
     runs_script: bool = False
     engine: str = ""
+    #: Whether workers may be forked from the driver; None in records of versions that did not say.
+    forks_driver: bool | None = None
 
     def __post_init__(self) -> None:
         if any(len(seconds) != len(self.ranks) for seconds in self.phases.values()):

@@ -6,7 +6,6 @@ The strategy connects the workers itself, in the training function.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from importlib.util import find_spec
 
@@ -14,8 +13,9 @@ from powertrain.backend import Backend, BackendConfig, WorkerGroup
 from powertrain.frameworks.joining import await_joined, leave_all
 from powertrain.frameworks.ports import ReservedPort, addresses, joined
 from powertrain.tensorflow.library import TENSORFLOW
+from powertrain.text.loggers import module_logger
 
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 
 
 class TensorflowBackend(Backend):

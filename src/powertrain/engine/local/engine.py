@@ -78,6 +78,7 @@ class LocalEngine:
     replaces = False
     owns_processes = True
     shares_driver_process = False
+    forks_driver = True
     rank_in_driver = None
 
     def __init__(

@@ -78,6 +78,7 @@ class RayEngine:
     replaces = True
     owns_processes = True
     shares_driver_process = False
+    forks_driver = False
     rank_in_driver = None
 
     def __init__(self, options: RayOptions, storage: Storage | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from powertrain.run.metrics.spool import read_spool
 from powertrain.storage import Entry, Storage
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 from powertrain.storage.sealed import DamagedError
+from powertrain.text.loggers import module_logger
 
 if TYPE_CHECKING:
     import pandas
@@ -49,7 +49,7 @@ _COLUMNS_APART_AT_MOST = 64
 _MOST_ATTEMPTS = 1 << 20
 #: No row comes so far.
 _NEVER = (1 << 63) - 1
-logger = logging.getLogger("powertrain")
+logger = module_logger(__name__)
 _Read = TypeVar("_Read")
 
 

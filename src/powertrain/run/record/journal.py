@@ -11,7 +11,6 @@ Facts of a controller never mix with those of the next, because its number is in
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -28,12 +27,13 @@ from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 from powertrain.storage.boundaries import crossing
 from powertrain.storage.files.descriptors import open_below
 from powertrain.storage.local import flush_directory
+from powertrain.text.loggers import module_logger
 
 #: Facts that must survive the death of the machine, not only of the process.
 _DURABLE = (ev.Committed, ev.Failed, ev.Lost, ev.Ended)
 #: Names that a new journal tries before it gives up.
 _FILES_PER_LEASE = 100
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 class Journal:

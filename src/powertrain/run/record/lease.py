@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import getpass
-import logging
 import os
 import re
 import secrets
@@ -43,11 +42,12 @@ from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import RECORD_BYTES_LIMIT, is_alive
 from powertrain.storage.files.descriptors import open_below
+from powertrain.text.loggers import module_logger
 
 if sys.platform != "win32":
     import fcntl
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 #: What a file system without locks answers.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 #: How long a refused taker looks for the name of a holder that has the lock and is still writing its lease.

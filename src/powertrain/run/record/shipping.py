@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import math
 import os
 import stat
@@ -32,6 +31,7 @@ from powertrain.errors import StorageError
 from powertrain.storage import Entry, FileDigest, Storage, check_key
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.local import LocalStorage
+from powertrain.text.loggers import module_logger
 
 #: Changed files are put this often (seconds).
 SHIP_EVERY = 3.0
@@ -42,7 +42,7 @@ _PUT_SECONDS = 20.0
 #: How long ``close`` tries by default.
 CLOSE_SECONDS = 60.0
 
-_logger = logging.getLogger("powertrain")
+_logger = module_logger(__name__)
 
 
 class _Version(NamedTuple):

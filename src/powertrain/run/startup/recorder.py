@@ -39,6 +39,8 @@ class StartupRecorder:
         self._waited_for = ""
         #: Whether the ranks run a whole script.
         self.runs_script = False
+        #: Whether its engine may fork workers from the driver.
+        self.forks_driver = False
         self._had_torch = sys.modules.get("torch") is not None
 
     def launched(self, at: float, parts: Mapping[str, float]) -> None:
@@ -117,6 +119,7 @@ class StartupRecorder:
                 engine=self._engine,
                 torch_was_loaded=self._had_torch,
                 runs_script=self.runs_script,
+                forks_driver=self.forks_driver,
             )
         )
 

@@ -58,7 +58,7 @@ def advice(fact: StartupMeasured) -> list[str]:
     """What took most of a long start, where something can be done about it: a sentence for each."""
     said = []
     # Elsewhere workers come from a process that knows nothing of the script's own.
-    is_forked = fact.engine == "local" and not fact.runs_script
+    is_forked = bool(fact.forks_driver) and not fact.runs_script
     if is_forked and not fact.torch_was_loaded and (took := _dominating(fact, timeline.IMPORTS)) is not None:
         said.append(f"{took} went into imports. Where the script imports torch before fit(), {_IN_TIME}")
     if (took := _dominating(fact, timeline.SLOTS)) is not None and fact.waited_for:
