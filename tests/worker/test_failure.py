@@ -154,6 +154,11 @@ TENSORFLOW_ABORTED = (
         (lambda: ValueError(f"UNKNOWN: Gloo all-reduce failed: {JAX_GLOO} Connection closed by peer"), True),
         (lambda: ValueError(f"UNKNOWN: Gloo all-reduce failed: {JAX_GLOO} Connection reset by peer"), True),
         (lambda: UnavailableError(f"Graph execution error:\n\n{TENSORFLOW_ABORTED}"), True),
+        (
+            lambda: UnavailableError("Collective ops is aborted by: Socket closed\nAdditional GRPC error"),
+            True,
+        ),
+        (lambda: UnavailableError("Collective ops is aborted by: Input is not invertible."), False),
         (lambda: UnavailableError("Graph execution error:\n\nno such file"), False),
         (lambda: RuntimeError("CUDA out of memory"), False),
         (lambda: RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),

@@ -30,8 +30,8 @@ _ECHOES_OF_LIBRARIES = {
     "LightGBMError": ("socket recv error", "socket send error"),
     "OpError": ("collective ops is aborted by: error reported from",),  # TensorFlow's base class
 }
-#: A part of gloo's source files, which JAX names in errors of various classes.
-_GLOO_SOURCE = "/gloo/transport/"
+#: Parts of messages about a collective, in errors of various classes: gloo's source files in JAX, TensorFlow's words.
+_COLLECTIVE_WORDS = ("/gloo/transport/", "collective ops is aborted by")
 #: Exceptions of a chain of causes that are named.
 _MOST_CAUSES = 8
 _ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
@@ -82,8 +82,10 @@ def is_echo(error: BaseException) -> bool:
     for kind in type(error).__mro__:
         if any(echo in text for echo in _ECHOES_OF_LIBRARIES.get(kind.__name__, ())):
             return True
-    is_of_network = isinstance(error, (RuntimeError, ConnectionError)) or _GLOO_SOURCE in text
-    return is_of_network and any(echo in text for echo in _ECHOES)
+    may_be_of_network = isinstance(error, (RuntimeError, ConnectionError)) or any(
+        words in text for words in _COLLECTIVE_WORDS
+    )
+    return may_be_of_network and any(echo in text for echo in _ECHOES)
 
 
 def remember_sources(sources: dict[str, str]) -> None:
