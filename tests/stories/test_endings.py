@@ -191,13 +191,17 @@ def test_an_error_whose_text_is_an_error_is_named_by_its_type(fits: Any, engine:
 
 
 @on("local", "inline", "ray")
-@pytest.mark.parametrize("part", ["telemetry", "carriers", "steering"])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("telemetry", "TelemetryWriter"), ("carriers", "Carriers"), ("steering", "Steering")],
+    ids=["telemetry", "carriers", "steering"],
+)
 def test_a_controller_that_cannot_be_made_is_an_error_and_leaves_nothing(
-    stories: Any, engine: str, part: str
+    stories: Any, engine: str, part: str, name: str
 ) -> None:
     outcome = stories.start(f"without_{part}", engine).outcome(within=40)
 
-    assert (outcome["raised"], outcome["message"]) == ("RuntimeError", f"no {part.capitalize()}")
+    assert (outcome["raised"], outcome["message"]) == ("RuntimeError", f"no {name}")
     assert outcome["threads"] == []
 
 

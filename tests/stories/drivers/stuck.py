@@ -14,7 +14,7 @@ from typing import Any
 import story
 
 from powertrain import UserCallback
-from powertrain.run import controller
+from powertrain.run import controller, parts
 from powertrain.run.scaling import notices
 from powertrain.worker import signals
 
@@ -89,7 +89,7 @@ def outcome_without(part: str, fit: Callable[[], Any]) -> dict[str, Any]:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError(f"no {part}")
 
-    setattr(controller, part, fail)
+    setattr(controller if hasattr(controller, part) else parts, part, fail)
     outcome = story.outcome_of(fit)
     left = [thread.name for thread in threading.enumerate() if thread.name.startswith("powertrain-")]
     return {**outcome, "threads": left}
