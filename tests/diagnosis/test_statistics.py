@@ -47,7 +47,6 @@ def test_nothing_raises_whatever_the_values_are(values: list[float]) -> None:
     small = [value if abs(value) < 1e100 or not math.isfinite(value) else 0.0 for value in values]
     statistics.mad(small)
     statistics.quantile(small, 0.95)
-    statistics.change_point(small)
     statistics.theil_sen(range(len(small)), small)
     statistics.slope_interval(range(len(small)), small)
     statistics.median_interval(small)
@@ -97,31 +96,6 @@ def test_windows_are_whole_and_follow_each_other(values: list[float], width: int
         pytest.approx(np.median(values[start * min(width, len(values)) :][: min(width, len(values))]))
         for start in range(len(medians))
     ]
-
-
-@pytest.mark.parametrize("at", [3, 40, 97])
-def test_one_jump_is_found_where_it_is(at: int) -> None:
-    values = noise(at, 100, 0.1)
-    values[at:] += 5.0
-    found = statistics.change_point(values)
-    assert found is not None
-    assert found.start == at
-    assert found.after - found.before == pytest.approx(5.0, abs=0.2)
-    assert found.explained > 0.95 if at == 40 else found.explained > 0.8
-
-
-def test_two_levels_explain_three_quarters_of_a_ramp_and_little_of_noise() -> None:
-    ramp = statistics.change_point(np.arange(200.0))
-    flat = statistics.change_point(noise(2, 200))
-    assert ramp is not None
-    assert flat is not None
-    assert ramp.explained == pytest.approx(0.75, abs=0.01)
-    assert flat.explained < 0.15
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [1, 2, 3, 4, 5], [2.0] * 50])
-def test_short_and_constant_series_have_no_change(values: list[float]) -> None:
-    assert statistics.change_point(values) is None
 
 
 @given(st.floats(-100, 100), st.floats(-100, 100), st.integers(2, 50))

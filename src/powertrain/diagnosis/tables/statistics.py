@@ -37,18 +37,6 @@ class Interval(NamedTuple):
         return self.low > value or self.high < value
 
 
-class ChangePoint(NamedTuple):
-    """The best description of a series by two levels."""
-
-    #: The first position of the second level.
-    start: int
-    before: float
-    after: float
-    #: Share of the series' variance that the two levels explain: near 1 for one jump, 0.75 for a straight ramp, near 0
-    #: for noise.
-    explained: float
-
-
 class TrendLine(NamedTuple):
     slope: float
     intercept: float
@@ -176,32 +164,6 @@ def interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 def median_interval(values: ArrayLike, confidence: float = 0.95, block: int | None = None) -> Interval:
     """Where the median lies, from a bootstrap over blocks."""
     return interval(bootstrap(values, row_medians, block=block, repeats=200), confidence)
-
-
-def change_point(values: ArrayLike, least: int = 3) -> ChangePoint | None:
-    """Where one change of level describes the series best, each level at least ``least`` long.
-
-    None where the series is shorter than two levels, or does not change at all.
-    """
-    series = finite(values)
-    count = series.size
-    if count < 2 * least:
-        return None
-    centred = series - series.mean()
-    total = float(centred @ centred)
-    if total <= 1e-18 * max(1.0, float(series @ series)):
-        return None
-    sums = np.cumsum(centred)[least - 1 : count - least]
-    first = np.arange(least, count - least + 1, dtype=np.float64)
-    between = sums**2 / first + sums**2 / (count - first)
-    best = int(np.argmax(between))
-    start = best + least
-    return ChangePoint(
-        start=start,
-        before=float(series[:start].mean()),
-        after=float(series[start:].mean()),
-        explained=float(min(1.0, between[best] / total)),
-    )
 
 
 def theil_sen(x: ArrayLike, y: ArrayLike) -> TrendLine:
