@@ -34,7 +34,7 @@ from powertrain.driver.running import (
     listen,
     make_terminal,
     notify,
-    run_controller,
+    run_beside_rank,
     set_log_level,
     standing_remarks,
 )
@@ -238,6 +238,8 @@ def run_to_end(
     )
     try:
         with ending.watching(), interrupts:
-            return run_controller(controller, engine, ending), False
+            if engine.rank_in_driver is None:
+                return controller.run(), False
+            return run_beside_rank(controller, engine, engine.rank_in_driver, ending), False
     except EndedAtOnce:
         return forced_outcome(ending.kind), True

@@ -18,7 +18,7 @@ from powertrain.driver.directories import directory_of
 from powertrain.errors import EngineError
 
 if TYPE_CHECKING:
-    from powertrain.engine.base import Engine
+    from powertrain.engine.base import Engine, RankInDriver
     from powertrain.run.controller import Controller
     from powertrain.run.forced_end import ForcedEnd
     from powertrain.run.outcome import RunOutcome
@@ -58,13 +58,12 @@ def forced_outcome(kind: str) -> RunOutcome:
     )
 
 
-def run_controller(controller: Controller, engine: Engine, ending: ForcedEnd) -> RunOutcome:
-    """Run the controller here; where the rank itself needs this thread, beside it."""
+def run_beside_rank(
+    controller: Controller, engine: Engine, rank: RankInDriver, ending: ForcedEnd
+) -> RunOutcome:
+    """Run the controller on a thread: the rank itself needs this one."""
     from powertrain.run.forced_end import EndedAtOnce
 
-    rank = engine.rank_in_driver
-    if rank is None:
-        return controller.run()
     outcome: list[RunOutcome] = []
     problem: list[BaseException] = []
 

@@ -127,34 +127,9 @@ class Controller:
         """Conduct the run from the first request to its end. Afterwards nothing of it is alive."""
         run = self._run
         with contextlib.ExitStack() as closing:  # from the last to the first, each even if another fails
-            closing.callback(self._journal.close)
-            closing.callback(self._close_metrics)
-            with self._engine_closed_on_error():
-                run.telemetry = TelemetryWriter(run.spec, run.storage, self._chain.lease, run.show_once)
-                closing.callback(self._close_telemetry)
-                run.hub = self._open_hub()
-                closing.callback(run.hub.close)
-                run.carriers = self._make_carriers()
-                closing.callback(run.carriers.remove_empty_log)
-            closing.callback(run.engine.close)
-            closing.callback(self._dismiss_remaining_ranks)
-            closing.callback(self._close_committer)
-            closing.callback(run.carriers.close)
-            run.checkpoints.carried_by(run.carriers)
-            run.validations = self._parts.validating.open()
-            closing.callback(run.validations.close)
-            run.hangs = Hangs(run.spec, run.engine, run.storage, run.send, run.post, self.say, run.clock)
-            closing.callback(run.hangs.close)
-            closing.callback(run.debugging.close)
-            closing.callback(self._parts.requests.close)
-            run.engine.connect(run.hub)
-            run.engine.start(run.post, self._on_output)
+            self._open(closing)
             run.record(self._run_started())
-            return self._run_to_end()
-
-    def _run_to_end(self) -> RunOutcome:
-        run = self._run
-        try:
+            closing.enter_context(self._errors_recorded())
             run.startup.slots_asked()
             run.slots.look()
             while run.outcome is None:
@@ -164,16 +139,46 @@ class Controller:
                     self._deadline_handlers[item]()
                 elif (handler := self._handlers.get(type(item))) is not None:
                     handler(item)
-            return run.outcome
+        return run.outcome
+
+    def _open(self, closing: contextlib.ExitStack) -> None:
+        """Open the parts that hold sockets, threads or processes; ``closing`` closes them."""
+        run = self._run
+        closing.callback(self._journal.close)
+        closing.callback(self._close_metrics)
+        with self._engine_closed_on_error():
+            run.telemetry = TelemetryWriter(run.spec, run.storage, self._chain.lease, run.show_once)
+            closing.callback(self._close_telemetry)
+            run.hub = self._open_hub()
+            closing.callback(run.hub.close)
+            run.carriers = self._make_carriers()
+            closing.callback(run.carriers.remove_empty_log)
+        closing.callback(run.engine.close)
+        closing.callback(self._dismiss_remaining_ranks)
+        closing.callback(self._close_committer)
+        closing.callback(run.carriers.close)
+        run.checkpoints.carried_by(run.carriers)
+        run.validations = self._parts.validating.open()
+        closing.callback(run.validations.close)
+        run.hangs = Hangs(run.spec, run.engine, run.storage, run.send, run.post, self.say, run.clock)
+        closing.callback(run.hangs.close)
+        closing.callback(run.debugging.close)
+        closing.callback(self._parts.requests.close)
+        run.engine.connect(run.hub)
+        run.engine.start(run.post, self._on_output)
+
+    @contextlib.contextmanager
+    def _errors_recorded(self) -> Iterator[None]:
+        """Record the end of a run that an error ends: the journal must not look as if it went on."""
+        try:
+            yield
         except (ResourceError, EngineError) as error:
-            # The caller's to handle; a reader of the journal must find it too.
             self._parts.ending.record_end(lifecycle.FAILED, str(error))
             raise
         except EndedAtOnce:
             self._parts.ending.record_forced_end()
             raise
-        except BaseException as error:
-            # A fault of our own, or of storage: the journal must not look as if the run went on.
+        except BaseException as error:  # a fault of our own, or of storage
             self._parts.ending.record_broken_end(lifecycle.FAILED, describe_error(error))
             raise
 
