@@ -83,6 +83,7 @@ def reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[dict[
             pass
 
     monkeypatch.setattr(context, "report", report)
+    monkeypatch.setattr(context, "should_checkpoint", lambda: False)
     monkeypatch.setattr(context, "checkpoint_dir", lambda: Directory(tempfile.mkdtemp(dir=tmp_path)))
     monkeypatch.setattr(context, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
     return made
