@@ -42,6 +42,7 @@ from powertrain.torch.data_loader.prepare import prepare_data_loader
 from powertrain.torch.data_loader.shards import StepCut, endless_share, epoch_order, share
 from powertrain.worker import session as worker_session
 from powertrain.worker.data import batch_plan
+from powertrain.worker.place import DataSettings
 from powertrain.worker.progress import progress
 from powertrain.worker.session import Session
 
@@ -407,7 +408,7 @@ def test_changed_data_may_begin_its_epoch_again(as_rank: Callable[..., Session])
     loader = prepare_data_loader(DataLoader(Stored(10)))
     batches = iter(loader)
     next(batches)
-    as_rank(0, 1, on_data_change="restart_epoch")
+    as_rank(0, 1, data=DataSettings(on_change="restart_epoch"))
     changed: Any = prepare_data_loader(DataLoader(Stored(11)))
     state = {**loader.state_dict(), "epoch": 4}  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="Epoch 4 begins again from its start"):
