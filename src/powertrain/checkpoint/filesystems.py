@@ -1,8 +1,8 @@
-"""pyarrow file systems on which the paths of checkpoints and results can be used as they stand.
+"""pyarrow file systems on which the paths of checkpoints and results can be used unchanged.
 
-An address such as ``s3://bucket/run?region=…`` is no path on any of pyarrow's own file systems, and their
-credentials would come from elsewhere than ours. So this is one on top of our own storage. Only loaded when somebody
-asks for a file system, because it needs pyarrow.
+An address such as ``s3://bucket/run?region=…`` is not a path on any of pyarrow's own file systems, and their
+credentials would come from elsewhere than ours. So this is one on top of our own storage. Only imported when a file
+system is requested, because it needs pyarrow.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def plain_path(address: str) -> str:
 
 
 class StorageHandler(_Base):  # type: ignore[misc]  # see above
-    """What pyarrow asks of a file system, answered by the storage at ``address``.
+    """pyarrow's file system interface on the storage at ``address``.
 
     Paths are ``address`` itself, or start with it and a "/"; credentials in it may be left out of them. The same places
-    as "bucket/prefix", without scheme and query, are paths as well, as on pyarrow's own file systems. Directories are
-    what files lie below, as in the store.
+    as "bucket/prefix", without scheme and query, are paths as well, as on pyarrow's own file systems. Directories exist
+    only as prefixes of files, as in the store.
     """
 
     def __init__(self, address: str) -> None:

@@ -20,10 +20,10 @@ def to_delete(
     score_order: str = "max",
     pinned: Collection[str] = frozenset(),
 ) -> list[str]:
-    """Names of the checkpoints to delete, the oldest first.
+    """Return the names of the checkpoints to delete, the oldest first.
 
     ``manifests`` are oldest first. Kept are the ``num_to_keep`` best by score (the newest ones without a
-    ``score_attribute``), the newest because a restart needs it, and the pinned because somebody reads them.
+    ``score_attribute``), the newest because a restart needs it, and the pinned ones, which are in use.
     None keeps all.
     """
     if num_to_keep is None:
@@ -43,9 +43,9 @@ def best(manifests: Sequence[Manifest], attribute: str, order: str = "max") -> M
 
 
 def score(metrics: Mapping[str, Any], attribute: str) -> float:
-    """The number under ``attribute``, NaN where there is none.
+    """Return the number under ``attribute``, NaN where it is missing.
 
-    "a/b" means the key "a/b" where there is one, else ``metrics["a"]["b"]``.
+    "a/b" means the key "a/b" where it exists, else ``metrics["a"]["b"]``.
     """
     value: Any = metrics
     if attribute in metrics:

@@ -1,6 +1,6 @@
-"""What a trainer was made of, kept in its run, so that ``restore(path)`` can make it again.
+"""A trainer's arguments, kept in its run, so that ``restore(path)`` can make it again.
 
-The arguments are pickled, and signed (:mod:`powertrain.storage.signed`): only what this user wrote is opened.
+The arguments are pickled, and signed (:mod:`powertrain.storage.signed`): only this user's files are opened.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from powertrain.text.errors import describe_error
 from powertrain.values import kept_pickles
 
 _KEY = "trainer.pickle"
-#: Datasets that hold more rows than this many bytes are not kept: whoever restores the run gives them again.
+#: In-memory datasets above this size in bytes are not kept: they must be given again to restore the run.
 _MOST_DATA = 16 * 2**20
-#: The most bytes that are read of what was kept.
+#: The most bytes that are read back.
 _BYTES_LIMIT = 4 << 30
 _ADDRESS = re.compile(rb"[a-z0-9]+://[!-~]+")
 
@@ -36,7 +36,7 @@ def store(storage: Storage, arguments: dict[str, Any]) -> str:
     try:
         kept = {**arguments, **_lasting_datasets(arguments.get("datasets"))}
         value = signed.sign(storage, _KEY, cloudpickle.dumps(kept))
-    except Exception as error:  # whatever the user's objects do when they are pickled
+    except Exception as error:  # the user's objects may raise anything when pickled
         signed.delete(storage, _KEY)  # of an earlier start, whose arguments are not these
         return describe_error(error)
     signed.put(storage, value)
@@ -65,16 +65,16 @@ def load(storage: Storage) -> dict[str, Any]:
 
 
 def _lasting_datasets(datasets: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``datasets`` as they are kept: pickled, or only the names of those that are not."""
+    """Return ``datasets`` in their stored form: pickled, or only the names of those that are not stored."""
     if not datasets:
         return {"datasets": None}
     left_out = {"datasets": None, "needs_datasets": sorted(datasets)}
     if any(type(dataset).__module__.startswith("ray.") for dataset in datasets.values()):
-        return left_out  # what it refers to is gone with its cluster
+        return left_out  # its references are gone with its cluster
     limited = _LimitedFile()
     try:
         cloudpickle.CloudPickler(limited).dump(dict(datasets))
-    except Exception:  # too large, or whatever the user's objects do when they are pickled
+    except Exception:  # too large, or the user's objects raise when pickled
         return left_out
     data = limited.getvalue()
     has_a_secret = any(has_secrets(found.decode()) for found in _ADDRESS.findall(data))

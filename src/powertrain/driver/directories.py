@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def naming_run(storage: Storage) -> Iterator[None]:
-    """Turn what the operating system says of a file of the run into a :class:`StorageError` that names both."""
+    """Turn an ``OSError`` about a file of the run into a :class:`StorageError` that names both."""
     from powertrain.storage.addresses import without_secrets
 
     try:
@@ -28,13 +28,13 @@ def naming_run(storage: Storage) -> Iterator[None]:
     except OSError as error:
         which = f" ({str(error.filename)!r})" if error.filename else ""
         raise StorageError(
-            f"The run at {without_secrets(storage.uri)!r} cannot be opened: {error.strerror or error}{which}. Mend or "
-            "move away what is named, or choose another run name."
+            f"The run at {without_secrets(storage.uri)!r} cannot be opened: {error.strerror or error}{which}. Repair "
+            "or move the named file, or choose another run name."
         ) from error
 
 
 def directory_of(storage: Storage, name: str) -> str:
-    """Where this machine has the files of a directory of the run."""
+    """Return the local path of a directory of the run."""
     inside = storage.local_path(f"{name}/x")
     assert inside is not None
     return str(inside.parent)
@@ -61,8 +61,8 @@ def open_run(request: TrainRequest, name: str) -> Storage:
 def make_directories(
     request: TrainRequest, name: str, storage: Storage, left: Sequence[str], stack: ExitStack
 ) -> tuple[Path, tuple[str, str, str]]:
-    """The run's runtime directory and its places (:meth:`_make_places`). All go at the end, however it comes; but
-    not what is in ``left`` by then."""
+    """Make the run's runtime directory and its places (:meth:`_make_places`). All are removed at any end of the run,
+    except the paths in ``left`` by then."""
     from powertrain.engine.local import runtime_directories
     from powertrain.run.record.directories import remove_data_cache, remove_unless_needed
     from powertrain.storage.files.private_roots import roots_of_one_run
@@ -96,8 +96,8 @@ def _make_runtime_directory(request: TrainRequest, name: str, stack: ExitStack) 
 def _make_places(
     request: TrainRequest, storage: Storage, runtime: Path, stack: ExitStack
 ) -> tuple[str, str, str]:
-    """The staging area, the directory for shared memory and that for blocks of data, all empty; "" for one that
-    does not exist."""
+    """Make the staging area, the directory for shared memory and that for blocks of data, all empty; "" for an
+    unavailable one."""
     from powertrain.engine.local import runtime_directories
     from powertrain.run.record import directories as places
     from powertrain.storage.files.private_roots import (

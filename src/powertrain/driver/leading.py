@@ -1,4 +1,4 @@
-"""``fit()`` in the process that holds the run: take the lease, resume from what is there, run the controller."""
+"""``fit()`` in the process that holds the run: take the lease, resume from earlier starts, run the controller."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class _OpenRun:
 
     @property
     def address(self) -> str:
-        """Where the run is, without secrets."""
+        """Return the run's address, without secrets."""
         from powertrain.storage.addresses import without_secrets
 
         return without_secrets(self.storage.uri)
 
     def is_displaced(self) -> bool:
-        """Whether another process has taken the run, or its directory is gone."""
+        """Return True when another process has taken the run, or its directory is gone."""
         from powertrain.run.record import lease_watch
 
         return lease_watch.is_displaced(self.lease)
@@ -86,8 +86,8 @@ def lead(request: TrainRequest, stack: ExitStack) -> Result:
     """Run a request to its end in this process.
 
     Args:
-        request: What to train.
-        stack: Closed when ``fit()`` returns or raises; everything that the run needs is in it.
+        request: The request.
+        stack: Closed when ``fit()`` returns or raises; it holds all resources of the run.
 
     Returns:
         The result of a run that ended well.
@@ -167,10 +167,10 @@ def _make_controller(
     began: float,
     imported: float,
 ) -> tuple[Controller, Storage, dict[str, Any], Earlier]:
-    """Read what earlier starts left, prepare the data, and make the controller of this start.
+    """Read the state of earlier starts, prepare the data, and make the controller of this start.
 
     Returns:
-        The controller, the storage that it appends to, the run's record, and what earlier starts left.
+        The controller, the storage that it appends to, the run's record, and the state of earlier starts.
     """
     from powertrain.checkpoint.chain import Chain, tag_for
     from powertrain.run.controller import Controller

@@ -67,7 +67,7 @@ def finish_trackers(
     storage: Storage,
     terminal: Any,
 ) -> None:
-    """Give trackers their time, and name those that have not got all points."""
+    """Wait for trackers to finish, and name those that have not received all points."""
     if process is None:
         return
     from powertrain.trackers import following

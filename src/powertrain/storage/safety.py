@@ -1,6 +1,6 @@
-"""Whether a place on this machine is one to keep a run in: what kind of file system, and how much room.
+"""Warnings about a storage place on this machine: its kind of file system, and its free space.
 
-What the kernel tells (``/proc/self/mountinfo``) is read in one place; the judgements are functions of that text.
+The kernel's table of mounts (``/proc/self/mountinfo``) is read in one place; the rules are functions of its text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of the table of mounts: where, which kind, and what lies there."""
+    """One line of the table of mounts: mount point, kind, and source."""
 
     point: str
     kind: str
@@ -46,7 +46,7 @@ class Mount:
 
 
 def remarks_about(path: str | Path) -> list[str]:
-    """One sentence for each reason why what is kept at ``path`` may be gone sooner than a run should be."""
+    """Return one sentence for each reason why files at ``path`` may vanish too soon for a run."""
     mount = mount_of(path)
     return remarks_about_mount(os.fspath(path), mount, in_container()) if mount else []
 
@@ -63,12 +63,12 @@ def free_bytes(path: str | Path) -> int:
 
 
 def space_remark(free: int, checkpoint_bytes: int, kept: int | None) -> str:
-    """ "" when ``free`` bytes hold the checkpoints still to come, else one sentence that says they do not.
+    """Return "" when ``free`` bytes hold the checkpoints still to come, else one sentence with the shortage.
 
     Called when the first checkpoint of ``checkpoint_bytes`` is written. ``kept`` is how many are kept at a time (None
     for all); one more is there while the oldest waits to be deleted.
     """
-    more = 2 if kept is None else kept  # those to be kept and one in the making, less the one that is there
+    more = 2 if kept is None else kept  # the kept ones and one being written, less the existing one
     needed = more * checkpoint_bytes
     if checkpoint_bytes <= 0 or free >= needed:
         return ""
@@ -104,7 +104,7 @@ def remarks_about_mount(path: str, mount: Mount, container: bool) -> list[str]:
 
 
 def is_network_kind(kind: str) -> bool:
-    """True for the kinds of file systems that are reached over a network, as far as names tell."""
+    """Return True for kinds of network file systems, judged by name."""
     if kind in _NETWORK:
         return True
     return (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE

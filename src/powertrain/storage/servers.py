@@ -1,4 +1,4 @@
-"""Which servers this user has chosen, as against those that only a file in storage names.
+"""The servers that this user has chosen, as opposed to those that only a file in storage names.
 
 A request to an object store is signed, or carries a token. So an address that was read from a file, and not given by
 the user, may choose a bucket and a path, but neither the server nor the account: those must be the ones of the run's
@@ -28,7 +28,7 @@ _REGION = re.compile(r"[A-Za-z0-9-]*")
 
 
 class _Server(NamedTuple):
-    """Where requests go, and as whom."""
+    """The server of requests, and the account."""
 
     kind: str
     endpoint: str

@@ -20,7 +20,7 @@ _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 def kind_of(value: Any) -> str:
-    """How an object's state is taken: module, optimizer, generator, stateful or (a plain) value."""
+    """Return the kind of an object's state: module, optimizer, generator, stateful or (a plain) value."""
     if isinstance(value, nn.Module):
         return "module"
     if isinstance(value, Optimizer):
@@ -29,7 +29,7 @@ def kind_of(value: Any) -> str:
         return "generator"
     try:
         methods = getattr(value, "state_dict", None), getattr(value, "load_state_dict", None)
-    except Exception:  # whatever looking for an attribute raises
+    except Exception:  # an attribute lookup may raise anything
         return "value"
     return "stateful" if all(map(callable, methods)) else "value"
 
@@ -46,7 +46,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def plain_key(key: str) -> str:
-    """A state dict's key without what wrappers put into it."""
+    """Return a state dict's key without the prefixes of wrappers."""
     for name in _WRAPPER_NAMES:
         key = key.replace(name, "")
     return key

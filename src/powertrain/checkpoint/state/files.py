@@ -38,7 +38,7 @@ from powertrain.storage.files.descriptors import open_regular
 
 
 class FileLayout:
-    """Where each piece lies in a rank's file, and the file's header. Fixed as long as the pieces are."""
+    """The place of each piece in a rank's file, and the file's header. Fixed for given pieces."""
 
     def __init__(self, pieces: Iterable[TensorPiece], rank: int, world_size: int) -> None:
         # Wide types first: then each begins at a multiple of its own size without a hole between.
@@ -169,7 +169,7 @@ def _write_all(file: Any, content: memoryview) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where one piece lies: a file and the bytes [start, stop) in it."""
+    """The place of one piece: a file and the bytes [start, stop) in it."""
 
     path: Path
     start: int
@@ -249,7 +249,7 @@ def _join(tensors: dict[str, TensorStorageMetadata], piece: TensorPiece, directo
 
 
 def hole_in(tensor: TensorStorageMetadata) -> str | None:
-    """Why the chunks do not make up the whole tensor, ``None`` where they do.
+    """Return the reason why the chunks do not fill the tensor, ``None`` where they do.
 
     Chunks with distinct places inside the tensor, that do not overlap and together have its volume, fill it.
     """

@@ -87,7 +87,8 @@ class LocalEngine:
         custom_resources: Mapping[str, float] | None = None,
         run: str = "",
     ) -> None:
-        """``run`` is what those are told who wait for something held here; the script's name by default."""
+        """Create an engine. ``run`` is its display name for processes that wait for its resources; by default the
+        script's."""
         self._server = server or warm_up()
         self._owner = f"engine-{next(_numbers)}"
         self._run = f"run {run}" if run else os.path.basename(sys.argv[0]) or "python"
@@ -99,7 +100,7 @@ class LocalEngine:
         self._leaving: set[str] = set()
         self._processes: dict[str, str] = {}
         self._pids: dict[str, int] = {}
-        #: What the process of each slot is called, and where it writes its stacks.
+        #: Each slot's process title, and the file for its stacks.
         self._dumps: dict[str, tuple[str, str]] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -161,7 +162,7 @@ class LocalEngine:
         self._dumps[slot.id] = (spec.title, spec.stacks)
         id = self._processes[slot.id] = f"p{next(_numbers)}"
         asked = time.monotonic()
-        # So what it uses is held until it is gone, even if this process is killed before it.
+        # Keeps the process's resources claimed until it is gone, even if this process is killed before it.
         claim = _ledger.lend(slot.id.rsplit("/", 1)[0])
         try:
             self._server.fork(
@@ -226,9 +227,9 @@ class LocalEngine:
         self._output.close()
 
     def _replace_killed_server(self) -> None:
-        """Go on with the clean server where the one that workers came from was killed, and say what that changes.
+        """Continue with the clean server where the forking server was killed, and warn about the difference.
 
-        It is not forked from this process again: what the script has set may have changed since.
+        It is not forked from this process again: the script's settings may have changed since.
         """
         if self._server.alive:
             return

@@ -1,6 +1,6 @@
-"""Locks on files and directories of this user that tell who lives: the kernel lets go of them when a process ends.
+"""Locks on files and directories of this user that show liveness: the kernel releases them when a process exits.
 
-A number of a process tells less: another container has other numbers, and numbers are used again.
+A process id shows less: another container has other ids, and ids are reused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from powertrain.storage.files.private_roots import make_private, unusable
 
-#: Descriptors that a forked child closes, so that what its parent holds is free when the parent ends.
+#: Descriptors that a forked child closes, so that its parent's locks are released when the parent exits.
 _ours_alone: set[int] = set()
 _guard = threading.Lock()
 
@@ -36,7 +36,7 @@ def open_unshared(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def unshared(opened: Callable[[], int]) -> int:
-    """A descriptor of whatever ``opened`` opens, which no forked child keeps. To be closed with :func:`close`."""
+    """Return a descriptor from ``opened`` that no forked child keeps. To be closed with :func:`close`."""
     with _guard:
         descriptor = opened()
         _ours_alone.add(descriptor)
@@ -54,7 +54,7 @@ def unshared_pipe() -> tuple[int, int]:
 
 
 def close(descriptor: int) -> None:
-    """Close what was opened here, and leave the lock to who else has the same open file."""
+    """Close a descriptor opened here, without releasing the lock for other holders of the same open file."""
     with _guard:
         _ours_alone.discard(descriptor)
         os.close(descriptor)
@@ -77,7 +77,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold a directory, made if absent; refuses one that is not this user's own. Its holder may remove it."""
+    """Lock a directory, made if absent; refuse one that is not this user's own. Its holder may remove it."""
     descriptor = _lock_directory(directory)
     try:
         yield
