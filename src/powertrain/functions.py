@@ -103,7 +103,7 @@ def _inside_partials(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _importable(module: Any) -> bool:
-    """True when a fresh process would find this very module by its name."""
+    """Return True when a fresh process would find this very module by its name."""
     origin = getattr(module, "__file__", None)
     if origin is None:
         return getattr(module, "__spec__", None) is not None  # built in, or made by hand
@@ -134,7 +134,7 @@ def _find(name: str, locations: list[str] | None) -> Any:
 
 
 def _culprit(function: Callable[..., Any], config: Any, config_argument: str) -> str:
-    """The first object the function reaches, or the config holds, that cannot be pickled by itself."""
+    """Return the first object the function reaches, or the config holds, that cannot be pickled by itself."""
     for where, value in _reached(function, config, config_argument):
         try:
             cloudpickle.dumps(value)

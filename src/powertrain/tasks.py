@@ -104,7 +104,8 @@ def init(
 
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
-    """Custom resources in the form that is published to the other processes; refuses values that are no amount."""
+    """Return custom resources in the form that is published to the other processes; refuses values that are no
+    amount."""
     for name, amount in resources.items():
         if name in ("CPU", "GPU"):
             raise ConfigError(
@@ -158,7 +159,7 @@ def connect_to_ray(address: str | None = None, **options: Any) -> None:
 
 
 def is_on_ray() -> bool:
-    """True when this process is connected to a Ray cluster, or its environment names one."""
+    """Return True when this process is connected to a Ray cluster, or its environment names one."""
     named = os.environ.get("RAY_ADDRESS", "") not in ("", "local")
     return _is_connected() or (named and not _stays_here)
 
@@ -170,23 +171,23 @@ def _is_connected() -> bool:
 
 
 def _ray() -> Any:
-    """The module ``ray``, in a process that is connected to a cluster by then."""
+    """Return the module ``ray``, in a process that is connected to a cluster by then."""
     connect_to_ray()
     return sys.modules["ray"]
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a connection, as ``ray.init`` takes them beside an address."""
+    """Return options of a connection, as ``ray.init`` takes them beside an address."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def is_initialized() -> bool:
-    """True after ``init``, and in a process that is connected to a Ray cluster by other means."""
+    """Return True after ``init``, and in a process that is connected to a Ray cluster by other means."""
     return _is_connected() or (_initialized and not _on_ray)
 
 
 def declared_resources() -> dict[str, float]:
-    """Custom resources that ``init`` declared."""
+    """Return custom resources that ``init`` declared."""
     return dict(_resources)
 
 
@@ -215,7 +216,7 @@ class RemoteFunction:
         return ObjectRef(cloudpickle.dumps((self._function, args, kwargs)), meaning.shape, title, meaning.env)
 
     def options(self, **options: Any) -> RemoteFunction:
-        """The same function with other options in place of those it has, and the rest of them."""
+        """Return the same function with other options in place of those it has, and the rest of them."""
         return RemoteFunction(self._function, {**self._options, **options})
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from powertrain.driver.engines import pick_engine
 from powertrain.driver.preparing import check_request
 from powertrain.driver.request import TrainRequest
 from powertrain.driver.resume import (
-    ask_for_datasets,
-    ask_for_variables,
     existing_run,
+    require_datasets,
+    require_variables,
     split_run_path,
 )
 from powertrain.errors import (
@@ -140,8 +140,8 @@ class DataParallelTrainer:
         arguments: dict[str, Any] = {}
         if train_loop_per_worker is None:
             arguments = blueprint.load(storage)
-            ask_for_variables(arguments.pop("needs_env", []), changes)
-            ask_for_datasets(arguments.pop("needs_datasets", []), changes)
+            require_variables(arguments.pop("needs_env", []), changes)
+            require_datasets(arguments.pop("needs_datasets", []), changes)
         else:
             changes["train_loop_per_worker"] = train_loop_per_worker
         arguments |= changes

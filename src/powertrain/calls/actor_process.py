@@ -99,7 +99,7 @@ class _OneAfterTheOther:
     """Calls methods in this thread."""
 
     def __init__(self, actor: Any, problem: bytes) -> None:
-        """``problem`` is the answer to every call of an object that could not be made."""
+        """Create the caller. ``problem`` is the reply to every call of an object that could not be made."""
         self._actor, self._problem = actor, problem
 
     def __enter__(self) -> _OneAfterTheOther:
@@ -216,7 +216,7 @@ def _called(actor: Any, call: MethodCall) -> bytes:
 
 
 async def _awaited(actor: Any, call: MethodCall) -> bytes:
-    """The same in an event loop."""
+    """Call a method in an event loop."""
     try:
         value = _value_of(actor, call)
         return _pickled(await value if inspect.isawaitable(value) else value)

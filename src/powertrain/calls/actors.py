@@ -362,7 +362,7 @@ def kill(handle: ActorHandle) -> None:
 
 
 def methods_of(kind: type) -> frozenset[str]:
-    """The public methods of a class."""
+    """Return the public methods of a class."""
     return frozenset(name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name)))
 
 

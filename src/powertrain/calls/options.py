@@ -228,7 +228,7 @@ def _calls_at_once(given: Any, name: str) -> int | None:
 
 
 def _amount(value: Any, option: str) -> float:
-    """A finite number that is not below 0; whole numbers stay such."""
+    """Return a finite number that is not below 0; whole numbers stay such."""
     amount = plain_scalar(value)
     is_number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
     if is_number and 0 <= amount < _MOST_OF_A_RESOURCE:

@@ -70,7 +70,7 @@ class Reference:
         return ""
 
     def __reduce__(self) -> Any:
-        """A copy of the value, for a function that is called with the reference inside of another object."""
+        """Return a copy of the value, for a function that is called with the reference inside of another object."""
         return (PutReference.of, (self.result(),))
 
 

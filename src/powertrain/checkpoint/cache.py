@@ -82,7 +82,7 @@ def _wanted(storage: Storage, entries: list[Entry], shown: str) -> tuple[list[Ma
 
 
 def later_metadata(storage: Storage, shown: str) -> bytes:
-    """The JSON of the metadata that was set after the commit; ``FileNotFoundError`` where none was."""
+    """Return the JSON of the metadata that was set after the commit; ``FileNotFoundError`` where none was."""
     data = storage.get(LATER_METADATA_NAME, limit=LARGE_RECORD_BYTES_LIMIT)
     return str(mf.unseal(data, f"The metadata of {shown}").get("metadata", "{}")).encode()
 
@@ -140,7 +140,7 @@ def shared_copy(storage: Storage, *, shown: str) -> Iterator[str]:
 
 
 def _identity(storage: Storage) -> str:
-    """A name for the content: another one once a different checkpoint lies at the same address."""
+    """Return a name for the content: another one once a different checkpoint lies at the same address."""
     entries = storage.list()
     what = hashlib.sha256(
         f"{storage.uri}\n{os.path.realpath(tempfile.gettempdir())}".encode(errors="surrogateescape")

@@ -249,7 +249,7 @@ def _key(number: int) -> str:
 
 
 def _number(key: str) -> int:
-    """The number of a link; 0 for a file whose name no link has."""
+    """Return the number of a link; 0 for a file whose name no link has."""
     name = key.removeprefix(f"{_TOP}/")
     number = int(name) if re.fullmatch(r"[0-9]{8,18}", name) else 0
     return number if number <= _LARGEST else 0
@@ -272,7 +272,7 @@ def _hash_of(link: ChainLink) -> str:
 
 
 def _read(storage: Storage, number: int) -> ChainLink:
-    """A link; one of the lease :data:`_UNREADABLE` where its content is damaged."""
+    """Return a link; one of the lease :data:`_UNREADABLE` where its content is damaged."""
     try:
         link = msgspec.json.decode(storage.get(_key(number), limit=RECORD_BYTES_LIMIT), type=ChainLink)
         if link.check in ("", _hash_of(link)) and 0 <= link.lease <= _LARGEST_LEASE:
@@ -301,7 +301,7 @@ def _check_name(checkpoint: str) -> None:
 
 
 def _is_foreign(link: ChainLink, lease: int, token: str) -> bool:
-    """True for a link of the same lease number that another controller has claimed."""
+    """Return True for a link of the same lease number that another controller has claimed."""
     return link.lease == lease and bool(link.token) and bool(token) and link.token != token
 
 
@@ -325,7 +325,8 @@ def refuse_if_removed(storage: Storage, lease: int, token: str) -> None:
 
 
 def _has_old_manifest(storage: Storage, checkpoint: str) -> bool:
-    """True for a checkpoint that version 0.1 has settled: a void manifest beside its own would undo the commit."""
+    """Return True for a checkpoint that version 0.1 has settled: a void manifest beside its own would undo the
+    commit."""
     key = old_manifest_key(checkpoint)
     return any(entry.key == key for entry in storage.list(key.rpartition("/")[0]))
 
@@ -346,7 +347,7 @@ def _fenced(storage: Storage, lease: int, by: int) -> FencedError:
 
 
 def _holder(storage: Storage, lease: int) -> str:
-    """The holder of a lease as its file describes it."""
+    """Return the holder of a lease as its file describes it."""
     try:
         holder = msgspec.json.decode(storage.get(f"lease/{lease:04d}", limit=RECORD_BYTES_LIMIT))
         return f"process {holder['pid']} on host {holder['host']!r} (lease {lease})"

@@ -72,7 +72,7 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """The checkpoint in a local directory. Nothing is copied; ``report`` does that."""
+        """Return the checkpoint in a local directory. Nothing is copied; ``report`` does that."""
         return cls(path)
 
     @property
@@ -114,7 +114,7 @@ class Checkpoint:
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The checkpoint's files as a local directory, for reading.
+        """Yield the checkpoint's files as a local directory, for reading.
 
         It is the original itself when that is local. Otherwise it is a copy that all processes of this machine
         share, made by the first to come and removed by the last to leave.
@@ -214,7 +214,7 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """The dict of a checkpoint made with ``from_dict``. No code from the file is run."""
+        """Return the dict of a checkpoint made with ``from_dict``. No code from the file is run."""
         import torch
 
         try:

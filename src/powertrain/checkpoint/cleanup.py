@@ -42,7 +42,7 @@ def _files_beside_manifest(storage: Storage, name: str) -> dict[str, int]:
 
 
 def void_names(storage: Storage) -> list[str]:
-    """Names that can never be committed, because a run was taken over while they were being committed."""
+    """Return names that can never be committed, because a run was taken over while they were being committed."""
     return [name for name, found in all_manifests(storage) if found is None]
 
 

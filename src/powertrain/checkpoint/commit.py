@@ -117,7 +117,7 @@ class _Chosen:
 
 
 def _parents(name: str) -> Iterator[str]:
-    """The directories above a name, each ending in "/"."""
+    """Yield the directories above a name, each ending in "/"."""
     bare = name.removesuffix("/")
     for position, letter in enumerate(bare):
         if letter == "/":
@@ -206,7 +206,8 @@ def _make_directory(storage: Storage, key: str) -> None:
 
 
 def keys_of_manifests(storage: Storage) -> dict[str, str]:
-    """The keys of all manifests by checkpoint, also where one is no file any more: it protects the other files."""
+    """Return the keys of all manifests by checkpoint, also where one is no file any more: it protects the other
+    files."""
     keys = [entry.key.split("/") for entry in storage.list(TOP)]
     names = dict.fromkeys(parts[1] for parts in keys if len(parts) >= 3)
     there = {"/".join(parts) for parts in keys if len(parts) == 3}
@@ -220,6 +221,6 @@ def keys_of_manifests(storage: Storage) -> dict[str, str]:
 
 
 def is_something_else(storage: Storage, key: str) -> bool:
-    """True when a directory, a pipe or the like is in the place of a file of real storage."""
+    """Return True when a directory, a pipe or the like is in the place of a file of real storage."""
     path = storage.local_path(key)
     return path is not None and os.path.lexists(path) and not path.is_file()

@@ -34,7 +34,7 @@ _logger = module_logger(__name__)
 
 
 def committed(storage: Storage) -> list[Manifest]:
-    """All checkpoints with a readable manifest, the oldest commit first; the others are warned about."""
+    """Return all checkpoints with a readable manifest, the oldest commit first; the others are warned about."""
     manifests = []
     for _, found in all_manifests(storage):
         if isinstance(found, Manifest):
@@ -50,12 +50,12 @@ def age(manifest: Manifest) -> tuple[int, int, int, int, float]:
 
 
 def newest(storage: Storage) -> Manifest | None:
-    """The checkpoint committed last, unverified."""
+    """Return the checkpoint committed last, unverified."""
     return next(reversed(committed(storage)), None)
 
 
 def all_manifests(storage: Storage) -> Iterator[tuple[str, Manifest | CheckpointError | None]]:
-    """Every name with a manifest: the manifest, why it cannot be read, or None for a void one."""
+    """Yield every name with a manifest: the manifest, why it cannot be read, or None for a void one."""
     for name, key in keys_of_manifests(storage).items():
         where = f"The manifest {key!r} of {without_secrets(storage.uri)!r}"
         try:
@@ -81,12 +81,12 @@ def all_manifests(storage: Storage) -> Iterator[tuple[str, Manifest | Checkpoint
 
 
 def _is_passing(storage: Storage, error: OSError) -> bool:
-    """True where storage across a network may give a file later that it does not give now."""
+    """Return True where storage across a network may give a file later that it does not give now."""
     return storage.local_path("x") is None and error.errno != errno.EFBIG
 
 
 def checkpoint_of(storage: Storage, manifest: Manifest) -> Checkpoint:
-    """The committed checkpoint as a value."""
+    """Return the committed checkpoint as a value."""
     if manifest.elsewhere:
         return checkpoint_at(storage, manifest.elsewhere)
     path = storage.local_path(f"{TOP}/{manifest.name}")
@@ -168,7 +168,8 @@ def _verify_elsewhere(storage: Storage, manifest: Manifest) -> None:
 
 
 def _sizes(there: Storage, wanted: Iterable[str]) -> dict[str, int]:
-    """The sizes of the wanted files. Not all files of a directory are looked at: a manifest may name a large one."""
+    """Return the sizes of the wanted files. Not all files of a directory are looked at: a manifest may name a large
+    one."""
     top = there.local_path("x")
     if top is None:
         return {entry.key: entry.size for entry in there.list()}
@@ -241,7 +242,8 @@ def validations(storage: Storage, warn: Callable[[str], None] = _logger.warning)
 
 
 def with_validations(manifests: Sequence[Manifest], results: Mapping[str, Validation]) -> list[Manifest]:
-    """The manifests with the metrics of their validations among their own; of one name validation's counts. Pure."""
+    """Return the manifests with the metrics of their validations among their own; of one name validation's counts.
+    Pure."""
     return [
         msgspec.structs.replace(manifest, metrics={**manifest.metrics, **results[manifest.name].metrics})
         if manifest.name in results

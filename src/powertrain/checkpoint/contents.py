@@ -25,7 +25,7 @@ def final_name(row: int, given: str, tag: str) -> str:
 
 
 def name_of_row(row: int, tag: str = "") -> str:
-    """The usual name of the checkpoint of a row. For ``tag`` see :func:`powertrain.checkpoint.chain.tag_for`."""
+    """Return the usual name of the checkpoint of a row. For ``tag`` see :func:`powertrain.checkpoint.chain.tag_for`."""
     return f"checkpoint_{row:06d}-{tag}" if tag else f"checkpoint_{row:06d}"
 
 
@@ -68,7 +68,7 @@ def refuse_directory(
 
 
 def _holds(top: Path, inner: str | Path | None) -> bool:
-    """True when ``inner`` is ``top`` or lies in it, links followed; False for no path."""
+    """Return True when ``inner`` is ``top`` or lies in it, links followed; False for no path."""
     if not inner or not str(inner):
         return False
     real_top, real_inner = Path(os.path.realpath(top)), Path(os.path.realpath(inner))

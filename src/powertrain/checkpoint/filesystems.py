@@ -24,7 +24,8 @@ _Base: Any = fs.FileSystemHandler  # its stub has no constructor and few methods
 
 
 def pyarrow_filesystem(address: str | None, given: Any = None) -> fs.FileSystem:
-    """The file system for paths below ``address``, None for plain local paths; or ``given``, in pyarrow's form."""
+    """Return the file system for paths below ``address``, None for plain local paths; or ``given``, in pyarrow's
+    form."""
     if isinstance(given, fs.FileSystem):
         return given
     if given is not None:
@@ -75,7 +76,7 @@ class StorageHandler(_Base):  # type: ignore[misc]  # see above
         return open_storage(self._address)
 
     def _key(self, path: str) -> str:
-        """The key of a path; "" for the top."""
+        """Return the key of a path; "" for the top."""
         path = path.rstrip("/")
         for top in self._tops:
             if path == top or path.startswith(f"{top}/"):
@@ -134,7 +135,7 @@ class StorageHandler(_Base):  # type: ignore[misc]  # see above
     # -- reading and writing
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        """A copy on this machine's disk that goes when it is closed: stores give values whole."""
+        """Return a copy on this machine's disk that goes when it is closed: stores give values whole."""
         with tempfile.TemporaryDirectory(prefix="powertrain-read-") as directory:
             copy = Path(directory, "value")
             self._storage.get_file(self._key(path), copy)
@@ -177,7 +178,7 @@ class StorageHandler(_Base):  # type: ignore[misc]  # see above
 
 
 def _tree(entries: list[Entry], prefix: str) -> dict[str, Entry | None]:
-    """Files by name, and with None the directories between them and ``prefix``."""
+    """Return files by name, and with None the directories between them and ``prefix``."""
     found: dict[str, Entry | None] = {}
     for entry in entries:
         found[entry.key] = entry

@@ -109,7 +109,7 @@ _FREE_FIELDS = ("metrics", "extras", "metadata")
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as indented, sealed JSON, for people and for :func:`decode`."""
+    """Return the manifest as indented, sealed JSON, for people and for :func:`decode`."""
     fields = msgspec.structs.asdict(manifest)
     for name in _FREE_FIELDS:
         fields[name] = to_json_value(fields[name])
@@ -117,7 +117,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, where: str = "the manifest") -> Manifest:
-    """The manifest in ``data``; raises :class:`CheckpointError` for any other content, naming ``where``."""
+    """Return the manifest in ``data``; raises :class:`CheckpointError` for any other content, naming ``where``."""
     fields = _fields(data, where)
     if fields.get("void") is True:
         raise CheckpointError(f"{where} is void: its checkpoint was given up when the run was taken over.")
@@ -144,12 +144,12 @@ def decode(data: bytes, where: str = "the manifest") -> Manifest:
 
 
 def void(lease: int) -> bytes:
-    """A void manifest, put by the holder of this lease."""
+    """Return a void manifest, put by the holder of this lease."""
     return seal({"void": True, "lease": lease})
 
 
 def is_void(data: bytes) -> bool:
-    """True when ``data`` is a whole void manifest."""
+    """Return True when ``data`` is a whole void manifest."""
     try:
         return unseal(data, "it").get("void") is True
     except CheckpointError:
@@ -157,13 +157,13 @@ def is_void(data: bytes) -> bool:
 
 
 def encode_validation(validation: Validation) -> bytes:
-    """The sealed content of :data:`VALIDATION_NAME`."""
+    """Return the sealed content of :data:`VALIDATION_NAME`."""
     fields = msgspec.structs.asdict(validation)
     return seal({**fields, "metrics": to_json_value(validation.metrics)})
 
 
 def decode_validation(data: bytes, where: str) -> Validation:
-    """The inverse; raises :class:`CheckpointError` where ``data`` has been changed."""
+    """Return the inverse; raises :class:`CheckpointError` where ``data`` has been changed."""
     fields = unseal(data, where)
     try:
         fields["metrics"] = from_json_value(fields.get("metrics", {}))
@@ -184,7 +184,7 @@ def seal(fields: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, where: str) -> dict[str, Any]:
-    """The inverse of :func:`seal`; raises :class:`CheckpointError` naming ``where`` if any byte has changed."""
+    """Return the inverse of :func:`seal`; raises :class:`CheckpointError` naming ``where`` if any byte has changed."""
     _check_seal(data, where)
     fields = _fields(data, where)
     fields.pop("seal", None)
@@ -259,7 +259,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def from_json_value(value: Any) -> Any:
-    """The inverse of :func:`to_json_value`; raises ``ValueError`` for a "$" key that it never writes."""
+    """Return the inverse of :func:`to_json_value`; raises ``ValueError`` for a "$" key that it never writes."""
     if isinstance(value, list):
         return [from_json_value(item) for item in value]
     if not isinstance(value, dict):

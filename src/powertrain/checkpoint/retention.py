@@ -35,7 +35,7 @@ def to_delete(
 
 
 def best(manifests: Sequence[Manifest], attribute: str, order: str = "max") -> Manifest | None:
-    """The checkpoint with the best score, the newer of equals; None when none has a score."""
+    """Return the checkpoint with the best score, the newer of equals; None when none has a score."""
     ranked = [
         m for m in _worst_first(manifests, attribute, order) if not math.isnan(score(m.metrics, attribute))
     ]
@@ -57,7 +57,7 @@ def score(metrics: Mapping[str, Any], attribute: str) -> float:
 
 
 def score_names(manifests: Sequence[Manifest]) -> list[str]:
-    """All names under which :func:`score` finds a number, sorted."""
+    """Return all names under which :func:`score` finds a number, sorted."""
     return sorted({name for manifest in manifests for name in _numbers_in(manifest.metrics)})
 
 
@@ -82,7 +82,7 @@ def _numbers_in(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _worst_first(manifests: Sequence[Manifest], attribute: str, order: str) -> list[Manifest]:
-    """Manifests without a number come first; of equals the older comes first."""
+    """Sort manifests by score: those without a number first; of equals the older first."""
     sign = {"max": 1.0, "min": -1.0}[order]
 
     def rank(manifest: Manifest) -> tuple[bool, float]:

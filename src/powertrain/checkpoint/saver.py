@@ -83,7 +83,7 @@ class Staging:
         self._closed = False
 
     def new_directory(self) -> CheckpointDirectory:
-        """A fresh directory that :meth:`stage` takes over without copying."""
+        """Return a fresh directory that :meth:`stage` takes over without copying."""
         self._make_own()
         return CheckpointDirectory(tempfile.mkdtemp(prefix="open-", dir=self._own))
 
@@ -130,7 +130,7 @@ class Staging:
         self.settled(row)
 
     def settled(self, row: int) -> None:
-        """The share of ``row`` has left. Any thread."""
+        """Note that the share of ``row`` has been uploaded. Any thread."""
         with self._changed:
             self._outstanding.pop(row, None)
             self._changed.notify_all()
@@ -227,7 +227,7 @@ def remove_earlier_shares(root: str, attempt: int) -> None:
 
 
 def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, Point]:
-    """The reports of a rank whose shares are whole and still staged, by row."""
+    """Return the reports of a rank whose shares are whole and still staged, by row."""
     found: dict[int, Point] = {}
     for seal in Path(share_directory(root, attempt, rank)).glob(f"row-*/{_SEAL}"):
         try:
@@ -270,12 +270,12 @@ def give_back(staged: str, directory: str) -> str:
 
 
 def source_of(staged: str, name: str) -> Path:
-    """The file of a staged share."""
+    """Return the file of a staged share."""
     return Path(staged, _FILES, name)
 
 
 def _moved(directory: str, target: Path, files: list[tuple[str, Path]]) -> bool:
-    """True when the directory could be renamed: on the same file system, and without links that would break."""
+    """Return True when the directory could be renamed: on the same file system, and without links that would break."""
     linked = any(stat.S_ISLNK(os.lstat(path).st_mode) and not _is_absolute_link(path) for _, path in files)
     if linked or os.path.islink(directory) or os.path.ismount(directory):
         return False
@@ -290,7 +290,7 @@ def _moved(directory: str, target: Path, files: list[tuple[str, Path]]) -> bool:
 
 
 def _is_absolute_link(path: Path) -> bool:
-    """True for a link that holds wherever it is moved to. One into the directory itself would not."""
+    """Return True for a link that holds wherever it is moved to. One into the directory itself would not."""
     target = os.readlink(path)
     return os.path.isabs(target) and not os.path.realpath(path).startswith(
         os.path.realpath(path.parent) + os.sep

@@ -69,7 +69,7 @@ class UploaderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(payload: bytes) -> int:
-    """Be a node's uploader until dismissed; returns the exit code."""
+    """Run a node's uploader until dismissed; return the exit code."""
     boundaries.role = "uploader"
     spec = msgspec.msgpack.decode(payload, type=UploaderSpec)
     Uploader(spec).serve()
@@ -270,7 +270,7 @@ class Carrier:
                 self._pause(pause)
 
     def _storage_refuses(self, reason: str, _: float) -> None:
-        """Storage is about to try again on this thread."""
+        """Report a retry of storage on this thread."""
         share, name = getattr(self._carrying, "file", (None, ""))
         if share is None:
             return  # a thread of the storage's own
@@ -303,13 +303,14 @@ class Carrier:
 
 
 def pause_before_retry(tries: int, chance: float) -> float:
-    """Seconds before the next try: doubling, spread by ``chance`` (0 to 1) so that nodes do not march in step."""
+    """Return seconds before the next try: doubling, spread by ``chance`` (0 to 1) so that nodes do not march in
+    step."""
     longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(tries, 20))
     return longest * (0.5 + 0.5 * chance)
 
 
 def _link_to(source: Path, share: _Share, name: str) -> Path | None:
-    """The file that storage may take: of a share that stays a second name, or None where it can have none."""
+    """Return the file that storage may take: of a share that stays a second name, or None where it can have none."""
     if not share.order.keeps:
         return source
     if source.is_symlink():
@@ -341,7 +342,7 @@ def _put(storage: Storage, key: str, source: Path, given: Path | None) -> FileDi
 
 
 def _place_of(storage: Storage | None, share: _Share) -> str:
-    """The directory that a share is carried to; "" where storage has no real files."""
+    """Return the directory that a share is carried to; "" where storage has no real files."""
     key = f"checkpoints/{share.order.checkpoint}"
     return str((storage.local_path(key) if storage is not None else None) or "")
 

@@ -44,20 +44,21 @@ def store(storage: Storage, arguments: dict[str, Any]) -> str:
 
 
 def load(storage: Storage) -> dict[str, Any]:
-    """The arguments of the run's trainer; raises :class:`ConfigError` where there are none that can be trusted."""
+    """Return the arguments of the run's trainer; raises :class:`ConfigError` where there are none that can be
+    trusted."""
     try:
         data = signed.get(storage, _KEY, limit=_BYTES_LIMIT)
     except FileNotFoundError:
         if sweep := _sweep_of(storage):
-            raise ConfigError(_ask_for_sweep(storage, sweep)) from None
+            raise ConfigError(_require_sweep(storage, sweep)) from None
         why = "it does not hold what its trainer was made of"
-        raise ConfigError(_ask_for_function(storage, why)) from None
+        raise ConfigError(_require_function(storage, why)) from None
     except OSError as error:
         why = f"what its trainer was made of cannot be read ({error.strerror or error})"
-        raise ConfigError(_ask_for_function(storage, why)) from error
+        raise ConfigError(_require_function(storage, why)) from error
     except signed.NotOurs:
         why = "what it holds was not written by you on this machine, and opening it could run any code"
-        raise ConfigError(_ask_for_function(storage, why)) from None
+        raise ConfigError(_require_function(storage, why)) from None
     arguments: dict[str, Any] = kept_pickles.loads(data)
     if arguments.get("datasets"):
         arguments["datasets"] = kept_pickles.loads(arguments["datasets"])
@@ -95,14 +96,14 @@ class _LimitedFile(io.BytesIO):
 
 
 def _sweep_of(storage: Storage) -> str:
-    """The name of the sweep that the run is a trial of; "" for none."""
+    """Return the name of the sweep that the run is a trial of; "" for none."""
     try:
         return str(run_record.read(storage).get("sweep") or "")
     except (OSError, PowertrainError):
         return ""
 
 
-def _ask_for_sweep(storage: Storage, sweep: str) -> str:
+def _require_sweep(storage: Storage, sweep: str) -> str:
     where = without_secrets(storage.uri).rstrip("/")
     return (
         f"{where!r} is a trial of the sweep {sweep!r}, which keeps the function for all of its trials. Continue the "
@@ -111,7 +112,7 @@ def _ask_for_sweep(storage: Storage, sweep: str) -> str:
     )
 
 
-def _ask_for_function(storage: Storage, why: str) -> str:
+def _require_function(storage: Storage, why: str) -> str:
     return (
         f"The trainer of {without_secrets(storage.uri)!r} cannot be made from that run alone: {why}. Give the "
         "training function: "

@@ -185,7 +185,7 @@ def json_mapping(value: Mapping[str, Any] | None, argument: str) -> dict[str, An
 
 
 def is_of_ray(dataset: Any) -> bool:
-    """True for a ``ray.data.Dataset``, without importing Ray."""
+    """Return True for a ``ray.data.Dataset``, without importing Ray."""
     return type(dataset).__module__.partition(".")[0] == "ray" and hasattr(dataset, "streaming_split")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.config.trace import TraceConfig
-from powertrain.driver.messages import tell
+from powertrain.driver.messages import warn
 from powertrain.driver.resume import split_run_path
 from powertrain.errors import CheckpointError, PreemptedError, StorageError
 from powertrain.text.errors import describe_error
@@ -41,7 +41,7 @@ def keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, term
     unkept = getattr(kept, "problem", "") if outcome.value else ""
     unkept = unkept or return_value.store(storage, outcome.value)
     if unkept:
-        tell(
+        warn(
             terminal,
             f"The training function's return value is not kept in the run's directory: {unkept}. "
             "Result.return_value has it while this process lives.",
@@ -56,7 +56,7 @@ def about_gone_directory(path: str) -> str:
     )
 
 
-def tell_left_files(terminal: Any, runtime: Path) -> None:
+def warn_about_left_files(terminal: Any, runtime: Path) -> None:
     """Warn where the user's code left files in the scratch directory, which is removed with the run."""
     from powertrain.run.events import Warned
 
@@ -120,7 +120,7 @@ def on_lost_checkpoint(request: TrainRequest, message: str, result: Result) -> N
 
 
 def remove_ends(request: TrainRequest, storage: Storage) -> None:
-    """The summary and the return value of an earlier start: until this one has ended there are none."""
+    """Remove the summary and the return value of an earlier start, until this one has ended."""
     from powertrain.result import return_value
 
     try:
@@ -152,7 +152,7 @@ def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) 
     if request.trial is not None:  # of many short runs: 'powertrain diagnose' makes it when it is wanted
         return
     if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
-        tell(
+        warn(
             terminal,
             f"The storage does not answer: 'powertrain diagnose {name}' tells later how the time was spent.",
         )
@@ -168,4 +168,4 @@ def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) 
         if trace.logs_dir is not None:
             final.copy_to(os.fspath(trace.logs_dir), trace.session_id, report)
     except Exception as error:
-        tell(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")
+        warn(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")

@@ -109,7 +109,7 @@ def prepare_data(
 
 
 def _in_storage(request: TrainRequest, name: str, dataset: Any, storage: Storage) -> Dataset:
-    """A dataset of Ray's, as it was written into the run."""
+    """Return a dataset of Ray's, as it was written into the run."""
     from powertrain.data.ray.snapshot import snapshot
 
     written, remark = snapshot(name, dataset, storage)
@@ -118,7 +118,7 @@ def _in_storage(request: TrainRequest, name: str, dataset: Any, storage: Storage
 
 
 def prepare_like_rank_zero(request: TrainRequest, place: Place) -> dict[str, Prepared]:
-    """This process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
+    """Return this process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
     from powertrain.data.plan.prepare import prepare
     from powertrain.run.record.directories import sweep_data_caches
 
@@ -139,7 +139,7 @@ def prepare_like_rank_zero(request: TrainRequest, place: Place) -> dict[str, Pre
 def function_here(
     request: TrainRequest, datasets: Callable[[Place], Mapping[str, Prepared]]
 ) -> Callable[[], Any]:
-    """The function for a rank that lives in this process, where its datasets are objects already."""
+    """Return the function for a rank that lives in this process, where its datasets are objects already."""
     from powertrain.worker import session as worker_session
     from powertrain.worker.main import bind
 

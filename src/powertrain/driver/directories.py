@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powertrain.driver.messages import tell
+from powertrain.driver.messages import warn
 from powertrain.errors import StorageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def directory_of(storage: Storage, name: str) -> str:
 
 
 def open_run(request: TrainRequest, name: str) -> Storage:
-    """The run's own storage, proved to be writable."""
+    """Return the run's own storage, proved to be writable."""
     from powertrain.storage import open_storage, probe
     from powertrain.storage.files.run_directory import refuse_links, refuse_other_owners
 
@@ -82,7 +82,7 @@ def make_directories(
 
 
 def _make_runtime_directory(request: TrainRequest, name: str, stack: ExitStack) -> Path:
-    """A runtime directory. On a cluster each node has it under the same path, so that cannot be guessed."""
+    """Return a runtime directory. On a cluster each node has it under the same path, so its name is random."""
     from powertrain.engine.local import runtime_directories
     from powertrain.storage.files.private_roots import root_of_one_run, runtime_root
 
@@ -138,7 +138,7 @@ def _make_places(
 
 
 def with_real_files(request: TrainRequest, storage: Storage, stack: ExitStack, terminal: Any) -> Storage:
-    """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
+    """Return storage that journal and metrics can append to: where there are no real files, by way of a spool."""
     if storage.local_path("journal") is not None:
         return storage
     from powertrain.run.record.directories import spool_directory
@@ -151,7 +151,7 @@ def with_real_files(request: TrainRequest, storage: Storage, stack: ExitStack, t
         try:
             shipped.close(patient)
         except StorageError as error:
-            tell(terminal, str(error))
+            warn(terminal, str(error))
 
     for spool in abandoned:
         close(Shipped(storage.within(patient), spool))

@@ -100,7 +100,7 @@ def about_clean_workers(server: WarmServer) -> str:
 
 
 def custom_resources() -> Mapping[str, float]:
-    """Custom resources that ``powertrain.init(resources=...)`` declared."""
+    """Return custom resources that ``powertrain.init(resources=...)`` declared."""
     from powertrain import tasks
 
     return tasks.declared_resources()
@@ -195,7 +195,7 @@ def count_fitting(there: Mapping[str, float], needed: Mapping[str, float]) -> in
 
 
 def enter_server(request: TrainRequest, stack: ExitStack) -> WarmServer | None:
-    """The process that workers of this run are forked from, until the run ends; None on other engines."""
+    """Return the process that workers of this run are forked from, until the run ends; None on other engines."""
     if request.engine != "local":
         return None
     if request.trial is not None and request.trial.server is not None:
@@ -206,7 +206,7 @@ def enter_server(request: TrainRequest, stack: ExitStack) -> WarmServer | None:
 
 
 def _make_ray_engine(request: TrainRequest, name: str, storage: Storage, directories: list[str]) -> Engine:
-    """An engine on the cluster that this process is connected to."""
+    """Return an engine on the cluster that this process is connected to."""
     from powertrain.engine.ray.client import uploaded
     from powertrain.engine.ray.engine import RayEngine
     from powertrain.engine.ray.node.files import LAUNCH, SCRIPT

@@ -18,12 +18,12 @@ from powertrain.driver.conclusion import (
     keep_return_value,
     live_findings,
     remove_ends,
-    tell_left_files,
+    warn_about_left_files,
 )
 from powertrain.driver.datasets import prepare_data
 from powertrain.driver.directories import make_directories, naming_run, open_run, with_real_files
 from powertrain.driver.engines import about_clean_workers, enter_server, make_engine
-from powertrain.driver.messages import tell
+from powertrain.driver.messages import warn
 from powertrain.driver.resume import Earlier
 from powertrain.driver.running import (
     about_restoring,
@@ -115,9 +115,9 @@ def lead(request: TrainRequest, stack: ExitStack) -> Result:
     if is_forced:
         return conclude(request, outcome, run.storage, engine)
     run.left.extend(outcome.left)
-    tell_left_files(run.terminal, run.runtime)
+    warn_about_left_files(run.terminal, run.runtime)
     if run.is_displaced():
-        tell(run.terminal, about_gone_directory(run.address))
+        warn(run.terminal, about_gone_directory(run.address))
     else:
         keep_return_value(outcome, run.storage.within(request.storage_patience_s), kept, run.terminal)
         diagnose(request, kept, run.name, run.terminal)

@@ -38,8 +38,8 @@ def existing_run(path: str | os.PathLike[str], filesystem: Any) -> Storage:
     return storage
 
 
-def ask_for_variables(names: list[str], changes: Mapping[str, Any]) -> None:
-    """A run does not keep the values of variables; raises :class:`ConfigError` when they are not given again."""
+def require_variables(names: list[str], changes: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigError` when variables, whose values a run does not keep, are not given again."""
     if names and "run_config" not in changes:
         raise ConfigError(
             f"The run was started with RunConfig(worker_runtime_env=...) and the variables {', '.join(names)}, whose "
@@ -47,8 +47,8 @@ def ask_for_variables(names: list[str], changes: Mapping[str, Any]) -> None:
         )
 
 
-def ask_for_datasets(names: list[str], changes: Mapping[str, Any]) -> None:
-    """Not all datasets are kept in the run; raises :class:`ConfigError` when those are not given again."""
+def require_datasets(names: list[str], changes: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigError` when datasets that are not kept in the run are not given again."""
     if names and "datasets" not in changes:
         raise ConfigError(
             f"The run does not keep its datasets ({', '.join(names)}), because they hold many rows in memory, or a "

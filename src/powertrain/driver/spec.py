@@ -39,7 +39,7 @@ DATA_SEED_BITS = 53
 
 
 def working_dir(run: RunConfig, runtime: str) -> str:
-    """The working directory of ranks as a path; "" for the launch directory, which nodes may have elsewhere."""
+    """Return the working directory of ranks as a path; "" for the launch directory, which nodes may have elsewhere."""
     from powertrain.run.workers.launch import scratch_directory
 
     if run.working_dir in (None, "."):
@@ -92,7 +92,7 @@ def trace_settings(run: RunConfig) -> TraceSettings | None:
 
 
 def pickled(filesystem: Any) -> bytes:
-    """A filesystem on its way to this user's own processes."""
+    """Return a filesystem on its way to this user's own processes."""
     return pickle.dumps(filesystem) if filesystem is not None else b""
 
 

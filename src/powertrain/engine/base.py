@@ -301,7 +301,7 @@ class Engine(Protocol):
         return None
 
     def connect(self, hub: Hub) -> None:
-        """The controller's wire, over which an engine may talk to its nodes. Called once, before ``start``."""
+        """Pass the controller's wire, over which an engine may reach its nodes. Called once, before ``start``."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         """Begin to deliver. Called once, before anything else but ``connect``."""

@@ -43,7 +43,7 @@ _gate = _Gate()
 
 
 def _open_gate() -> None:
-    """In a forked child: none of the threads is here."""
+    """Reset the gate in a forked child, which has none of the threads."""
     global _gate
     _gate = _Gate()
 
@@ -117,7 +117,7 @@ def _count_extra_threads() -> int:
 
 
 def _native_threads() -> set[int]:
-    """The kernel's numbers of this process's threads, those of allocators left out."""
+    """Return the kernel's ids of this process's threads, without those of allocators."""
     found = set()
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
@@ -127,7 +127,7 @@ def _native_threads() -> set[int]:
 
 
 def _import_threads() -> int:
-    """Threads that the OpenBLAS copies loaded here keep: one less than each one's pool.
+    """Count the threads that the loaded OpenBLAS copies keep: one less than each one's pool.
 
     A copy ends its threads before a fork, also those of the parent, and starts them anew when it next computes: counted
     on regardless, they would hide as many threads of OpenMP, whose locks a child would wait for forever.

@@ -77,7 +77,7 @@ class InlineEngine:
         return self
 
     def connect(self, hub: Hub) -> None:
-        """Its rank is in this process, or talks to the controller itself."""
+        """Do nothing: the rank is in this process."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         if in_worker() or not _in_use.acquire(blocking=False):
@@ -100,7 +100,7 @@ class InlineEngine:
         return claim
 
     def withdraw(self, claim: Claim) -> None:
-        """No claim waits here: each is granted when it is made."""
+        """Do nothing: each claim is granted when it is made."""
 
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         """Do nothing: there is always one slot, so no change to report."""
@@ -109,7 +109,8 @@ class InlineEngine:
         self._forks.put((slot, spec))
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> None:
-        """This process is the user's own, and starts no others: the controller, which is in it, carries checkpoints."""
+        """Return None: this process is the user's own and starts no others; the controller in it uploads
+        checkpoints."""
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
         """Signal the main thread, since no process can be killed here: the second SIGTERM ends the function as soon as

@@ -39,7 +39,7 @@ def kill_scope(pid: int) -> None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """True for the process by which ``multiprocessing`` cleans up after processes that were killed."""
+    """Return True for the process by which ``multiprocessing`` cleans up after processes that were killed."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"multiprocessing.resource_tracker" in file.read()

@@ -48,7 +48,7 @@ class Machine:
         return self.uuids if len(self.uuids) == len(self.visible) else self.visible
 
     def identity(self, visible: str) -> str:
-        """The identity of one entry of ``visible``."""
+        """Return the identity of one entry of ``visible``."""
         return self.identities[self.visible.index(visible)]
 
     def total(self, resource: str) -> float:
@@ -90,7 +90,8 @@ def detect(custom: Mapping[str, float] | None = None) -> Machine:
 
 
 def gpu_of(entry: str, gpus: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """(name, uuid) of an entry of CUDA_VISIBLE_DEVICES: a number, the beginning of a uuid, or a part of a GPU."""
+    """Return (name, uuid) of an entry of CUDA_VISIBLE_DEVICES: a number, the beginning of a uuid, or a part of a
+    GPU."""
     if entry.isdigit():
         return gpus[int(entry)]
     meant = [gpu for gpu in gpus if gpu[1].lower().startswith(entry.lower())]
@@ -145,7 +146,7 @@ def _fits(machine: Machine, name: str, amount: float, count: int) -> bool:
 
 
 def share_gpus(visible: tuple[str, ...], count: int, per_slot: float) -> list[tuple[str, ...]]:
-    """GPUs of each of ``count`` slots: whole ones apart, fractions of one packed onto it in order."""
+    """Return GPUs of each of ``count`` slots: whole ones apart, fractions of one packed onto it in order."""
     if per_slot <= 0:
         return [()] * count
     if per_slot < 1:

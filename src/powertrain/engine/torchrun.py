@@ -66,7 +66,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_torchrun() -> bool:
-    """True when torchrun started this process."""
+    """Return True when torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
@@ -90,7 +90,7 @@ def own_gpu() -> str:
 
 
 def check_num_workers(num_workers: int | tuple[int, int]) -> None:
-    """torchrun decides how many there are: 0 accepts that, any other number must agree."""
+    """Check the number of workers: 0 accepts torchrun's, any other number must agree."""
     if num_workers not in (0, world_size()):
         raise ConfigError(
             f"ScalingConfig(num_workers={num_workers}) does not fit: torchrun started {world_size()} processes. Use "
@@ -118,14 +118,14 @@ class TorchrunStore:
 
     @classmethod
     def next(cls) -> TorchrunStore:
-        """The meeting of this process's next ``fit``."""
+        """Return the meeting of this process's next ``fit``."""
         global _fits
         _fits += 1
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(f"powertrain/fit/{restart}/{_fits}", KeyPair.new())
 
     def again(self) -> TorchrunStore:
-        """The same meeting over a connection of its own: waiting blocks a connection."""
+        """Return the same meeting over a connection of its own: waiting blocks a connection."""
         return TorchrunStore(self._prefix, self.keys)
 
     def publish(self, key: str, value: bytes) -> None:
@@ -170,7 +170,7 @@ class TorchrunStore:
 
 
 def _open_store() -> Any:
-    """A connection of our own to the store that torchrun (or the process group) hosts."""
+    """Return a connection of our own to the store that torchrun (or the process group) hosts."""
     import torch
 
     dist: Any = torch.distributed
@@ -184,7 +184,7 @@ def _open_store() -> Any:
 
 
 def own_address() -> str:
-    """The address of this node that reaches the master's."""
+    """Return the address of this node that reaches the master's."""
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -232,7 +232,7 @@ class TorchrunEngine:
         return self
 
     def connect(self, hub: Hub) -> None:
-        """Its rank is in this process, or talks to the controller itself."""
+        """Do nothing: the rank is in this process, or connects to the controller itself."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events = events
@@ -271,10 +271,11 @@ class TorchrunEngine:
             self._events(Started(slot, self._pids[slot.id]))
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> None:
-        """torchrun owns the processes of every node: the controller carries on its own, each rank elsewhere."""
+        """Return None: torchrun owns the processes of every node; the controller uploads on its own, each rank
+        elsewhere."""
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
-        """torchrun owns the processes: it ends them all when one fails."""
+        """Do nothing: torchrun owns the processes, and ends them all when one fails."""
 
     def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
         pid = self._pids.get(slot.id, 0)
@@ -287,7 +288,7 @@ class TorchrunEngine:
         return False
 
     def release(self, slots: Sequence[Slot]) -> None:
-        """torchrun keeps its processes."""
+        """Do nothing: torchrun keeps its processes."""
 
     def close(self) -> None:
         self._events = lambda _: None
@@ -406,7 +407,7 @@ def follow(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Ra
 def live(
     payload: bytes, keys: KeyPair, function: Callable[[], Any], env: Mapping[str, str]
 ) -> tuple[int, Rank]:
-    """Live one rank in this process with the keys it made itself; the process ends when torchrun's agent does."""
+    """Run one rank in this process with its own keys; the process ends when torchrun's agent does."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
     door = ConnectionInfo(endpoint=spec.door.endpoint, hub_key=spec.door.hub_key, keys=keys)
     agent = exit_descriptor(os.getppid())

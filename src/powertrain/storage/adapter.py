@@ -38,7 +38,8 @@ _WHOLE_AT_CLOSE = frozenset({"s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "a
 
 
 def storage_on(filesystem: Any, path: str) -> Storage:
-    """The storage at ``path`` of a pyarrow or fsspec file system; plain local ones become :class:`LocalStorage`."""
+    """Return the storage at ``path`` of a pyarrow or fsspec file system; plain local ones become
+    :class:`LocalStorage`."""
     path = path.partition("://")[2] if "://" in path else path
     if not path.strip("/"):
         raise StorageError(
@@ -329,7 +330,7 @@ def _pieces(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def _below(root: str, path: str) -> str:
-    """The key of a file that a listing named, whose leading "/" some file systems leave out."""
+    """Return the key of a file that a listing named, whose leading "/" some file systems leave out."""
     return path.lstrip("/").removeprefix(root.lstrip("/")).lstrip("/")
 
 

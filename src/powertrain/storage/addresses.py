@@ -197,7 +197,7 @@ def client_settings(address: Address, environ: Mapping[str, str]) -> ClientSetti
 
 
 def endpoint_of(address: Address, environ: Mapping[str, str]) -> str:
-    """The server that requests for ``address`` go to, as a URL; "" for the cloud's own.
+    """Return the server that requests for ``address`` go to, as a URL; "" for the cloud's own.
 
     Raises:
         StorageError: The address or the environment names something that is not a server.

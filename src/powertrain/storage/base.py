@@ -87,14 +87,14 @@ class Storage(Protocol):
         """Write the value under ``key`` to a local file, whose directory is made if absent."""
 
     def digest(self, key: str) -> FileDigest:
-        """Size and hash of the value under ``key``, read through without a file of its own."""
+        """Return size and hash of the value under ``key``, read through without a file of its own."""
 
     def modified(self, key: str) -> float:
         """Return the time of the last put of ``key``, in seconds of the storage's clock; ``FileNotFoundError`` if
         never."""
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """Everything below ``prefix``, sorted by key; unfinished writes are never in it."""
+        """Return everything below ``prefix``, sorted by key; unfinished writes are never in it."""
 
     def move(self, source: str, key: str) -> None:
         """Move the value of ``source`` to ``key``, replacing an earlier value."""
@@ -109,13 +109,13 @@ class Storage(Protocol):
         """Remove unfinished writes of dead writers; return their number."""
 
     def local_path(self, key: str) -> Path | None:
-        """The real file of ``key`` (which may not exist yet), or None where storage has no real files."""
+        """Return the real file of ``key`` (which may not exist yet), or None where storage has no real files."""
 
     def child(self, prefix: str) -> Storage:
-        """The same place seen from below ``prefix``."""
+        """Return the same place seen from below ``prefix``."""
 
     def within(self, timeout: float) -> Storage:
-        """The same place, whose operations give up after ``timeout`` seconds where they wait at all."""
+        """Return the same place, whose operations give up after ``timeout`` seconds where they wait at all."""
 
 
 def check_key(key: str) -> str:
@@ -156,7 +156,7 @@ def temporary_name() -> str:
 
 
 def is_abandoned(name: str, age: float) -> bool:
-    """True when the writer of the temporary ``name``, last changed ``age`` seconds ago, is surely gone."""
+    """Return True when the writer of the temporary ``name``, last changed ``age`` seconds ago, is surely gone."""
     host, _, rest = name[len(TEMPORARY_PREFIX) :].partition(".")
     pid = rest.partition(".")[0]
     if host == host_in_names() and pid.isdigit():
@@ -165,12 +165,12 @@ def is_abandoned(name: str, age: float) -> bool:
 
 
 def host_in_names() -> str:
-    """This host's name, with only letters, digits and "-"."""
+    """Return this host's name, with only letters, digits and "-"."""
     return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname()) or "host"
 
 
 def is_alive(pid: int) -> bool:
-    """True when this machine has a process of that number."""
+    """Return True when this machine has a process of that number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

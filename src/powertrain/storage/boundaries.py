@@ -58,7 +58,7 @@ def _lookup_environment() -> None:
 
 
 def _lookup_again() -> None:
-    """A forked process has an environment and a role of its own."""
+    """Read the environment again in a forked process, which has its own environment and role."""
     global _hook, _asked
     _hook, _asked = None, False
 

@@ -22,7 +22,7 @@ _used_by: int | None = None
 
 
 def client_for(settings: ClientSettings, request_timeout: float, in_parts: bool) -> Any:
-    """The client of this process for a bucket, made at its first use."""
+    """Return the client of this process for a bucket, made at its first use."""
     global _used_by
     with _clients_guard:
         if _used_by not in (None, os.getpid()):

@@ -63,7 +63,7 @@ def passing_reason(error: BaseException, key: str | None, address: Address) -> s
 
 
 def _fit_cause(error: BaseException, address: Address) -> BaseException | None:
-    """The error to chain to ours; None where its text, which a traceback would show, has a secret in it."""
+    """Return the error to chain to ours; None where its text, which a traceback would show, has a secret in it."""
     text = str(error)
     return error if redact(text, address.secrets) == text else None
 

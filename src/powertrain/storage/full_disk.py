@@ -19,7 +19,7 @@ _SMALL_SHARE = 0.01
 
 
 def is_full(error: object) -> bool:
-    """True for an error of a write that found no room."""
+    """Return True for an error of a write that found no room."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 

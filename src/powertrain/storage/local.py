@@ -248,7 +248,7 @@ class LocalStorage:
 
     @contextmanager
     def _place(self, key: str, *, make: bool = False, is_temporary: bool = False) -> Iterator[_Place]:
-        """The directory of a key, held open; with ``make`` it is made."""
+        """Yield the directory of a key, held open; with ``make`` it is made."""
         *above, name = (key if is_temporary else check_key(key)).split("/")
         if make:
             _make_directory(self._base)
@@ -309,7 +309,7 @@ class _Place:
 
     @contextmanager
     def temporary(self, mode: int = 0o666) -> Iterator[tuple[_Place, BinaryIO]]:
-        """A new file in the same directory; gone afterwards unless it was moved."""
+        """Yield a new file in the same directory; gone afterwards unless it was moved."""
         place = _Place(self.parent, temporary_name(), self._directory)
         crossing("write", place.path)
         try:
@@ -325,7 +325,7 @@ class _Place:
 
 
 def digest_of(path: str | Path) -> FileDigest:
-    """Size and xxh3-128 of a file's content."""
+    """Return size and xxh3-128 of a file's content."""
     with open(path, "rb", buffering=0) as source:
         return _read_through(source, None)
 
@@ -394,7 +394,7 @@ def _copy_into(target: BinaryIO, path: str, source: FileIO, digest: bool) -> Fil
 
 
 def _reflinked(source: int, target: int) -> bool:
-    """True when the file system let ``target`` share the blocks of ``source``."""
+    """Return True when the file system let ``target`` share the blocks of ``source``."""
     if sys.platform != "linux":
         return False
     try:
@@ -405,7 +405,7 @@ def _reflinked(source: int, target: int) -> bool:
 
 
 def _copied_by_kernel(source: int, target: int) -> bool:
-    """True when the kernel copied everything; False when it copied nothing."""
+    """Return True when the kernel copied everything; False when it copied nothing."""
     return _copied_by(_copy_file_range, source, target) or _copied_by(_sendfile, source, target)
 
 

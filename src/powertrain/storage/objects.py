@@ -188,7 +188,7 @@ class ObjectStorage:
         return sent
 
     def _create(self, name: str, data: bytes) -> bool:
-        """Conditional put. A lost answer is made up for by the mark that the object carries."""
+        """Put an object if absent. After a lost reply, the object's mark identifies its writer."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -204,7 +204,7 @@ class ObjectStorage:
         return self._persist(attempt)
 
     def _is_marked(self, client: Any, name: str, mark: str) -> bool:
-        """True when the object that stands in the way is the one we made in an attempt whose answer was lost."""
+        """Return True when the object that stands in the way is the one we made in an attempt whose reply was lost."""
         import obstore
 
         try:
@@ -295,7 +295,7 @@ class ObjectStorage:
         return [(_decoded(meta["path"].removeprefix(root)), meta) for meta in self._persist(attempt)]
 
     def _content(self, name: str, key: str, limit: int | None = None) -> Iterator[bytes]:
-        """An object's bytes in order, a large one in several requests at a time; none of one above ``limit``."""
+        """Yield an object's bytes in order, a large one in several requests at a time; none of one above ``limit``."""
         import obstore
 
         def whole_or_meta(client: Any) -> tuple[bytes | None, Any]:
@@ -481,12 +481,12 @@ _ESCAPE = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
 def _encoded(key: str) -> str:
-    """The object's name for ``key``: itself, with percent signs only where it must."""
+    """Return the object's name for ``key``: itself, with percent signs only where it must."""
     return _UNFIT.sub(lambda match: "".join(f"%{byte:02X}" for byte in _bytes(match[0])), key)
 
 
 def _decoded(name: str) -> str:
-    """The key whose object has this name."""
+    """Return the key whose object has this name."""
     return _ESCAPE.sub(
         lambda match: bytes.fromhex(match[0].replace("%", "")).decode("utf-8", "surrogateescape"), name
     )

@@ -23,7 +23,7 @@ PROBE_TIMEOUT_S = 6.0
 
 
 def open_storage(path: str | Path, *, filesystem: Any = None, timeout: float = TIMEOUT_S) -> Storage:
-    """The storage at a plain path, a ``file://`` address or an object store's address.
+    """Return the storage at a plain path, a ``file://`` address or an object store's address.
 
     ``filesystem`` is a pyarrow or fsspec file system that ``path`` is a path of. ``timeout`` bounds how long an
     operation across a network is tried again. Nothing is created or connected until something is put or read.

@@ -52,13 +52,13 @@ def remarks_about(path: str | Path) -> list[str]:
 
 
 def is_network_file_system(path: str | Path) -> bool:
-    """True when ``path`` lies on a file system of other machines, where a rename or fsync costs a round trip."""
+    """Return True when ``path`` lies on a file system of other machines, where a rename or fsync costs a round trip."""
     mount = mount_of(path)
     return mount is not None and is_network_kind(mount.kind)
 
 
 def free_bytes(path: str | Path) -> int:
-    """Bytes that this user can still write at ``path`` or, where it is not there yet, at its nearest parent."""
+    """Return bytes that this user can still write at ``path`` or, where it is not there yet, at its nearest parent."""
     return shutil.disk_usage(_nearest(path)).free
 
 
@@ -111,7 +111,7 @@ def is_network_kind(kind: str) -> bool:
 
 
 def parse_mounts(table: str) -> list[Mount]:
-    """The mounts of a ``mountinfo`` table in its order; lines that are none are passed over."""
+    """Return the mounts of a ``mountinfo`` table in its order; lines that are none are passed over."""
     mounts = []
     for line in table.split("\n"):
         before, separator, after = line.partition(" - ")
@@ -122,7 +122,8 @@ def parse_mounts(table: str) -> list[Mount]:
 
 
 def mount_at(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that an absolute, resolved ``path`` lies on: the longest; of equals the last, which hides others."""
+    """Return the mount that an absolute, resolved ``path`` lies on: the longest; of equals the last, which hides
+    others."""
     found: Mount | None = None
     for mount in mounts:
         below = mount.point == "/" or path == mount.point or path.startswith(f"{mount.point}/")
@@ -146,7 +147,7 @@ def size_text(count: int) -> str:
 
 
 def mount_of(path: str | Path) -> Mount | None:
-    """The mount that ``path``, which need not be there yet, lies on; None where the system has no such table."""
+    """Return the mount that ``path``, which need not be there yet, lies on; None where the system has no such table."""
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
@@ -155,7 +156,7 @@ def mount_of(path: str | Path) -> Mount | None:
 
 
 def in_container() -> bool:
-    """True when this process seems to run in a container."""
+    """Return True when this process seems to run in a container."""
     # Container runtimes write the first of these names in small letters.
     if any(os.environ.get(name) for name in ("container", "KUBERNETES_SERVICE_HOST")):
         return True

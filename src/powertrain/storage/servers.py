@@ -76,7 +76,7 @@ def _has_credentials(address: Address) -> bool:
 
 
 def _known_servers(address: Address, own: str, environ: Mapping[str, str]) -> list[_Server]:
-    """The servers for addresses of this kind that the environment and the run's storage name."""
+    """Return the servers for addresses of this kind that the environment and the run's storage name."""
     known = [_server_of(replace(address, query="", user="", host=""), environ)]
     if own.partition("://")[0].lower() in OBJECT_STORES and "://" in own:
         known.append(_server_of(parse(own), environ))

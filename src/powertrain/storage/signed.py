@@ -103,13 +103,13 @@ def _signature(own: bytes, storage: Storage, key: str, data: bytes, name: str | 
 
 
 def _run_name(storage: Storage) -> str:
-    """The name of the run, which stays the same when its directory is moved to another storage path."""
+    """Return the name of the run, which stays the same when its directory is moved to another storage path."""
     address = storage.uri.partition("?")[0] if "://" in storage.uri else storage.uri
     return address.rstrip("/").rpartition("/")[2]
 
 
 def _signing_key() -> bytes:
-    """This user's key on this machine, made when it is first needed."""
+    """Return this user's key on this machine, made when it is first needed."""
     path = _key_path()
     try:
         return _whole(path)

@@ -84,7 +84,7 @@ class UnprovenConnections:
 
     @contextlib.contextmanager
     def _duplicate(self, descriptor: int) -> Iterator[socket.socket | None]:
-        """The connection in the spare descriptor; None where it is not one any more."""
+        """Yield the connection in the spare descriptor; None where it is not one any more."""
         try:
             os.dup2(descriptor, self._spare, inheritable=False)
             connection = socket.socket(fileno=self._spare)

@@ -76,8 +76,8 @@ class Gathering:
         self.first = 0
 
     def add(self, number: int, ends: bool, piece: memoryview) -> bytearray | memoryview | None:
-        """The whole message once it has ended, else None. Forgets all of it and raises :class:`WireError` where it is
-        too long."""
+        """Return the whole message once it has ended, else None. Forgets all of it and raises :class:`WireError` where
+        it is too long."""
         if ends and not self.first:
             return piece
         size = len(self._held) + len(piece)
@@ -160,7 +160,7 @@ def amount(size: int) -> str:
 
 
 def encode_messages(messages: list[FromWorker]) -> bytes:
-    """Messages for a file of this process's own."""
+    """Return messages for a file of this process's own."""
     return encoded(messages, sys.maxsize)
 
 

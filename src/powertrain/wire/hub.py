@@ -96,7 +96,7 @@ class _Peer:
             self.acknowledged = self.seen
 
     def heard(self, number: int) -> None:
-        """Commands up to this number have arrived."""
+        """Drop the commands up to this number, which have arrived."""
         while self.unheard and self.unheard[0][0] <= number:
             self.unheard.popleft()
 
@@ -175,7 +175,7 @@ class Hub:
         self._thread.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """ZAP's question: may this key in? (The name is the authenticator's.)"""
+        """Return True for an admitted key, for ZAP. (The name is the authenticator's.)"""
         return key in self._peers
 
     def admit(
@@ -202,7 +202,7 @@ class Hub:
         self._peers.pop(public, None)
 
     def acknowledge(self, received: Received) -> None:
-        """The batch has been dealt with: its sender may forget it. Any thread."""
+        """Acknowledge a handled batch to its sender. Any thread."""
         self._outbox.append((received.sender, received.number))
         self._wake.set()
 
@@ -468,7 +468,7 @@ class Hub:
             self._refused(sender, sentence)
 
     def _answer_over(self, peer: _Peer, route: bytes) -> None:
-        """Over a new connection, send (again) the commands that have not arrived."""
+        """Resend the commands that have not arrived over a new connection."""
         if peer.route != route:
             peer.route = route
             for _, frame in peer.unheard:
@@ -500,12 +500,13 @@ class Hub:
 
 
 def _sender(frame: zmq.Frame) -> bytes:
-    """The public key that the frame came with."""
+    """Return the public key that the frame came with."""
     return str(frame.get("User-Id")).encode()
 
 
 def gathering_pause(workers: int) -> float:
-    """Seconds for which a hub lets messages of so many workers gather before it looks at them; 0 for not at all."""
+    """Return seconds for which a hub lets messages of so many workers gather before it looks at them; 0 for not at
+    all."""
     pause = min(_GATHER_MOST, workers * _GATHER_EACH)
     return pause if pause >= _GATHER_LEAST else 0.0
 

@@ -163,7 +163,7 @@ class Link:
     def _bodies(
         self, messages: list[FromWorker], boundary: int, row: int, extras: dict[str, Any]
     ) -> list[bytes]:
-        """The messages as encoded envelopes: one, unless they are too large together."""
+        """Return the messages as encoded envelopes: one, unless they are too large together."""
         envelope = Envelope(
             rank=self._rank,
             attempt=self._attempt,
@@ -224,7 +224,7 @@ class Link:
         self._send_waiting()
 
     def _resend_if_silent(self) -> None:
-        """Less and less often: copies pile up in front of a hub that stands still."""
+        """Resend unacknowledged frames with backoff: copies pile up in front of a stalled hub."""
         now = time.monotonic()
         pause = max(self.RESEND_INTERVAL_S, (now - self._heard) / 4)
         if self._unacked and now - max(self._heard, self._resent) > pause:

@@ -85,7 +85,7 @@ def takes_only_a_part(
 
 
 def _noted(by_rank: Mapping[int, Mapping[str, Any]]) -> set[str]:
-    """Names of tensors among the values of single ranks."""
+    """Return names of tensors among the values of single ranks."""
     return set().union(*(encoding.tensor_names(list(one["objects"].values())) for one in by_rank.values()))
 
 
@@ -146,7 +146,7 @@ def fitted(
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Encoded values with other names of the tensors among them."""
+    """Return encoded values with other names of the tensors among them."""
     if isinstance(value, list):
         return [_renamed(item, names) for item in value]
     if not isinstance(value, dict):
@@ -160,7 +160,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 def _merged(
     objects: Mapping[str, Any], by_source: list[Mapping[str, Any]], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The entry of each object, from the first rank that has it; modules' and optimizers' from all ranks."""
+    """Return the entry of each object, from the first rank that has it; modules' and optimizers' from all ranks."""
     merged = dict(own)
     parameters = capture.parameter_names(objects)
     for name, value in objects.items():
@@ -196,7 +196,8 @@ def _optimizer_values(
 
 
 def _group_of(name: str, members: list[str], saved: list[dict[str, Any]]) -> dict[str, Any]:
-    """A parameter group of these members: as saved, or with the settings that all groups they come from share."""
+    """Return a parameter group of these members: as saved, or with the settings that all groups they come from
+    share."""
     for group in saved:
         if set(group["params"]) == set(members):
             return group

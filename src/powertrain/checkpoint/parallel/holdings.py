@@ -198,7 +198,7 @@ class Agreement:
         self._form = form
 
     def _samples(self, parameters: Mapping[str, torch.Tensor]) -> dict[Part, tuple[float, list[float]]]:
-        """A few elements of each parameter part that other ranks hold too, and how far they may differ."""
+        """Return a few elements of each parameter part that other ranks hold too, and how far they may differ."""
         shared = {}
         for name, parameter in parameters.items():
             if (piece := self._pieces.get(name)) is None:
@@ -210,7 +210,7 @@ class Agreement:
         return {part: (drift, row) for part, drift, row in zip(shared, drifts, rows, strict=True)}
 
     def _checksums(self, parameters: Mapping[str, torch.Tensor]) -> dict[tuple[int, ...], int]:
-        """A checksum of the samples for each set of ranks that hold parameters together."""
+        """Return a checksum of the samples for each set of ranks that hold parameters together."""
         sums: dict[tuple[int, ...], int] = {}
         for part, (_, row) in sorted(self._samples(parameters).items()):
             together = self._holdings.holders[part]
@@ -241,7 +241,7 @@ def _precision(dtype: torch.dtype) -> float:
 
 
 def _sampled(tensors: Sequence[torch.Tensor]) -> list[list[float]]:
-    """Elements of each tensor, evenly spread; one copy from a device for all of them."""
+    """Return elements of each tensor, evenly spread; one copy from a device for all of them."""
     if not tensors:
         return []
     with torch.no_grad():

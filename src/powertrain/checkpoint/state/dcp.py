@@ -95,7 +95,7 @@ class StateReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing to do: a reader of one directory is ready."""
+        """Do nothing: a reader of one directory is ready."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -127,7 +127,7 @@ class StateReader(StorageReader):
 
 
 def _mapped(stored: Stored, opened: dict[Path, torch.Tensor]) -> torch.Tensor:
-    """The stored piece as a tensor over its file's pages."""
+    """Return the stored piece as a tensor over its file's pages."""
     if stored.start == stored.stop:
         return torch.empty(stored.sizes, dtype=stored.dtype)
     if stored.path not in opened:

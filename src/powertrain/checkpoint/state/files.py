@@ -57,7 +57,7 @@ class FileLayout:
         self.size = len(self.header) + end
 
     def views(self, content: torch.Tensor) -> list[torch.Tensor]:
-        """The place of each piece in ``content``, the bytes of the whole file."""
+        """Return the place of each piece in ``content``, the bytes of the whole file."""
         data = content[len(self.header) :]
         return [
             data[start : start + piece.bytes].view(piece.dtype).view(piece.sizes)
@@ -66,7 +66,7 @@ class FileLayout:
 
 
 def _entry(piece: TensorPiece, start: int) -> dict[str, Any]:
-    """A line of the safetensors header."""
+    """Return a line of the safetensors header."""
     known = DTYPE_NAMES.get(piece.dtype)
     shape = list(piece.sizes) if known is not None else [piece.bytes]
     return {"dtype": known or "U8", "shape": shape, "data_offsets": [start, start + piece.bytes]}
@@ -114,7 +114,7 @@ def _begin_copies(device: torch.device, pairs: list[tuple[torch.Tensor, torch.Te
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    """True where the tensor's bytes, in order, are its values."""
+    """Return True where the tensor's bytes, in order, are its values."""
     return (
         tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
     )
@@ -144,7 +144,7 @@ _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for copies off this device, which sees all that was computed so far."""
+    """Return the stream for copies off this device, which sees all that was computed so far."""
     if device not in _side_streams:
         make: Any = torch.cuda.Stream
         _side_streams[device] = make(device)
@@ -269,7 +269,7 @@ def hole_in(tensor: TensorStorageMetadata) -> str | None:
 def _neighbours(
     chunks: list[ChunkStorageMetadata],
 ) -> Iterable[tuple[ChunkStorageMetadata, ChunkStorageMetadata]]:
-    """Pairs that could overlap: in the order of their offsets, until one begins after the other's last row."""
+    """Return pairs that could overlap: in the order of their offsets, until one begins after the other's last row."""
     for number, chunk in enumerate(chunks):
         if not chunk.offsets:
             yield from ((chunk, other) for other in chunks[number + 1 :])

@@ -51,7 +51,7 @@ DTYPE_NAMES = {
 
 
 def file_name(rank: int) -> str:
-    """The name of a rank's tensors inside :data:`STATE_DIRECTORY`."""
+    """Return the name of a rank's tensors inside :data:`STATE_DIRECTORY`."""
     return f"rank-{rank:05d}.safetensors"
 
 
@@ -126,7 +126,7 @@ class TensorPiece:
         return f"{self.name}[{where}]"
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This piece of ``tensor``, without a copy."""
+        """Return this piece of ``tensor``, without a copy."""
         local = local_part(tensor)
         return local if self.rows is None else local[self.rows[0] : self.rows[1]]
 
@@ -183,7 +183,7 @@ class SharePlanner(DefaultSavePlanner):
         return holders(tensor, self._world_size) if together is None else together
 
     def _share(self, line: list[TensorPiece], together: tuple[int, ...]) -> list[TensorPiece]:
-        """This rank's cut of the pieces that the ranks ``together`` have alike."""
+        """Return this rank's cut of the pieces that the ranks ``together`` have alike."""
         line = sorted(line, key=lambda piece: piece.name)
         sizes = [(_rows(piece), piece.bytes // _rows(piece)) for piece in line]
         cuts = cut_rows(sizes, len(together), together.index(self._rank))
@@ -197,7 +197,7 @@ def _rows(piece: TensorPiece) -> int:
 
 
 def _cut(piece: TensorPiece, start: int, stop: int) -> TensorPiece | None:
-    """Rows [start, stop) of a piece; ``None`` where nothing is left to write."""
+    """Return rows [start, stop) of a piece; ``None`` where nothing is left to write."""
     if start >= stop:
         return None
     if not piece.bytes:  # a tensor without elements is written; a rank's empty share of another is not

@@ -113,7 +113,7 @@ def _surplus(owner: str, names: Iterable[str], saved: StoredState) -> Checkpoint
 def _fresh(
     names: Iterable[str], like: Mapping[str, torch.Tensor], saved: StoredState
 ) -> dict[str, torch.Tensor]:
-    """Memory for stored tensors: as the tensor of the same name in ``like`` has it, or else on the CPU."""
+    """Return memory for stored tensors: as the tensor of the same name in ``like`` has it, or else on the CPU."""
     targets = {}
     for name in names:
         if name not in saved.shapes:
@@ -181,7 +181,7 @@ def _give_optimizer(
 
 
 def _like_parameter(parameter: torch.Tensor, stored: str, saved: StoredState) -> torch.Tensor:
-    """Memory for one entry of an optimizer's state: laid out as its parameter where the shapes are equal."""
+    """Return memory for one entry of an optimizer's state: laid out as its parameter where the shapes are equal."""
     shape, dtype = saved.shapes[stored], saved.dtypes[stored]
     if shape == tuple(parameter.shape) and len(shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -195,7 +195,7 @@ def _like_parameter(parameter: torch.Tensor, stored: str, saved: StoredState) ->
 def _matched_groups(
     name: str, optimizer: Optimizer, own: list[str], groups: list[dict[str, Any]], saved: StoredState
 ) -> list[dict[str, Any]]:
-    """The saved groups in the order of the optimizer's, each with this optimizer's own parameter numbers."""
+    """Return the saved groups in the order of the optimizer's, each with this optimizer's own parameter numbers."""
     matched, number = [], 0
     for group in optimizer.param_groups:
         members = own[number : number + len(group["params"])]

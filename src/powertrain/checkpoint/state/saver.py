@@ -35,7 +35,7 @@ from powertrain.storage.files.descriptors import open_below
 
 
 def values_name(rank: int) -> str:
-    """The name of a rank's values inside the state's directory."""
+    """Return the name of a rank's values inside the state's directory."""
     return f"rank-{rank:05d}.json"
 
 
@@ -116,7 +116,7 @@ class StateSaver:
         return self._agreement.reach(objects, captured)
 
     def _to_write(self, captured: Captured, holdings: Holdings) -> dict[str, torch.Tensor]:
-        """The tensors this rank takes part in writing, by the names they are stored under."""
+        """Return the tensors this rank takes part in writing, by the names they are stored under."""
         others = {
             name
             for name in captured.of_first
@@ -261,7 +261,7 @@ class StateLoader:
 
 
 def _seen_by(rank: int, stored: Mapping[str, Any]) -> dict[str, str]:
-    """Names as this rank uses them, each with the name under which its tensor is stored."""
+    """Return names as this rank uses them, each with the name under which its tensor is stored."""
     seen = {name: name for name in stored if "/" not in name or not name.startswith("rank-")}
     if rank:
         prefix = own_name("", rank)

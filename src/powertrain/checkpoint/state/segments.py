@@ -48,7 +48,7 @@ class SharedMemorySegment:
 
     @classmethod
     def create(cls, path: str, size: int) -> SharedMemorySegment:
-        """A new segment of ``size`` bytes; raises ``OSError`` (ENOSPC) where the memory cannot be had."""
+        """Return a new segment of ``size`` bytes; raises ``OSError`` (ENOSPC) where the memory cannot be had."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +62,7 @@ class SharedMemorySegment:
 
     @classmethod
     def adopt(cls, path: str) -> SharedMemorySegment | None:
-        """The segment of a process that has died; ``None`` while its process lives."""
+        """Return the segment of a process that has died; ``None`` while its process lives."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -151,7 +151,7 @@ class Segments:
         self._process = os.getpid()
 
     def take(self, size: int) -> SharedMemorySegment:
-        """A free segment of ``size`` bytes. Raises ``OSError`` (ENOSPC) where shared memory has no room for one.
+        """Return a free segment of ``size`` bytes. Raises ``OSError`` (ENOSPC) where shared memory has no room for one.
 
         It is free until :meth:`SharedMemorySegment.link_at` is called on it.
         """

@@ -74,12 +74,12 @@ class OwnFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def lend(self) -> int:
-        """Another descriptor of the open file, to be closed with :func:`locks.close`. A process that is given it holds
-        the lock as well, until it ends or the file is removed here."""
+        """Return another descriptor of the open file, to be closed with :func:`locks.close`. A process that is given it
+        holds the lock as well, until it ends or the file is removed here."""
         return locks.unshared(lambda: os.dup(self._descriptor))
 
     def remove(self) -> None:
-        """It is over, whether or not its file can be removed."""
+        """End the claim or ticket, whether or not its file can be removed."""
         with contextlib.suppress(OSError):
             self.path.unlink()
         locks.let_go(self._descriptor)

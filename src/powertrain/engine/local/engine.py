@@ -47,7 +47,7 @@ _ledger = ledger.Ledger(runtime_root)
 
 
 def _forget_ledger_of_parent() -> None:
-    """In a forked child: the resources that are held are the parent's, and so is the ledger's lock."""
+    """Forget the ledger in a forked child: its claims and its lock are the parent's."""
     global _ledger
     _ledger = ledger.Ledger(runtime_root)
 
@@ -108,7 +108,7 @@ class LocalEngine:
         self._output = OutputReader()
 
     def connect(self, hub: Hub) -> None:
-        """Its server is a child of this process, and needs no wire."""
+        """Do nothing: the server is a child of this process, and needs no wire."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events = events
@@ -240,7 +240,7 @@ class LocalEngine:
             self._events(Remark(_STATE_IS_LOST))
 
     def _give_back(self, slot_id: str) -> None:
-        """The slot is free for others: nothing runs on it, and its GPUs are not another slot's of the claim."""
+        """Free a slot for others, with the GPUs that no other slot of its claim uses. Nothing runs on it."""
         claim = slot_id.rsplit("/", 1)[0]
         with self._changed:
             self._leaving.discard(slot_id)

@@ -205,7 +205,7 @@ class Ledger:
         self._hand_out()
 
     def lend(self, claim: str) -> int | None:
-        """A descriptor by which a process that uses what is claimed holds it too, until it ends; None where nothing is
+        """Return a descriptor with which another process holds the claim too, until it exits; None where nothing is
         held. To be closed with :func:`locks.close`."""
         with self._lock:
             held = self._held.get(claim)

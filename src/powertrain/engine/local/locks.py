@@ -31,7 +31,7 @@ os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after
 
 
 def open_unshared(path: Path, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a file that no forked child keeps. To be closed with :func:`let_go`."""
+    """Return a descriptor of a file that no forked child keeps. To be closed with :func:`let_go`."""
     return unshared(lambda: os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode))
 
 
@@ -44,7 +44,7 @@ def unshared(opened: Callable[[], int]) -> int:
 
 
 def unshared_pipe() -> tuple[int, int]:
-    """The ends of a pipe, to read and to write without waiting, which no forked child keeps."""
+    """Return the ends of a pipe, to read and to write without waiting, which no forked child keeps."""
     with _guard:
         ends = os.pipe()
         _ours_alone.update(ends)
@@ -106,7 +106,7 @@ def _lock_directory(directory: Path) -> int:
 
 
 def _is_at(directory: Path, descriptor: int) -> bool:
-    """False when the directory was removed while its lock was waited for."""
+    """Return False when the directory was removed while its lock was waited for."""
     try:
         return os.path.samestat(os.stat(directory, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:

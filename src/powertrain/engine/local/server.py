@@ -132,7 +132,7 @@ def serve(control: socket.socket, driver: int, started: float, preload: Sequence
 
 
 def serve_clean(descriptor: int, driver: int, started: float, preload: Sequence[str]) -> NoReturn:
-    """Entry of a server that was started as a fresh interpreter."""
+    """Run a server that was started as a fresh interpreter."""
     serve(socket.socket(fileno=descriptor), driver, started, preload)
 
 
@@ -310,7 +310,7 @@ class OomKills:
             self._others = {pid: max(others, old) for pid, others in self._others.items()}
 
     def ended(self, pid: int, code: int) -> bool:
-        """True when the worker that has ended with ``code`` was killed for want of memory."""
+        """Return True when the worker that has ended with ``code`` was killed for want of memory."""
         others = self._others.pop(pid)
         killed = code == -signal.SIGKILL and self._count() > others
         if killed:
@@ -319,7 +319,7 @@ class OomKills:
 
 
 def _run_forked_process(command: Fork, payload: int, output: int) -> NoReturn:
-    """In the new process: become the worker, run its entry, end."""
+    """Run the worker's entry in the new process, and exit."""
     code = 1
     try:
         os.setsid()

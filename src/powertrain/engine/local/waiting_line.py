@@ -149,7 +149,7 @@ def reason(asked: ResourceRequest, held: Sequence[Holding], place: QueuePosition
 
 
 def _holds(holding: Holding, machine: Machine, names: Collection[str]) -> bool:
-    """True when a claim has something of these names that the machine would have otherwise."""
+    """Return True when a claim has something of these names that the machine would have otherwise."""
     has_gpu = "GPU" in names and not set(machine.identities).isdisjoint(holding.gpus)
     return has_gpu or any(taken(machine, holding, name) > 0 for name in names)
 

@@ -194,8 +194,8 @@ class WarmServer:
             self._control.shutdown(socket.SHUT_RDWR)
 
     def sweep_if_orphaned(self, id: str, paths: Sequence[str]) -> None:
-        """Directories the server removes should this process die; none takes it back, also from servers that have taken
-        it over."""
+        """Register directories that the server removes should this process die; an empty list unregisters them, also
+        from servers that have taken them over."""
         _sweeps[id] = list(paths)
         told = [self] if paths else {self, *_shared, *_of_runs, *_of_calls}
         sweep = self._protocol.Sweep(id=id, paths=_sweeps[id] or _sweeps.pop(id))
@@ -221,7 +221,7 @@ class WarmServer:
             self._control.shutdown(socket.SHUT_RDWR)
 
     def wait_for_end(self, timeout: float) -> None:
-        """After :meth:`close`: return when the server and the thread that listens to it have ended."""
+        """Wait after :meth:`close` until the server and the thread that listens to it have ended."""
         if os.getpid() == self.owner:
             self._listener.join(timeout)
 
@@ -437,7 +437,7 @@ def prepare_server(preload: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def server_of_run(preload: Sequence[str]) -> Iterator[WarmServer]:
-    """A warm server with the state of this process as it is now; the shared clean one where forking is unsafe.
+    """Yield a warm server with the state of this process as it is now; the shared clean one where forking is unsafe.
 
     Args:
         preload: Modules that workers will need.
@@ -461,7 +461,7 @@ def server_of_run(preload: Sequence[str]) -> Iterator[WarmServer]:
 
 
 def server_of_call() -> WarmServer:
-    """A warm server for one task or actor, as :func:`server_of_run`, to be given to :func:`end_server_of_call`.
+    """Return a warm server for one task or actor, as :func:`server_of_run`, to be given to :func:`end_server_of_call`.
 
     It imports nothing, so that it costs some milliseconds. Where very many calls wait, those beyond share one.
     """
@@ -501,7 +501,7 @@ def is_loading_main() -> bool:
 
 
 def _forget_inherited_servers() -> None:
-    """In a forked child: the servers, their sweeps and their lock are the parent's."""
+    """Forget the parent's servers, their sweeps and their lock, in a forked child."""
     global _server_lock
     _server_lock = threading.Lock()
     _shared.clear()
@@ -514,5 +514,5 @@ os.register_at_fork(after_in_child=_forget_inherited_servers)
 
 
 def server_pids() -> list[int]:
-    """Pids of the live warm servers of this process."""
+    """Return the pids of the live warm servers of this process."""
     return [server.pid for server in (*_shared, *_of_runs, *_of_calls) if server.alive]

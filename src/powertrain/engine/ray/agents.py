@@ -67,7 +67,7 @@ class Agent:
     node: str
     actor: Any
     key: bytes
-    heard: float
+    last_message: float
     host: str
     address: str
     started: float = field(default_factory=time.monotonic)
@@ -129,7 +129,7 @@ class Agents:
     # -- asking about them
 
     def on(self, id: str) -> Agent | None:
-        """The agent of a node that has one and was not given up. Any thread, with the guard held."""
+        """Return the agent of a node that has one and is not lost. Any thread, with the guard held."""
         return self._agents.get(id)
 
     def is_ready(self, id: str) -> bool:
@@ -140,7 +140,7 @@ class Agents:
     def is_in_doubt(self, since: float) -> bool:
         """Return True while an agent has sent nothing since ``since``. Any thread."""
         with self._changed:
-            return any(found.heard < since for found in self._agents.values() if found.ready)
+            return any(found.last_message < since for found in self._agents.values() if found.ready)
 
     def may_count_on(self, id: str) -> bool:
         """Return False for a node that was refused, or lost recently: Ray detects the loss of a node later, and a node
@@ -148,7 +148,7 @@ class Agents:
         return self._lost_at.get(id, -_RETRY_NODE_DELAY_S) + _RETRY_NODE_DELAY_S < time.monotonic()
 
     def refused(self) -> list[str]:
-        """Nodes that cannot take part. Any thread."""
+        """Return the refused nodes. Any thread."""
         with self._changed:
             return [id for id, when in self._lost_at.items() if when == float("inf")]
 
@@ -161,7 +161,7 @@ class Agents:
     # -- starting
 
     def start(self, nodes: Iterable[str]) -> None:
-        """Have an agent on each of these nodes."""
+        """Start an agent on each of these nodes."""
         for id in dict.fromkeys(nodes):
             known = self._agents.get(id)
             if known is None or known.over:
@@ -226,7 +226,7 @@ class Agents:
         found = self._agents.get(id)
         if found is None or found.lost or found.key != received.sender:
             return
-        found.heard = time.monotonic()
+        found.last_message = time.monotonic()
         for message in received.envelope.messages:
             if isinstance(message, NodeReady):
                 found.greeted = True
@@ -238,7 +238,7 @@ class Agents:
 
     def _greeted(self, found: Agent, message: NodeReady) -> None:
         if message.wants_files and not message.problem:
-            self._ray.then(found.actor.bring.remote(self._shipped()), partial(self._brought, found))
+            self._ray.then(found.actor.bring.remote(self._shipped()), partial(self._on_files_shipped, found))
             return
         problem = message.problem or self._missing_answer(found)
         if problem:
@@ -257,7 +257,7 @@ class Agents:
                     self._parcels[place] = ray.put(files.pack_modules(path))
         return self._parcels
 
-    def _brought(self, found: Agent, _: None, error: BaseException | None) -> None:
+    def _on_files_shipped(self, found: Agent, _: None, error: BaseException | None) -> None:
         """Handle the end of shipping the run's files to a node: a failure there is a lost node."""
         if error is not None and not (self._ray.closing or found.lost or isinstance(error, client.GONE)):
             self._refuse(found, f"the run's files cannot be brought to it: {error}", "")
@@ -303,7 +303,7 @@ class Agents:
         with self._changed:
             known = [found for found in self._agents.values() if not (found.lost or found.over)]
         for found in known:
-            if found.ready and now - found.heard > LOST_TIMEOUT_S:
+            if found.ready and now - found.last_message > LOST_TIMEOUT_S:
                 self._lose(found, f"no heartbeat from {found.host} for {LOST_TIMEOUT_S:g} s")
             elif not found.greeted and now - found.started > _SILENT_TIMEOUT_S:
                 self._refuse(found, f"the node's agent has sent no message for {_SILENT_TIMEOUT_S:g} s", "")
@@ -317,7 +317,7 @@ class Agents:
             self._sinks.lost(lost, reason)
 
     def _part_with(self, agent: Agent, when: float) -> bool:
-        """Have no more to do with it: ``when`` its node was given up, infinity for good. False where that was done."""
+        """Drop an agent: ``when`` its node was lost, infinity for good. Return False where that was done."""
         with self._changed:
             if agent.lost:
                 return False
@@ -348,7 +348,7 @@ class Agents:
             )
 
     def leave(self) -> None:
-        """Nothing of them stays in the cluster. After the thread that talks to Ray has stopped."""
+        """Remove all agents from the cluster. Called after the Ray thread has stopped."""
         for found in self._agents.values():
             self._ray.kill(found.actor)
 

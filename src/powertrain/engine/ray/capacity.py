@@ -52,7 +52,7 @@ def demand(shape: SlotShape) -> dict[str, float]:
 
 
 def selector(shape: SlotShape, worker: int) -> dict[str, str]:
-    """The labels that the node of this worker must have, as Ray reads them; empty where any node will do.
+    """Return the labels that the node of this worker must have, as Ray reads them; empty where any node will do.
 
     Spaces are left out: of "in(a, b)" Ray would take " b" for a value, and no label has such a value.
     """
@@ -68,7 +68,7 @@ def _need(shape: SlotShape) -> dict[str, int]:
 
 
 def _groups(shape: SlotShape, count: int) -> list[_Group]:
-    """The selectors of ``count`` workers, equal ones together."""
+    """Return the selectors of ``count`` workers, equal ones together."""
     if len(shape.labels) <= 1:
         return [(selector(shape, 0), count)] if count > 0 else []
     counted: dict[tuple[tuple[str, str], ...], int] = {}
@@ -162,7 +162,7 @@ def _units(amounts: Mapping[str, float], name: str) -> int:
 
 
 def _matched(nodes: Sequence[Node], room: Sequence[int], groups: Sequence[_Group]) -> int:
-    """The most workers that find a node with their labels, when each node takes at most its ``room``."""
+    """Return the most workers that find a node with their labels, when each node takes at most its ``room``."""
     may = [[at for at, node in enumerate(nodes) if _matches(node.labels, wanted)] for wanted, _ in groups]
     if len(groups) == 1:
         return min(groups[0][1], sum(room[at] for at in may[0]))
@@ -205,7 +205,7 @@ def why_waiting(nodes: Sequence[Node], shape: SlotShape, count: int) -> str:
 
 
 def why_never(nodes: Sequence[Node], shape: SlotShape, count: int) -> str:
-    """A sentence where a strict strategy could not be met if all these nodes were empty; otherwise ""."""
+    """Return a sentence where a strict strategy could not be met if all these nodes were empty; otherwise ""."""
     if shape.placement not in ("STRICT_PACK", "STRICT_SPREAD"):
         return ""
     empty = [replace(node, free=node.total, draining=False) for node in nodes]

@@ -106,7 +106,8 @@ def connect(address: str | None = None, **options: Any) -> None:
 
 
 def _target(address: str | None) -> tuple[str | None, str]:
-    """The address that Ray goes by, as it is and as the user knows it; None where it looks for a cluster itself."""
+    """Return the address that Ray goes by, as it is and as the user knows it; None where it looks for a cluster
+    itself."""
     variable = os.environ.get(_ADDRESS, "")
     if variable and address in (None, "auto"):
         return variable, f"{_ADDRESS}={variable!r}"
@@ -247,7 +248,7 @@ def _refuse_unknown_fields(runtime_env: Any, named: str) -> None:
 
 
 def nodes() -> list[capacity.Node]:
-    """The live nodes of the cluster, now."""
+    """Return the live nodes of the cluster, now."""
     state: Any = ray._private.state.state
     free, draining = state.available_resources_per_node(), state.get_draining_nodes()
     return [
@@ -423,7 +424,7 @@ class RayThread:
         return True
 
     def _failed(self, task: Callable[[], None], error: Exception) -> None:
-        """Ray did not do it: it is tried again for a while, since a cluster may be busy, and then given up."""
+        """Handle a failed Ray call: retry it for a while, since a cluster may be busy, and then give up."""
         problem = f"{type(error).__name__}: {error}"
         if self.closing:
             return

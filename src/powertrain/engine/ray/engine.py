@@ -82,7 +82,7 @@ class RayEngine:
     rank_in_driver = None
 
     def __init__(self, options: RayOptions, storage: Storage | None = None) -> None:
-        """``storage`` is the run's: every node must prove that it sees the same."""
+        """Create the engine. ``storage`` is the run's: every node must prove that it sees the same."""
         self._events: EventSink = lambda _: None
         self._deliver: OutputSink = lambda _slot, _data: None
         self._hub: Hub | None = None
@@ -136,7 +136,7 @@ class RayEngine:
             never = capacity.why_never(self._seen or client.nodes(), shape, count)
             if never:
                 raise ResourceError(never)
-        return self._placing.ask(count, shape)
+        return self._placing.request(count, shape)
 
     def withdraw(self, claim: Claim) -> None:
         self._placing.withdraw(claim.id)
@@ -272,7 +272,7 @@ class RayEngine:
         self._placing.report_waiting(what)
 
     def _cluster_left(self) -> None:
-        """This process is no part of the cluster any more: Ray ends there all that it held."""
+        """Handle that this process has left the cluster: Ray ends everything that it held there."""
         reason = "this process has left the Ray cluster (ray.shutdown() was called), which ends all that it had there"
         with self._changed:
             slots = [*self._placing.slots(), *(process.slot for process in self._processes.values())]
@@ -283,7 +283,7 @@ class RayEngine:
     # ------------------------------------------------------------------ feeding
 
     def _feed(self, ranks: Sequence[FedProcess]) -> None:
-        """Have every rank's slot serve its rows of Ray's datasets, then start the rank."""
+        """Start the feeds of every rank's slot for Ray's datasets, then start the rank."""
         self._warn_of_no_room_for_tasks()
         try:
             begun = self._streams.begin(ranks)
@@ -329,7 +329,7 @@ class RayEngine:
             self._ray.soon(partial(self._placing.forget, holder))
 
     def _lose_slot(self, slot: Slot, reason: str) -> None:
-        """Nothing runs on it any more, and nothing can."""
+        """Report a lost slot."""
         with self._changed:
             holder = self._placing.take_slot(slot)
             self._attendants.pop(slot.id, None)
@@ -415,7 +415,7 @@ class RayEngine:
         )
 
     def _lose_slot_of(self, process: _Process) -> None:
-        """Its process is gone, and nothing can be started in its place."""
+        """Report the lost slot of a process that is gone."""
         reason = f"the process that workers are forked from was killed on {process.agent.host}"
         with self._changed:
             is_held = self._placing.holder_of(process.slot) is not None
@@ -436,7 +436,7 @@ class RayEngine:
             return
         seen = self._seen = client.nodes()
         self._placing.look(seen)
-        self._ask_for_nodes()
+        self._request_nodes()
         self._report_capacity(seen)
         self._report_drains()
 
@@ -458,7 +458,7 @@ class RayEngine:
             self._told_capacity = count
             self._events(Capacity(count))
 
-    def _ask_for_nodes(self) -> None:
+    def _request_nodes(self) -> None:
         """Where the cluster autoscales, request the slots that the run would still use."""
         with self._changed:
             shape, wanted = self._watched, self._wanted

@@ -27,7 +27,7 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 def iterators_of(dataset: Any, node_ids: Sequence[str], *, split: bool = True) -> list[Any]:
-    """One iterator over a ``ray.data.Dataset`` for each rank: the i-th for the rank on the node ``node_ids[i]``.
+    """Return one iterator over a ``ray.data.Dataset`` for each rank: the i-th for the rank on the node ``node_ids[i]``.
 
     With ``split`` each gets its own part, all of equally many rows, read near its node; otherwise each gets all rows.
     Called in a process that is in Ray, once per attempt. They can be sent to actors.

@@ -27,7 +27,7 @@ class PlacementGroups:
         return group in self._groups
 
     def __iter__(self) -> Iterator[Group]:
-        """The groups as they are now, also while they are removed."""
+        """Yield the groups as they are now, also while they are removed."""
         return iter(list(self._groups))
 
     def reserve(self, claim: str, shape: SlotShape, selectors: Sequence[Mapping[str, str]]) -> Group:

@@ -1,7 +1,7 @@
 """Placement of a run's workers: requests to Ray, their grants, and the resulting slots.
 
 A claim for a gang is one placement group with a bundle for each worker, so that it gets all or nothing; of other claims
-each worker has an actor, which holds what the worker needs, and they come one by one. Bundles get such an actor too
+each worker has an actor, which holds its resources, and they are granted one by one. Bundles get such an actor too
 where it is needed to report the GPUs that Ray chose or to feed the worker.
 """
 
@@ -68,7 +68,7 @@ class Placing:
 
     # -- asking
 
-    def ask(self, count: int, shape: SlotShape) -> RayClaim:
+    def request(self, count: int, shape: SlotShape) -> RayClaim:
         """Any thread."""
         claim = RayClaim(f"ray-{next(numbers)}", count, shape, time.monotonic())
         with self._changed:
@@ -227,7 +227,7 @@ class Placing:
         self._ray.then(actor.where.remote(), partial(self._found, holder))
 
     def _found(self, holder: SlotHolder, where: SlotLocation | None, error: BaseException | None) -> None:
-        """An actor has its resources, or never will."""
+        """Handle the result of an actor's placement."""
         if holder.gone or self._ray.closing:
             return
         if error is not None or where is None:
@@ -239,7 +239,7 @@ class Placing:
         self.grant()
 
     def _try_again(self, holder: SlotHolder, error: BaseException | None) -> None:
-        """Its node went away before the actor was there; or it cannot be started at all, and the claim never met."""
+        """Retry the placement of an actor whose node is gone, or refuse the claim where it can never start."""
         with self._changed:
             claim = self._claims.get(holder.claim)
         if claim is None:
@@ -307,11 +307,11 @@ class Placing:
         return self._slots.get(slot.id)
 
     def slots(self) -> list[Slot]:
-        """All that the run has. Any thread, with the guard held."""
+        """Return all slots of the run. Any thread, with the guard held."""
         return [holder.slot for holder in self._slots.values() if holder.slot is not None]
 
     def slots_on(self, node: str) -> list[Slot]:
-        """The slots that the run has on a node. Any thread, with the guard held."""
+        """Return the slots that the run has on a node. Any thread, with the guard held."""
         return [slot for slot in self.slots() if slot.node_id == node]
 
     def held_by_node(self, shape: SlotShape) -> Counter[str]:
@@ -339,7 +339,7 @@ class Placing:
         return self._slots.pop(slot.id, None)
 
     def forget(self, holder: SlotHolder) -> None:
-        """Its resources are free again; those of a bundle when the whole group is."""
+        """Release the resources of a holder; those of a bundle with its whole group."""
         with self._changed:
             if holder.gone:
                 return
@@ -361,7 +361,7 @@ class Placing:
             self._groups.remove(group)
 
     def _ended(self, holder: SlotHolder, _: None, error: BaseException | None) -> None:
-        """An actor that holds resources is gone, and with it the right to them."""
+        """Handle the end of an actor, which loses its resources."""
         if holder.gone or self._ray.closing:
             return
         if holder.slot is None:
@@ -439,7 +439,7 @@ class Placing:
             self._emit(Waiting(claim.id, granted, reason))
 
     def _is_being_placed(self, claim: RayClaim) -> bool:
-        """True when Ray has found the room, or may have, although the actors are not there yet."""
+        """Return True when Ray has found the room, or may have, although the actors are not there yet."""
         are_placed = self._groups.are_placed(claim.id)
         if are_placed is not None:
             return are_placed
@@ -449,7 +449,7 @@ class Placing:
     # -- the end
 
     def leave(self) -> None:
-        """Nothing of it stays in the cluster. After the thread that talks to Ray has stopped."""
+        """Remove everything from the cluster. Called after the Ray thread has stopped."""
         for holder in [holder for holders in self._holders.values() for holder in holders]:
             self._ray.kill(holder.actor)
         self._trainer.release()

@@ -49,7 +49,7 @@ class Streams:
         return sorted(together, key=lambda one: one.spec.rank)
 
     def drop(self, id: str) -> None:
-        """A process that waits for the others will not be started. Guarded as ``gather``."""
+        """Drop a process that waits for the others and will not be started. Guarded as ``gather``."""
         self._gathered = [one for one in self._gathered if one.id != id]
 
     def begin(self, ranks: Sequence[FedProcess]) -> list[dict[str, Any]]:

@@ -295,7 +295,7 @@ class NodeAgent:
         return problem
 
     def _take(self, path: Path) -> None:
-        """Have a directory of the run here. It goes with this agent, unless it is the driver's or may be."""
+        """Make a directory of the run here. It is removed with this agent, unless it is or may be the driver's."""
         if path == Path(self._spec.runtime_dir) and self._has_token:
             self._drivers.add(path)
             return

@@ -71,7 +71,7 @@ def _was_removed(path: Path, descriptor: int) -> bool:
 
 
 def _has_owner(path: Path) -> bool:
-    """True for a directory of data blocks whose driver lives."""
+    """Return True for a directory of data blocks whose driver lives."""
     try:
         descriptor = os.open(path / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -135,7 +135,7 @@ def write_token(runtime_dir: str) -> str:
 
 
 def places_here(token: str) -> set[str]:
-    """Those of :data:`LAUNCH` and :data:`SCRIPT` that this machine has as the very directories of the driver."""
+    """Return those of :data:`LAUNCH` and :data:`SCRIPT` that this machine has as the very directories of the driver."""
     try:
         told = msgspec.json.decode(token, type=_Token).places
     except msgspec.MsgspecError:
@@ -158,7 +158,7 @@ def _identity(directory: str) -> str:
 
 
 def read_token(runtime_dir: str) -> str:
-    """The mark of a runtime directory; "" where it is not there."""
+    """Return the mark of a runtime directory; "" where it is not there."""
     try:
         return Path(runtime_dir, _TOKEN).read_text()
     except OSError:
@@ -166,7 +166,7 @@ def read_token(runtime_dir: str) -> str:
 
 
 def pack(directory: str) -> bytes:
-    """An archive of all that is in ``directory``."""
+    """Return an archive of all that is in ``directory``."""
     return _archive(directory, [str(path) for path in sorted(Path(directory).rglob("*")) if path.is_file()])
 
 
