@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.data.test_docs_data import python_of
 
 from powertrain.engine.local import claims
-from powertrain.engine.local.waiting_line import QueuePosition, Wish, reason
+from powertrain.engine.local.waiting_line import QueuePosition, ResourceRequest, reason
 from powertrain.engine.resources import Holding, Machine
 
 GUIDE = Path(__file__).parents[1] / "docs" / "sharing.md"
@@ -56,5 +56,5 @@ def test_what_it_links_to_is_there() -> None:
         assert link[1:] in headings if link.startswith("#") else (GUIDE.parent / link).exists(), link
 
 
-def wish(run: str, pid: int) -> Wish:
-    return Wish(run=run, host="host-a", pid=pid, wanted={"GPU": 1.0}, machine=ONE_GPU)
+def wish(run: str, pid: int) -> ResourceRequest:
+    return ResourceRequest(run=run, host="host-a", pid=pid, wanted={"GPU": 1.0}, machine=ONE_GPU)

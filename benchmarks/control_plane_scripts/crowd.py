@@ -27,7 +27,7 @@ from powertrain.wire import hub
 from powertrain.wire.envelope import FromWorker
 from powertrain.wire.from_controller import Train
 from powertrain.wire.from_worker import Beat, FirstStep, Hello
-from powertrain.wire.keys import Door
+from powertrain.wire.keys import ConnectionInfo
 from powertrain.wire.link import Link
 from powertrain.wire.values import Frame, Point, Where
 from powertrain.worker.service.beats import MOST_GATHERED, SharedTimes, can_gather
@@ -46,7 +46,7 @@ class Crowd(msgspec.Struct, frozen=True):
     world_size: int
     reports: int
     gathers: bool
-    doors: dict[int, Door]
+    doors: dict[int, ConnectionInfo]
 
 
 class SimulatedWorker:

@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 from crowd import Crowd
 
-from powertrain.wire.keys import Door
+from powertrain.wire.keys import ConnectionInfo
 
 #: Seconds to wait for what must come.
 PATIENCE = 120.0
 
 
 def start_crowds(
-    doors: Mapping[int, Door], reports: int, crowds: int, gathers: bool
+    doors: Mapping[int, ConnectionInfo], reports: int, crowds: int, gathers: bool
 ) -> list[subprocess.Popen[str]]:
     """So many processes, with all ranks but the last in them, and one more for that alone."""
     last = max(doors)

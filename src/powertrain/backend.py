@@ -38,7 +38,7 @@ TORCH_PRELOAD = (
 
 @dataclass(frozen=True)
 class WorkerMetadata:
-    """Where a worker lives, under the names Ray Train's backends read."""
+    """The location of a worker, under the names that Ray Train's backends read."""
 
     node_id: str
     #: The address under which other nodes of the run reach the worker's node.
@@ -92,9 +92,9 @@ class WorkerGroup(Protocol):
 
 
 class Backend:
-    """What a framework needs done in its workers. Override what applies; a hook left out does nothing."""
+    """A framework's hooks in its workers. Override those that apply; the others do nothing."""
 
-    #: Ray Train's. Here every worker sees all GPUs of the run on its node, whatever this says.
+    #: Ray Train's. Without effect here: every worker sees all GPUs of the run on its node.
     share_cuda_visible_devices: bool = False
 
     def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
@@ -108,7 +108,7 @@ class Backend:
 
 
 class BackendConfig:
-    """What a framework needs set up on the workers before training. Subclass it with a ``backend_cls``.
+    """A framework's settings for its workers. Subclass it with a ``backend_cls``.
 
     It is a plain class, so a subclass may be anything: a dataclass, frozen or not, or one with its own
     ``__init__``.
@@ -117,9 +117,9 @@ class BackendConfig:
     #: False where no worker needs torch: the process that workers are forked from then does not load it.
     uses_torch: ClassVar[bool] = True
     #: Modules that workers need: the process that they are forked from imports them once, in this order. An entry
-    #: "package.module:function" is called there as well. Only what may be forked afterwards: a module that starts
-    #: threads or opens a GPU when it is imported does not belong here. Entries that cannot be imported are skipped.
-    #: None leaves the choice to ``uses_torch``. Not an attribute of the backend, whose module may import the framework.
+    #: "package.module:function" is called there as well. Only modules that are safe to fork: none that starts threads
+    #: or opens a GPU when it is imported. Entries that cannot be imported are skipped. None leaves the choice to
+    #: ``uses_torch``. Not an attribute of the backend, whose module may import the framework.
     preload: ClassVar[Sequence[str] | None] = None
 
     @property
@@ -129,13 +129,13 @@ class BackendConfig:
 
 
 def preload_of(config: BackendConfig) -> tuple[str, ...]:
-    """Return what the process imports that the workers of a backend are forked from.
+    """Return the modules for the process from which the workers of a backend are forked.
 
     Raises:
         ConfigError: ``preload`` is not a sequence of texts.
     """
     if config.preload is None:
-        # The base class does not say which framework its workers use: the one that is loaded here.
+        # The base class does not name its workers' framework: use the one that is loaded here.
         is_used = "torch" in sys.modules if type(config) is BackendConfig else config.uses_torch
         return TORCH_PRELOAD if is_used else ()
     preload = (config.preload,) if isinstance(config.preload, str) else tuple(config.preload)
@@ -148,5 +148,5 @@ def preload_of(config: BackendConfig) -> tuple[str, ...]:
 
 
 def first_calls_here() -> tuple[str, ...]:
-    """Return what a fork of this process calls first, for frameworks that are loaded here already."""
+    """Return the first calls in a fork of this process, for frameworks that are loaded here already."""
     return ("powertrain.torch.warming:use_one_thread",) if "torch" in sys.modules else ()

@@ -1,8 +1,8 @@
-"""The core of a fork server: a process with one thread that imports what its children need, forks them, and waits.
+"""The core of a fork server: a process with one thread that imports its children's modules, forks them, and waits.
 
 The warm server of the engines (:mod:`powertrain.engine.local.server`) and the process pool of datasets
-(:mod:`powertrain.data.operations.pool`) are made of it. They differ in what they are told, in what they fork, and in
-how they end it.
+(:mod:`powertrain.data.operations.pool`) are made of it. They differ in their commands, their children, and the way they
+end them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def preload(entries: Iterable[str], *, with_calls: bool = True) -> None:
 
     Args:
         entries: Names of modules; the function of an entry "package.module:function" is called, too.
-        with_calls: Whether functions are called.
+        with_calls: False skips the functions.
     """
     for entry in entries:
         module, _, function = entry.partition(":")
@@ -76,7 +76,7 @@ def exit_descriptor(pid: int) -> int:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of what its descendants leave behind."""
+    """Make this process the parent of its descendants' orphans."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -92,7 +92,7 @@ def _prctl(option: int, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Readiness:
-    """What a server was woken by."""
+    """The events that woke a server."""
 
     has_command: bool
     is_orphaned: bool
@@ -100,7 +100,7 @@ class Readiness:
 
 
 class ForkServer:
-    """What a server waits for, and how it forks.
+    """The waiting and forking of a server.
 
     It waits for commands, for the end of its owner and for that of its children. The owner is watched by a descriptor
     of its process as well: a child of the owner that inherited the socket would keep that open.
@@ -149,7 +149,7 @@ class ForkServer:
         """
         server = os.getpid()
         with warnings.catch_warnings():
-            # Python warns of native threads. Those that mere imports have started mend themselves after a fork.
+            # Python warns about native threads. Those started by imports recover by themselves after a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:

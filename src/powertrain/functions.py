@@ -1,4 +1,4 @@
-"""The user's function before it travels: is its shape right, can it be pickled, what will a traceback need."""
+"""Checks of the user's function before it is sent: its signature, its pickle, and sources for tracebacks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_shape(function: Any, argument: str = "train_loop_per_worker") -> None:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return  # some builtins have no signature; the call will tell
+        return  # some builtins have no signature; the call checks the arguments
     by_name = [p.name for p in parameters if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
     if by_name:
         raise TrainFunctionError(
@@ -51,7 +51,7 @@ def pickle_function(
     argument: str = "train_loop_per_worker",
     config_argument: str = "train_loop_config",
 ) -> bytes:
-    """(function, config) as bytes; raises :class:`TrainFunctionError` naming what cannot be pickled."""
+    """Pickle (function, config); raises :class:`TrainFunctionError` naming the object that cannot be pickled."""
     try:
         with by_value_where_needed(function):
             data: bytes = cloudpickle.dumps((function, config))
@@ -65,14 +65,14 @@ def pickle_function(
 
 
 def script_directory() -> str:
-    """Where the script lies whose process this is, unless that is where it was started; "" where there is no script."""
+    """Return the directory of this process's script; "" without a script, or where it is the launch directory."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     directory = os.path.dirname(os.path.abspath(script)) if script else ""
     return directory if directory in sys.path and directory != os.getcwd() else ""
 
 
 def sources_only_here() -> dict[str, str]:
-    """Text of every "file" that only this process has, by name: a notebook's cells, what was typed at a prompt.
+    """Return the text of every "file" that only this process has, by name: a notebook's cells, input at a prompt.
 
     All of them, because an error may come from any that the training function reaches.
     """
@@ -103,7 +103,7 @@ def _inside_partials(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _importable(module: Any) -> bool:
-    """True when a fresh process would find this very module by its name."""
+    """Return True when a fresh process would find this very module by its name."""
     origin = getattr(module, "__file__", None)
     if origin is None:
         return getattr(module, "__spec__", None) is not None  # built in, or made by hand
@@ -112,7 +112,7 @@ def _importable(module: Any) -> bool:
 
 
 def _origin_on_path(name: str) -> str | None:
-    """The file an import of ``name`` would read, found without importing and without what is loaded already."""
+    """Return the file that an import of ``name`` would read, without importing and without using loaded modules."""
     locations: list[str] | None = None
     spec = None
     parts = name.split(".")
@@ -134,7 +134,7 @@ def _find(name: str, locations: list[str] | None) -> Any:
 
 
 def _culprit(function: Callable[..., Any], config: Any, config_argument: str) -> str:
-    """The first object the function reaches, or the config holds, that cannot be pickled by itself."""
+    """Return the first object the function reaches, or the config holds, that cannot be pickled by itself."""
     for where, value in _reached(function, config, config_argument):
         try:
             cloudpickle.dumps(value)

@@ -36,7 +36,7 @@ from powertrain.values.arguments import as_flag, as_seconds, as_text_keys, plain
 
 ENTRY = "powertrain.tasks:run_task"
 
-#: What ``ray.init`` takes beyond the names below. They describe a cluster to start, and there is none to start here.
+#: Options of ``ray.init`` beyond the names below. They describe a cluster to start, and there is none to start here.
 _OPTIONS_OF_A_CLUSTER = frozenset(
     {
         *("num_cpus", "num_gpus", "labels", "object_store_memory", "local_mode", "job_config", "namespace"),
@@ -50,13 +50,13 @@ _OPTIONS_OF_A_CLUSTER = frozenset(
     }
 )
 
-#: Of those, what describes the machine that Ray would be started on: nodes of a running cluster have been described.
+#: Of those, the options about the machine on which Ray would be started: nodes of a running cluster have them already.
 _OPTIONS_OF_A_MACHINE = frozenset({"num_cpus", "num_gpus", "labels", "object_store_memory"})
 _lock = threading.Lock()
 _initialized = False
-#: Whether ``init`` was called for a Ray cluster, and whether it is what connected this process to it.
+#: True when ``init`` was called for a Ray cluster; and when it connected this process to it.
 _on_ray = _connected_here = False
-#: True when ``init`` was told to stay on this machine, whatever the environment says.
+#: True when ``init`` was called with "local", whatever the environment has.
 _stays_here = False
 _resources: dict[str, float] = {}
 
@@ -68,8 +68,9 @@ def init(
     ignore_reinit_error: bool = False,
     **options: Any,
 ) -> None:
-    """Accepts what ``ray.init`` accepts. With an address, or where ``RAY_ADDRESS`` names one, runs and tasks go to that
-    Ray cluster; without one there is nothing to connect to on one machine. ``"local"`` stays on this machine.
+    """Initialise with the options of ``ray.init``. With an address, or where ``RAY_ADDRESS`` names one, runs and tasks
+    go to that Ray cluster; without one there is nothing to connect to on one machine. ``"local"`` stays on this
+    machine.
 
     ``resources`` declares custom resources of this machine. Other options describe a cluster to start; there is none
     to start here, so they are accepted and have no part in a local run. A name that ``ray.init`` does not have is
@@ -78,7 +79,7 @@ def init(
     global _initialized, _on_ray, _connected_here, _stays_here
     if unknown := sorted(options.keys() - _OPTIONS_OF_A_CLUSTER):
         raise ConfigError(
-            f"init() has no option {', '.join(map(repr, unknown))}. It takes what ray.init takes; check the spelling."
+            f"init() has no option {', '.join(map(repr, unknown))}. It takes ray.init's options; check the spelling."
         )
     if address is not None and not isinstance(address, str):
         raise ArgumentError(
@@ -103,7 +104,8 @@ def init(
 
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
-    """Custom resources in the form that is published to the other processes; refuses values that are no amount."""
+    """Return custom resources in the form that is published to the other processes; refuses values that are no
+    amount."""
     for name, amount in resources.items():
         if name in ("CPU", "GPU"):
             raise ConfigError(
@@ -131,7 +133,7 @@ def _refuse_description_of_a_machine(options: Mapping[str, Any]) -> None:
 
 
 def shutdown() -> None:
-    """Forget what ``init`` declared, and leave the cluster if it is ``init`` that connected to it."""
+    """Undo ``init``: forget its declarations, and leave the cluster if ``init`` connected to it."""
     global _initialized, _on_ray, _connected_here, _stays_here
     with _lock:
         if _connected_here and "ray" in sys.modules:
@@ -157,35 +159,35 @@ def connect_to_ray(address: str | None = None, **options: Any) -> None:
 
 
 def is_on_ray() -> bool:
-    """True when this process is connected to a Ray cluster, or its environment names one."""
+    """Return True when this process is connected to a Ray cluster, or its environment names one."""
     named = os.environ.get("RAY_ADDRESS", "") not in ("", "local")
     return _is_connected() or (named and not _stays_here)
 
 
 def _is_connected() -> bool:
-    """Whether Ray is initialised in this process, by whomever. Looking does not load Ray."""
+    """Return True when Ray is initialised in this process. Does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(getattr(ray, "is_initialized", bool)())
 
 
 def _ray() -> Any:
-    """The module ``ray``, in a process that is connected to a cluster by then."""
+    """Return the module ``ray``, in a process that is connected to a cluster by then."""
     connect_to_ray()
     return sys.modules["ray"]
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a connection, as ``ray.init`` takes them beside an address."""
+    """Return options of a connection, as ``ray.init`` takes them beside an address."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def is_initialized() -> bool:
-    """True after ``init``, and in a process that is connected to a Ray cluster by other means."""
+    """Return True after ``init``, and in a process that is connected to a Ray cluster by other means."""
     return _is_connected() or (_initialized and not _on_ray)
 
 
 def declared_resources() -> dict[str, float]:
-    """Custom resources that ``init`` declared."""
+    """Return custom resources that ``init`` declared."""
     return dict(_resources)
 
 
@@ -202,7 +204,7 @@ class RemoteFunction:
         self.__doc__ = function.__doc__
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Start it; returns at once, with an :class:`ObjectRef` or, on a cluster, with what Ray returns."""
+        """Start the task; return at once, with an :class:`ObjectRef` or, on a cluster, with Ray's reference."""
         if is_on_ray():
             return self._as_rays(_ray()).remote(*args, **kwargs)
         meaning = call_options.of_a_task(self._options, self.__name__)
@@ -214,11 +216,11 @@ class RemoteFunction:
         return ObjectRef(cloudpickle.dumps((self._function, args, kwargs)), meaning.shape, title, meaning.env)
 
     def options(self, **options: Any) -> RemoteFunction:
-        """The same function with other options in place of those it has, and the rest of them."""
+        """Return the same function with other options in place of those it has, and the rest of them."""
         return RemoteFunction(self._function, {**self._options, **options})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_of_ray": None}  # whoever gets it makes its own
+        return {**self.__dict__, "_of_ray": None}  # each process makes its own
 
     def _as_rays(self, ray: Any) -> Any:
         if self._of_ray is None:  # it is sent to the cluster once, not with each call
@@ -286,7 +288,7 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
     """End an actor now. Calls that it has not answered fail.
 
     Args:
-        actor: What ``remote`` of a class has returned.
+        actor: The handle that ``remote`` of a class has returned.
         no_restart: As in Ray, for actors of a cluster.
     """
     from powertrain.calls import actors
@@ -314,9 +316,9 @@ def wait(
     """Wait until some tasks have ended.
 
     Args:
-        refs: What ``remote`` or :func:`put` has returned, each once.
-        num_returns: How many to wait for.
-        timeout: Seconds after which those that are done by then are returned; None for no limit.
+        refs: References from ``remote`` or :func:`put`, each once.
+        num_returns: The number of tasks to wait for.
+        timeout: Seconds after which the finished ones are returned; None for no limit.
         fetch_local: As in Ray; without effect on one machine.
 
     Returns:
@@ -344,7 +346,7 @@ def wait(
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:
-    """The value of a task, or the values of several: what ``remote`` has returned, Ray's own references among it.
+    """Return the value of a task, or the values of several, given references from ``remote`` or from Ray.
 
     ``timeout`` is in seconds, for all of them together. Raises :class:`~powertrain.errors.TaskError` if one failed,
     which is of the class of its exception too where this process has that; ``TimeoutError`` if one takes longer.
@@ -367,14 +369,14 @@ def _values(refs: Sequence[Any], timeout: float | None) -> list[Any]:
 
 
 def _values_from_ray(refs: Sequence[Any], timeout: float | None) -> list[Any]:
-    """What Ray's references stand for, all fetched at once."""
+    """Return the values of Ray's references, all fetched at once."""
     if not refs:
         return []
     ray = sys.modules.get("ray")
     strange = [ref for ref in refs if ray is None or not isinstance(ref, ray.ObjectRef)]
     if strange:
         raise ArgumentError(
-            f"get() takes what remote() has returned, or a list of that, and was given a {type(strange[0]).__name__}."
+            f"get() takes a reference from remote(), or a list of them, and was given a {type(strange[0]).__name__}."
         )
     assert ray is not None
     try:
@@ -398,16 +400,16 @@ class ObjectRef(Reference):
         env: Mapping[str, str] | None = None,
         awaited: Sequence[Reference] = (),
     ) -> None:
-        """``call`` is the pickled call, or gives it once those that are ``awaited`` are done."""
+        """Create the task. ``call`` is the pickled call, or returns it once the ``awaited`` tasks are done."""
         from powertrain.engine.local.engine import LocalEngine
         from powertrain.engine.local.runtime_directories import make_runtime_directory
         from powertrain.engine.local.warm_server import server_of_call
 
         super().__init__(name)
-        #: What it waits for before it can start, in words.
+        #: The reason for its wait before the start.
         self._waits_for = ""
         self._env = dict(env or {})
-        self._cwd = os.getcwd()  # of now: it may have to wait, and the script goes on
+        self._cwd = os.getcwd()  # of now: it may have to wait while the script continues
         self._server = server_of_call()
         self._engine = LocalEngine(self._server, declared_resources())
         self._engine.start(self._event, self._print)
@@ -482,7 +484,7 @@ class ObjectRef(Reference):
 
 
 def run_task(payload: bytes) -> int:
-    """In the new process: call the function and leave its value where it was asked for."""
+    """Call the function in the new process, and leave its value at the requested place."""
     path, call = pickle.loads(payload)
     try:
         function, args, kwargs = pickle.loads(call)

@@ -1,4 +1,4 @@
-"""DataParallelTrainer: ``fit`` makes a spec of what was asked, picks an engine, and runs the controller."""
+"""DataParallelTrainer: ``fit`` makes a spec of the request, picks an engine, and runs the controller."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from powertrain.driver.engines import pick_engine
 from powertrain.driver.preparing import check_request
 from powertrain.driver.request import TrainRequest
 from powertrain.driver.resume import (
-    ask_for_datasets,
-    ask_for_variables,
     existing_run,
+    require_datasets,
+    require_variables,
     split_run_path,
 )
 from powertrain.errors import (
@@ -45,13 +45,13 @@ _TrainerT = TypeVar("_TrainerT", bound="DataParallelTrainer")
 
 
 class DataParallelTrainer:
-    """Runs one function on every worker. Framework-neutral: ``backend_config`` names what connects the workers.
+    """Runs one function on every worker. Framework-neutral: ``backend_config`` connects the workers.
 
     Everything is checked here, before any process starts; then the process that workers are forked from begins to
     warm up, so that it is ready by the time ``fit`` needs it.
     """
 
-    #: What the argument for the backend's config is called.
+    #: The name of the argument for the backend's config.
     _backend_argument = "backend_config"
 
     def __init__(
@@ -104,7 +104,7 @@ class DataParallelTrainer:
 
     @property
     def scaling_config(self) -> ScalingConfig:
-        """How many workers, with which resources; ``engine`` is the one that was picked."""
+        """The number of workers and their resources; ``engine`` is the chosen one."""
         return self._request.scaling
 
     @scaling_config.setter
@@ -113,7 +113,7 @@ class DataParallelTrainer:
 
     @property
     def run_config(self) -> RunConfig:
-        """Name, storage and the rest of what the run was given."""
+        """Name, storage and the other settings of the run."""
         return self._request.run
 
     @run_config.setter
@@ -129,10 +129,10 @@ class DataParallelTrainer:
         storage_filesystem: Any = None,
         **changes: Any,
     ) -> _TrainerT:
-        """A trainer that goes on with the run at ``path``, which is ``storage_path/name``.
+        """Return a trainer that continues the run at ``path``, which is ``storage_path/name``.
 
-        It is made as the run's own trainer was, with ``changes`` in place of what was given then. What the run keeps
-        of its trainer is only used if this user wrote it on this machine; otherwise, give the function and configs.
+        It is made as the run's own trainer was, with ``changes`` in place of the original arguments. The arguments kept
+        in the run are only used if this user wrote them on this machine; otherwise, give the function and configs.
         """
         from powertrain.driver import blueprint
 
@@ -140,8 +140,8 @@ class DataParallelTrainer:
         arguments: dict[str, Any] = {}
         if train_loop_per_worker is None:
             arguments = blueprint.load(storage)
-            ask_for_variables(arguments.pop("needs_env", []), changes)
-            ask_for_datasets(arguments.pop("needs_datasets", []), changes)
+            require_variables(arguments.pop("needs_env", []), changes)
+            require_datasets(arguments.pop("needs_datasets", []), changes)
         else:
             changes["train_loop_per_worker"] = train_loop_per_worker
         arguments |= changes
@@ -154,7 +154,7 @@ class DataParallelTrainer:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
-        """True when there is a run at ``path`` that :meth:`restore` can go on with."""
+        """Return True when there is a run at ``path`` that :meth:`restore` can continue."""
         try:
             existing_run(path, storage_filesystem)
         except (ConfigError, StorageError, OSError):
@@ -164,9 +164,8 @@ class DataParallelTrainer:
     def fit(self) -> Result:
         """Train to the end. Raises :class:`~powertrain.errors.TrainingFailedError` when training fails.
 
-        Workers see the script as it is now: its modules, with what was set and patched in them. Where this process
-        cannot be forked, because it has threads or an open GPU, workers import modules from their files; a line says
-        so.
+        Workers see the script as it is now: its modules, with their settings and patches. Where this process cannot be
+        forked, because it has threads or an open GPU, workers import modules from their files, with a warning.
         """
         refuse_second_run_of_script()
         if self._request.traits.has_launcher:

@@ -524,7 +524,7 @@ def test_a_missing_file_or_empty_directory_is_found(storage: Storage, tmp_path: 
         verify(storage, manifest)
     told: list[str] = []
     assert newest_verified(storage, told.append) is None
-    assert "there is none to go on from" in told[-1]
+    assert "there is none to resume from" in told[-1]
 
 
 def test_remote_storage_that_does_not_answer_is_no_damage(storage: Storage, tmp_path: Path) -> None:

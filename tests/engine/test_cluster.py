@@ -447,7 +447,7 @@ GIB = 2.0**30
             [node("a", GPU_NODE, {"GPU": 1}), node("b", GPU_NODE, {"GPU": 1})],
             SlotShape(cpus=0, gpus=2),
             1,
-            r"; what is free lies in pieces that hold no more: a \(1 GPU\) and b \(1 GPU\)$",
+            r"; the free resources are fragmented: a \(1 GPU\) and b \(1 GPU\)$",
         ),
         ([BUSY], IN_A, 1, "; no node has the labels zone=a$"),
         (

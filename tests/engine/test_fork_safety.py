@@ -87,7 +87,7 @@ def test_a_fork_waits_until_no_thread_of_powertrain_is_at_work() -> None:
 def test_a_thread_of_powertrain_that_goes_on_working_makes_a_fork_unsafe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forking, "_QUIET_WITHIN_S", 0.01)
+    monkeypatch.setattr(forking, "_QUIET_TIMEOUT_S", 0.01)
     with forking.working(), forking.quiet() as trouble:
         assert trouble == "a thread of Powertrain is at work"
     with forking.quiet() as trouble:

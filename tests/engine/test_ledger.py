@@ -517,22 +517,22 @@ def test_a_reason_that_was_found_before_the_end_of_waiting_is_not_told_after_it(
 ) -> None:
     told: list[str] = []
     waiting = ledgers._Waiting(request("a"), lambda gpus: None, told.append)
-    waiting.say("first")
+    waiting.report("first")
     waiting.due = 0.0
     end(waiting)
-    waiting.say("second")
+    waiting.report("second")
     assert told == ["first"]
 
 
 def test_a_file_whose_process_is_ending_is_looked_at_again_soon_and_then_less_and_less() -> None:
     closing = ledgers._Closing()
     quiet = closing.pause({"a", "b"})
-    closing.told({"a"})
+    closing.add({"a"})
     pauses = [closing.pause({"a", "b"}) for _ in range(20)]
     assert pauses[0] < 0.01, "the kernel lets go of the lock in a moment"
     assert sorted(pauses) == pauses
     assert pauses[-1] == quiet, "somebody else may hold it on"
-    closing.told({"b"})
+    closing.add({"b"})
     assert closing.pause({"a", "b"}) == pauses[0]
     assert closing.pause(set()) == quiet
 
@@ -566,8 +566,8 @@ def test_the_room_of_one_is_not_what_another_process_waits_for(book: Book, elsew
 def test_a_holder_that_dies_is_noticed_without_looking_again_and_again(
     book: Book, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledgers, "LOOK_EVERY", 10 * PATIENCE)
-    monkeypatch.setattr(ledgers, "_LOOK_AT_LEAST_EVERY", 10 * PATIENCE)
+    monkeypatch.setattr(ledgers, "POLL_INTERVAL_S", 10 * PATIENCE)
+    monkeypatch.setattr(ledgers, "_MAX_POLL_INTERVAL_S", 10 * PATIENCE)
     with process(HOLD_BOTH, root) as holder:
         book.claim("mine", 2)
         holder.send_signal(signal.SIGKILL)
@@ -609,7 +609,7 @@ def test_what_was_lent_is_free_as_soon_as_it_is_given_back(book: Book, elsewhere
 def test_without_inotify_changes_are_found_by_looking_and_that_is_said(
     book: Book, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledgers, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(ledgers, "POLL_INTERVAL_S", 0.02)
 
     def refuse() -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -674,7 +674,7 @@ def test_a_ticket_that_nobody_understands_keeps_its_number_and_holds_up_nobody(
 def test_a_disk_that_is_full_when_it_is_ones_turn_is_waited_for_and_told(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledgers, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(ledgers, "POLL_INTERVAL_S", 0.02)
     book.claim("holder", 2)
     book.claim("mine", 1)
     with monkeypatch.context() as patch:

@@ -37,7 +37,7 @@ from powertrain.version import __version__
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.from_node import NodeReady, ProcessEnded, ProcessOutput, ProcessSeen, ProcessStarted
 from powertrain.wire.hub import Hub
-from powertrain.wire.keys import Door, KeyPair, Received
+from powertrain.wire.keys import ConnectionInfo, KeyPair, Received
 from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
 from powertrain.worker.checkpoints.row_mark import RowMark
 
@@ -51,7 +51,7 @@ from powertrain.wire.link import Link
 from powertrain.engine.ray.node.spec import NodeSpec
 from powertrain.engine.ray.node import agent as node
 
-node.FENCED_AFTER, Link.REACH_WITHIN = float(sys.argv[1]), float(sys.argv[2])
+node.FENCE_TIMEOUT_S, Link.REACH_TIMEOUT_S = float(sys.argv[1]), float(sys.argv[2])
 
 def take():
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
@@ -516,7 +516,7 @@ def proof(tmp_path: Path, content: bytes | None) -> tuple[NodeSpec, Any]:
     if content is not None:
         storage.put(node_storage.proof_key("note"), content)
     spec = NodeSpec(
-        door=Door(endpoint="", hub_key=b"", keys=KeyPair(b"", b"")),
+        door=ConnectionInfo(endpoint="", hub_key=b"", keys=KeyPair(b"", b"")),
         version="",
         token="",
         runtime_dir="",
@@ -538,10 +538,10 @@ def test_a_node_with_another_storage_says_so(tmp_path: Path) -> None:
     spec, storage = proof(tmp_path, None)
     assert (
         node_storage.prove_storage(spec)
-        == f"it does not see what the driver has just written to the storage {storage.uri}"
+        == f"it does not see the file that the driver has just written to the storage {storage.uri}"
     )
     spec, storage = proof(tmp_path, b"the note of another run")
-    assert "is not what the driver has just written there" in node_storage.prove_storage(spec)
+    assert "differs from the one that the driver has just written" in node_storage.prove_storage(spec)
 
 
 def test_a_node_that_cannot_write_to_the_storage_says_why(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def without_ray(environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
     environment.setattr(ray, "init", init)
     environment.setattr(ray, "is_initialized", lambda: False)
-    environment.setattr(client, "_ANSWERS_WITHIN", 0.5)
+    environment.setattr(client, "_REPLY_TIMEOUT_S", 0.5)
     return environment
 
 
@@ -56,10 +56,10 @@ def unused_port() -> Iterator[int]:
 def test_who_only_asks_joins_no_cluster_that_it_has_left() -> None:
     """Ray joins one, or starts one, with whatever it is asked; and an engine may be about to ask when its process
     leaves. The first test of this file: later ones are connected."""
-    with client.only_asking():
+    with client.without_joining():
         with pytest.raises(Exception, match=r"^(?!Ray was asked)."):
             ray.nodes()
-        with client.only_asking(), pytest.raises(Exception, match=r"^(?!Ray was asked)."):
+        with client.without_joining(), pytest.raises(Exception, match=r"^(?!Ray was asked)."):
             ray.util.placement_group([{"CPU": 1}])
         with pytest.raises(Exception, match=r"^(?!Ray was asked)."):
             ray.put(1)
@@ -101,7 +101,7 @@ def test_an_address_of_the_environment_is_named_as_such(without_ray: pytest.Monk
 
 
 def test_a_head_that_is_just_starting_is_waited_for(without_ray: pytest.MonkeyPatch) -> None:
-    without_ray.setattr(client, "_ANSWERS_WITHIN", 30.0)
+    without_ray.setattr(client, "_REPLY_TIMEOUT_S", 30.0)
     with socket.socket() as head:
         head.bind(("", 0))
         address = f"localhost:{head.getsockname()[1]}"

@@ -288,7 +288,7 @@ def test_a_process_that_leaves_the_cluster_while_ray_answers_loses_its_slots(
     from powertrain.engine.ray import client as ray_client
     from powertrain.engine.ray import engine as ray_module
 
-    monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)
+    monkeypatch.setattr(ray_client, "_STOP_TIMEOUT_S", 0.5)
     stage = start()
     [slot] = stage.slots(1)
     asked, answered = threading.Event(), threading.Event()
@@ -318,8 +318,8 @@ def test_a_head_that_does_not_answer_keeps_no_loss_and_no_end_waiting(
     from powertrain.engine.ray import agents
     from powertrain.engine.ray import client as ray_client
 
-    monkeypatch.setattr(agents, "LOST_AFTER", 3.0)
-    monkeypatch.setattr(ray_client, "_STOPS_WITHIN", 0.5)
+    monkeypatch.setattr(agents, "LOST_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(ray_client, "_STOP_TIMEOUT_S", 0.5)
     lost = node()
     stage = start()
     [slot] = stage.slots(1, of_nodes())

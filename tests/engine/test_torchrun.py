@@ -43,7 +43,7 @@ def store(patch: pytest.MonkeyPatch) -> list[Any]:
     }.items():
         patch.setenv(name, value)
     patch.setattr(torchrun, "_fits", 0)
-    patch.setattr(torchrun, "_LOOK_EVERY", timedelta(seconds=0.1))
+    patch.setattr(torchrun, "_POLL_INTERVAL", timedelta(seconds=0.1))
     holder = [hosted]
     del hosted
     return holder
@@ -84,7 +84,7 @@ def test_a_restart_finds_the_name_that_its_fit_had(patch: pytest.MonkeyPatch) ->
 def test_a_rank_that_never_joins_is_an_error(
     engine: torchrun.TorchrunEngine, patch: pytest.MonkeyPatch
 ) -> None:
-    patch.setattr(torchrun, "_JOIN_WITHIN", timedelta(seconds=0.2))
+    patch.setattr(torchrun, "_JOIN_TIMEOUT", timedelta(seconds=0.2))
     engine.request(2, SlotShape())
     with pytest.raises(EngineError, match=r"Rank 1 did not join") as error:
         engine.serve()

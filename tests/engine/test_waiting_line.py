@@ -12,7 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.examples import scaled
 
 from powertrain.engine.base import SlotShape
-from powertrain.engine.local.waiting_line import QueuePosition, Wish, contend, places, reason, room, shares
+from powertrain.engine.local.waiting_line import (
+    QueuePosition,
+    ResourceRequest,
+    contend,
+    places,
+    reason,
+    room,
+    shares,
+)
 from powertrain.engine.resources import Holding, Machine, missing
 
 LICENSES = 3.0
@@ -34,8 +42,8 @@ def machine(gpus: str, cores: frozenset[int] = frozenset()) -> Machine:
 ALL, LEFT, RIGHT = machine("abcd"), machine("ab"), machine("bcd")
 
 
-def wish(seen: Machine = ALL, pid: int = 1, run: str = "run x", **wanted: float) -> Wish:
-    return Wish(run=run, host="here", pid=pid, wanted=wanted, machine=seen)
+def wish(seen: Machine = ALL, pid: int = 1, run: str = "run x", **wanted: float) -> ResourceRequest:
+    return ResourceRequest(run=run, host="here", pid=pid, wanted=wanted, machine=seen)
 
 
 def holding(run: str, pid: int, gpus: str = "", **amounts: float) -> Holding:
@@ -43,7 +51,7 @@ def holding(run: str, pid: int, gpus: str = "", **amounts: float) -> Holding:
 
 
 @st.composite
-def wishes(draw: Any) -> Wish:
+def wishes(draw: Any) -> ResourceRequest:
     """What the machine could give if it were empty."""
     seen = draw(st.sampled_from([ALL, LEFT, RIGHT]))
     amounts = {
@@ -52,7 +60,7 @@ def wishes(draw: Any) -> Wish:
         "other": draw(st.integers(0, 1)),
     }
     wanted = {name: float(amount) for name, amount in amounts.items() if amount} or {"GPU": 1.0}
-    return Wish(run="run", host="here", pid=draw(st.integers(1, 3)), wanted=wanted, machine=seen)
+    return ResourceRequest(run="run", host="here", pid=draw(st.integers(1, 3)), wanted=wanted, machine=seen)
 
 
 class Line(RuleBasedStateMachine):
@@ -61,10 +69,10 @@ class Line(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.held: list[Holding] = []
-        self.line: list[Wish] = []
+        self.line: list[ResourceRequest] = []
 
     @rule(new=wishes())
-    def come(self, new: Wish) -> None:
+    def come(self, new: ResourceRequest) -> None:
         self.line.append(new)
 
     @precondition(lambda self: self.held)

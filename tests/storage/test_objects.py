@@ -245,8 +245,8 @@ def test_a_missing_bucket_is_named_by_the_probe(s3: S3Server) -> None:
 def test_the_probe_of_an_unreachable_endpoint_gives_up_soon(
     proxy: Proxy, spoil: Callable[[Proxy], None], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert opening.PROBE_SECONDS <= 10  # whatever sync_timeout is
-    monkeypatch.setattr(opening, "PROBE_SECONDS", 1.5)
+    assert opening.PROBE_TIMEOUT_S <= 10  # whatever sync_timeout is
+    monkeypatch.setattr(opening, "PROBE_TIMEOUT_S", 1.5)
     spoil(proxy)
     began = time.monotonic()
     with pytest.raises(StorageError, match=rf"cannot be written: .*{says}.*Check the endpoint"):

@@ -36,7 +36,7 @@ def test_a_worker_whose_node_was_given_up_commits_nothing_although_it_lives_and_
 ) -> None:
     from powertrain.engine.ray import agents
 
-    monkeypatch.setattr(agents, "LOST_AFTER", 6.0)
+    monkeypatch.setattr(agents, "LOST_TIMEOUT_S", 6.0)
     trainer = fits.trainer(
         clustered.reports_until_told, workers=(1, 2), name="fenced", train_loop_config={"pace": 0.1}
     )

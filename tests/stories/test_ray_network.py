@@ -116,8 +116,8 @@ def test_a_node_with_another_storage_is_refused_by_its_name_before_training(fits
     outcome = story.outcome_of(trainer.fit)
     assert outcome["raised"] == "ResourceError", outcome
     assert outcome["message"].startswith(
-        f"The node {nodes.far.name} cannot take part in the run: it does not see what the driver has just written to "
-        "the storage "
+        f"The node {nodes.far.name} cannot take part in the run: it does not see the file that the driver has "
+        "just written to the storage "
     )
     assert "set RunConfig(storage_path=...) to a shared file system or an object store" in outcome["message"]
     assert not (nodes.storage / "not-shared" / "probe").exists()
@@ -130,7 +130,7 @@ def test_a_node_that_cannot_reach_the_run_is_refused_with_the_address_it_tried(
     hurried = tmp_path / "hurried"
     hurried.mkdir()
     (hurried / "sitecustomize.py").write_text(
-        "from powertrain.wire.link import Link\nLink.REACH_WITHIN = 6.0\n"
+        "from powertrain.wire.link import Link\nLink.REACH_TIMEOUT_S = 6.0\n"
     )
     port = free_port()
     trainer = fits.trainer(
@@ -229,7 +229,7 @@ def test_a_network_that_is_cut_for_four_seconds_changes_nothing(fits: Any, nodes
 def test_a_network_that_stays_cut_ends_that_node_before_the_run_goes_on_without_it(
     fits: Any, nodes: Nodes
 ) -> None:
-    from powertrain.engine.ray.agents import LOST_AFTER
+    from powertrain.engine.ray.agents import LOST_TIMEOUT_S
 
     trainer = fits.trainer(
         clustered.reports_until_told,
@@ -246,7 +246,7 @@ def test_a_network_that_stays_cut_ends_that_node_before_the_run_goes_on_without_
         cut = time.time()
         nodes.network.cut(nodes.far)
         again = run.fact(fits, "cut", ev.AttemptStarted, attempt=1)
-        assert again.time - cut < LOST_AFTER + 15.0
+        assert again.time - cut < LOST_TIMEOUT_S + 15.0
         assert not psutil.pid_exists(place["pid"]), "nobody works on for a run that goes on elsewhere"
         assert not psutil.pid_exists(place["server"])
         nodes.network.heal(nodes.far)

@@ -32,7 +32,7 @@ from powertrain.testing.engine_contract import Stage
 from powertrain.torch import TorchTrainer
 from powertrain.wire.from_worker import Noted
 from powertrain.wire.hub import Hub
-from powertrain.wire.keys import Door, KeyPair
+from powertrain.wire.keys import ConnectionInfo, KeyPair
 from powertrain.wire.link import Link
 
 pytest.importorskip("ray")
@@ -137,7 +137,7 @@ def test_a_run_of_fixed_size_says_what_is_missing_and_goes_on_with_the_slots_tha
 ) -> None:
     from powertrain.engine.ray import placing
 
-    monkeypatch.setattr(placing, "_STARTS_WITHIN", 1.0)
+    monkeypatch.setattr(placing, "_START_TIMEOUT_S", 1.0)
     trainer = trainer_of(
         fits,
         clustered.reports_until_told,
@@ -361,7 +361,7 @@ class OpenHub(Hub):
         super().__init__(*arguments, **options)
         self.made.append(self)
 
-    def admit(self, *arguments: Any, **options: Any) -> Door:
+    def admit(self, *arguments: Any, **options: Any) -> ConnectionInfo:
         door = super().admit(*arguments, **options)
         self.admitted.add(door.keys.public)
         return door
@@ -397,9 +397,9 @@ def test_two_runs_share_a_cluster_and_neither_hears_what_is_not_its_own(
 def intrude(first: OpenHub, second: OpenHub) -> None:
     """Try to talk to a run without keys, with keys of one's own, and with those that another run gave out."""
     message = [Noted(message="let me in")]
-    strange = Door(endpoint=first.endpoint, hub_key=first.keys.public, keys=KeyPair.new())
-    of_another = Door(endpoint=first.endpoint, hub_key=first.keys.public, keys=second.admit().keys)
-    wrong_hub = Door(endpoint=first.endpoint, hub_key=second.keys.public, keys=KeyPair.new())
+    strange = ConnectionInfo(endpoint=first.endpoint, hub_key=first.keys.public, keys=KeyPair.new())
+    of_another = ConnectionInfo(endpoint=first.endpoint, hub_key=first.keys.public, keys=second.admit().keys)
+    wrong_hub = ConnectionInfo(endpoint=first.endpoint, hub_key=second.keys.public, keys=KeyPair.new())
     for door in (strange, of_another, wrong_hub):
         link = Link(door, 0, 0)
         link.send(message, 0, 0)

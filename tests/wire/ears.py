@@ -15,7 +15,7 @@ from powertrain.wire.envelope import Envelope, FromController, FromWorker
 from powertrain.wire.from_controller import Ack
 from powertrain.wire.from_worker import Noted
 from powertrain.wire.hub import Hub
-from powertrain.wire.keys import Door, Received
+from powertrain.wire.keys import ConnectionInfo, Received
 from powertrain.wire.link import Link
 
 PATIENCE = 30.0
@@ -89,7 +89,7 @@ class Ear:
 links: list[Link] = []
 
 
-def connect(door: Door, rank: int, attempt: int) -> Link:
+def connect(door: ConnectionInfo, rank: int, attempt: int) -> Link:
     """A link that is closed after the test, however the test ends."""
     link = Link(door, rank, attempt)
     links.append(link)
@@ -131,7 +131,7 @@ def frame(number: int, body: bytes, ends: int = 1) -> bytes:
 class RawClient:
     """A socket with good keys that sends whatever a test likes."""
 
-    def __init__(self, door: Door, routing_id: bytes = b"") -> None:
+    def __init__(self, door: ConnectionInfo, routing_id: bytes = b"") -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0

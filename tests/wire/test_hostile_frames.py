@@ -26,7 +26,7 @@ from powertrain.wire.frames import Gathering
 from powertrain.wire.from_controller import MessageRefused, Train
 from powertrain.wire.from_node import ProcessEnded
 from powertrain.wire.from_worker import Arrived, Beat, Carried, Executed, Hello, Noted, Outcome, Telemetry
-from powertrain.wire.keys import Door, KeyPair, Received
+from powertrain.wire.keys import ConnectionInfo, KeyPair, Received
 from powertrain.wire.values import ErrorReport, FilePart, Point
 
 FUZZED = settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -247,7 +247,7 @@ def test_a_message_for_which_there_is_no_memory_is_refused_and_may_come_again(
         ear.wait_until(lambda: bool(ear.rejected))
         client.socket.send(envelope(1))
         ear.wait_until(lambda: len(ear.received) == 2)
-    assert "There is no memory left for a message of" in ear.rejected[0]
+    assert "No memory is left for a message of" in ear.rejected[0]
     honest.goes_on()
 
 
@@ -347,11 +347,11 @@ def test_nothing_of_a_stranger_is_decoded(ear: Ear, decoded: list[bytes], kind: 
 
 def test_a_link_that_is_not_let_in_stands_in_nobodys_way(ear: Ear) -> None:
     keys = KeyPair.new()
-    link = connect(Door(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=keys), 0, 0)
+    link = connect(ConnectionInfo(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=keys), 0, 0)
     pump(link, lambda: not link._socket.poll(20, zmq.POLLOUT))
     for _ in range(link.WINDOW):
         link.send(note("let me in"), 0, 0)
-    link.RESEND_AFTER = 0.0
+    link.RESEND_INTERVAL_S = 0.0
     pump(link, lambda: link.silence > 0.05)
     assert not link.settled
     assert ear.done == []

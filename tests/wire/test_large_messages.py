@@ -92,7 +92,7 @@ def test_there_is_no_room_for_more_while_a_long_message_is_under_way(ear: Ear) -
 def test_a_long_message_survives_the_loss_of_its_connection(ear: Ear) -> None:
     door = ear.hub.admit()
     link = connect(door, 0, 0)
-    link.RESEND_AFTER = 0.02
+    link.RESEND_INTERVAL_S = 0.02
     ear.acknowledges = False  # so that what comes after the first batch is taken and not acknowledged
     link.send(note("first"), 0, 0)
     value = bytes(range(256)) * 28
@@ -136,7 +136,7 @@ def test_long_commands_arrive_in_order_also_over_a_new_connection(ear: Ear) -> N
         got += link.poll(1.0)[0]
     link._socket.disconnect(door.endpoint)
     link._socket.connect(door.endpoint)
-    link.RESEND_AFTER = 0.02
+    link.RESEND_INTERVAL_S = 0.02
     link.send(note("again"), 0, 0)
     got += pump(link, lambda: link.settled)
     while len(got) < 3:

@@ -18,7 +18,7 @@ from tests.wire.ears import PATIENCE, Ear, connect, note, pump
 
 from powertrain.wire import hub
 from powertrain.wire.connections import UnprovenConnections
-from powertrain.wire.keys import Door, KeyPair
+from powertrain.wire.keys import ConnectionInfo, KeyPair
 
 STRANGERS, FILES, RANKS = 5_000, 2_048, 12
 #: Files that the listening process has open beside its connections.
@@ -98,7 +98,9 @@ def test_five_thousand_idle_connections_use_up_no_files_and_keep_no_rank_out() -
             for rank, (public, secret) in enumerate(door["keys"]):
                 keys = KeyPair(public.encode(), secret.encode())
                 link = connect(
-                    Door(endpoint=door["endpoint"], hub_key=door["key"].encode(), keys=keys), rank, 0
+                    ConnectionInfo(endpoint=door["endpoint"], hub_key=door["key"].encode(), keys=keys),
+                    rank,
+                    0,
                 )
                 link.send(note("here"), 0, 0)
                 pump(link, lambda link=link: link.settled)  # type: ignore[misc]

@@ -26,7 +26,7 @@ from powertrain.wire import frames
 from powertrain.wire.envelope import FromController
 from powertrain.wire.from_controller import Dismissed, Hold, RowClosed, Train
 from powertrain.wire.from_worker import Noted
-from powertrain.wire.keys import Door, KeyPair
+from powertrain.wire.keys import ConnectionInfo, KeyPair
 from powertrain.wire.link import Link
 from powertrain.wire.values import Point
 
@@ -34,7 +34,9 @@ from powertrain.wire.values import Point
 
 
 def test_a_link_with_an_unknown_key_is_never_heard(ear: Ear) -> None:
-    stranger = connect(Door(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=KeyPair.new()), 0, 0)
+    stranger = connect(
+        ConnectionInfo(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=KeyPair.new()), 0, 0
+    )
     friend = connect(ear.hub.admit(), 0, 0)
     try:
         stranger.send(note("let me in"), 0, 0)
@@ -88,7 +90,7 @@ def test_the_controller_may_admit_a_key_that_was_made_elsewhere(ear: Ear) -> Non
     keys = KeyPair.new()
     door = ear.hub.admit(keys.public)
     assert door.keys.secret == b""
-    link = connect(Door(endpoint=door.endpoint, hub_key=door.hub_key, keys=keys), 0, 0)
+    link = connect(ConnectionInfo(endpoint=door.endpoint, hub_key=door.hub_key, keys=keys), 0, 0)
     link.send(note("own key"), 0, 0)
     ear.wait_until(lambda: ear.notes() == ["own key"])
     link.close()
@@ -199,14 +201,14 @@ def test_nothing_is_lost_while_the_hub_reads_slowly(ear: Ear) -> None:
 def test_what_is_not_acknowledged_is_sent_again_and_delivered_once(ear: Ear) -> None:
     ear.reads.clear()
     link = connect(ear.hub.admit(), 0, 0)
-    link.RESEND_AFTER = 0.0
+    link.RESEND_INTERVAL_S = 0.0
     for number in range(3):
         link.send(note(str(number)), 0, 0)
     for _ in range(5):  # each poll sends all of it again
         link.poll(0.002)
     ear.reads.set()
     pump(link, lambda: link.settled)
-    link.RESEND_AFTER = 60.0
+    link.RESEND_INTERVAL_S = 60.0
     link.send(note("last"), 0, 0)
     pump(link, lambda: link.settled)
     assert ear.notes() == ["0", "1", "2", "last"]

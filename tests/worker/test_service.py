@@ -13,7 +13,7 @@ from powertrain.wire.envelope import Envelope, FromController, FromWorker
 from powertrain.wire.from_controller import Dismissed, Execute, Goto, Hold, Opened, RowClosed, Train
 from powertrain.wire.from_worker import Arrived, Beat, Held, Noted, Outcome
 from powertrain.wire.hub import Hub
-from powertrain.wire.keys import Door, KeyPair, Received
+from powertrain.wire.keys import ConnectionInfo, KeyPair, Received
 from powertrain.wire.link import Link
 from powertrain.wire.values import Point
 from powertrain.worker.progress import BoundaryCrossing, Gate, Progress
@@ -157,7 +157,9 @@ def test_close_sends_what_is_queued_and_waits_for_its_acknowledgement(
 
 
 def test_close_gives_up_after_its_timeout_when_nobody_listens(directory: str, gate: Gate) -> None:
-    door = Door(endpoint=f"ipc://{directory}/nobody", hub_key=KeyPair.new().public, keys=KeyPair.new())
+    door = ConnectionInfo(
+        endpoint=f"ipc://{directory}/nobody", hub_key=KeyPair.new().public, keys=KeyPair.new()
+    )
     service = Service(door, 0, 0, gate, Progress())
     service.post(point(1))
     service.close(timeout=0.05)

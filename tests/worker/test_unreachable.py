@@ -18,7 +18,7 @@ from powertrain.run.workers import placement
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.wire.from_worker import Noted
 from powertrain.wire.hub import Hub
-from powertrain.wire.keys import Door, KeyPair
+from powertrain.wire.keys import ConnectionInfo, KeyPair
 from powertrain.wire.link import Link
 from powertrain.worker.main import UNREACHABLE, WorkerSpec
 from powertrain.worker.place import Place
@@ -30,10 +30,10 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Link, "REACH_WITHIN", 0.1)
+    monkeypatch.setattr(Link, "REACH_TIMEOUT_S", 0.1)
 
 
-def door_to_nobody() -> Door:
+def door_to_nobody() -> ConnectionInfo:
     """Where a run was that is gone."""
     hub = Hub("127.0.0.1", lambda _: None)
     door = hub.admit()
@@ -64,7 +64,7 @@ def test_a_link_without_anybody_at_the_other_end_says_why(link_to_nobody: Link) 
 
 def test_a_link_to_a_socket_file_that_is_gone_says_why(at_once: None) -> None:
     keys = KeyPair.new()
-    link = Link(Door(endpoint="ipc:///tmp/nobody-is-here", hub_key=keys.public, keys=keys), 0, 0)
+    link = Link(ConnectionInfo(endpoint="ipc:///tmp/nobody-is-here", hub_key=keys.public, keys=keys), 0, 0)
     try:
         assert until_told(link) == "No such file or directory"
     finally:
@@ -75,7 +75,9 @@ def test_a_run_that_takes_the_connection_and_does_not_answer_is_waited_for(at_on
     """Such as one whose process was stopped for a while."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         keys = KeyPair.new()
-        door = Door(endpoint=f"tcp://127.0.0.1:{silent.getsockname()[1]}", hub_key=keys.public, keys=keys)
+        door = ConnectionInfo(
+            endpoint=f"tcp://127.0.0.1:{silent.getsockname()[1]}", hub_key=keys.public, keys=keys
+        )
         link = Link(door, 0, 0)
         try:
             assert until_told(link, 0.5) == ""
@@ -100,7 +102,7 @@ def test_a_run_that_has_answered_once_is_not_looked_for_again(at_once: None) -> 
 
 
 def test_silence_grows_however_often_everything_is_sent_again(link_to_nobody: Link) -> None:
-    link_to_nobody.RESEND_AFTER = 0.02
+    link_to_nobody.RESEND_INTERVAL_S = 0.02
     assert link_to_nobody.silence == 0.0
     link_to_nobody.send([Noted(message="hello?")], 0, 0)
     deadline = time.monotonic() + 0.4
@@ -125,7 +127,7 @@ _RANK = """
 import sys
 from powertrain.wire.link import Link
 from powertrain.worker import main
-Link.REACH_WITHIN = 0.2
+Link.REACH_TIMEOUT_S = 0.2
 sys.exit(main.run(sys.stdin.buffer.read()))
 """
 

@@ -4,8 +4,8 @@ Calls begin in the order in which they come, and are made as in Ray:
 
 - one after the other, in the main thread of the process;
 - with ``max_concurrency`` above 1 in so many threads;
-- where the class has coroutines in one event loop, at most ``max_concurrency`` of them at once, 1000 if nothing else
-  was said. Its other methods are called in that loop too, and keep it waiting.
+- where the class has coroutines in one event loop, at most ``max_concurrency`` of them at once, 1000 by default. Its
+  other methods are called in that loop too, and block it.
 
 Clients connect to a Unix socket in a directory that only this user can enter, and prove a key. Calls and results are
 pickled, because no other user can connect.
@@ -40,9 +40,9 @@ _USUAL_FOR_COROUTINES = 1000
 
 
 class ActorSpec(NamedTuple):
-    """What the process needs."""
+    """The start arguments of the process."""
 
-    #: Where clients connect, the key that they prove, and where the owner waits to hear that they can connect.
+    #: The address for clients, the key that they prove, and the address at which the owner waits for readiness.
     address: str
     key: bytes
     ready: str
@@ -53,7 +53,7 @@ class ActorSpec(NamedTuple):
 
 
 class MethodCall(NamedTuple):
-    """A method call of a client. A method "" asks the process to end after the calls before it."""
+    """A method call of a client. A method "" ends the process after the calls before it."""
 
     number: int
     method: str
@@ -99,7 +99,7 @@ class _OneAfterTheOther:
     """Calls methods in this thread."""
 
     def __init__(self, actor: Any, problem: bytes) -> None:
-        """``problem`` is the answer to every call of an object that could not be made."""
+        """Create the caller. ``problem`` is the reply to every call of an object that could not be made."""
         self._actor, self._problem = actor, problem
 
     def __enter__(self) -> _OneAfterTheOther:
@@ -216,7 +216,7 @@ def _called(actor: Any, call: MethodCall) -> bytes:
 
 
 async def _awaited(actor: Any, call: MethodCall) -> bytes:
-    """The same in an event loop."""
+    """Call a method in an event loop."""
     try:
         value = _value_of(actor, call)
         return _pickled(await value if inspect.isawaitable(value) else value)

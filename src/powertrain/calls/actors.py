@@ -68,7 +68,7 @@ class ActorMethod:
     """A method of an actor."""
 
     def __init__(self, handle: ActorHandle, client: ActorClient, title: str, method: str) -> None:
-        self._handle = handle  # the actor lives as long as it
+        self._handle = handle  # keeps the actor alive
         self._client, self._title, self._method = client, title, method
 
     def remote(self, *args: Any, **kwargs: Any) -> Reference:
@@ -77,10 +77,10 @@ class ActorMethod:
         return self._client.call(self._title, self._method, cloudpickle.dumps(values))
 
     def options(self, **options: Any) -> ActorMethod:
-        """Return the method itself: Ray's options of a call have no effect on one machine, and one line says so.
+        """Return the method itself: Ray's options of a call have no effect on one machine, which is logged once.
 
         Raises:
-            ConfigError: Ray has no such option, or it would change what the call gives.
+            ConfigError: Ray has no such option, or it would change the result of the call.
         """
         check_method(options, self._title)
         return self
@@ -103,7 +103,7 @@ class ActorClient:
         self._pid = os.getpid()
 
     def address(self) -> tuple[str, bytes]:
-        """Where the actor is and its key; waits until others can connect."""
+        """Return the actor's address and key, once others can connect."""
         raise NotImplementedError
 
     def call(self, title: str, method: str, arguments: bytes) -> Reference:
@@ -111,7 +111,7 @@ class ActorClient:
         if os.getpid() != self._pid:
             raise TaskError(
                 f"{title} was called in a process that was forked from the one that has the handle. Pass the handle to "
-                "it instead: it connects then by itself."
+                "it instead: then it connects by itself."
             )
         reference = Reference(title)
         with self._lock:
@@ -124,7 +124,7 @@ class ActorClient:
         return reference
 
     def _send(self, data: bytes) -> None:
-        """With the lock held. What cannot be sent is answered when the connection is found broken."""
+        """Send a call, with the lock held. Unsent calls fail when the broken connection is detected."""
         if self._connection is None:
             self._unsent.append(data)
             return
@@ -132,7 +132,7 @@ class ActorClient:
             self._connection.send_bytes(data)
 
     def serve(self, address: str, key: bytes) -> None:
-        """Connect, send what waits, and give out answers until the connection ends."""
+        """Connect, send the queued calls, and hand out replies until the connection ends."""
         with working():
             connection = self._connect(address, key)
         if connection is None:
@@ -151,7 +151,7 @@ class ActorClient:
             self.fail(reason)
 
     def _connect(self, address: str, key: bytes) -> Connection | None:
-        """Connect and send what waits; None where there is nothing to connect to."""
+        """Connect and send the queued calls; return None where the actor is gone."""
         try:
             connection: Connection = Client(address, "AF_UNIX", authkey=key)
         except (OSError, EOFError, AuthenticationError):
@@ -164,7 +164,7 @@ class ActorClient:
         return connection
 
     def reason(self) -> str:
-        """Why there is no answer, once the connection has ended."""
+        """Return the reason for a missing reply, once the connection has ended."""
         return _GONE
 
     def fail(self, problem: str) -> None:
@@ -192,7 +192,7 @@ class ActorOwner(ActorClient):
     """Starts an actor's process, and ends it."""
 
     def __init__(self, name: str, call: bytes, meaning: Meaning, resources: Mapping[str, float]) -> None:
-        """Raises :class:`ResourceError` where the machine does not have what was asked for."""
+        """Raises :class:`ResourceError` where the machine does not have the requested resources."""
         from powertrain.engine.local.engine import LocalEngine
         from powertrain.engine.local.runtime_directories import make_runtime_directory
         from powertrain.engine.local.warm_server import server_of_call
@@ -240,7 +240,7 @@ class ActorOwner(ActorClient):
         return os.getpid() == self._pid
 
     def reason(self) -> str:
-        self._exited.wait()  # the engine always says how it ended
+        self._exited.wait()  # the engine always reports the end
         return self._why
 
     def leave(self) -> None:
@@ -256,7 +256,7 @@ class ActorOwner(ActorClient):
         self.close()
 
     def close(self) -> None:
-        """End whatever is left of it."""
+        """End the actor's processes."""
         from powertrain.engine.local.runtime_directories import remove_runtime_directory
         from powertrain.engine.local.warm_server import end_server_of_call
 
@@ -362,7 +362,7 @@ def kill(handle: ActorHandle) -> None:
 
 
 def methods_of(kind: type) -> frozenset[str]:
-    """The public methods of a class."""
+    """Return the public methods of a class."""
     return frozenset(name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name)))
 
 

@@ -17,7 +17,7 @@ from powertrain.values.exceptions import ExceptionData, data_of, derived, named_
 
 
 class Failure(NamedTuple):
-    """What a call sends in place of a value."""
+    """The failure that a call sends in place of a value."""
 
     traceback: str
     data: ExceptionData | None
@@ -25,7 +25,7 @@ class Failure(NamedTuple):
 
 def failed(error: BaseException) -> bytes:
     """Return ``(False, Failure)``, pickled; while ``error`` is being handled."""
-    # A call that failed because another did, whose value it asked for, has the class of that failure.
+    # A call that failed because of another call, whose value it requested, has the class of that failure.
     named = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     pickled: bytes = cloudpickle.dumps((False, Failure(traceback.format_exc(), _as_data(named))))
     return pickled
@@ -48,10 +48,10 @@ def caused_by(message: str, cause: BaseException | None, data: ExceptionData | N
         message: Its text.
         cause: The exception that was raised in the call. One that ends processes, such as ``SystemExit``, or whose
             class cannot be derived from, gives a plain TaskError.
-        data: ``cause`` as data, where it is there already.
+        data: ``cause`` as data, if available already.
     """
     error = TaskError(message)
-    # What ends a process there must not end this one.
+    # An exception that ends a process there must not end this one.
     can_be_caught = isinstance(cause, Exception) and not isinstance(cause, (SystemExit, KeyboardInterrupt))
     if can_be_caught and not isinstance(error, type(cause)):
         try:

@@ -1,7 +1,7 @@
-"""Options of ``remote``: which of Ray's hold on one machine, which have no effect there, which are refused.
+"""Ray's options of ``remote``: supported, without effect, or refused on one machine.
 
-An option without effect is accepted, and one line says so the first time. What would change values is refused: a
-program that was given something else than it asked for would not notice.
+An option without effect is accepted, with a warning the first time. An option that would change values is refused: a
+program would not notice that it got another result.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WITHOUT_EFFECT_FOR_A_METHOD = {
     "_generator_backpressure_num_objects": _BACKPRESSURE,
     "_num_objects_per_yield": _BACKPRESSURE,
 }
-#: Values of these that ask for what happens anyway.
+#: Values of these that request the default behaviour.
 _AS_IT_IS: dict[str, tuple[Any, ...]] = {
     "placement_group": ("default",),
     "placement_group_bundle_index": (-1,),
@@ -90,7 +90,7 @@ _said: set[str] = set()
 
 
 class Meaning(NamedTuple):
-    """What options come to on one machine."""
+    """The effect of options on one machine."""
 
     shape: base.SlotShape
     #: Environment variables of the process.
@@ -111,21 +111,21 @@ def check_names(options: Mapping[str, Any], known: Iterable[str], of: str) -> No
 
 
 def of_a_task(options: Mapping[str, Any], name: str) -> Meaning:
-    """Return what the options of a remote function mean here.
+    """Return the effect of the options of a remote function.
 
     Raises:
-        ConfigError: One of them would change what the function gives, or is no amount.
+        ConfigError: One of them would change the function's result, or is not an amount.
     """
     _one_value(options, name)
-    _say_without_effect(options, _WITHOUT_EFFECT | _WITHOUT_EFFECT_FOR_A_TASK, name)
+    _warn_without_effect(options, _WITHOUT_EFFECT | _WITHOUT_EFFECT_FOR_A_TASK, name)
     return Meaning(shape_of(options), _variables(options.get("runtime_env"), name))
 
 
 def of_an_actor(options: Mapping[str, Any], name: str) -> Meaning:
-    """Return what the options of a remote class mean here.
+    """Return the effect of the options of a remote class.
 
     Raises:
-        ConfigError: One of them would change what the actor does, or is no amount.
+        ConfigError: One of them would change the actor's behaviour, or is not an amount.
     """
     if options.get("get_if_exists"):
         raise ConfigError(
@@ -139,9 +139,9 @@ def of_an_actor(options: Mapping[str, Any], name: str) -> Meaning:
             f"{name}.options(lifetime={shorten(lifetime)}) is not a lifetime. Give 'detached', 'non_detached' or None."
         )
     why = {"name": "an actor is reached through its handle"}
-    _say_without_effect(options, _WITHOUT_EFFECT | _WITHOUT_EFFECT_FOR_AN_ACTOR | why, name)
+    _warn_without_effect(options, _WITHOUT_EFFECT | _WITHOUT_EFFECT_FOR_AN_ACTOR | why, name)
     return Meaning(
-        # As in Ray, an actor that asks for nothing reserves nothing: it waits most of the time.
+        # As in Ray, an actor without requested resources reserves none: it waits most of the time.
         shape_of({"num_cpus": 0, **options}),
         _variables(options.get("runtime_env"), name),
         _calls_at_once(options.get("max_concurrency"), name),
@@ -153,11 +153,11 @@ def check_method(options: Mapping[str, Any], name: str) -> None:
     """Check the options of one call of an actor's method: none has an effect on one machine."""
     check_names(options, OF_A_METHOD, f"{name}.options()")
     _one_value(options, name)
-    _say_without_effect(options, _WITHOUT_EFFECT_FOR_A_METHOD, name)
+    _warn_without_effect(options, _WITHOUT_EFFECT_FOR_A_METHOD, name)
 
 
 def shape_of(options: Mapping[str, Any]) -> base.SlotShape:
-    """Return what has to be free for a process to start."""
+    """Return the resources that a process needs to start."""
     num_cpus, num_gpus = options.get("num_cpus"), options.get("num_gpus")
     return base.SlotShape(
         cpus=_amount(num_cpus, "num_cpus") if num_cpus is not None else 1.0,
@@ -170,7 +170,7 @@ def shape_of(options: Mapping[str, Any]) -> base.SlotShape:
     )
 
 
-def _say_without_effect(options: Mapping[str, Any], reasons: Mapping[str, str], name: str) -> None:
+def _warn_without_effect(options: Mapping[str, Any], reasons: Mapping[str, str], name: str) -> None:
     found = [
         f"{option} ({reasons[option]})"
         for option, value in options.items()
@@ -183,7 +183,7 @@ def _say_without_effect(options: Mapping[str, Any], reasons: Mapping[str, str], 
 
 
 def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
-    """Whether it is one of these, by type too: ``==`` of a value of the user's own may do anything."""
+    """Return True when it is one of these, by type too: ``==`` of a user's own value may do anything."""
     return any(type(value) is type(one) and value == one for one in values)
 
 
@@ -228,7 +228,7 @@ def _calls_at_once(given: Any, name: str) -> int | None:
 
 
 def _amount(value: Any, option: str) -> float:
-    """A finite number that is not below 0; whole numbers stay such."""
+    """Return a finite number that is not below 0; whole numbers stay such."""
     amount = plain_scalar(value)
     is_number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
     if is_number and 0 <= amount < _MOST_OF_A_RESOURCE:

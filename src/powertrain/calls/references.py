@@ -32,7 +32,7 @@ class Reference:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is a value, or never will be one."""
+        """Return True when there is a value, or never will be one."""
         return self._done.is_set()
 
     def result(self, timeout: float | None = None) -> Any:
@@ -58,18 +58,19 @@ class Reference:
         self._done.wait()
 
     def settle(self, result: bytes | None, problem: str = "") -> None:
-        """Set the outcome: ``(True, value)`` or ``(False, Failure)``, pickled; None and why where there is none."""
+        """Set the outcome: ``(True, value)`` or ``(False, Failure)``, pickled; None and the reason where there is
+        none."""
         self._result, self._problem = result, problem
         with _any_done:
             self._done.set()
             _any_done.notify_all()
 
     def _why_late(self) -> str:
-        """What it waits for before it can start, as the end of a sentence."""
+        """Return the reason for its wait before the start, as the end of a sentence."""
         return ""
 
     def __reduce__(self) -> Any:
-        """A copy of the value, for a function that is called with the reference inside of another object."""
+        """Return a copy of the value, for a function that is called with the reference inside of another object."""
         return (PutReference.of, (self.result(),))
 
 

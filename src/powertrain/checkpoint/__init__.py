@@ -1,4 +1,4 @@
-"""Checkpoints as values, what "committed" means, and which to keep. Importing this does not import torch."""
+"""Checkpoints as values, their commit protocol, and their retention. Importing this does not import torch."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 ::
 
     {tmp}/powertrain-{uid}/checkpoints/
-      3f…9a.lock     held while somebody enters or leaves
+      3f…9a.lock     held while a user enters or leaves
       3f…9a.part/    a download under way, by the holder of the lock
-      3f…9a/         a whole one; whoever uses it holds a shared lock on the directory
+      3f…9a/         a complete copy; each user holds a shared lock on the directory
 
-The last user to leave removes the copy. Locks go with their process, so what a killed one left is found unlocked,
-and the next to come removes it.
+The last user to leave removes the copy. Locks end with their process, so copies of a killed one are found unlocked, and
+the next user removes them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _AT_ONCE = 8
 def download(storage: Storage, target: str | Path, *, shown: str) -> None:
     """Write the checkpoint that lies in ``storage`` into ``target``, without Powertrain's own files.
 
-    Where there is a manifest, only what it lists is fetched, and all of it must be as it was committed. Raises
+    Where there is a manifest, only its files are fetched, and all must be as committed. Raises
     :class:`CheckpointError`, which calls the checkpoint ``shown``; a name that leads out is refused first.
     """
     entries = storage.list()
@@ -64,7 +64,7 @@ def download(storage: Storage, target: str | Path, *, shown: str) -> None:
 
 
 def _wanted(storage: Storage, entries: list[Entry], shown: str) -> tuple[list[ManifestFile], bytes]:
-    """What belongs to the checkpoint, and its metadata where that was changed after the commit."""
+    """Return the checkpoint's files, and its metadata where it was changed after the commit."""
     names = {entry.key for entry in entries}
     manifest = next((name for name in MANIFEST_NAMES if name in names), "")
     data = storage.get(manifest, limit=LARGE_RECORD_BYTES_LIMIT) if manifest else b""
@@ -82,7 +82,7 @@ def _wanted(storage: Storage, entries: list[Entry], shown: str) -> tuple[list[Ma
 
 
 def later_metadata(storage: Storage, shown: str) -> bytes:
-    """The JSON of the metadata that was set after the commit; ``FileNotFoundError`` where none was."""
+    """Return the JSON of the metadata that was set after the commit; ``FileNotFoundError`` where none was."""
     data = storage.get(LATER_METADATA_NAME, limit=LARGE_RECORD_BYTES_LIMIT)
     return str(mf.unseal(data, f"The metadata of {shown}").get("metadata", "{}")).encode()
 
@@ -109,7 +109,7 @@ def _fetch(storage: Storage, file: ManifestFile, top: Path, shown: str) -> None:
 
 @contextmanager
 def shared_copy(storage: Storage, *, shown: str) -> Iterator[str]:
-    """The checkpoint in ``storage`` as a local directory for as long as the context lasts."""
+    """Yield the checkpoint in ``storage`` as a local directory that lasts for the context."""
     if sys.platform == "win32":
         with tempfile.TemporaryDirectory(prefix="powertrain-checkpoint-") as private:
             download(storage, private, shown=shown)
@@ -140,7 +140,7 @@ def shared_copy(storage: Storage, *, shown: str) -> Iterator[str]:
 
 
 def _identity(storage: Storage) -> str:
-    """A name for the content: another one once a different checkpoint lies at the same address."""
+    """Return a name for the content: another one once a different checkpoint lies at the same address."""
     entries = storage.list()
     what = hashlib.sha256(
         f"{storage.uri}\n{os.path.realpath(tempfile.gettempdir())}".encode(errors="surrogateescape")
@@ -168,7 +168,9 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[Path]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if _is_same_file(descriptor, path):  # else it was unlinked while we waited, and locks nobody out
+            if _is_same_file(
+                descriptor, path
+            ):  # else it was unlinked while we waited, and excludes no other process
                 yield path
                 return
         finally:
@@ -183,7 +185,7 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def _remove_if_unused(place: Path) -> bool:
-    """Remove a copy unless somebody uses it. Its lock is held."""
+    """Remove a copy unless it is in use. Its lock is held."""
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -199,7 +201,7 @@ def _remove_if_unused(place: Path) -> bool:
 
 
 def _remove_unused(root: Path, *, besides: Path) -> None:
-    """Remove what processes that are gone left behind."""
+    """Remove the copies of dead processes."""
     for lock in root.glob("*.lock"):
         place = lock.with_suffix("")
         if place == besides:

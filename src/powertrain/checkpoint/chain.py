@@ -1,4 +1,4 @@
-"""The commit chain: what keeps a controller that was taken over from committing.
+"""The commit chain, which fences a controller that was taken over from committing.
 
 Every commit first claims the next link, ``commits/{n:08d}``, with put-if-absent; a link names the lease of its
 controller and the checkpoint. Then the manifest is put, if absent too. A controller commits one checkpoint after
@@ -7,16 +7,16 @@ the other, so of all its links only the last can still lack its manifest.
 Taking over works on the same chain, in two steps that can fall anywhere between those of the other:
 
 1. If the last link names a checkpoint without a manifest, a void manifest is put there. Either it wins, and the
-   manifest of the one who claimed the link can never be put; or it loses, and that checkpoint is committed.
-2. The next link is claimed for the new lease, naming no checkpoint. If the other claimed it first, back to 1.
+manifest of the link's owner can never be put; or it loses, and that checkpoint is committed. 2. The next link is
+claimed for the new lease, naming no checkpoint. If the other claimed it first, back to 1.
 
 After that the other's next claim fails, for its next number is taken: it is fenced, however long it was frozen
 and wherever. Links are never removed, because a number that became free again could be claimed again.
 
 All of that relies on numbers that only grow. Where the whole directory was removed under a live controller, a second
 start begins with lease 1 again. So each link also carries the random token of its lease, and a controller whose last
-link is no longer there, or that finds a link of its own lease with another token, reads ``lease/NNNN``: only the
-one whose token is there goes on. Links of older versions carry no token, and are taken for what their lease says.
+link is no longer there, or that finds a link of its own lease with another token, reads ``lease/NNNN``: only the owner
+of the token there continues. Links of older versions carry no token, and are identified by their lease.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Chain:
         Args:
             storage: The run's own.
             lease: The number of the lease.
-            token: Its random token, which tells it from a lease of the same number in a directory that was removed.
+            token: Its random token, which distinguishes it from a lease of the same number in a removed directory.
 
         Raises:
             FencedError: A later lease can commit already, or this one is no longer in the storage.
@@ -105,7 +105,7 @@ class Chain:
         """Claim a link for ``manifest`` and put it; returns it as it was put. Its files are all durable before.
 
         Raises :class:`FencedError` after a takeover and :class:`CheckpointError` where the name is taken. After an
-        ``OSError`` it is unknown whether it was committed; committing the same name again, or another, finds out.
+        ``OSError`` it is unknown whether it was committed; the next commit, of any name, resolves that.
         """
         if self._fenced is not None:
             raise self._fenced
@@ -134,15 +134,15 @@ class Chain:
         return self._put_manifest(msgspec.structs.replace(manifest, lease=self.lease, link=self.head))
 
     def _claim_for(self, checkpoint: str, parent: str) -> None:
-        """Claim the next link. One that lies there and is nobody else's is a claim of ours whose answer was lost."""
+        """Claim the next link. An existing one of no other lease is a claim of ours whose reply was lost."""
         link = ChainLink(lease=self.lease, checkpoint=checkpoint, parent=parent, token=self.token)
         while not _claim(self._storage, self.head + 1, link):
             taken = _read_taken(self._storage, self.head + 1)
             if taken.lease > self.lease:
                 raise _fenced(self._storage, self.lease, taken.lease)
             if _is_foreign(taken, self.lease, self.token):
-                # Of a controller whose directory was removed, and who is fenced by that. Its name is not voided: our
-                # own checkpoints have the same names.
+                # Of a controller that is fenced because its directory was removed. Its name is not voided: our own
+                # checkpoints have the same names.
                 refuse_if_removed(self._storage, self.lease, self.token)
             elif taken.checkpoint == checkpoint:
                 break
@@ -165,7 +165,7 @@ class Chain:
             refuse_if_removed(self._storage, self.lease, self.token)
 
     def _refuse_if_taken_over(self) -> None:
-        """Who has the next link has seen to it that the manifest of ours cannot be put; say so before trying."""
+        """Raise before trying to put a manifest that the owner of the next link has blocked."""
         try:
             later = _read(self._storage, self.head + 1)
         except FileNotFoundError:
@@ -200,7 +200,7 @@ class Chain:
             raise
 
     def _same_commit(self, found: bytes, manifest: Manifest) -> Manifest:
-        """What was found in place of ``manifest`` if it is an earlier try of the same commit."""
+        """Return the manifest found in place of ``manifest`` if it is an earlier try of the same commit."""
         try:
             existing = mf.decode(found, f"The manifest of {manifest.name!r}")
         except CheckpointError as error:
@@ -213,12 +213,12 @@ class Chain:
 
 
 def manifest_key(checkpoint: str) -> str:
-    """Where the manifest of a checkpoint lies."""
+    """Return the key of a checkpoint's manifest."""
     return f"checkpoints/{checkpoint}/{MANIFEST_NAME}"
 
 
 def old_manifest_key(checkpoint: str) -> str:
-    """Where the manifest of a checkpoint of version 0.1 lies."""
+    """Return the key of the manifest of a checkpoint of version 0.1."""
     return f"checkpoints/{checkpoint}/{OLD_MANIFEST_NAME}"
 
 
@@ -231,10 +231,10 @@ def already_committed(storage: Storage, name: str) -> CheckpointError:
 
 
 def tag_for(storage: Storage, lease: int) -> str:
-    """What sets the names of this lease's checkpoints apart: "" when every earlier holder gave its lease back.
+    """Return the suffix for the names of this lease's checkpoints: "" when every earlier holder released its lease.
 
-    One that did not may only be frozen. When it wakes, its uploader goes on writing files under the names it
-    knows, so those names are not used again.
+    A holder that did not may only be frozen. When it wakes, its uploader continues to write files under its names, so
+    those names are not used again.
     """
     names = {entry.key.removeprefix("lease/") for entry in storage.list("lease")}
     earlier = [name for name in names if re.fullmatch(r"[0-9]{4,9}", name) and int(name) < lease]
@@ -249,7 +249,7 @@ def _key(number: int) -> str:
 
 
 def _number(key: str) -> int:
-    """The number of a link; 0 for a file whose name no link has."""
+    """Return the number of a link; 0 for a file whose name no link has."""
     name = key.removeprefix(f"{_TOP}/")
     number = int(name) if re.fullmatch(r"[0-9]{8,18}", name) else 0
     return number if number <= _LARGEST else 0
@@ -272,7 +272,7 @@ def _hash_of(link: ChainLink) -> str:
 
 
 def _read(storage: Storage, number: int) -> ChainLink:
-    """A link; one of the lease :data:`_UNREADABLE` where its content is damaged."""
+    """Return a link; one of the lease :data:`_UNREADABLE` where its content is damaged."""
     try:
         link = msgspec.json.decode(storage.get(_key(number), limit=RECORD_BYTES_LIMIT), type=ChainLink)
         if link.check in ("", _hash_of(link)) and 0 <= link.lease <= _LARGEST_LEASE:
@@ -285,7 +285,7 @@ def _read(storage: Storage, number: int) -> ChainLink:
 
 
 def _read_taken(storage: Storage, number: int) -> ChainLink:
-    """The link of a number that could not be claimed; raises :class:`CheckpointError` for one that is no link."""
+    """Return the link of a number that could not be claimed; raises :class:`CheckpointError` for an invalid link."""
     try:
         return _read(storage, number)
     except FileNotFoundError as error:
@@ -301,7 +301,7 @@ def _check_name(checkpoint: str) -> None:
 
 
 def _is_foreign(link: ChainLink, lease: int, token: str) -> bool:
-    """True for a link of the same lease number that another controller has claimed."""
+    """Return True for a link of the same lease number that another controller has claimed."""
     return link.lease == lease and bool(link.token) and bool(token) and link.token != token
 
 
@@ -315,7 +315,7 @@ def refuse_if_removed(storage: Storage, lease: int, token: str) -> None:
             f"this controller (lease {lease}) cannot commit any more. Start the run again."
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return  # cut short by a crash of the machine: it says nothing about who holds the run
+        return  # truncated by a crash of the machine: it does not identify the holder
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
@@ -325,7 +325,8 @@ def refuse_if_removed(storage: Storage, lease: int, token: str) -> None:
 
 
 def _has_old_manifest(storage: Storage, checkpoint: str) -> bool:
-    """True for a checkpoint that version 0.1 has settled: a void manifest beside its own would undo the commit."""
+    """Return True for a checkpoint that version 0.1 has settled: a void manifest beside its own would undo the
+    commit."""
     key = old_manifest_key(checkpoint)
     return any(entry.key == key for entry in storage.list(key.rpartition("/")[0]))
 
@@ -346,7 +347,7 @@ def _fenced(storage: Storage, lease: int, by: int) -> FencedError:
 
 
 def _holder(storage: Storage, lease: int) -> str:
-    """The holder of a lease as its file describes it."""
+    """Return the holder of a lease as its file describes it."""
     try:
         holder = msgspec.json.decode(storage.get(f"lease/{lease:04d}", limit=RECORD_BYTES_LIMIT))
         return f"process {holder['pid']} on host {holder['host']!r} (lease {lease})"

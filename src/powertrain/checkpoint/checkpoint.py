@@ -1,8 +1,8 @@
 """Checkpoint: a directory somewhere, as a value.
 
-It is small: it says where the directory is and carries no data, so it can be passed around, compared and
-pickled for nothing. What lies in the directory is the user's own; Powertrain adds ``.metadata.json`` (the
-user's metadata) and, in a run's storage, files whose names start with ``.powertrain-``.
+It is small: it has the directory's address and no data, so it can be passed around, compared and pickled at no cost.
+The content of the directory is the user's own; Powertrain adds ``.metadata.json`` (the user's metadata) and, in a run's
+storage, files whose names start with ``.powertrain-``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Checkpoint:
             filesystem = None
         if own := own_address(filesystem, text):
             text, filesystem = own, None
-        #: The file system that was given, None where the path says it all.
+        #: The given file system, None where the path suffices.
         self.given_filesystem = filesystem
         #: The directory on this machine, None for a remote checkpoint.
         self._directory: str | None = None
@@ -72,12 +72,12 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """The checkpoint in a local directory. Nothing is copied; ``report`` does that."""
+        """Return the checkpoint in a local directory. Nothing is copied; ``report`` does that."""
         return cls(path)
 
     @property
     def filesystem(self) -> FileSystem:
-        """A pyarrow file system on which ``path``, and what lies below it, can be read as it stands."""
+        """A pyarrow file system on which ``path``, and the paths below it, can be read unchanged."""
         from powertrain.checkpoint.filesystems import pyarrow_filesystem
 
         return pyarrow_filesystem(self.address if self._directory is None else None, self.given_filesystem)
@@ -114,7 +114,7 @@ class Checkpoint:
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The checkpoint's files as a local directory, for reading.
+        """Yield the checkpoint's files as a local directory, for reading.
 
         It is the original itself when that is local. Otherwise it is a copy that all processes of this machine
         share, made by the first to come and removed by the last to leave.
@@ -130,7 +130,7 @@ class Checkpoint:
     # -- metadata
 
     def get_metadata(self) -> dict[str, Any]:
-        """What was attached to the checkpoint; empty when nothing was."""
+        """Return the attached metadata; empty when there is none."""
         storage = self._storage
         try:
             try:
@@ -155,9 +155,9 @@ class Checkpoint:
             ) from error
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
-        """Attach ``metadata`` (values that JSON can say), replacing what was attached.
+        """Attach ``metadata`` (JSON values), replacing earlier metadata.
 
-        What was committed never changes, so for a committed checkpoint it is kept in a file of its own.
+        Committed files never change, so for a committed checkpoint it is kept in a file of its own.
         """
         self._require_directory()
         as_text_keys(metadata, "Checkpoint.set_metadata()", CheckpointError)
@@ -175,7 +175,7 @@ class Checkpoint:
             self._storage.put(METADATA_NAME, content.encode())
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
-        """Attach ``metadata`` on top of what is attached."""
+        """Merge ``metadata`` into the attached metadata."""
         added = as_text_keys(metadata, "Checkpoint.update_metadata()", CheckpointError)
         self.set_metadata({**self.get_metadata(), **added})
 
@@ -183,10 +183,10 @@ class Checkpoint:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Checkpoint:
-        """A checkpoint that holds one dict of tensors, numbers, text and containers of them.
+        """Return a checkpoint that holds one dict of tensors, numbers, text and containers of them.
 
-        It lies in a temporary directory that goes when the last reference in this process does. What could
-        not be read back safely is refused here, not when it is needed.
+        It lies in a temporary directory that is removed with the last reference in this process. Values that could not
+        be loaded safely are refused here, not when they are needed.
         """
         import torch
 
@@ -214,7 +214,7 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """The dict of a checkpoint made with ``from_dict``. No code from the file is run."""
+        """Return the dict of a checkpoint made with ``from_dict``. No code from the file is run."""
         import torch
 
         try:
@@ -230,7 +230,7 @@ class Checkpoint:
         try:
             with torch.serialization.safe_globals(_plain_numpy()):
                 data: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises whatever its unpickler or zip reader met
+        except Exception as error:  # torch passes on errors of its unpickler or zip reader
             raise CheckpointError(f"The dict of {self!r} cannot be read: {error}") from error
         return data
 
@@ -243,7 +243,7 @@ class Checkpoint:
         return open_storage(self.address, filesystem=self.given_filesystem)
 
     def _require_directory(self) -> None:
-        """A local one must be there; of a remote one that is found out when it is read."""
+        """Raise for a missing local directory; a remote one is checked when it is read."""
         if self._directory is not None and not os.path.isdir(self._directory):
             found = "is a file" if os.path.exists(self._directory) else "does not exist"
             raise CheckpointError(
@@ -273,7 +273,7 @@ class Checkpoint:
                     )
 
     def _bookkeeping(self, directory: str, names: list[str]) -> list[str]:
-        """Which files of a directory are Powertrain's own, and not part of what the user saved."""
+        """Return the files of a directory that are Powertrain's own, and not the user's."""
         if directory != self._directory or not self._is_committed():
             return []
         return [name for name in names if name in MANIFEST_NAMES or name.startswith(BOOKKEEPING_PREFIX)]
@@ -299,9 +299,9 @@ class Checkpoint:
 
 
 class ReportedCheckpointStatus(Enum):
-    """What is known about a checkpoint beyond that it is committed."""
+    """The validation status of a committed checkpoint."""
 
-    #: Committed, and nobody asked for a validation.
+    #: Committed, without a requested validation.
     COMMITTED = "COMMITTED"
     #: Committed; its validation waits or runs.
     PENDING_VALIDATION = "PENDING_VALIDATION"

@@ -1,4 +1,4 @@
-"""Remove checkpoints: those that retention gave up, and files of commits that never finished."""
+"""Remove checkpoints: those that retention drops, and files of unfinished commits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 
 
 def discard(storage: Storage, name: str) -> None:
-    """Remove a checkpoint, its manifest first: cut short, this leaves leftovers and no broken checkpoint.
+    """Remove a checkpoint, its manifest first: an interruption leaves files without a manifest, and no broken
+    checkpoint.
 
-    Files that the user uploaded elsewhere are his, and stay. A void manifest stays for ever: it is what keeps a
-    controller that was frozen from committing.
+    Files that the user uploaded elsewhere stay. A void manifest stays for ever: it keeps a frozen controller from
+    committing.
     """
     try:
         try:
@@ -41,12 +42,12 @@ def _files_beside_manifest(storage: Storage, name: str) -> dict[str, int]:
 
 
 def void_names(storage: Storage) -> list[str]:
-    """Names that can never be committed, because a run was taken over while they were being committed."""
+    """Return names that can never be committed, because a run was taken over while they were being committed."""
     return [name for name, found in all_manifests(storage) if found is None]
 
 
 def sweep_uncommitted(storage: Storage) -> list[str]:
-    """Remove what lies in ``checkpoints/`` without a manifest; returns the names.
+    """Remove checkpoints without a manifest from ``checkpoints/``; return their names.
 
     Only while nothing of the run is alive: unfinished checkpoints look the same. A manifest that cannot be read
     protects its checkpoint, because another version may have written it; a void one stays, without its files.
@@ -67,7 +68,7 @@ def sweep_uncommitted(storage: Storage) -> list[str]:
 def set_aside_newer(storage: Storage, kept: Manifest | None) -> list[str]:
     """Move every checkpoint that is not ``kept`` or older to ``broken/``; returns the new places.
 
-    A run that goes on from an older checkpoint will come to the same rows, and so the same names, again.
+    A run that resumes from an older checkpoint will come to the same rows, and so the same names, again.
     Nothing happens when ``kept`` is the newest and every manifest can be read.
     """
     places = []

@@ -1,11 +1,11 @@
-"""How a checkpoint becomes one, and how the newest good one is found.
+"""The commit of a checkpoint.
 
-A rank's directory is looked at first (:func:`refuse_directory`, :func:`contents`). When every rank has reported,
-:func:`merge` says whose file counts for each name; those are carried to ``checkpoints/{name}/`` and hashed on
-their way. Then :func:`commit` checks that all are there, and puts the manifest, which names every file with
-its size and hash. Only a checkpoint with a manifest exists; whatever else lies there is left over from a crash.
+A rank's directory is checked first (:func:`refuse_directory`, :func:`contents`). When every rank has reported,
+:func:`merge` chooses a rank's file for each name; those are uploaded to ``checkpoints/{name}/`` and hashed on their
+way. Then :func:`commit` checks that all are there, and puts the manifest, which names every file with its size and
+hash. Only a checkpoint with a manifest exists; other files there are left over from a crash.
 
-Everything here works on any storage; what only a file system has (empty directories) is made where it can be.
+Everything here works on any storage; empty directories, which only file systems have, are made where possible.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from powertrain.wire.values import CheckpointPart
 class Merged:
     """The shares of all ranks as one."""
 
-    #: Hashes are "" for what has not been carried yet. An empty directory's name ends in "/".
+    #: Hashes are "" for files that are not uploaded yet. An empty directory's name ends in "/".
     files: list[ManifestFile] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Merged:
 
 
 def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
-    """What the parts add up to: of anything that ranks brought twice the lowest rank's counts. Pure."""
+    """Merge the ranks' parts: of duplicate names the lowest rank's counts. Pure."""
     merged = Merged(errors={rank: part.error for rank, part in sorted(parts.items()) if part.error})
     chosen = _Chosen(merged.clashes)
     whose = 0
@@ -71,7 +71,7 @@ def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
                 f"{part.elsewhere!r}; the first is kept. Upload all its files to one place."
             )
         if part.elsewhere and rank != whose:
-            continue  # the same place again, or one that is not kept
+            continue  # the same place again, or a dropped one
         for file in part.files:
             chosen.add(ManifestFile(name=file.name, size=file.size, xxh3=file.xxh3, rank=rank))
     merged.files = chosen.files()
@@ -79,7 +79,7 @@ def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
 
 
 class _Chosen:
-    """Files by name, the first that came under each; ``clashes`` gets a sentence for what had to stay out."""
+    """The first file under each name; ``clashes`` gets a sentence for each omitted file."""
 
     def __init__(self, clashes: list[str]) -> None:
         self._clashes = clashes
@@ -110,14 +110,14 @@ class _Chosen:
                 self._filled.setdefault(directory, file)
 
     def _in_the_way_of(self, name: str) -> ManifestFile | None:
-        """What was chosen already and needs ``name`` as a directory, or a directory of ``name`` as a file."""
+        """Return a chosen file that needs ``name`` as a directory, or a directory of ``name`` as a file."""
         above = [self._files[directory[:-1]] for directory in _parents(name) if directory[:-1] in self._files]
         same = self._files.get(name[:-1] if name.endswith("/") else f"{name}/")
         return next(iter(above), None) or same or self._filled.get(f"{name}/")
 
 
 def _parents(name: str) -> Iterator[str]:
-    """The directories above a name, each ending in "/"."""
+    """Yield the directories above a name, each ending in "/"."""
     bare = name.removesuffix("/")
     for position, letter in enumerate(bare):
         if letter == "/":
@@ -153,9 +153,7 @@ def commit(
     listed = [*files, *_metadata_file(text)]
     if manifest_key(name) not in found and old_manifest_key(name) not in found:
         leave_exactly(storage, f"{TOP}/{name}", () if elsewhere else files, found, text)
-    elif (
-        chain.unfinished != name
-    ):  # else this is another try, and the chain finds out what became of the first
+    elif chain.unfinished != name:  # else this is a retry, and the chain resolves the first try
         raise already_committed(storage, name)
     return chain.commit(
         Manifest(
@@ -185,7 +183,7 @@ def _metadata_file(text: bytes) -> list[ManifestFile]:
 def leave_exactly(
     storage: Storage, base: str, files: Sequence[ManifestFile], found: Mapping[str, int], metadata: bytes
 ) -> None:
-    """Of what was ``found`` below ``base`` leave ``files``, all of which must be there, and put the metadata."""
+    """Keep only ``files``, which must all exist, of the entries ``found`` below ``base``, and put the metadata."""
     for file in files:
         if file.name.endswith("/"):
             _make_directory(storage, f"{base}/{file.name[:-1]}")
@@ -208,7 +206,8 @@ def _make_directory(storage: Storage, key: str) -> None:
 
 
 def keys_of_manifests(storage: Storage) -> dict[str, str]:
-    """The keys of all manifests by checkpoint, also where one is no file any more: it protects the other files."""
+    """Return the keys of all manifests by checkpoint, also where one is no file any more: it protects the other
+    files."""
     keys = [entry.key.split("/") for entry in storage.list(TOP)]
     names = dict.fromkeys(parts[1] for parts in keys if len(parts) >= 3)
     there = {"/".join(parts) for parts in keys if len(parts) == 3}
@@ -222,6 +221,6 @@ def keys_of_manifests(storage: Storage) -> dict[str, str]:
 
 
 def is_something_else(storage: Storage, key: str) -> bool:
-    """True when a directory, a pipe or the like is in the place of a file of real storage."""
+    """Return True when a directory, a pipe or the like is in the place of a file of real storage."""
     path = storage.local_path(key)
     return path is not None and os.path.lexists(path) and not path.is_file()

@@ -34,7 +34,7 @@ _logger = module_logger(__name__)
 
 
 def committed(storage: Storage) -> list[Manifest]:
-    """All checkpoints with a readable manifest, the oldest commit first; the others are warned about."""
+    """Return all checkpoints with a readable manifest, the oldest commit first; the others are warned about."""
     manifests = []
     for _, found in all_manifests(storage):
         if isinstance(found, Manifest):
@@ -50,12 +50,12 @@ def age(manifest: Manifest) -> tuple[int, int, int, int, float]:
 
 
 def newest(storage: Storage) -> Manifest | None:
-    """The checkpoint committed last, unverified."""
+    """Return the checkpoint committed last, unverified."""
     return next(reversed(committed(storage)), None)
 
 
 def all_manifests(storage: Storage) -> Iterator[tuple[str, Manifest | CheckpointError | None]]:
-    """Every name with a manifest: the manifest, why it cannot be read, or None for a void one."""
+    """Yield every name with a manifest: the manifest, why it cannot be read, or None for a void one."""
     for name, key in keys_of_manifests(storage).items():
         where = f"The manifest {key!r} of {without_secrets(storage.uri)!r}"
         try:
@@ -81,12 +81,12 @@ def all_manifests(storage: Storage) -> Iterator[tuple[str, Manifest | Checkpoint
 
 
 def _is_passing(storage: Storage, error: OSError) -> bool:
-    """True where storage across a network may give a file later that it does not give now."""
+    """Return True where storage across a network may give a file later that it does not give now."""
     return storage.local_path("x") is None and error.errno != errno.EFBIG
 
 
 def checkpoint_of(storage: Storage, manifest: Manifest) -> Checkpoint:
-    """The committed checkpoint as a value."""
+    """Return the committed checkpoint as a value."""
     if manifest.elsewhere:
         return checkpoint_at(storage, manifest.elsewhere)
     path = storage.local_path(f"{TOP}/{manifest.name}")
@@ -146,7 +146,7 @@ def _verify_file(storage: Storage, checkpoint: str, file: ManifestFile, size: in
 
 
 def _verify_elsewhere(storage: Storage, manifest: Manifest) -> None:
-    """The user's own upload has no hashes of ours: that every file is there with its size is all that can be said."""
+    """Check that every file of a user's own upload exists with its size; there are no hashes to verify."""
     require_known_place(storage, manifest.elsewhere, f"The checkpoint {manifest.name!r}")
     checkpoint = checkpoint_of(storage, manifest)
     wanted = {file.name: file.size for file in manifest.files if file.name != METADATA_NAME}
@@ -168,7 +168,8 @@ def _verify_elsewhere(storage: Storage, manifest: Manifest) -> None:
 
 
 def _sizes(there: Storage, wanted: Iterable[str]) -> dict[str, int]:
-    """The sizes of the wanted files. Not all files of a directory are looked at: a manifest may name a large one."""
+    """Return the sizes of the wanted files. Not all files of a directory are looked at: a manifest may name a large
+    one."""
     top = there.local_path("x")
     if top is None:
         return {entry.key: entry.size for entry in there.list()}
@@ -186,16 +187,16 @@ def _sizes(there: Storage, wanted: Iterable[str]) -> dict[str, int]:
         return {"": 0} if any(entry.name != MARK_NAME for entry in entries) else {}
 
 
-def newest_verified(storage: Storage, tell: Callable[[str], None]) -> Manifest | None:
+def newest_verified(storage: Storage, warn: Callable[[str], None]) -> Manifest | None:
     """Return the newest checkpoint whose files are all as committed.
 
-    ``tell`` is called for each that is not, and for the one that is used. Changes nothing. A controller that
-    goes on from an older one calls :func:`set_aside_newer` next.
+    ``warn`` is called for each that is not, and for the one that is used. Changes nothing. A controller that resumes
+    from an older one calls :func:`set_aside_newer` next.
     """
     found = [result for _, result in all_manifests(storage)]
     troubles = [result for result in found if isinstance(result, CheckpointError)]
     for error in troubles:
-        tell(f"{error} The checkpoint cannot be used.")
+        warn(f"{error} The checkpoint cannot be used.")
     for manifest in sorted(
         (result for result in found if isinstance(result, Manifest)), key=age, reverse=True
     ):
@@ -203,23 +204,23 @@ def newest_verified(storage: Storage, tell: Callable[[str], None]) -> Manifest |
             verify(storage, manifest)
         except CheckpointError as error:
             troubles.append(error)
-            tell(f"{error} The checkpoint cannot be used; the one before it is tried.")
+            warn(f"{error} The checkpoint cannot be used; the one before it is tried.")
             continue
         if troubles:
-            tell(f"Checkpoint {manifest.name!r} (row {manifest.row}) is whole and is used instead.")
+            warn(f"Checkpoint {manifest.name!r} (row {manifest.row}) is whole and is used instead.")
         return manifest
     if troubles:
-        tell("No other checkpoint of the run is left, so there is none to go on from.")
+        warn("No other checkpoint of the run is left, so there is none to resume from.")
     return None
 
 
 def record_validation(storage: Storage, name: str, validation: Validation) -> None:
-    """Keep what validating a committed checkpoint came to, replacing what was kept before."""
+    """Store the result of validating a committed checkpoint, replacing an earlier one."""
     storage.put(f"{TOP}/{name}/{VALIDATION_NAME}", mf.encode_validation(validation))
 
 
-def validations(storage: Storage, tell: Callable[[str], None] = _logger.warning) -> dict[str, Validation]:
-    """What is kept about validations, by checkpoint; ``tell`` is called for each that cannot be read."""
+def validations(storage: Storage, warn: Callable[[str], None] = _logger.warning) -> dict[str, Validation]:
+    """Return the stored validation results, by checkpoint; ``warn`` is called for each unreadable one."""
     found = {}
     for entry in storage.list(TOP):
         parts = entry.key.split("/")
@@ -230,18 +231,19 @@ def validations(storage: Storage, tell: Callable[[str], None] = _logger.warning)
                     storage.get(entry.key, limit=LARGE_RECORD_BYTES_LIMIT), where
                 )
             except CheckpointError as error:
-                tell(f"{error} It is left out.")
+                warn(f"{error} It is left out.")
             except FileNotFoundError:
                 continue
             except OSError as error:
                 if _is_passing(storage, error):
                     raise
-                tell(f"{where} cannot be read: {error.strerror or error}. It is left out.")
+                warn(f"{where} cannot be read: {error.strerror or error}. It is left out.")
     return found
 
 
 def with_validations(manifests: Sequence[Manifest], results: Mapping[str, Validation]) -> list[Manifest]:
-    """The manifests with the metrics of their validations among their own; of one name validation's counts. Pure."""
+    """Return the manifests with the metrics of their validations among their own; of one name validation's counts.
+    Pure."""
     return [
         msgspec.structs.replace(manifest, metrics={**manifest.metrics, **results[manifest.name].metrics})
         if manifest.name in results
@@ -251,7 +253,7 @@ def with_validations(manifests: Sequence[Manifest], results: Mapping[str, Valida
 
 
 def reported(storage: Storage) -> list[ReportedCheckpoint]:
-    """Every committed checkpoint with its metrics and what became of its validation, the oldest first."""
+    """Return every committed checkpoint with its metrics and its validation result, the oldest first."""
     results = validations(storage)
     return [
         ReportedCheckpoint(

@@ -19,12 +19,13 @@ TOP = "checkpoints"
 
 
 def final_name(row: int, given: str, tag: str) -> str:
-    """The name of the checkpoint of ``row``: what ``report`` was given, or the usual one, with the lease's tag."""
+    """Return the name of the checkpoint of ``row``: the name given to ``report``, or the default, with the lease's
+    tag."""
     return (f"{given}-{tag}" if tag else given) if given else name_of_row(row, tag)
 
 
 def name_of_row(row: int, tag: str = "") -> str:
-    """The usual name of the checkpoint of a row. For ``tag`` see :func:`powertrain.checkpoint.chain.tag_for`."""
+    """Return the usual name of the checkpoint of a row. For ``tag`` see :func:`powertrain.checkpoint.chain.tag_for`."""
     return f"checkpoint_{row:06d}-{tag}" if tag else f"checkpoint_{row:06d}"
 
 
@@ -35,9 +36,9 @@ def refuse_directory(
     launch_dir: str | Path = "",
     staging: str | Path = "",
 ) -> None:
-    """Raises :class:`CheckpointError` for a directory that cannot be a checkpoint, whatever is in it.
+    """Raise :class:`CheckpointError` for a directory that cannot be a checkpoint, regardless of its content.
 
-    ``staging`` is where checkpoints of the node wait for their upload.
+    ``staging`` is the directory in which checkpoints of the node wait for their upload.
     """
     top = Path(os.path.abspath(directory))
     if not top.is_dir():
@@ -67,7 +68,7 @@ def refuse_directory(
 
 
 def _holds(top: Path, inner: str | Path | None) -> bool:
-    """True when ``inner`` is ``top`` or lies in it, links followed; False for no path."""
+    """Return True when ``inner`` is ``top`` or lies in it, links followed; False for no path."""
     if not inner or not str(inner):
         return False
     real_top, real_inner = Path(os.path.realpath(top)), Path(os.path.realpath(inner))
@@ -75,10 +76,10 @@ def _holds(top: Path, inner: str | Path | None) -> bool:
 
 
 def contents(directory: str | Path, *, segments: str | Path = "") -> tuple[list[tuple[str, Path]], list[str]]:
-    """All files below ``directory`` as (name, path), and the names of its empty directories, both sorted.
+    """Return all files below ``directory`` as (name, path), and the names of its empty directories, both sorted.
 
     Metadata and files of ours are left out. Links inside the directory are followed, and so are those into
-    ``segments``, where state waits in shared memory. Raises :class:`CheckpointError` for what cannot be kept.
+    ``segments``, where state waits in shared memory. Raises :class:`CheckpointError` for entries that cannot be stored.
     """
     top = Path(os.path.abspath(directory))
     inside = [Path(os.path.realpath(place)) for place in (top, segments) if str(place)]
@@ -122,7 +123,7 @@ def _refuse_link(name: str, path: Path, inside: Sequence[Path]) -> None:
 
 
 def is_bookkeeping(name: str, path: Path) -> bool:
-    """True for the manifest, and what lies beside it, of a checkpoint of ours that is being reported again."""
+    """Return True for the manifest and its side files of a committed checkpoint that is being reported again."""
     if name not in MANIFEST_NAMES and not ("/" not in name and name.startswith(BOOKKEEPING_PREFIX)):
         return False
     for manifest in (path.parent / name for name in MANIFEST_NAMES):
@@ -137,7 +138,7 @@ def is_bookkeeping(name: str, path: Path) -> bool:
 def read_manifest(path: Path) -> bytes:
     if path.stat().st_size > LARGE_RECORD_BYTES_LIMIT:
         raise CheckpointError(
-            f"The manifest {str(path)!r} cannot be read: it has more than {LARGE_RECORD_BYTES_LIMIT:,} bytes, so it is "
-            "not what was written. Use another checkpoint."
+            f"The manifest {str(path)!r} cannot be read: it has more than {LARGE_RECORD_BYTES_LIMIT:,} bytes, so it "
+            "was changed or damaged. Use another checkpoint."
         )
     return path.read_bytes()

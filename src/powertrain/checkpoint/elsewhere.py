@@ -1,4 +1,4 @@
-"""Checkpoints whose files the training function keeps outside the run: which places a manifest may name.
+"""Checkpoints whose files the training function keeps outside the run, and the places that a manifest may name.
 
 A manifest is read from storage, and other people may be able to write there. An address may lead only to servers that
 the user has chosen (:mod:`powertrain.storage.servers`). A directory of this machine must be one that this user has
@@ -45,7 +45,7 @@ def mark(place: Storage) -> str:
 
 
 def checkpoint_at(storage: Storage, elsewhere: str) -> Checkpoint:
-    """Return the checkpoint whose files a manifest in ``storage`` says are at ``elsewhere``."""
+    """Return the checkpoint whose files are at ``elsewhere`` according to a manifest in ``storage``."""
     return Checkpoint(elsewhere, None if "://" in elsewhere else getattr(storage, "filesystem", None))
 
 
@@ -101,7 +101,7 @@ def _is_known(storage: Storage, marked: Path) -> bool:
     try:
         directory = os.stat(marked.parent)
     except (FileNotFoundError, NotADirectoryError):
-        return True  # there is nothing to hand out, and verifying the checkpoint reports the missing files
+        return True  # nothing to hand out; verifying the checkpoint reports the missing files
     own = storage.local_path(MARK_NAME)
     roots = [one for one in os.environ.get(TRUSTED_VARIABLE, "").split(os.pathsep) if os.path.isabs(one)]
     if own is not None:

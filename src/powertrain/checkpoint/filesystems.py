@@ -1,8 +1,8 @@
-"""pyarrow file systems on which the paths of checkpoints and results can be used as they stand.
+"""pyarrow file systems on which the paths of checkpoints and results can be used unchanged.
 
-An address such as ``s3://bucket/run?region=…`` is no path on any of pyarrow's own file systems, and their
-credentials would come from elsewhere than ours. So this is one on top of our own storage. Only loaded when somebody
-asks for a file system, because it needs pyarrow.
+An address such as ``s3://bucket/run?region=…`` is not a path on any of pyarrow's own file systems, and their
+credentials would come from elsewhere than ours. So this is one on top of our own storage. Only imported when a file
+system is requested, because it needs pyarrow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _Base: Any = fs.FileSystemHandler  # its stub has no constructor and few methods
 
 
 def pyarrow_filesystem(address: str | None, given: Any = None) -> fs.FileSystem:
-    """The file system for paths below ``address``, None for plain local paths; or ``given``, in pyarrow's form."""
+    """Return the file system for paths below ``address``, None for plain local paths; or ``given``, in pyarrow's
+    form."""
     if isinstance(given, fs.FileSystem):
         return given
     if given is not None:
@@ -44,11 +45,11 @@ def plain_path(address: str) -> str:
 
 
 class StorageHandler(_Base):  # type: ignore[misc]  # see above
-    """What pyarrow asks of a file system, answered by the storage at ``address``.
+    """pyarrow's file system interface on the storage at ``address``.
 
     Paths are ``address`` itself, or start with it and a "/"; credentials in it may be left out of them. The same places
-    as "bucket/prefix", without scheme and query, are paths as well, as on pyarrow's own file systems. Directories are
-    what files lie below, as in the store.
+    as "bucket/prefix", without scheme and query, are paths as well, as on pyarrow's own file systems. Directories exist
+    only as prefixes of files, as in the store.
     """
 
     def __init__(self, address: str) -> None:
@@ -75,7 +76,7 @@ class StorageHandler(_Base):  # type: ignore[misc]  # see above
         return open_storage(self._address)
 
     def _key(self, path: str) -> str:
-        """The key of a path; "" for the top."""
+        """Return the key of a path; "" for the top."""
         path = path.rstrip("/")
         for top in self._tops:
             if path == top or path.startswith(f"{top}/"):
@@ -134,7 +135,7 @@ class StorageHandler(_Base):  # type: ignore[misc]  # see above
     # -- reading and writing
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        """A copy on this machine's disk that goes when it is closed: stores give values whole."""
+        """Return a copy on this machine's disk that goes when it is closed: stores give values whole."""
         with tempfile.TemporaryDirectory(prefix="powertrain-read-") as directory:
             copy = Path(directory, "value")
             self._storage.get_file(self._key(path), copy)
@@ -177,7 +178,7 @@ class StorageHandler(_Base):  # type: ignore[misc]  # see above
 
 
 def _tree(entries: list[Entry], prefix: str) -> dict[str, Entry | None]:
-    """Files by name, and with None the directories between them and ``prefix``."""
+    """Return files by name, and with None the directories between them and ``prefix``."""
     found: dict[str, Entry | None] = {}
     for entry in entries:
         found[entry.key] = entry

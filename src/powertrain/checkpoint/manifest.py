@@ -1,21 +1,21 @@
-"""The manifest: the list of what a committed checkpoint consists of, and everything said about it.
+"""The manifest: the list of a committed checkpoint's files, and its metrics and metadata.
 
-A checkpoint is committed when its ``.powertrain-manifest.json`` is there; the manifest is put last, after every file
-it names is durable. It never changes afterwards. What is learned later (the result of a validation, metadata set on the
-committed checkpoint) lies in files of its own beside it, whose names start with ``.powertrain-`` as well. These are
-names with a dot, so that loops over a checkpoint's files pass over them. In checkpoints of version 0.1 the manifest is
-``MANIFEST.json``; those are read as before.
+A checkpoint is committed when its ``.powertrain-manifest.json`` is there; the manifest is put last, after every file it
+names is durable. It never changes afterwards. Later results (of a validation, metadata set on the committed checkpoint)
+lie in files of their own beside it, whose names start with ``.powertrain-`` as well. These are names with a dot, so
+that loops over a checkpoint's files pass over them. In checkpoints of version 0.1 the manifest is ``MANIFEST.json``;
+those are read as before.
 
 All of these are *sealed*: their last line holds the xxh3-128 of everything before it, so that a changed byte
 is found in them as the manifest lets it be found in the files it lists.
 
-A **void** manifest lies where a checkpoint was announced and then given up by whoever took the run over. It
-keeps the place, so that the one who announced it cannot put a manifest there when it wakes up.
+A **void** manifest lies where a checkpoint was announced and then cancelled by a takeover of the run. It keeps the
+place, so that the announcing controller cannot put a manifest there when it wakes up.
 
-JSON has no NaN, no infinity, no bytes and only text as keys, and metrics have all of these. A value that JSON
-cannot say is written as an object with one key that starts with "$": ``{"$float": "nan"}``, ``{"$bytes":
-base64}``, ``{"$pairs": [[key, value], …]}``; a plain object that happens to look like one of these is wrapped
-as ``{"$plain": {…}}``. :func:`to_json_value` and :func:`from_json_value` are each other's inverse.
+JSON has no NaN, no infinity, no bytes and only text as keys, and metrics have all of these. A value that JSON cannot
+express is written as an object with one key that starts with "$": ``{"$float": "nan"}``, ``{"$bytes": base64}``,
+``{"$pairs": [[key, value], …]}``; a plain object that happens to look like one of these is wrapped as ``{"$plain":
+{…}}``. :func:`to_json_value` and :func:`from_json_value` are each other's inverse.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ OLD_MANIFEST_NAME = "MANIFEST.json"
 MANIFEST_NAMES = (MANIFEST_NAME, OLD_MANIFEST_NAME)
 #: Other files of ours in a checkpoint's directory start so.
 BOOKKEEPING_PREFIX = ".powertrain-"
-#: What a validation of the checkpoint came to.
+#: The result of the checkpoint's validation.
 VALIDATION_NAME = ".powertrain-validation.json"
-#: Metadata that was set after the commit; it replaces what was committed.
+#: Metadata that was set after the commit; it replaces the committed metadata.
 LATER_METADATA_NAME = ".powertrain-metadata.json"
 #: The version of the manifest's form that this code writes and reads.
 SCHEMA = 1
@@ -77,9 +77,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     #: Unix seconds of the commit.
     created: UnixTime
     files: list[ManifestFile]
-    #: What other parts of the run need to go on from here, such as the data position.
+    #: State of other parts of the run for resuming from here, such as the data position.
     extras: dict[str, Any] = {}
-    #: What the user attached with ``Checkpoint.set_metadata`` before reporting.
+    #: The user's metadata from ``Checkpoint.set_metadata`` before reporting.
     metadata: dict[str, Any] = {}
     #: Where the files lie when the user uploaded them himself (a path or address); "" for beside the manifest.
     elsewhere: str = ""
@@ -94,13 +94,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of validating a committed checkpoint."""
+    """The result of validating a committed checkpoint."""
 
     #: The name of a :class:`~powertrain.checkpoint.ReportedCheckpointStatus`.
     status: str
-    #: What the user's function returned; they join the checkpoint's own metrics.
+    #: The result of the user's function; they join the checkpoint's own metrics.
     metrics: dict[str, Any] = {}
-    #: Why there are none, in words.
+    #: The reason why there are none.
     error: str = ""
     seconds: float = 0.0
 
@@ -109,7 +109,7 @@ _FREE_FIELDS = ("metrics", "extras", "metadata")
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as indented, sealed JSON, for people and for :func:`decode`."""
+    """Return the manifest as indented, sealed JSON, for people and for :func:`decode`."""
     fields = msgspec.structs.asdict(manifest)
     for name in _FREE_FIELDS:
         fields[name] = to_json_value(fields[name])
@@ -117,7 +117,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, where: str = "the manifest") -> Manifest:
-    """The manifest in ``data``; raises :class:`CheckpointError` for any other content, naming ``where``."""
+    """Return the manifest in ``data``; raises :class:`CheckpointError` for any other content, naming ``where``."""
     fields = _fields(data, where)
     if fields.get("void") is True:
         raise CheckpointError(f"{where} is void: its checkpoint was given up when the run was taken over.")
@@ -144,12 +144,12 @@ def decode(data: bytes, where: str = "the manifest") -> Manifest:
 
 
 def void(lease: int) -> bytes:
-    """A void manifest, put by the holder of this lease."""
+    """Return a void manifest, put by the holder of this lease."""
     return seal({"void": True, "lease": lease})
 
 
 def is_void(data: bytes) -> bool:
-    """True when ``data`` is a whole void manifest."""
+    """Return True when ``data`` is a whole void manifest."""
     try:
         return unseal(data, "it").get("void") is True
     except CheckpointError:
@@ -157,13 +157,13 @@ def is_void(data: bytes) -> bool:
 
 
 def encode_validation(validation: Validation) -> bytes:
-    """The sealed content of :data:`VALIDATION_NAME`."""
+    """Return the sealed content of :data:`VALIDATION_NAME`."""
     fields = msgspec.structs.asdict(validation)
     return seal({**fields, "metrics": to_json_value(validation.metrics)})
 
 
 def decode_validation(data: bytes, where: str) -> Validation:
-    """The inverse; raises :class:`CheckpointError` where ``data`` has been changed."""
+    """Return the inverse; raises :class:`CheckpointError` where ``data`` has been changed."""
     fields = unseal(data, where)
     try:
         fields["metrics"] = from_json_value(fields.get("metrics", {}))
@@ -178,13 +178,13 @@ _SEAL = re.compile(rb',\n "seal": "([0-9a-f]{32})"\n}\n\Z')
 
 
 def seal(fields: dict[str, Any]) -> bytes:
-    """``fields`` (at least one) as indented JSON whose last line is the hash of what stands before it."""
+    """Encode ``fields`` (at least one) as indented JSON whose last line is the hash of everything before it."""
     body = msgspec.json.format(msgspec.json.encode(fields), indent=1).removesuffix(b"\n}")
     return body + b',\n "seal": "' + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
 
 
 def unseal(data: bytes, where: str) -> dict[str, Any]:
-    """The inverse of :func:`seal`; raises :class:`CheckpointError` naming ``where`` if any byte has changed."""
+    """Return the inverse of :func:`seal`; raises :class:`CheckpointError` naming ``where`` if any byte has changed."""
     _check_seal(data, where)
     fields = _fields(data, where)
     fields.pop("seal", None)
@@ -216,7 +216,7 @@ _OWN_WORDS = tuple(
 
 
 def is_manifest(data: bytes) -> bool:
-    """True for a manifest of ours, of whatever schema and even if damaged; False for a user's file of that name."""
+    """Return True for a manifest of ours, of any schema and even if damaged; False for a user's file of that name."""
     return sum(word in data for word in _OWN_WORDS) >= len(_OWN_WORDS) - 2
 
 
@@ -239,11 +239,11 @@ def check_file_name(name: str, where: str) -> None:
         raise CheckpointError(f"{where} names the file {name!r}, {why}. Rename it.") from error
 
 
-# --------------------------------------------------------------------------- values that JSON cannot say
+# --------------------------------------------------------------------------- values outside JSON
 
 
 def to_json_value(value: Any) -> Any:
-    """``value`` in words of JSON; :func:`from_json_value` gives it back exactly (tuples become lists)."""
+    """Convert ``value`` to JSON values; :func:`from_json_value` restores it exactly (tuples become lists)."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(float(value))}
     if isinstance(value, dict):
@@ -259,7 +259,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def from_json_value(value: Any) -> Any:
-    """The inverse of :func:`to_json_value`; raises ``ValueError`` for a "$" key that it never writes."""
+    """Return the inverse of :func:`to_json_value`; raises ``ValueError`` for a "$" key that it never writes."""
     if isinstance(value, list):
         return [from_json_value(item) for item in value]
     if not isinstance(value, dict):

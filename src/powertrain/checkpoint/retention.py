@@ -20,10 +20,10 @@ def to_delete(
     score_order: str = "max",
     pinned: Collection[str] = frozenset(),
 ) -> list[str]:
-    """Names of the checkpoints to delete, the oldest first.
+    """Return the names of the checkpoints to delete, the oldest first.
 
     ``manifests`` are oldest first. Kept are the ``num_to_keep`` best by score (the newest ones without a
-    ``score_attribute``), the newest because a restart needs it, and the pinned because somebody reads them.
+    ``score_attribute``), the newest because a restart needs it, and the pinned ones, which are in use.
     None keeps all.
     """
     if num_to_keep is None:
@@ -35,7 +35,7 @@ def to_delete(
 
 
 def best(manifests: Sequence[Manifest], attribute: str, order: str = "max") -> Manifest | None:
-    """The checkpoint with the best score, the newer of equals; None when none has a score."""
+    """Return the checkpoint with the best score, the newer of equals; None when none has a score."""
     ranked = [
         m for m in _worst_first(manifests, attribute, order) if not math.isnan(score(m.metrics, attribute))
     ]
@@ -43,9 +43,9 @@ def best(manifests: Sequence[Manifest], attribute: str, order: str = "max") -> M
 
 
 def score(metrics: Mapping[str, Any], attribute: str) -> float:
-    """The number under ``attribute``, NaN where there is none.
+    """Return the number under ``attribute``, NaN where it is missing.
 
-    "a/b" means the key "a/b" where there is one, else ``metrics["a"]["b"]``.
+    "a/b" means the key "a/b" where it exists, else ``metrics["a"]["b"]``.
     """
     value: Any = metrics
     if attribute in metrics:
@@ -57,7 +57,7 @@ def score(metrics: Mapping[str, Any], attribute: str) -> float:
 
 
 def score_names(manifests: Sequence[Manifest]) -> list[str]:
-    """All names under which :func:`score` finds a number, sorted."""
+    """Return all names under which :func:`score` finds a number, sorted."""
     return sorted({name for manifest in manifests for name in _numbers_in(manifest.metrics)})
 
 
@@ -82,7 +82,7 @@ def _numbers_in(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _worst_first(manifests: Sequence[Manifest], attribute: str, order: str) -> list[Manifest]:
-    """Manifests without a number come first; of equals the older comes first."""
+    """Sort manifests by score: those without a number first; of equals the older first."""
     sign = {"max": 1.0, "min": -1.0}[order]
 
     def rank(manifest: Manifest) -> tuple[bool, float]:

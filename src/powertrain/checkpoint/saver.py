@@ -1,11 +1,11 @@
-"""Staging: how a reported directory becomes ours, so that training goes on while it is carried to storage.
+"""Staging of reported directories, so that training continues during the upload to storage.
 
-A rank's shares lie on its node, one directory per row, until the node's uploader has carried them::
+A rank's shares lie on its node, one directory per row, until the node's uploader has stored them::
 
     {root}/attempt-0/rank-00003/
-      open-k2x9/                what ``checkpoint_dir()`` gave out
+      open-k2x9/                a directory from ``checkpoint_dir()``
       row-00000012/files/…      a staged share
-      row-00000012/part.json    put last, by rename: the share is whole, and this is what the rank reported
+      row-00000012/part.json    put last, by rename: the share is complete, with the rank's report
 
 ``part.json`` repeats the rank's report. A rank that is killed right after ``report`` returned may not have sent it;
 then the controller finds it here. Nothing is flushed to disk at this stage: a share has to survive the death of the
@@ -36,7 +36,7 @@ from powertrain.wire import frames
 from powertrain.wire.values import CheckpointPart, FilePart, Point
 
 _FILES, _SEAL = "files", "part.json"
-#: What a full disk answers.
+#: The errors of a full disk.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -72,8 +72,8 @@ class Staging:
         shared_by: int = 1,
         full: Callable[[int, int, int], None] = lambda _row, _needed, _limit: None,
     ) -> None:
-        """``limit`` is in bytes, 0 for half of what is free, divided among the ``shared_by`` ranks of the node.
-        ``full`` is called with (row, needed, limit) when nothing can be staged before something has left."""
+        """Create a staging area. ``limit`` is in bytes, 0 for half of the free space, divided among the ``shared_by``
+        ranks of the node. ``full`` is called with (row, needed, limit) when staging must wait for an upload."""
         self._root, self._own = Path(root), Path(share_directory(root, attempt, rank))
         self._limit, self._shared_by, self._full = limit, shared_by, full
         #: Where shared-memory segments go that outlive this process; "" where there can be none.
@@ -83,17 +83,16 @@ class Staging:
         self._closed = False
 
     def new_directory(self) -> CheckpointDirectory:
-        """A fresh directory that :meth:`stage` takes over without copying."""
+        """Return a fresh directory that :meth:`stage` takes over without copying."""
         self._make_own()
         return CheckpointDirectory(tempfile.mkdtemp(prefix="open-", dir=self._own))
 
     def stage(self, row: int, directory: str, *, take: bool = False) -> CheckpointPart:
         """Make the content of ``directory`` the share of ``row``; afterwards the caller may change or delete it.
 
-        With ``take`` it is moved rather than copied where that is possible, and is gone afterwards: :func:`give_back`
-        brings it back. Raises
-        :class:`CheckpointError` for what cannot be a checkpoint, ``OSError`` when it cannot be staged; nothing of
-        it stays then, and a directory that was to be taken is still there.
+        With ``take`` it is moved rather than copied where possible: :func:`give_back` restores it. Raises
+        :class:`CheckpointError` for an invalid directory, ``OSError`` when it cannot be staged; no part of it stays
+        staged then, and the directory still exists.
         """
         files, empty = contents.contents(directory, segments=self.segments)
         parts = [FilePart(name=name, size=path.stat().st_size) for name, path in files]
@@ -112,7 +111,7 @@ class Staging:
         return CheckpointPart(checkpoint="", files=parts, metadata=metadata, staged=str(staged))
 
     def seal(self, point: Point) -> None:
-        """Say that the share of this report is whole. Until then it does not count."""
+        """Mark the share of this report as complete. Until then it does not count."""
         assert point.part is not None
         directory = Path(point.part.staged)
         boundaries.crossing("write", str(directory / _SEAL))
@@ -131,13 +130,13 @@ class Staging:
         self.settled(row)
 
     def settled(self, row: int) -> None:
-        """The share of ``row`` has left. Any thread."""
+        """Note that the share of ``row`` has been uploaded. Any thread."""
         with self._changed:
             self._outstanding.pop(row, None)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody will make room any more. Any thread."""
+        """Stop waiting for room: no further upload will free any. Any thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -154,7 +153,7 @@ class Staging:
     def _make_room(self, row: int, needed: int) -> None:
         """Wait until ``needed`` more bytes are allowed. A single share is allowed whatever its size.
 
-        Asks for room once, and again whenever a share has left and it is still not enough.
+        Requests room once, and again whenever an upload was not enough.
         """
         while True:
             with self._changed:
@@ -169,7 +168,7 @@ class Staging:
             self._changed.wait_for(lambda: self._closed or not waiting <= self._outstanding.keys())
 
     def _wait_for_one(self, row: int, needed: int) -> bool:
-        """The disk is full: True once a share of ours has left it, False where there is none to leave."""
+        """Wait on a full disk for an upload of this rank; return False where none is pending."""
         with self._changed:
             before = dict(self._outstanding)
         if not before or shutil.disk_usage(self._own).free + sum(before.values()) < needed:
@@ -209,18 +208,18 @@ class Staging:
         return self._own / f"row-{row:08d}"
 
     def is_ours(self, directory: str) -> bool:
-        """Whether it is one of :meth:`new_directory`."""
+        """Return True for a directory from :meth:`new_directory`."""
         path = Path(os.path.realpath(directory))
         return path.name.startswith("open-") and path.parent == Path(os.path.realpath(self._own))
 
 
 def share_directory(root: str, attempt: int, rank: int) -> str:
-    """Where the shares of one rank of one attempt lie."""
+    """Return the directory with the shares of one rank of one attempt."""
     return os.path.join(root, f"attempt-{attempt}", f"rank-{rank:05d}")
 
 
 def remove_earlier_shares(root: str, attempt: int) -> None:
-    """Remove what attempts before this one have left: a new one begins when all that can be committed is."""
+    """Remove the shares of earlier attempts: a new one begins after their last possible commit."""
     for directory in Path(root).glob("attempt-*"):
         number = directory.name.partition("-")[2]
         if number.isdigit() and int(number) < attempt:
@@ -228,7 +227,7 @@ def remove_earlier_shares(root: str, attempt: int) -> None:
 
 
 def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, Point]:
-    """The reports of a rank whose shares are whole and still staged, by row."""
+    """Return the reports of a rank whose shares are whole and still staged, by row."""
     found: dict[int, Point] = {}
     for seal in Path(share_directory(root, attempt, rank)).glob(f"row-*/{_SEAL}"):
         try:
@@ -251,7 +250,7 @@ def remove_share(staged: str) -> None:
 def give_back(staged: str, directory: str) -> str:
     """Move the files of a share to ``directory``, from which they were taken, and remove the share.
 
-    Returns where they are then: beside ``directory`` where there is one of that name again. Where they cannot be moved
+    Returns their new place: beside ``directory`` where that name exists again. Where they cannot be moved
     they stay in the staging area. "" for a share that is gone.
     """
     files = Path(staged, _FILES)
@@ -271,12 +270,12 @@ def give_back(staged: str, directory: str) -> str:
 
 
 def source_of(staged: str, name: str) -> Path:
-    """The file of a staged share."""
+    """Return the file of a staged share."""
     return Path(staged, _FILES, name)
 
 
 def _moved(directory: str, target: Path, files: list[tuple[str, Path]]) -> bool:
-    """True when the directory could be renamed: on the same file system, and without links that would break."""
+    """Return True when the directory could be renamed: on the same file system, and without links that would break."""
     linked = any(stat.S_ISLNK(os.lstat(path).st_mode) and not _is_absolute_link(path) for _, path in files)
     if linked or os.path.islink(directory) or os.path.ismount(directory):
         return False
@@ -291,7 +290,7 @@ def _moved(directory: str, target: Path, files: list[tuple[str, Path]]) -> bool:
 
 
 def _is_absolute_link(path: Path) -> bool:
-    """True for a link that holds wherever it is moved to. One into the directory itself would not."""
+    """Return True for a link that holds wherever it is moved to. One into the directory itself would not."""
     target = os.readlink(path)
     return os.path.isabs(target) and not os.path.realpath(path).startswith(
         os.path.realpath(path.parent) + os.sep

@@ -1,12 +1,12 @@
-"""Carrying staged shares to storage: a process of its own on each node, which outlives ranks and attempts.
+"""The upload of staged shares to storage, by a process of its own on each node, which outlives ranks and attempts.
 
-The process does one thing: it is told by the controller which files of which share count, makes them durable in
-storage, removes the share and says so. It hashes on the way. When storage refuses it tries again until the deadline,
-and tells what storage answers. Where ranks live in processes that are not ours (inline, torchrun) each rank carries
-its own shares on side threads, with the same :class:`Carrier`.
+The process does one thing: the controller sends it the files of a share, and it makes them durable in storage, removes
+the share and reports it. It hashes on the way. When storage fails it retries until the deadline, and reports the
+storage's error. Where the engine does not start the ranks' processes (inline, torchrun) each rank uploads its own
+shares on side threads, with the same :class:`Carrier`.
 
-Being told twice is harmless: a file that is in its place already is only hashed. So a carrier that was killed is
-replaced, and the new one is told everything again.
+A repeated command is harmless: a file that is stored already is only hashed. So a killed carrier is replaced, and the
+new one gets all commands again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from powertrain.storage.local import LocalStorage
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.from_controller import Carry, Dismissed, Drop
 from powertrain.wire.from_worker import Carried, CarryTrouble, Hello
-from powertrain.wire.keys import Door
+from powertrain.wire.keys import ConnectionInfo
 from powertrain.wire.link import Link
 from powertrain.wire.values import FilePart
 
@@ -43,13 +43,13 @@ ENTRY = "powertrain.checkpoint.uploader:run"
 _THREADS = 4
 #: Seconds before the second try, and the most between two tries.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
-_LEAVE_WITHIN = 1.0
+_LEAVE_TIMEOUT_S = 1.0
 #: Below a share that stays: second names of its files, for storage to take.
 _LINKS = "links"
 #: Seconds for which a lease that was found in storage across a network is not looked for again.
 _LEASE_INTERVAL_S = 3.0
 
-#: What a file system answers that no later try can change.
+#: Permanent errors of a file system.
 FINAL = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 
 ShareKey = tuple[int, int, int]
@@ -58,7 +58,7 @@ ShareKey = tuple[int, int, int]
 class UploaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an uploader needs, as one payload."""
 
-    door: Door
+    door: ConnectionInfo
     #: The pickled storage of the run.
     storage: bytes
     #: Seconds after which a file that storage keeps refusing is given up.
@@ -69,7 +69,7 @@ class UploaderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(payload: bytes) -> int:
-    """Be a node's uploader until dismissed; returns the exit code."""
+    """Run a node's uploader until dismissed; return the exit code."""
     boundaries.role = "uploader"
     spec = msgspec.msgpack.decode(payload, type=UploaderSpec)
     Uploader(spec).serve()
@@ -85,7 +85,7 @@ class Uploader:
         self._watch = watch
         self._outbox: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
         self._carrier = Carrier(
-            lambda: pickle.loads(spec.storage), self._tell, spec.timeout, lease=(spec.lease, spec.token)
+            lambda: pickle.loads(spec.storage), self._notify, spec.timeout, lease=(spec.lease, spec.token)
         )
 
     def serve(self) -> None:
@@ -98,7 +98,7 @@ class Uploader:
                 for order in orders:
                     if isinstance(order, Dismissed):
                         return
-                    self._obey(order)
+                    self._handle_command(order)
                 if ended:
                     return
                 self._flush()
@@ -106,13 +106,13 @@ class Uploader:
             self._carrier.close()
             self._link.close()
 
-    def _obey(self, order: FromController) -> None:
+    def _handle_command(self, order: FromController) -> None:
         if isinstance(order, Carry):
             self._carrier.carry(order)
         elif isinstance(order, Drop):
             self._carrier.drop(order)
 
-    def _tell(self, message: FromWorker) -> None:
+    def _notify(self, message: FromWorker) -> None:
         self._outbox.put(message)
         self._link.wake()
 
@@ -127,27 +127,27 @@ class Carrier:
     def __init__(
         self,
         open_storage: Callable[[], Storage],
-        tell: Callable[[FromWorker], None],
+        notify: Callable[[FromWorker], None],
         timeout: float,
         pause: Callable[[float], None] = time.sleep,
         lease: tuple[int, str] = (0, ""),
     ) -> None:
-        """Storage is opened when first needed. ``tell`` is called once for each share that is done, and for each failed
-        try.
+        """Create a carrier. Storage is opened when first needed. ``notify`` is called once for each finished share, and
+        for each failed try.
 
-        Where ``lease`` has a token, no file is carried once that lease is not in the storage any more: the directory
+        Where ``lease`` has a token, no file is uploaded once that lease is not in the storage any more: the directory
         was removed, and in one that another start has made checkpoints have the same names."""
         self._lease = lease
         self._lease_check = threading.Lock()
         #: When a check that found the lease began (monotonic).
         self._lease_seen_at = float("-inf")
-        self._open_storage, self._tell, self._timeout, self._pause = open_storage, tell, timeout, pause
+        self._open_storage, self._notify, self._timeout, self._pause = open_storage, notify, timeout, pause
         self._storage: Storage | None = None
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[tuple[_Share, str] | None] = queue.SimpleQueue()
         self._shares: dict[ShareKey, _Share] = {}
         self._threads: list[threading.Thread] = []
-        #: What each thread is carrying: the share and the name of the file.
+        #: Each thread's upload: the share and the name of the file.
         self._carrying = threading.local()
 
     def carry(self, order: Carry) -> None:
@@ -164,7 +164,7 @@ class Carrier:
             self._finish(share)
 
     def drop(self, order: Drop) -> None:
-        """Forget a share: it is not told of any more, and its files are removed or given back."""
+        """Forget a share: it is not reported any more, and its files are removed or given back."""
         with self._lock:
             share = self._shares.pop((order.attempt, order.row, order.rank), None)
         if share is not None:
@@ -175,14 +175,14 @@ class Carrier:
             remove_share(order.staged)
 
     def close(self) -> None:
-        """Stop. What is under way is left as it is."""
+        """Stop, without finishing uploads in progress."""
         with self._lock:
             for share in self._shares.values():
                 share.dropped = True
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:
-            thread.join(_LEAVE_WITHIN)  # one that hangs in storage is left: it dies with the process
+            thread.join(_LEAVE_TIMEOUT_S)  # a thread that hangs in storage is left: it dies with the process
 
     def _start_threads(self) -> None:
         with self._lock:
@@ -225,7 +225,7 @@ class Carrier:
     def _check_lease(self, storage: Storage) -> None:
         """Raise :class:`FencedError` where the lease is not in storage any more, ``OSError`` where that is not known.
 
-        A local directory is looked at before each try. Storage across a network is not asked more often than every
+        A local directory is checked before each try. Remote storage is not checked more often than every
         :data:`_LEASE_INTERVAL_S`, for all threads together.
         """
         number, token = self._lease
@@ -253,7 +253,7 @@ class Carrier:
                 source = source_of(share.order.staged, name)
                 return _put(self._storage, key, source, _link_to(source, share, name))
             except PowertrainError:
-                raise  # storage has said that trying again is of no use
+                raise  # a permanent failure
             except OSError as error:
                 gone = (
                     isinstance(error, FileNotFoundError) and not source_of(share.order.staged, name).exists()
@@ -266,21 +266,21 @@ class Carrier:
                 tries += 1
                 place = _place_of(self._storage, share)
                 reason = f"{name}: {describe_write_error(error, place)}"
-                self._say_trouble(share, reason, full_place(error, place))
+                self._report_trouble(share, reason, full_place(error, place))
                 self._pause(pause)
 
     def _storage_refuses(self, reason: str, _: float) -> None:
-        """Storage is about to try again on this thread."""
+        """Report a retry of storage on this thread."""
         share, name = getattr(self._carrying, "file", (None, ""))
         if share is None:
             return  # a thread of the storage's own
         if share.dropped:
             raise _Dropped
-        self._say_trouble(share, f"{name}: {reason}")
+        self._report_trouble(share, f"{name}: {reason}")
 
-    def _say_trouble(self, share: _Share, reason: str, place: str = "") -> None:
+    def _report_trouble(self, share: _Share, reason: str, place: str = "") -> None:
         attempt, row, rank = share.key
-        self._tell(CarryTrouble(attempt=attempt, row=row, rank=rank, reason=reason, place=place))
+        self._notify(CarryTrouble(attempt=attempt, row=row, rank=rank, reason=reason, place=place))
 
     def _finish(self, share: _Share) -> None:
         attempt, row, rank = share.key
@@ -290,7 +290,7 @@ class Carrier:
         with self._lock:
             self._shares.pop(share.key, None)
         if not share.dropped:
-            self._tell(
+            self._notify(
                 Carried(
                     attempt=attempt,
                     row=row,
@@ -303,13 +303,14 @@ class Carrier:
 
 
 def pause_before_retry(tries: int, chance: float) -> float:
-    """Seconds before the next try: doubling, spread by ``chance`` (0 to 1) so that nodes do not march in step."""
+    """Return seconds before the next try: doubling, spread by ``chance`` (0 to 1) so that nodes do not march in
+    step."""
     longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(tries, 20))
     return longest * (0.5 + 0.5 * chance)
 
 
 def _link_to(source: Path, share: _Share, name: str) -> Path | None:
-    """The file that storage may take: of a share that stays a second name, or None where it can have none."""
+    """Return the file that storage may take: of a share that stays a second name, or None where it can have none."""
     if not share.order.keeps:
         return source
     if source.is_symlink():
@@ -325,9 +326,9 @@ def _link_to(source: Path, share: _Share, name: str) -> Path | None:
 
 
 def _put(storage: Storage, key: str, source: Path, given: Path | None) -> FileDigest:
-    """The cheapest way into storage: a rename where the file lies on it already, else a copy.
+    """Put a file into storage the cheapest way: a rename where it lies on the same file system, else a copy.
 
-    ``given`` is what may be renamed: ``source`` or another name of it; None for a copy.
+    ``given`` is the path that may be renamed: ``source`` or another name of it; None for a copy.
     """
     if isinstance(storage, LocalStorage) and given is not None and not given.is_symlink():
         try:
@@ -335,13 +336,13 @@ def _put(storage: Storage, key: str, source: Path, given: Path | None) -> FileDi
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-    if not source.exists():  # a carrier before this one had put it, and was killed before it could say so
+    if not source.exists():  # an earlier carrier had put it, and was killed before it could report it
         return storage.digest(key)
     return storage.put_file(key, source)
 
 
 def _place_of(storage: Storage | None, share: _Share) -> str:
-    """The directory that a share is carried to; "" where storage has no real files."""
+    """Return the directory that a share is carried to; "" where storage has no real files."""
     key = f"checkpoints/{share.order.checkpoint}"
     return str((storage.local_path(key) if storage is not None else None) or "")
 

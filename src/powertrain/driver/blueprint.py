@@ -1,6 +1,6 @@
-"""What a trainer was made of, kept in its run, so that ``restore(path)`` can make it again.
+"""A trainer's arguments, kept in its run, so that ``restore(path)`` can make it again.
 
-The arguments are pickled, and signed (:mod:`powertrain.storage.signed`): only what this user wrote is opened.
+The arguments are pickled, and signed (:mod:`powertrain.storage.signed`): only this user's files are opened.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from powertrain.text.errors import describe_error
 from powertrain.values import kept_pickles
 
 _KEY = "trainer.pickle"
-#: Datasets that hold more rows than this many bytes are not kept: whoever restores the run gives them again.
+#: In-memory datasets above this size in bytes are not kept: they must be given again to restore the run.
 _MOST_DATA = 16 * 2**20
-#: The most bytes that are read of what was kept.
+#: The most bytes that are read back.
 _BYTES_LIMIT = 4 << 30
 _ADDRESS = re.compile(rb"[a-z0-9]+://[!-~]+")
 
@@ -36,7 +36,7 @@ def store(storage: Storage, arguments: dict[str, Any]) -> str:
     try:
         kept = {**arguments, **_lasting_datasets(arguments.get("datasets"))}
         value = signed.sign(storage, _KEY, cloudpickle.dumps(kept))
-    except Exception as error:  # whatever the user's objects do when they are pickled
+    except Exception as error:  # the user's objects may raise anything when pickled
         signed.delete(storage, _KEY)  # of an earlier start, whose arguments are not these
         return describe_error(error)
     signed.put(storage, value)
@@ -44,20 +44,21 @@ def store(storage: Storage, arguments: dict[str, Any]) -> str:
 
 
 def load(storage: Storage) -> dict[str, Any]:
-    """The arguments of the run's trainer; raises :class:`ConfigError` where there are none that can be trusted."""
+    """Return the arguments of the run's trainer; raises :class:`ConfigError` where there are none that can be
+    trusted."""
     try:
         data = signed.get(storage, _KEY, limit=_BYTES_LIMIT)
     except FileNotFoundError:
         if sweep := _sweep_of(storage):
-            raise ConfigError(_ask_for_sweep(storage, sweep)) from None
+            raise ConfigError(_require_sweep(storage, sweep)) from None
         why = "it does not hold what its trainer was made of"
-        raise ConfigError(_ask_for_function(storage, why)) from None
+        raise ConfigError(_require_function(storage, why)) from None
     except OSError as error:
         why = f"what its trainer was made of cannot be read ({error.strerror or error})"
-        raise ConfigError(_ask_for_function(storage, why)) from error
+        raise ConfigError(_require_function(storage, why)) from error
     except signed.NotOurs:
         why = "what it holds was not written by you on this machine, and opening it could run any code"
-        raise ConfigError(_ask_for_function(storage, why)) from None
+        raise ConfigError(_require_function(storage, why)) from None
     arguments: dict[str, Any] = kept_pickles.loads(data)
     if arguments.get("datasets"):
         arguments["datasets"] = kept_pickles.loads(arguments["datasets"])
@@ -65,16 +66,16 @@ def load(storage: Storage) -> dict[str, Any]:
 
 
 def _lasting_datasets(datasets: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``datasets`` as they are kept: pickled, or only the names of those that are not."""
+    """Return ``datasets`` in their stored form: pickled, or only the names of those that are not stored."""
     if not datasets:
         return {"datasets": None}
     left_out = {"datasets": None, "needs_datasets": sorted(datasets)}
     if any(type(dataset).__module__.startswith("ray.") for dataset in datasets.values()):
-        return left_out  # what it refers to is gone with its cluster
+        return left_out  # its references are gone with its cluster
     limited = _LimitedFile()
     try:
         cloudpickle.CloudPickler(limited).dump(dict(datasets))
-    except Exception:  # too large, or whatever the user's objects do when they are pickled
+    except Exception:  # too large, or the user's objects raise when pickled
         return left_out
     data = limited.getvalue()
     has_a_secret = any(has_secrets(found.decode()) for found in _ADDRESS.findall(data))
@@ -95,14 +96,14 @@ class _LimitedFile(io.BytesIO):
 
 
 def _sweep_of(storage: Storage) -> str:
-    """The name of the sweep that the run is a trial of; "" for none."""
+    """Return the name of the sweep that the run is a trial of; "" for none."""
     try:
         return str(run_record.read(storage).get("sweep") or "")
     except (OSError, PowertrainError):
         return ""
 
 
-def _ask_for_sweep(storage: Storage, sweep: str) -> str:
+def _require_sweep(storage: Storage, sweep: str) -> str:
     where = without_secrets(storage.uri).rstrip("/")
     return (
         f"{where!r} is a trial of the sweep {sweep!r}, which keeps the function for all of its trials. Continue the "
@@ -111,7 +112,7 @@ def _ask_for_sweep(storage: Storage, sweep: str) -> str:
     )
 
 
-def _ask_for_function(storage: Storage, why: str) -> str:
+def _require_function(storage: Storage, why: str) -> str:
     return (
         f"The trainer of {without_secrets(storage.uri)!r} cannot be made from that run alone: {why}. Give the "
         "training function: "

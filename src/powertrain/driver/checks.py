@@ -54,7 +54,7 @@ def refuse_unwritable(root: str) -> None:
 
 
 def checked_datasets(datasets: Any) -> dict[str, Dataset | Callable[[], Dataset]]:
-    """The datasets by name; raises :class:`ConfigError` for what can be seen to be none."""
+    """Return the datasets by name; raises :class:`ConfigError` for a value that is clearly not a dataset."""
     if datasets is None:
         return {}
     if not isinstance(datasets, Mapping) or not all(isinstance(name, str) and name for name in datasets):
@@ -64,7 +64,7 @@ def checked_datasets(datasets: Any) -> dict[str, Dataset | Callable[[], Dataset]
         )
     found = {name: _from_hugging_face(value) for name, value in datasets.items()}
     for name, value in found.items():
-        _refuse_what_is_no_dataset(name, value)
+        _refuse_non_datasets(name, value)
     return found
 
 
@@ -77,7 +77,7 @@ def _from_hugging_face(value: Any) -> Any:
     return from_huggingface(value)
 
 
-def _refuse_what_is_no_dataset(name: str, value: Any) -> None:
+def _refuse_non_datasets(name: str, value: Any) -> None:
     kind = type(value)
     origin = f"{kind.__module__}.{kind.__qualname__}"
     accepted = "a powertrain.data.Dataset, or a function without arguments that returns one"
@@ -132,8 +132,8 @@ def refuse_unknown_split(config: DataConfig, datasets: Mapping[str, Any]) -> Non
         )
 
 
-def refuse_what_is_not_here(run: RunConfig) -> None:
-    """One clear error for what this version accepts by name but cannot do yet."""
+def refuse_missing_sources(run: RunConfig) -> None:
+    """Raise a clear error for options that this version accepts by name but cannot do yet."""
     if run.log_to_file not in (True, False):
         raise ConfigError(
             "RunConfig(log_to_file=<name>) is not supported yet by this version of Powertrain. Use log_to_file=True: "
@@ -141,8 +141,8 @@ def refuse_what_is_not_here(run: RunConfig) -> None:
         )
 
 
-def refuse_what_needs_own_processes(run: RunConfig, engine: EngineTraits) -> None:
-    """Where a rank lives in a process that is not ours, its output and its directory are not ours to move."""
+def refuse_process_options(run: RunConfig, engine: EngineTraits) -> None:
+    """Refuse options about a rank's output and directory on engines that do not start its process."""
     asked = [
         name
         for name, value in (("log_to_file=True", run.log_to_file), ("working_dir=...", run.working_dir))
@@ -180,12 +180,12 @@ def checkpoint_to_begin_from(checkpoint: Checkpoint | None) -> Checkpoint | None
 def json_mapping(value: Mapping[str, Any] | None, argument: str) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps({} if value is None else dict(value))))
-    except Exception as error:  # whatever the value raises when it is looked at
+    except Exception as error:  # inspecting the value may raise anything
         raise ConfigError(f"{argument} must be a dict of JSON values: {error}.") from error
 
 
 def is_of_ray(dataset: Any) -> bool:
-    """True for a ``ray.data.Dataset``, without importing Ray."""
+    """Return True for a ``ray.data.Dataset``, without importing Ray."""
     return type(dataset).__module__.partition(".")[0] == "ray" and hasattr(dataset, "streaming_split")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.config.trace import TraceConfig
-from powertrain.driver.messages import tell
+from powertrain.driver.messages import warn
 from powertrain.driver.resume import split_run_path
 from powertrain.errors import CheckpointError, PreemptedError, StorageError
 from powertrain.text.errors import describe_error
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def own_failure(rank: int, error: BaseException) -> WorkerFailure:
-    """A failure as the rank itself can tell it, where the controller is in another process."""
+    """Return a failure as seen by the rank itself, where the controller is in another process."""
     from powertrain.run.health.failures import reported
     from powertrain.worker.failure import describe
 
@@ -35,15 +35,15 @@ def own_failure(rank: int, error: BaseException) -> WorkerFailure:
 
 
 def keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, terminal: Any) -> None:
-    """So that ``Result.from_path`` has it too. What does not answer is not waited for once more."""
+    """Store the return value for ``Result.from_path``. Unresponsive storage is not waited for once more."""
     from powertrain.result import return_value
 
     unkept = getattr(kept, "problem", "") if outcome.value else ""
     unkept = unkept or return_value.store(storage, outcome.value)
     if unkept:
-        tell(
+        warn(
             terminal,
-            f"What the training function returned is not kept in the run's directory: {unkept}. "
+            f"The training function's return value is not kept in the run's directory: {unkept}. "
             "Result.return_value has it while this process lives.",
         )
 
@@ -56,8 +56,8 @@ def about_gone_directory(path: str) -> str:
     )
 
 
-def tell_left_files(terminal: Any, runtime: Path) -> None:
-    """The scratch directory goes with the run: say so where the user's code left files there."""
+def warn_about_left_files(terminal: Any, runtime: Path) -> None:
+    """Warn where the user's code left files in the scratch directory, which is removed with the run."""
     from powertrain.run.events import Warned
 
     left = sorted(str(p.relative_to(runtime)) for p in runtime.glob("scratch/**/*") if p.is_file())
@@ -73,7 +73,7 @@ def tell_left_files(terminal: Any, runtime: Path) -> None:
 
 
 def conclude(request: TrainRequest, outcome: RunOutcome, storage: Storage, engine: Engine) -> Result:
-    """The result of a good end; otherwise the one exception that says what happened."""
+    """Return the result of a successful run; otherwise raise the exception for its outcome."""
     from powertrain.result.result import Result, failure
     from powertrain.run.checkpoints.unsaved import error_text
     from powertrain.storage.addresses import without_secrets
@@ -120,7 +120,7 @@ def on_lost_checkpoint(request: TrainRequest, message: str, result: Result) -> N
 
 
 def remove_ends(request: TrainRequest, storage: Storage) -> None:
-    """The summary and the return value of an earlier start: until this one has ended there are none."""
+    """Remove the summary and the return value of an earlier start, until this one has ended."""
     from powertrain.result import return_value
 
     try:
@@ -135,7 +135,7 @@ def remove_ends(request: TrainRequest, storage: Storage) -> None:
 def live_findings(
     request: TrainRequest, storage: Storage, name: str, terminal: Any
 ) -> AbstractContextManager[Any]:
-    """With ``TraceConfig(mode="cli")``: what is found while the run goes on."""
+    """Return the live findings of ``TraceConfig(mode="cli")``."""
     trace = request.run.trace
     if not isinstance(trace, TraceConfig) or trace.mode != "cli":
         return contextlib.nullcontext()
@@ -145,14 +145,14 @@ def live_findings(
 
 
 def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) -> None:
-    """Say what the run spent its time on, and keep it. The run is over: whatever fails here is only told."""
+    """Print and store the diagnosis of the run's time. The run is over: failures here are only reported."""
     trace = request.run.trace
     if not isinstance(trace, TraceConfig):
         return
     if request.trial is not None:  # of many short runs: 'powertrain diagnose' makes it when it is wanted
         return
     if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
-        tell(
+        warn(
             terminal,
             f"The storage does not answer: 'powertrain diagnose {name}' tells later how the time was spent.",
         )
@@ -168,4 +168,4 @@ def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) 
         if trace.logs_dir is not None:
             final.copy_to(os.fspath(trace.logs_dir), trace.session_id, report)
     except Exception as error:
-        tell(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")
+        warn(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")

@@ -29,12 +29,12 @@ def about_stream(name: str, is_split: bool) -> str:
     return (
         f"The Ray dataset {name!r} is streamed from Ray: {rows}, and a restart begins its epoch again. "
         "DataConfig(snapshot=True) writes it once into the run's storage instead: then every row comes exactly once "
-        "per epoch, and a restart goes on at the row where it was."
+        "per epoch, and a restart continues at the row where it was."
     )
 
 
 def pickled_datasets(datasets: Mapping[str, Prepared]) -> bytes:
-    """The datasets on their way to workers; raises :class:`ConfigError` naming one that cannot travel."""
+    """Pickle the datasets for the workers; raises :class:`ConfigError` naming one that cannot be pickled."""
     import cloudpickle
 
     plans = [found.inspected.plan for found in datasets.values()]
@@ -43,7 +43,7 @@ def pickled_datasets(datasets: Mapping[str, Prepared]) -> bytes:
         with functions.by_value_where_needed(*(function for function in used if function is not None)):
             data: bytes = cloudpickle.dumps(dict(datasets))
             return data
-    except Exception as error:  # whatever the user's objects do when they are pickled
+    except Exception as error:  # the user's objects may raise anything when pickled
         culprits = [name for name, found in datasets.items() if not _can_be_pickled(found)]
         raise ConfigError(
             f"The dataset {', '.join(map(repr, culprits))} cannot be sent to the workers: something that it reads or "
@@ -63,7 +63,7 @@ def _can_be_pickled(value: Any) -> bool:
 
 
 def about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, on_change: str) -> list[str]:
-    """What to say of data that are not those of the checkpoint; raises :class:`DataChangedError` to refuse them."""
+    """Return warnings about data that differ from the checkpoint's; raises :class:`DataChangedError` to refuse them."""
     from powertrain.data.plan.changes import changed_message, mixing_warning
     from powertrain.data.plan.position import Position
     from powertrain.worker.data.shards import is_of_stream, positions_in
@@ -87,9 +87,9 @@ def about_changed_data(datasets: Mapping[str, Prepared], checkpoint: Manifest, o
 def prepare_data(
     request: TrainRequest, seed: int, cache: str, checkpoint: Manifest | None, storage: Storage
 ) -> dict[str, Prepared]:
-    """The datasets that ranks read themselves, looked at; those of Ray's as they were written into the run.
+    """Return the inspected datasets that ranks read themselves; Ray's as snapshots in the run.
 
-    Raises :class:`DataError` for what cannot be read, or is not what the run's newest checkpoint was saved with.
+    Raises :class:`DataError` for data that cannot be read, or differ from the run's newest checkpoint's.
     """
     if not request.datasets:
         return {}
@@ -109,7 +109,7 @@ def prepare_data(
 
 
 def _in_storage(request: TrainRequest, name: str, dataset: Any, storage: Storage) -> Dataset:
-    """A dataset of Ray's, as it was written into the run."""
+    """Return a dataset of Ray's, as it was written into the run."""
     from powertrain.data.ray.snapshot import snapshot
 
     written, remark = snapshot(name, dataset, storage)
@@ -118,7 +118,7 @@ def _in_storage(request: TrainRequest, name: str, dataset: Any, storage: Storage
 
 
 def prepare_like_rank_zero(request: TrainRequest, place: Place) -> dict[str, Prepared]:
-    """This process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
+    """Return this process's own copy of the datasets, for a rank that rank 0 cannot hand its own to."""
     from powertrain.data.plan.prepare import prepare
     from powertrain.run.record.directories import sweep_data_caches
 
@@ -139,7 +139,7 @@ def prepare_like_rank_zero(request: TrainRequest, place: Place) -> dict[str, Pre
 def function_here(
     request: TrainRequest, datasets: Callable[[Place], Mapping[str, Prepared]]
 ) -> Callable[[], Any]:
-    """The function for a rank that lives in this process, where its datasets are objects already."""
+    """Return the function for a rank that lives in this process, where its datasets are objects already."""
     from powertrain.worker import session as worker_session
     from powertrain.worker.main import bind
 

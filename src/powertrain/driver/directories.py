@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powertrain.driver.messages import tell
+from powertrain.driver.messages import warn
 from powertrain.errors import StorageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def naming_run(storage: Storage) -> Iterator[None]:
-    """Turn what the operating system says of a file of the run into a :class:`StorageError` that names both."""
+    """Turn an ``OSError`` about a file of the run into a :class:`StorageError` that names both."""
     from powertrain.storage.addresses import without_secrets
 
     try:
@@ -28,20 +28,20 @@ def naming_run(storage: Storage) -> Iterator[None]:
     except OSError as error:
         which = f" ({str(error.filename)!r})" if error.filename else ""
         raise StorageError(
-            f"The run at {without_secrets(storage.uri)!r} cannot be opened: {error.strerror or error}{which}. Mend or "
-            "move away what is named, or choose another run name."
+            f"The run at {without_secrets(storage.uri)!r} cannot be opened: {error.strerror or error}{which}. Repair "
+            "or move the named file, or choose another run name."
         ) from error
 
 
 def directory_of(storage: Storage, name: str) -> str:
-    """Where this machine has the files of a directory of the run."""
+    """Return the local path of a directory of the run."""
     inside = storage.local_path(f"{name}/x")
     assert inside is not None
     return str(inside.parent)
 
 
 def open_run(request: TrainRequest, name: str) -> Storage:
-    """The run's own storage, proved to be writable."""
+    """Return the run's own storage, proved to be writable."""
     from powertrain.storage import open_storage, probe
     from powertrain.storage.files.run_directory import refuse_links, refuse_other_owners
 
@@ -61,8 +61,8 @@ def open_run(request: TrainRequest, name: str) -> Storage:
 def make_directories(
     request: TrainRequest, name: str, storage: Storage, left: Sequence[str], stack: ExitStack
 ) -> tuple[Path, tuple[str, str, str]]:
-    """The run's runtime directory and its places (:meth:`_make_places`). All go at the end, however it comes; but
-    not what is in ``left`` by then."""
+    """Make the run's runtime directory and its places (:meth:`_make_places`). All are removed at any end of the run,
+    except the paths in ``left`` by then."""
     from powertrain.engine.local import runtime_directories
     from powertrain.run.record.directories import remove_data_cache, remove_unless_needed
     from powertrain.storage.files.private_roots import roots_of_one_run
@@ -82,7 +82,7 @@ def make_directories(
 
 
 def _make_runtime_directory(request: TrainRequest, name: str, stack: ExitStack) -> Path:
-    """A runtime directory. On a cluster each node has it under the same path, so that cannot be guessed."""
+    """Return a runtime directory. On a cluster each node has it under the same path, so its name is random."""
     from powertrain.engine.local import runtime_directories
     from powertrain.storage.files.private_roots import root_of_one_run, runtime_root
 
@@ -96,8 +96,8 @@ def _make_runtime_directory(request: TrainRequest, name: str, stack: ExitStack) 
 def _make_places(
     request: TrainRequest, storage: Storage, runtime: Path, stack: ExitStack
 ) -> tuple[str, str, str]:
-    """The staging area, the directory for shared memory and that for blocks of data, all empty; "" for one that
-    does not exist."""
+    """Make the staging area, the directory for shared memory and that for blocks of data, all empty; "" for an
+    unavailable one."""
     from powertrain.engine.local import runtime_directories
     from powertrain.run.record import directories as places
     from powertrain.storage.files.private_roots import (
@@ -138,7 +138,7 @@ def _make_places(
 
 
 def with_real_files(request: TrainRequest, storage: Storage, stack: ExitStack, terminal: Any) -> Storage:
-    """Storage that journal and metrics can append to: where there are no real files, by way of a spool."""
+    """Return storage that journal and metrics can append to: where there are no real files, by way of a spool."""
     if storage.local_path("journal") is not None:
         return storage
     from powertrain.run.record.directories import spool_directory
@@ -151,7 +151,7 @@ def with_real_files(request: TrainRequest, storage: Storage, stack: ExitStack, t
         try:
             shipped.close(patient)
         except StorageError as error:
-            tell(terminal, str(error))
+            warn(terminal, str(error))
 
     for spool in abandoned:
         close(Shipped(storage.within(patient), spool))

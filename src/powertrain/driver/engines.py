@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def pick_engine(scaling: ScalingConfig) -> str:
-    """The engine that was asked for, or the one that applies here."""
+    """Return the requested engine, or the one that applies here."""
     from powertrain.engine.torchrun import is_torchrun
 
     if scaling.engine == "ray":
@@ -66,7 +66,7 @@ def _check_options(scaling: ScalingConfig) -> None:
 
 
 def _ray_is_chosen(scaling: ScalingConfig) -> bool:
-    """True when something but the engine's name says that the run is meant for a Ray cluster."""
+    """Return True when something other than the engine's name selects a Ray cluster."""
     from powertrain.tasks import is_on_ray
 
     asked = scaling.engine_options.keys() & {"address", "runtime_env"} or scaling.label_selector
@@ -83,24 +83,24 @@ def _require_ray() -> None:
         )
 
 
-#: Whether this process has said that its workers import modules anew.
+#: True once this process has warned that its workers import modules anew.
 _has_said_clean = False
 
 
 def about_clean_workers(server: WarmServer) -> str:
-    """What workers do not see, said once in a process; "" where they see all of it."""
+    """Return a warning about state that workers do not see, once in a process; "" where they see all of it."""
     global _has_said_clean
     if server.is_forked or _has_said_clean:
         return ""
     _has_said_clean = True
     return (
         f"Workers import the script's modules anew from their files, because {server.unsafe}: they "
-        "do not see what this process has set or patched in modules. Pass settings in train_loop_config."
+        "do not see settings or patches that this process has made in modules. Pass settings in train_loop_config."
     )
 
 
 def custom_resources() -> Mapping[str, float]:
-    """Custom resources that ``powertrain.init(resources=...)`` declared."""
+    """Return custom resources that ``powertrain.init(resources=...)`` declared."""
     from powertrain import tasks
 
     return tasks.declared_resources()
@@ -160,7 +160,7 @@ def make_engine(
 
 
 def prepare_engine(request: TrainRequest) -> None:
-    """Begin what takes a while, so that it is done when ``fit()`` needs it: join the cluster, warm a server."""
+    """Start the slow preparations for ``fit()`` early: join the cluster, warm a server."""
     if request.engine == "ray":
         from powertrain.tasks import connect_to_ray
 
@@ -183,19 +183,19 @@ def count_trials_with_room(request: TrainRequest, workers: int) -> int:
 
     machine, wanted = resources.detect(custom_resources()), shape(scaling)
     slots = resources.slots_free(machine, wanted, ())
-    if wanted.explicit and wanted.cpus:  # so many share the cores as was asked for
+    if wanted.explicit and wanted.cpus:  # the requested number shares the cores
         return slots // workers
     return min(slots, machine.cpus * workers) // workers
 
 
 def count_fitting(there: Mapping[str, float], needed: Mapping[str, float]) -> int:
-    """Return how often some amounts fit into those that are there. Amounts of zero need nothing."""
+    """Return how often some amounts fit into the available ones. Amounts of zero need nothing."""
     fits = [math.floor(there.get(name, 0.0) / amount) for name, amount in needed.items() if amount > 0]
     return min(fits) if fits else max(1, int(there.get("CPU", 1)))
 
 
 def enter_server(request: TrainRequest, stack: ExitStack) -> WarmServer | None:
-    """The process that workers of this run are forked from, until the run ends; None on other engines."""
+    """Return the process that workers of this run are forked from, until the run ends; None on other engines."""
     if request.engine != "local":
         return None
     if request.trial is not None and request.trial.server is not None:
@@ -206,7 +206,7 @@ def enter_server(request: TrainRequest, stack: ExitStack) -> WarmServer | None:
 
 
 def _make_ray_engine(request: TrainRequest, name: str, storage: Storage, directories: list[str]) -> Engine:
-    """An engine on the cluster that this process is connected to."""
+    """Return an engine on the cluster that this process is connected to."""
     from powertrain.engine.ray.client import uploaded
     from powertrain.engine.ray.engine import RayEngine
     from powertrain.engine.ray.node.files import LAUNCH, SCRIPT
@@ -253,7 +253,7 @@ def check_limits_of_run(request: TrainRequest) -> None:
 
 
 def check_machine(request: TrainRequest) -> None:
-    """Refuse what this machine can never hold, while nothing has been started yet."""
+    """Refuse a request that this machine can never hold, before anything is started."""
     from powertrain.engine import resources
 
     machine = resources.detect(custom_resources())

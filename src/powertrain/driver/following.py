@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def follow(request: TrainRequest) -> Result:
-    """Any rank but 0 under torchrun."""
+    """Run any rank but 0 under torchrun."""
     from powertrain.engine import torchrun
     from powertrain.result.result import Result
     from powertrain.run.record.directories import remove_data_cache

@@ -1,4 +1,4 @@
-"""``fit()`` in the process that holds the run: take the lease, resume from what is there, run the controller."""
+"""``fit()`` in the process that holds the run: take the lease, resume from earlier starts, run the controller."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from powertrain.driver.conclusion import (
     keep_return_value,
     live_findings,
     remove_ends,
-    tell_left_files,
+    warn_about_left_files,
 )
 from powertrain.driver.datasets import prepare_data
 from powertrain.driver.directories import make_directories, naming_run, open_run, with_real_files
 from powertrain.driver.engines import about_clean_workers, enter_server, make_engine
-from powertrain.driver.messages import tell
+from powertrain.driver.messages import warn
 from powertrain.driver.resume import Earlier
 from powertrain.driver.running import (
     about_restoring,
@@ -70,13 +70,13 @@ class _OpenRun:
 
     @property
     def address(self) -> str:
-        """Where the run is, without secrets."""
+        """Return the run's address, without secrets."""
         from powertrain.storage.addresses import without_secrets
 
         return without_secrets(self.storage.uri)
 
     def is_displaced(self) -> bool:
-        """Whether another process has taken the run, or its directory is gone."""
+        """Return True when another process has taken the run, or its directory is gone."""
         from powertrain.run.record import lease_watch
 
         return lease_watch.is_displaced(self.lease)
@@ -86,8 +86,8 @@ def lead(request: TrainRequest, stack: ExitStack) -> Result:
     """Run a request to its end in this process.
 
     Args:
-        request: What to train.
-        stack: Closed when ``fit()`` returns or raises; everything that the run needs is in it.
+        request: The request.
+        stack: Closed when ``fit()`` returns or raises; it holds all resources of the run.
 
     Returns:
         The result of a run that ended well.
@@ -115,9 +115,9 @@ def lead(request: TrainRequest, stack: ExitStack) -> Result:
     if is_forced:
         return conclude(request, outcome, run.storage, engine)
     run.left.extend(outcome.left)
-    tell_left_files(run.terminal, run.runtime)
+    warn_about_left_files(run.terminal, run.runtime)
     if run.is_displaced():
-        tell(run.terminal, about_gone_directory(run.address))
+        warn(run.terminal, about_gone_directory(run.address))
     else:
         keep_return_value(outcome, run.storage.within(request.storage_patience_s), kept, run.terminal)
         diagnose(request, kept, run.name, run.terminal)
@@ -167,10 +167,10 @@ def _make_controller(
     began: float,
     imported: float,
 ) -> tuple[Controller, Storage, dict[str, Any], Earlier]:
-    """Read what earlier starts left, prepare the data, and make the controller of this start.
+    """Read the state of earlier starts, prepare the data, and make the controller of this start.
 
     Returns:
-        The controller, the storage that it appends to, the run's record, and what earlier starts left.
+        The controller, the storage that it appends to, the run's record, and the state of earlier starts.
     """
     from powertrain.checkpoint.chain import Chain, tag_for
     from powertrain.run.controller import Controller

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 
-def tell(terminal: Any, message: str) -> None:
+def warn(terminal: Any, message: str) -> None:
+    """Show a warning on the terminal."""
     from powertrain.run.events import Warned
 
     terminal.event(Warned(time=time.time(), message=message))

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from powertrain import functions
 from powertrain.driver.checks import (
+    refuse_missing_sources,
+    refuse_process_options,
     refuse_unknown_split,
     refuse_unreachable_data,
     refuse_unwritable,
-    refuse_what_is_not_here,
-    refuse_what_needs_own_processes,
 )
 from powertrain.driver.engines import check_limits_of_run, check_machine, prepare_engine
 from powertrain.driver.spec import trace_settings
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def check_request(request: TrainRequest) -> None:
-    """Refuse what cannot work, before anything is started; then begin to warm the process that workers come from.
+    """Refuse invalid requests before anything is started; then begin to warm up the process that workers are forked
+    from.
 
     Raises:
         ConfigError: A setting contradicts another one, or this machine.
@@ -29,7 +30,7 @@ def check_request(request: TrainRequest) -> None:
     from powertrain.run.record.preflight import check_directories
 
     refuse_unknown_split(request.data, request.datasets)
-    refuse_what_is_not_here(request.run)
+    refuse_missing_sources(request.run)
     trace_settings(request.run)
     choose_trackers(request, request.run.name or "run")
     refuse_unreachable_data(request.datasets, request.data, request.traits)
@@ -38,7 +39,7 @@ def check_request(request: TrainRequest) -> None:
     if request.starts_processes:
         functions.pickle_function(request.function, request.config)
     else:
-        refuse_what_needs_own_processes(request.run, request.traits)
+        refuse_process_options(request.run, request.traits)
     check_limits_of_run(request)
     if not request.traits.spans_nodes:
         check_directories(request.run, request.data)

@@ -28,14 +28,14 @@ _SHIP_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class TrialHooks:
-    """How a sweep runs a trainer as one of its trials.
+    """Hooks with which a sweep runs a trainer as one of its trials.
 
     Attributes:
         observer: Shows the run, in place of a terminal of its own.
-        stop: Called after each row with the run's name, the report, and whether the row has brought a checkpoint;
-            returns why the run ends, or "".
+        stop: Called after each row with the run's name, the report, and True where the row has brought a checkpoint;
+            returns the reason to end the run, or "".
         on_controller: Called with the controller before it runs.
-        prepare: Called with the run's storage and chain, before earlier checkpoints are looked for.
+        prepare: Called with the run's storage and chain, before earlier checkpoints are searched.
         server: The process that workers are forked from, shared by all trials; None on other engines.
         sweep: The name of the sweep.
         trial_id: The id of the trial.
@@ -56,7 +56,7 @@ def _as_it_is(spec: RunSpec) -> RunSpec:
 
 @dataclass(eq=False, kw_only=True)
 class TrainRequest:
-    """What a user asked a trainer for. Checked when the trainer is made; ``fit()`` changes only ``remarks``."""
+    """A user's request to a trainer. Checked when the trainer is made; ``fit()`` changes only ``remarks``."""
 
     trainer: str
     function: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Resume an earlier run: find it, compare its record, ask for what was not kept."""
+"""Resume an earlier run: find it, compare its record, require arguments that were not kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def existing_run(path: str | os.PathLike[str], filesystem: Any) -> Storage:
-    """The storage of a run that exists; raises :class:`ConfigError` where there is none."""
+    """Return the storage of an existing run; raises :class:`ConfigError` where there is none."""
     from powertrain.storage import open_storage
     from powertrain.storage.addresses import without_secrets
     from powertrain.storage.base import RECORD_BYTES_LIMIT
@@ -38,8 +38,8 @@ def existing_run(path: str | os.PathLike[str], filesystem: Any) -> Storage:
     return storage
 
 
-def ask_for_variables(names: list[str], changes: Mapping[str, Any]) -> None:
-    """A run does not keep the values of variables; raises :class:`ConfigError` when they are not given again."""
+def require_variables(names: list[str], changes: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigError` when variables, whose values a run does not keep, are not given again."""
     if names and "run_config" not in changes:
         raise ConfigError(
             f"The run was started with RunConfig(worker_runtime_env=...) and the variables {', '.join(names)}, whose "
@@ -47,8 +47,8 @@ def ask_for_variables(names: list[str], changes: Mapping[str, Any]) -> None:
         )
 
 
-def ask_for_datasets(names: list[str], changes: Mapping[str, Any]) -> None:
-    """Not all datasets are kept in the run; raises :class:`ConfigError` when those are not given again."""
+def require_datasets(names: list[str], changes: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigError` when datasets that are not kept in the run are not given again."""
     if names and "datasets" not in changes:
         raise ConfigError(
             f"The run does not keep its datasets ({', '.join(names)}), because they hold many rows in memory, or a "
@@ -57,7 +57,7 @@ def ask_for_datasets(names: list[str], changes: Mapping[str, Any]) -> None:
 
 
 def split_run_path(path: str) -> tuple[str, str]:
-    """A run's directory as (storage path, name). What follows a "?" in an address belongs to the storage path."""
+    """Split a run's directory into (storage path, name). An address's query belongs to the storage path."""
     address, mark, query = path.partition("?") if "://" in path else (path, "", "")
     root, _, name = address.rstrip("/").rpartition("/")
     return f"{root or '.'}{mark}{query}", name
@@ -65,7 +65,7 @@ def split_run_path(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What earlier starts of the same run left."""
+    """The state that earlier starts of the same run left."""
 
     state: Any
     record: dict[str, Any]
@@ -87,7 +87,7 @@ class Earlier:
         except FileNotFoundError:
             pass
         except StorageError as error:
-            remarks.append(f"{error} The run goes on with new seeds, so its data come in another order.")
+            remarks.append(f"{error} The run continues with new seeds, so its data come in another order.")
         checkpoint = committed.newest_verified(storage, remarks.append)
         for place in cleanup.set_aside_newer(storage, checkpoint):
             remarks.append(f"A checkpoint that cannot be used was moved to {place}.")
@@ -95,7 +95,7 @@ class Earlier:
         return cls(state, record, checkpoint, tuple(remarks))
 
     def messages(self, record: Mapping[str, Any], path: str) -> list[str]:
-        """What the user should know before this start. ``path`` is the run's directory, fit to be shown."""
+        """Return the messages for the user before this start. ``path`` is the run's directory, without secrets."""
         messages = list(self.remarks)
         if self.state.state == "finished":
             where = (

@@ -38,12 +38,12 @@ def interrupt_run(controller: Controller, ending: ForcedEnd) -> None:
 
 
 def notify(controller: Controller, ending: ForcedEnd, number: signal.Signals) -> None:
-    controller.notify(_asked_to_end(number))
+    controller.notify(_on_end_signal(number))
     ending.request("notice")
 
 
 def forced_outcome(kind: str) -> RunOutcome:
-    """Return the outcome of a run that was stuck when it was asked for the second time to end."""
+    """Return the outcome of a run that was stuck at the second interrupt."""
     from powertrain.run.lifecycle import STOPPED
     from powertrain.run.outcome import RunOutcome
 
@@ -91,7 +91,7 @@ def run_beside_rank(
 
 
 def _leave_if_hung(outcome: RunOutcome, engine: Engine) -> None:
-    """End this process for its launcher to start it again; the main thread of one that hangs would not end."""
+    """End this process for its launcher to start it again, since its hanging main thread would not end."""
     if not engine.restarts and any(failure.kind == "hung" for failure in outcome.failures):
         from powertrain.terminal.failures import failure_report
 
@@ -101,10 +101,10 @@ def _leave_if_hung(outcome: RunOutcome, engine: Engine) -> None:
 
 @contextmanager
 def handle_interrupts(ask_to_end: Callable[[], None], *, users_code_is_here: bool) -> Iterator[list[float]]:
-    """Turn Ctrl-C into a graceful end, the second one into an end at once. Other threads cannot, and need not.
+    """Turn Ctrl-C into a graceful end, the second one into an end at once. Does nothing on other threads.
 
-    Yields the times at which interrupts have come. Under torchrun every rank gets them: rank 0 asks, the others wait
-    to be told where to stop.
+    Yields the times at which interrupts have come. Under torchrun every rank gets them: rank 0 requests the end, the
+    others wait for its boundary.
     """
     interrupts: list[float] = []
     if threading.current_thread() is not threading.main_thread():
@@ -124,7 +124,7 @@ def handle_interrupts(ask_to_end: Callable[[], None], *, users_code_is_here: boo
         signal.signal(signal.SIGINT, previous)
 
 
-def _asked_to_end(number: signal.Signals) -> str:
+def _on_end_signal(number: signal.Signals) -> str:
     return f"the driver (process {os.getpid()}) was asked to end by {number.name}"
 
 
@@ -155,7 +155,7 @@ def make_terminal(run: RunConfig, name: str, path: str) -> Any:
 
 
 def standing_remarks(storage: Storage) -> list[str]:
-    """What the user should know of the place that was chosen."""
+    """Return warnings for the user about the chosen storage."""
     from powertrain.storage.files.private_roots import take_notices
     from powertrain.storage.safety import remarks_about
 

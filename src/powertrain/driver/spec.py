@@ -39,7 +39,7 @@ DATA_SEED_BITS = 53
 
 
 def working_dir(run: RunConfig, runtime: str) -> str:
-    """The working directory of ranks as a path; "" for the launch directory, which nodes may have elsewhere."""
+    """Return the working directory of ranks as a path; "" for the launch directory, which nodes may have elsewhere."""
     from powertrain.run.workers.launch import scratch_directory
 
     if run.working_dir in (None, "."):
@@ -64,7 +64,7 @@ def bind_host(run: RunConfig) -> str:
 
 
 def trace_settings(run: RunConfig) -> TraceSettings | None:
-    """What ranks are told of tracing; None for not at all. Raises ConfigError for what does not go together."""
+    """Return the ranks' trace settings; None for no tracing. Raises ConfigError for contradictory options."""
     from powertrain.trace.recording import patch_choice
     from powertrain.worker.tracing import TraceSettings
 
@@ -92,7 +92,7 @@ def trace_settings(run: RunConfig) -> TraceSettings | None:
 
 
 def pickled(filesystem: Any) -> bytes:
-    """A filesystem on its way to this user's own processes."""
+    """Return a filesystem on its way to this user's own processes."""
     return pickle.dumps(filesystem) if filesystem is not None else b""
 
 
@@ -107,7 +107,7 @@ def qualified(function: Any) -> str:
 
 
 def loaded_versions() -> dict[str, str]:
-    """Versions of what this process has loaded; loading something only to ask would cost seconds."""
+    """Return the versions of loaded packages; loading one only for its version would cost seconds."""
     return {
         name: str(getattr(sys.modules[name], "__version__", ""))
         for name in ("torch", "numpy", "pyarrow", "pandas")
@@ -236,7 +236,7 @@ def _arguments_for_callbacks(request: TrainRequest) -> dict[str, Any]:
 
 
 def run_record(request: TrainRequest, name: str, earlier: Earlier) -> dict[str, Any]:
-    """What run.json says: what was asked for, by whom, with which versions, and the seed of the run."""
+    """Return the content of run.json: the request, the user, the versions, and the seed of the run."""
     from powertrain.storage.addresses import without_secrets
     from powertrain.text.redaction import redact_values
 
@@ -278,7 +278,7 @@ def _data_seed(request: TrainRequest, earlier: Earlier) -> int:
 
 
 def keep_record(request: TrainRequest, storage: Storage, record: Mapping[str, Any]) -> str:
-    """Write down what this start is made of; returns "" or why restore(path) will not find all of it."""
+    """Store the arguments of this start; return "" or the reason why restore(path) will lack some."""
     from powertrain.driver import blueprint
     from powertrain.run.record import run_json as run_record
 
@@ -289,7 +289,7 @@ def keep_record(request: TrainRequest, storage: Storage, record: Mapping[str, An
 
 
 def lasting_arguments(request: TrainRequest) -> dict[str, Any]:
-    """What may be kept in the run: without addresses and variables, which may hold secrets."""
+    """Return the arguments to keep in the run: without addresses and variables, which may hold secrets."""
     from powertrain.storage.addresses import has_secrets
 
     run = replace(request.run, name=None, storage_path=None, storage_filesystem=None, worker_runtime_env={})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from powertrain.driver.messages import tell
+from powertrain.driver.messages import warn
 
 if TYPE_CHECKING:
     from powertrain.driver.request import TrainRequest
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def choose_trackers(request: TrainRequest, name: str) -> list[Tracker]:
-    """The run's trackers; raises :class:`ConfigError` for one whose package or setting is missing."""
+    """Return the run's trackers; raises :class:`ConfigError` for one whose package or setting is missing."""
     if not request.run.trackers:
         return []
     from powertrain.storage import open_storage
@@ -39,7 +39,7 @@ def start_trackers(
     controller: Controller,
     stack: ExitStack,
 ) -> TrackerProcess | None:
-    """Have the run's points sent to its trackers by a process of their own; None where there are none."""
+    """Start the process that sends the run's points to its trackers; None without trackers."""
     chosen = choose_trackers(request, record["name"])
     if not chosen:
         return None
@@ -67,7 +67,7 @@ def finish_trackers(
     storage: Storage,
     terminal: Any,
 ) -> None:
-    """Give trackers their time, and name those that have not got all points."""
+    """Wait for trackers to finish, and name those that have not received all points."""
     if process is None:
         return
     from powertrain.trackers import following
@@ -78,4 +78,4 @@ def finish_trackers(
     is_to_leave = outcome.is_to_leave or outcome.state == "preempted" or is_restarted
     ending = following.ending_of(storage, outcome.state, outcome.reason)
     for sentence in process.finish(ending, following.patience(request.run, is_to_leave)):
-        tell(terminal, sentence)
+        warn(terminal, sentence)

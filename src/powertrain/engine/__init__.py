@@ -1,1 +1,1 @@
-"""Where processes live: one protocol (:mod:`powertrain.engine.base`), several places that keep it."""
+"""Engines start and end processes: one protocol (:mod:`powertrain.engine.base`), several implementations."""

@@ -1,25 +1,25 @@
-"""What the control plane asks of a place where processes live, and what it is told back.
+"""The protocol between the control plane and an engine, which provides slots and starts processes on them.
 
-The surface is small on purpose: five verbs that change something, one that looks, and a stream of events.
-Retry, resize, commit and restart are not here. They are the controller's, so that a laptop run exercises
-the code of a cluster run.
+The surface is small on purpose: five methods that change something, one that inspects, and a stream of events. Retry,
+resize, commit and restart are not here. They belong to the controller, so that a laptop run exercises the code of a
+cluster run.
 
-What an engine promises, and ``powertrain.testing.engine_contract`` checks:
+An engine guarantees the following, and ``powertrain.testing.engine_contract`` checks it:
 
-- ``request`` returns at once. Slots arrive as ``Granted`` events, in parts if the engine likes and the shape is no
-  gang's; ``Waiting`` says what is missing. A request that can never be met raises
-  :class:`~powertrain.errors.ResourceError`; where that turns out later, ``ClaimRefused`` says so.
+- ``request`` returns at once. Slots arrive as ``Granted`` events, possibly in parts unless the shape is a gang's;
+  ``Waiting`` names what is missing. A request that can never be met raises :class:`~powertrain.errors.ResourceError`;
+  where that turns out later, a ``ClaimRefused`` event follows.
 - ``fork`` returns at once. For every fork there is exactly one ``Exited`` or one ``SlotLost``, and after
   it nothing of that process (its own children included) is running.
 - A slot outlives its processes: after ``Exited`` it can be forked on again. After ``SlotLost`` it cannot.
 - A slot's process need not be a child of the controller's process, nor be on its machine.
 - ``attend`` starts a process beside the slots of a node, outside every slot's kill scope: it outlives their
   processes and ends with ``close``. It gets a slot of its own, which events name. Where the engine does not own the
-  node's processes it answers None.
+  node's processes it returns None.
 - After ``watch_capacity`` there is a ``Capacity`` event soon, and one whenever the number changes. An engine whose
-  number of slots never changes need not tell any. One whose place can be made larger, such as a cluster with an
-  autoscaler, asks there for what is missing to the number that is wanted, and keeps what comes for some minutes.
-- ``release`` ends what still runs on the slots and gives them back. ``close`` does so for everything, and
+  number of slots never changes need not send any. An engine that can grow, such as a cluster with an autoscaler,
+  requests the slots missing to the wanted number, and keeps them for some minutes.
+- ``release`` ends the processes on the slots and gives the slots back. ``close`` does so for everything, and
   afterwards no event is delivered.
 - Events come from any thread, one at a time per slot, in the order in which they happened.
 """
@@ -37,7 +37,7 @@ from powertrain.wire.values import Point, ProcessStack
 
 @dataclass(frozen=True)
 class SlotShape:
-    """What one worker needs."""
+    """The resources that one worker needs."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -55,7 +55,7 @@ class SlotShape:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one worker: where it is and what it may use."""
+    """A place for one worker: its node and its resources."""
 
     id: str
     #: Host name of the node, and the address under which other nodes reach it.
@@ -96,7 +96,7 @@ class ProcessSpec:
     title: str = ""
     #: True for a process that signals asking for an end do not reach before it unblocks them itself.
     shielded: bool = False
-    #: Where the process will write its stacks when asked by signal; "" for nowhere.
+    #: The file to which the process writes its stacks on a signal; "" for none.
     stacks: str = ""
     #: Which rank of how many, in which attempt of the run; -1 for a process that is no rank.
     rank: int = -1
@@ -107,20 +107,20 @@ class ProcessSpec:
     staging: str = ""
     #: Of a rank that is traced: the file in which it keeps its newest steps.
     ring: str = ""
-    #: Of a rank that an engine feeds with data: by dataset the socket at which it will ask for them.
+    #: For a rank that the engine feeds with data: the socket of each dataset.
     feeds: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What can be seen of a process from outside."""
+    """The state of a process as seen from outside."""
 
     pid: int
-    #: The kernel's word: "running", "sleeping", "disk-sleep", "stopped", "zombie", or "gone"; "unknown" for one
+    #: The kernel's state: "running", "sleeping", "disk-sleep", "stopped", "zombie", or "gone"; "unknown" for one
     #: that cannot be seen from here.
     state: str
-    #: What its threads are doing, and those of the processes it has started; itself first. Empty where that could not
-    #: be had, or was not asked for.
+    #: The stacks of its threads, and of the processes it has started; itself first. Empty where they are not available,
+    #: or were not requested.
     processes: tuple[ProcessStack, ...] = ()
     #: True while a debugger holds it.
     debugged: bool = False
@@ -136,7 +136,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The claim is not met yet; ``reason`` says in words what is missing."""
+    """The claim is not met yet; ``reason`` names what is missing."""
 
     claim: str
     granted: int
@@ -145,7 +145,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class ClaimRefused:
-    """The claim will never be met; ``reason`` is a sentence that says why and what to do."""
+    """The claim will never be met; ``reason`` is a sentence with the cause and the remedy."""
 
     claim: str
     reason: str
@@ -153,12 +153,12 @@ class ClaimRefused:
 
 @dataclass(frozen=True)
 class Started:
-    """The process asked for with ``fork`` exists."""
+    """The process requested with ``fork`` exists."""
 
     slot: Slot
     pid: int
-    #: Seconds since it was asked for in which the process that it is forked from was not ready, and how many of them
-    #: went into that one's imports; 0 where it is forked from none.
+    #: Seconds since the request in which its warm server was not ready, and the part of them spent in the server's
+    #: imports; 0 without a warm server.
     waited: float = 0.0
     imports: float = 0.0
 
@@ -203,14 +203,14 @@ class Drain:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many slots of the watched shape could be had now, those that are held already included."""
+    """The number of slots of the watched shape available now, including those already held."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Remark:
-    """A sentence for the user about what processes that are started from now on do differently."""
+    """A warning for the user about a difference in processes that are started from now on."""
 
     text: str
 
@@ -221,7 +221,7 @@ EventSink = Callable[[EngineEvent], None]
 OutputSink = Callable[[Slot, bytes], None]
 
 
-#: What a signal means to a person who did not send it.
+#: Explanations of signals for users.
 _SIGNAL_WORDS = {
     _signal.SIGSEGV: "segmentation fault: native code touched memory that is not its own",
     _signal.SIGBUS: "bus error: often a full /dev/shm or a truncated memory-mapped file",
@@ -236,7 +236,7 @@ _SIGNAL_WORDS = {
 
 
 def describe_exit(event: Exited) -> tuple[str, str]:
-    """(kind, words) for how a process ended: "was killed by SIGSEGV (segmentation fault ...)"."""
+    """Return the kind and the description of an exit: "was killed by SIGSEGV (segmentation fault ...)"."""
     code = event.code
     if event.error:
         return "start", "could not be started"
@@ -273,7 +273,7 @@ class RankInDriver(Protocol):
 
 
 class Engine(Protocol):
-    """Where processes live. See the module's docstring for what holds.
+    """Provides slots and starts processes on them. The module's docstring lists the guarantees.
 
     A class that derives from it gets the defaults of the attributes below.
     """
@@ -293,30 +293,32 @@ class Engine(Protocol):
 
     @property
     def rank_in_driver(self) -> RankInDriver | None:
-        """How a rank runs in the thread that called ``fit()``; None where every rank is a process of its own.
+        """Return the way to run a rank in the thread that called ``fit()``; None where every rank is a process of its
+        own.
 
         Where it is not None the controller runs on a thread beside the rank.
         """
         return None
 
     def connect(self, hub: Hub) -> None:
-        """The controller's wire, over which an engine may talk to its nodes. Called once, before ``start``."""
+        """Pass the controller's wire, over which an engine may reach its nodes. Called once, before ``start``."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         """Begin to deliver. Called once, before anything else but ``connect``."""
 
     def wire_address(self) -> str:
-        """Where the controller's wire should listen: "ipc" (this machine only) or an IP address of this node."""
+        """Return the listening address for the controller's wire: "ipc" (this machine only) or an IP address of this
+        node."""
 
     def request(self, count: int, shape: SlotShape) -> Claim:
-        """Ask for ``count`` slots."""
+        """Request ``count`` slots."""
 
     def withdraw(self, claim: Claim) -> None:
-        """Give up what the claim still waits for; slots that it has been granted stay."""
+        """Cancel the ungranted part of a claim; granted slots stay."""
 
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
-        """From now on tell with :class:`Capacity` how many slots of this shape could be had: once, then on change. The
-        run would use ``wanted`` of them."""
+        """Send :class:`Capacity` events for this shape: once soon, then on change. The run would use ``wanted``
+        slots."""
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         """Start a process on a granted slot that has none."""
@@ -328,14 +330,14 @@ class Engine(Protocol):
         """Send a signal to the slot's process. SIGKILL reaches its whole kill scope. No process: no effect."""
 
     def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
-        """Look at the slot's process without disturbing it; with ``stacks`` also at what it is doing, which may take
-        a second or two. Any thread."""
+        """Inspect the slot's process without disturbing it; with ``stacks`` also its threads, which may take a second
+        or two. Any thread."""
 
     def is_in_doubt(self, since: float) -> bool:
-        """True while some node has not been heard of ``since`` then (monotonic seconds): it may turn out to be lost."""
+        """Return True while some node has sent no heartbeat since ``since`` (monotonic seconds): it may be lost."""
 
     def release(self, slots: Sequence[Slot]) -> None:
-        """End what runs on these slots and give them back."""
+        """End the processes on these slots and give the slots back."""
 
     def close(self) -> None:
         """Release everything and stop delivering events."""

@@ -1,8 +1,8 @@
-"""When this process may be forked: the rule, and threads of Powertrain that it may be forked with.
+"""Rules for forking this process safely, and service threads that a fork tolerates.
 
 A forked child has one thread and a copy of every lock, held or not. A :class:`ServiceThread` does its work inside of
-:func:`working` and holds nothing while it waits for more. :func:`quiet` keeps all of them from beginning to work: a
-child that is forked then finds each of their locks open, and nothing half done.
+:func:`working` and holds nothing while it waits for more. :func:`quiet` pauses all of them: a child forked then finds
+each of their locks free and no work half done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 #: Seconds for which threads that are at work are waited for.
-_QUIET_WITHIN_S = 2.0
+_QUIET_TIMEOUT_S = 2.0
 #: Looks at the native threads, with this many seconds between: one whose Python thread has ended is there for a moment.
 _LOOKS, _LOOK_EVERY_S = 20, 0.001
 
@@ -43,7 +43,7 @@ _gate = _Gate()
 
 
 def _open_gate() -> None:
-    """In a forked child: none of the threads is here."""
+    """Reset the gate in a forked child, which has none of the threads."""
     global _gate
     _gate = _Gate()
 
@@ -68,13 +68,13 @@ def working() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[str]:
-    """No service thread works until the block ends; gives "" or why that could not be had.
+    """Pause all service threads until the block ends; yield "" or the reason why that failed.
 
-    Threads that are at work may need others to go on, so all may begin to work until none does.
+    A working thread may depend on another one, so threads may start work until all are idle at once.
     """
     gate = _gate
     with gate.changed:
-        gate.is_closed = gate.changed.wait_for(lambda: not gate.at_work, _QUIET_WITHIN_S)
+        gate.is_closed = gate.changed.wait_for(lambda: not gate.at_work, _QUIET_TIMEOUT_S)
     try:
         yield "" if gate.is_closed else "a thread of Powertrain is at work"
     finally:
@@ -84,10 +84,10 @@ def quiet() -> Iterator[str]:
 
 
 def why_fork_is_unsafe() -> str:
-    """Why a child forked from this process now could hang or misbehave; "" when nothing speaks against it.
+    """Return the reason why a child forked now could hang or misbehave; "" when a fork is safe.
 
-    No thread may be there but this one, :class:`ServiceThread` and those idle ones that mere imports start and that
-    prepare themselves for a fork (OpenBLAS) or are never waited for (jemalloc's); no open GPU; no Ray.
+    A fork is safe with no thread but this one, each :class:`ServiceThread`, and idle threads started by imports that
+    handle forks (OpenBLAS) or are never joined (jemalloc); with no open GPU and no Ray.
     """
     if sys.platform != "linux":
         return f"the platform is {sys.platform}"
@@ -112,12 +112,12 @@ def why_fork_is_unsafe() -> str:
 
 
 def _count_extra_threads() -> int:
-    """Native threads beyond this one, those of Python and those that imports start."""
+    """Count native threads other than this one, Python's and those started by imports."""
     return len(_native_threads() - {thread.native_id for thread in threading.enumerate()}) - _import_threads()
 
 
 def _native_threads() -> set[int]:
-    """The kernel's numbers of this process's threads, those of allocators left out."""
+    """Return the kernel's ids of this process's threads, without those of allocators."""
     found = set()
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
@@ -127,7 +127,7 @@ def _native_threads() -> set[int]:
 
 
 def _import_threads() -> int:
-    """Threads that the OpenBLAS copies loaded here keep: one less than each one's pool.
+    """Count the threads that the loaded OpenBLAS copies keep: one less than each one's pool.
 
     A copy ends its threads before a fork, also those of the parent, and starts them anew when it next computes: counted
     on regardless, they would hide as many threads of OpenMP, whose locks a child would wait for forever.

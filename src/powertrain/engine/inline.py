@@ -69,7 +69,7 @@ class InlineEngine:
         self._forks: queue.SimpleQueue[tuple[Slot, ProcessSpec] | None] = queue.SimpleQueue()
         self._events: EventSink = lambda _: None
         self._started = False
-        #: What the function raised last, for the caller to chain to.
+        #: The last exception of the function, for the caller to chain to.
         self.error: BaseException | None = None
 
     @property
@@ -77,7 +77,7 @@ class InlineEngine:
         return self
 
     def connect(self, hub: Hub) -> None:
-        """Its rank is in this process, or talks to the controller itself."""
+        """Do nothing: the rank is in this process."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         if in_worker() or not _in_use.acquire(blocking=False):
@@ -100,32 +100,33 @@ class InlineEngine:
         return claim
 
     def withdraw(self, claim: Claim) -> None:
-        """No claim waits here: each is granted when it is made."""
+        """Do nothing: each claim is granted when it is made."""
 
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
-        """There is one slot, now and later, so there is no change to tell of."""
+        """Do nothing: there is always one slot, so no change to report."""
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         self._forks.put((slot, spec))
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> None:
-        """This process is the user's own, and starts no others: the controller, which is in it, carries checkpoints."""
+        """Return None: this process is the user's own and starts no others; the controller in it uploads
+        checkpoints."""
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
-        """Nothing can be ended from outside here, but the main thread can be asked: the second SIGTERM ends the
-        function as soon as it is back in Python."""
+        """Signal the main thread, since no process can be killed here: the second SIGTERM ends the function as soon as
+        it is back in Python."""
         if number == signal.SIGTERM:
             os.kill(os.getpid(), number)
 
     def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
         seen = process.inspection(os.getpid(), "rank 0", dump_path(), stacks)
-        return replace(seen, state="running")  # whoever asks is this process itself
+        return replace(seen, state="running")  # the caller is this process itself
 
     def is_in_doubt(self, since: float) -> bool:
         return False
 
     def release(self, slots: Sequence[Slot]) -> None:
-        """There is nothing to give back."""
+        """Do nothing: this engine holds no slots."""
 
     def close(self) -> None:
         """Let :meth:`serve` return."""
@@ -156,7 +157,7 @@ class InlineEngine:
 
 @contextmanager
 def environment(env: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables for a while; what was there before comes back."""
+    """Set variables within the block, and restore the previous values afterwards."""
     before = {name: os.environ.get(name) for name in env}
     try:
         apply_env(env)

@@ -1,7 +1,7 @@
-"""Pure: how many open files, processes and threads a run needs, and whether the limits of a machine allow them.
+"""Estimates of the open files, processes and threads a run needs, compared with the limits of a machine. Pure.
 
-What the machine allows is read in :mod:`powertrain.engine.system_limits`. The numbers below were counted on runs of 2
-to 32 workers; they are what such a run needs at least, so that no run is refused that could go.
+:mod:`powertrain.engine.system_limits` reads the machine's limits. The numbers below were counted on runs of 2 to 32
+workers; they are lower bounds, so that no feasible run is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 #: Open files of the driver, without and for each worker: its output, its log and its connection.
 _DRIVER_FILES, _DRIVER_FILES_PER_WORKER = 32, 3
-#: Open files of a worker, and for each other one that it is connected with by a process group.
+#: Open files of a worker, and of each process group connection to another worker.
 _WORKER_FILES, _WORKER_FILES_PER_PEER = 24, 2
 #: Threads and processes (the system counts both) of the driver, its server and its uploader; and of a worker, without
 #: and with a process group.
@@ -29,7 +29,7 @@ _WORDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Need:
-    """What a run with so many workers needs at least."""
+    """Lower bounds of a run's needs."""
 
     driver_files: int
     worker_files: int
@@ -39,7 +39,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of one kind there may be, how much is in use, what the limit is called and how it is raised."""
+    """A limit: its amount, the amount in use, its name and the remedy that raises it."""
 
     kind: Kind
     amount: int
@@ -53,10 +53,10 @@ class Limit:
 
 
 def need_of(workers: int, *, connected: bool, starts_processes: bool) -> Need:
-    """Return what a run needs.
+    """Return the needs of a run.
 
     Args:
-        workers: How many workers it has.
+        workers: The number of workers.
         connected: True when each worker is connected with all others, by a process group of torch.
         starts_processes: True when the workers are processes that are started on this machine.
     """
@@ -71,7 +71,7 @@ def need_of(workers: int, *, connected: bool, starts_processes: bool) -> Need:
 
 
 def exceeded(need: Need, limits: Iterable[Limit]) -> Limit | None:
-    """Return the first limit that does not allow what is needed."""
+    """Return the first limit below the needs."""
     return next((limit for limit in limits if getattr(need, limit.kind) > limit.free), None)
 
 
@@ -88,12 +88,12 @@ def most_workers(limits: Iterable[Limit], at_most: int, *, connected: bool, star
 def problem(
     asked: str, workers: int, limits: Iterable[Limit], *, connected: bool, starts_processes: bool
 ) -> str:
-    """Return why a run cannot be held by this machine, in two sentences; "" where it can.
+    """Return the reason why this machine cannot hold a run, in two sentences; "" where it can.
 
     Args:
-        asked: What the user wrote, such as ``"ScalingConfig(num_workers=8)"``.
-        workers: How many workers the run may have.
-        limits: What the machine allows.
+        asked: The user's setting, such as ``"ScalingConfig(num_workers=8)"``.
+        workers: The largest number of workers.
+        limits: The machine's limits.
         connected: See :func:`need_of`.
         starts_processes: See :func:`need_of`.
     """

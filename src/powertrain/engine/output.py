@@ -1,4 +1,4 @@
-"""The output of worker processes: read from their pipes on one thread, into log files and to whoever listens."""
+"""The output of worker processes: read from their pipes on one thread, into log files and to a listener."""
 
 from __future__ import annotations
 

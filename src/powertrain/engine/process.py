@@ -13,7 +13,7 @@ from powertrain.trace.stacks import stacks
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot; 0 where it does not say."""
+    """Return the number of processes killed by the OOM killer since boot; 0 where the kernel does not count them."""
     try:
         with open("/proc/vmstat", encoding="ascii") as lines:
             for line in lines:
@@ -25,10 +25,10 @@ def oom_kills() -> int:
 
 
 def kill_scope(pid: int) -> None:
-    """SIGKILL to a worker, its process group, and whatever it started that left the group.
+    """Send SIGKILL to a worker, its process group, and its descendants that left the group.
 
-    But for Python's resource trackers: each ends by itself when all it serves are gone, and removes the shared memory
-    and semaphores that they left.
+    Python's resource trackers are spared: each exits when all its clients are gone, and removes their leftover shared
+    memory and semaphores.
     """
     below = processes.descendants(pid)
     trackers = set(filter(is_resource_tracker, below))
@@ -39,7 +39,7 @@ def kill_scope(pid: int) -> None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """True for the process by which ``multiprocessing`` cleans up after processes that were killed."""
+    """Return True for the process by which ``multiprocessing`` cleans up after processes that were killed."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"multiprocessing.resource_tracker" in file.read()
@@ -48,21 +48,21 @@ def is_resource_tracker(pid: int) -> bool:
 
 
 def kill_all(pids: Iterable[int]) -> None:
-    """SIGKILL to each; those that are gone are gone."""
+    """Send SIGKILL to each process; ignore those that are gone."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
 def kill_marked(variable: str, value: str) -> None:
-    """SIGKILL to every process that was started with ``variable=value`` in its environment, until there is none.
+    """Send SIGKILL to every process that was started with ``variable=value`` in its environment, until none is left.
 
     For processes whose parent is gone: nothing else leads to one that has left its parent's group as well. A process
     that was forked and never called ``exec`` has its parent's first environment, and is not found.
     """
     mark = f"{variable}={value}".encode()
     tried: set[int] = set()
-    while found := set(_pids_with(mark)) - tried:  # one that survives SIGKILL hangs in the kernel
+    while found := set(_pids_with(mark)) - tried:  # a process that survives SIGKILL hangs in the kernel
         kill_all(found)
         tried |= found
 
@@ -76,10 +76,10 @@ def _pids_with(mark: bytes) -> Iterator[int]:
 
 
 def inspection(pid: int, title: str, dump: str, with_stacks: bool) -> Inspection:
-    """What can be seen of a process of this machine; 0 stands for one that is gone.
+    """Return the state of a process of this machine as seen from outside; pid 0 stands for one that is gone.
 
-    ``title`` and ``dump`` are what its ``ProcessSpec`` calls it and where it writes its stacks. Stacks are of it and of
-    the processes that it has started; this process itself is not looked at from outside.
+    ``title`` and ``dump`` are the title and the stack file of its ``ProcessSpec``. The stacks include the processes
+    that it has started; this process itself is not inspected from outside.
     """
     state = processes.state(pid) if pid else "gone"
     if state == "gone":

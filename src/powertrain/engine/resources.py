@@ -1,8 +1,8 @@
-"""What the machine has, what is counted of it, and how much is left beside what others hold. Pure but for ``detect``.
+"""The resources of a machine, which of them are counted, and how much is free. Pure except for ``detect``.
 
-GPUs and custom resources are counted always, CPUs only where they were asked for by name: the default of one CPU per
-worker never refuses and holds nothing, because asking for eight workers on two cores is how people try things out. It
-only says how far an elastic run grows: to one worker per core.
+GPUs and custom resources are always counted, CPUs only where they were requested by name: the default of one CPU per
+worker never refuses and holds nothing, because people try things out with eight workers on two cores. It only bounds an
+elastic run: to one worker per core.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from powertrain.engine.base import SlotShape
 from powertrain.errors import ResourceError
 
 _ACCELERATOR = "accelerator_type:"
-#: How many slots there are of a shape that holds nothing countable. A number and not infinity, because it travels in
-#: an event; more than anybody starts on one machine.
+#: The number of slots of a shape that holds nothing countable. A number and not infinity, because it travels in an
+#: event; more than one machine ever starts.
 BOUNDLESS = 1 << 16
 #: Amounts are floats: 3 x 0.1 must fit into 0.3.
 _ROUNDING = 1e-9
@@ -29,14 +29,14 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Machine:
-    """What one machine has. ``gpus`` are the names the driver gives them, in ``visible`` order."""
+    """The resources of one machine. ``gpus`` are the names the driver gives them, in ``visible`` order."""
 
     cpus: int
     gpus: tuple[str, ...] = ()
     #: The values for CUDA_VISIBLE_DEVICES, one for each entry of ``gpus``.
     visible: tuple[str, ...] = ()
     custom: Mapping[str, float] = field(default_factory=dict)
-    #: What each GPU is called wherever it is seen from: numbers differ between jobs that see different GPUs.
+    #: A global id for each GPU: indices differ between jobs that see different GPUs.
     #: Where they are not known the entries of ``visible`` stand for them.
     uuids: tuple[str, ...] = ()
     #: The numbers of the cores that this process may run on; empty where they are not known.
@@ -44,15 +44,15 @@ class Machine:
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """What tells each GPU of ``visible`` from all others of the machine."""
+        """Return a unique id for each GPU of ``visible``."""
         return self.uuids if len(self.uuids) == len(self.visible) else self.visible
 
     def identity(self, visible: str) -> str:
-        """The identity of one entry of ``visible``."""
+        """Return the identity of one entry of ``visible``."""
         return self.identities[self.visible.index(visible)]
 
     def total(self, resource: str) -> float:
-        """How much there is of a resource; accelerator types count one per GPU of that type unless declared."""
+        """Return the total amount of a resource; accelerator types count one per GPU of that type unless declared."""
         if resource == "CPU":
             return float(self.cpus)
         if resource == "GPU":
@@ -64,13 +64,13 @@ class Machine:
 
 
 def _words(name: str) -> set[str]:
-    """The words of a GPU's name, whole: a T4 is no T400 and an A10 no A100. "80GB" also counts as "80G"."""
+    """Return the whole words of a GPU's name, so that T4 does not match T400. "80GB" also counts as "80G"."""
     words = set(name.lower().replace("-", " ").split())
     return words | {word[:-1] for word in words if word.endswith("gb")}
 
 
 def detect(custom: Mapping[str, float] | None = None) -> Machine:
-    """This machine. Asks NVML and never CUDA: a CUDA context here would break every fork."""
+    """Return this machine's resources. Queries NVML and never CUDA: a CUDA context here would break every fork."""
     with _nvml():
         names, uuids = _gpu_names(), _gpu_uuids()
     if len(uuids) != len(names):  # one came or went meanwhile
@@ -90,7 +90,8 @@ def detect(custom: Mapping[str, float] | None = None) -> Machine:
 
 
 def gpu_of(entry: str, gpus: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """(name, uuid) of an entry of CUDA_VISIBLE_DEVICES: a number, the beginning of a uuid, or a part of a GPU."""
+    """Return (name, uuid) of an entry of CUDA_VISIBLE_DEVICES: a number, the beginning of a uuid, or a part of a
+    GPU."""
     if entry.isdigit():
         return gpus[int(entry)]
     meant = [gpu for gpu in gpus if gpu[1].lower().startswith(entry.lower())]
@@ -98,7 +99,7 @@ def gpu_of(entry: str, gpus: Sequence[tuple[str, str]]) -> tuple[str, str]:
 
 
 def visible_gpus(count: int, chosen: str | None) -> tuple[str, ...]:
-    """The GPUs CUDA would show of ``count``, given CUDA_VISIBLE_DEVICES: it stops at the first entry that is none."""
+    """Return the GPUs that CUDA shows of ``count``, given CUDA_VISIBLE_DEVICES: it stops at the first invalid entry."""
     if chosen is None:
         return tuple(str(index) for index in range(count))
     found: list[str] = []
@@ -129,7 +130,7 @@ def check(machine: Machine, count: int, shape: SlotShape) -> None:
     ]
     if missing:
         raise ResourceError(
-            f"This machine cannot hold {count} worker(s) of the size asked for. It would need "
+            f"This machine cannot hold {count} worker(s) of the requested size. It would need "
             + "; and ".join(missing)
             + ". Ask for fewer workers, or change ScalingConfig(resources_per_worker=...)."
         )
@@ -145,7 +146,7 @@ def _fits(machine: Machine, name: str, amount: float, count: int) -> bool:
 
 
 def share_gpus(visible: tuple[str, ...], count: int, per_slot: float) -> list[tuple[str, ...]]:
-    """GPUs of each of ``count`` slots: whole ones apart, fractions of one packed onto it in order."""
+    """Return GPUs of each of ``count`` slots: whole ones apart, fractions of one packed onto it in order."""
     if per_slot <= 0:
         return [()] * count
     if per_slot < 1:
@@ -155,11 +156,11 @@ def share_gpus(visible: tuple[str, ...], count: int, per_slot: float) -> list[tu
     return [tuple(visible[slot * size : (slot + 1) * size]) for slot in range(count)]
 
 
-# --------------------------------------------------------------------------- what is held, and what is left
+# --------------------------------------------------------------------------- holdings and free amounts
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one claim holds and who made it, as it is told to the other processes of this user."""
+    """The resources of one claim and its owner, as published to this user's other processes."""
 
     run: str
     host: str
@@ -173,14 +174,14 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpus_for(count: int, per_slot: float) -> int:
-    """How many whole GPUs :func:`share_gpus` gives to ``count`` slots."""
+    """Return the number of whole GPUs that :func:`share_gpus` gives to ``count`` slots."""
     if per_slot <= 0:
         return 0
     return math.ceil(count / _sharers(per_slot)) if per_slot < 1 else count * int(per_slot)
 
 
 def counted(shape: SlotShape, count: int) -> dict[str, float]:
-    """What ``count`` slots hold for themselves, by name; empty where all of it may be shared with anybody."""
+    """Return the amounts that ``count`` slots hold exclusively, by name; empty where everything may be shared."""
     each = {**shape.custom, **({"CPU": shape.cpus} if shape.explicit else {})}
     amounts = {name: amount * count for name, amount in each.items() if amount > 0}
     gpus = gpus_for(count, shape.gpus)
@@ -188,7 +189,7 @@ def counted(shape: SlotShape, count: int) -> dict[str, float]:
 
 
 def free_gpus(machine: Machine, held: Iterable[Holding]) -> tuple[str, ...]:
-    """The entries of ``machine.visible`` that nobody holds."""
+    """Return the unheld entries of ``machine.visible``."""
     taken = {gpu for holding in held for gpu in holding.gpus}
     return tuple(
         gpu
@@ -198,14 +199,14 @@ def free_gpus(machine: Machine, held: Iterable[Holding]) -> tuple[str, ...]:
 
 
 def free(machine: Machine, held: Collection[Holding], name: str) -> float:
-    """How much of a resource nobody holds; never below 0, although others may see more of it than this process."""
+    """Return the free amount of a resource; never below 0, although others may see more of it than this process."""
     if name == "GPU":
         return float(len(free_gpus(machine, held)))
     return max(0.0, machine.total(name) - sum(taken(machine, holding, name) for holding in held))
 
 
 def missing(machine: Machine, held: Collection[Holding], wanted: Mapping[str, float]) -> dict[str, float]:
-    """The names of which there is not enough, each with how much is free; empty when all of it can be had."""
+    """Return the resources that do not suffice, each with its free amount; empty when all suffice."""
     left = {name: free(machine, held, name) for name in wanted}
     return {name: left[name] for name, amount in wanted.items() if amount > left[name] + _ROUNDING}
 
@@ -216,9 +217,9 @@ def slots_free(
     held: Collection[Holding],
     set_aside: Collection[Mapping[str, float]] = (),
 ) -> int:
-    """How many slots of this shape fit beside what is held and what is set aside for others.
+    """Return the number of slots of this shape that fit beside what is held and reserved for others.
 
-    One per core where no resource was asked for by name.
+    One per core where no resource was requested by name.
     """
     if not shape.explicit and not counted(shape, 1):
         return machine.cpus
@@ -234,7 +235,7 @@ def slots_free(
 
 
 def taken(machine: Machine, holding: Holding, name: str) -> float:
-    """How much of what this process sees a claim takes.
+    """Return the amount of a resource visible to this process that a claim takes.
 
     CPUs that may be on cores which only the holder sees do not count: jobs on one node often have cores of their own.
     """
@@ -245,7 +246,7 @@ def taken(machine: Machine, holding: Holding, name: str) -> float:
 
 
 def _sharers(per_slot: float) -> int:
-    """How many slots share one GPU when each needs this part of it."""
+    """Return the number of slots that share one GPU when each needs this part of it."""
     return int(1 / per_slot + _ROUNDING)
 
 
@@ -268,9 +269,9 @@ def _gpu_uuids() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """NVML, which takes some milliseconds to begin with but nothing within itself; None where there is no driver."""
+    """Yield NVML, which takes milliseconds to start; None where there is no driver."""
     if not os.path.exists("/dev/nvidiactl"):
-        yield None  # saves loading the library where there is nothing to find
+        yield None  # saves loading the library where there is no driver
         return
     import pynvml
 

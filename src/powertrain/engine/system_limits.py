@@ -1,6 +1,6 @@
-"""What this machine allows a process and its user: open files, processes and threads.
+"""Limits of this machine for a process and its user: open files, processes and threads.
 
-Only what is read costs time, and a limit that cannot be read is none.
+Limits are read lazily, and an unreadable limit counts as unlimited.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def check_limits(asked: str, workers: int, *, connected: bool, starts_processes:
     """Raise :class:`ResourceError` where a limit of this machine does not allow a run with so many workers.
 
     Args:
-        asked: What the user wrote, such as ``"ScalingConfig(num_workers=8)"``.
-        workers: How many workers the run may have.
+        asked: The user's setting, such as ``"ScalingConfig(num_workers=8)"``.
+        workers: The largest number of workers.
         connected: True when each worker is connected with all others, by a process group of torch.
         starts_processes: True when the workers are processes that are started on this machine.
     """
@@ -35,7 +35,7 @@ def check_limits(asked: str, workers: int, *, connected: bool, starts_processes:
 
 
 def read_limits(tasks: int) -> Iterator[Limit]:
-    """Yield what limits a run that needs so many processes and threads here."""
+    """Yield the limits that apply to a run with ``tasks`` processes and threads."""
     yield Limit(
         "workers",
         BOUNDLESS,
@@ -128,14 +128,14 @@ def _kernel_limits() -> Iterator[Limit]:
 
 
 def _all_tasks() -> int:
-    """Processes and threads of the whole machine: the fourth word of /proc/loadavg is "running/all"."""
+    """Count the processes and threads of the machine: the fourth field of /proc/loadavg is "running/all"."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int((_PROC / "loadavg").read_text().split()[3].partition("/")[2])
     return 0
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none, or "max"."""
+    """Return the number in a file; None where it is missing or "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

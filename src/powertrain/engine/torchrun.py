@@ -41,19 +41,19 @@ from powertrain.engine.inline import environment
 from powertrain.errors import ConfigError, EngineError
 from powertrain.fork_server import exit_descriptor
 from powertrain.wire.hub import Hub
-from powertrain.wire.keys import Door, KeyPair
+from powertrain.wire.keys import ConnectionInfo, KeyPair
 from powertrain.worker.main import Rank, WorkerSpec
 
 #: A rank that has not called ``fit`` by then never will.
-_JOIN_WITHIN = timedelta(minutes=30)
+_JOIN_TIMEOUT = timedelta(minutes=30)
 _FOREVER = timedelta(days=365)
-#: How long a wait for a rank goes on before it is looked whether anybody still wants it.
-_LOOK_EVERY = timedelta(seconds=1)
+#: The interval at which a wait for a rank checks whether it was cancelled.
+_POLL_INTERVAL = timedelta(seconds=1)
 _fits = 0
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank publishes of itself."""
+    """The record that a rank publishes about itself."""
 
     rank: int
     host: str
@@ -66,7 +66,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_torchrun() -> bool:
-    """True when torchrun started this process."""
+    """Return True when torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
@@ -90,16 +90,16 @@ def own_gpu() -> str:
 
 
 def check_num_workers(num_workers: int | tuple[int, int]) -> None:
-    """torchrun decides how many there are: 0 accepts that, any other number must agree."""
+    """Check the number of workers: 0 accepts torchrun's, any other number must agree."""
     if num_workers not in (0, world_size()):
         raise ConfigError(
             f"ScalingConfig(num_workers={num_workers}) does not fit: torchrun started {world_size()} processes. Use "
-            f"num_workers=0 to take what torchrun gives, or start it with --nproc-per-node={num_workers}."
+            f"num_workers=0 to take all of torchrun's processes, or start it with --nproc-per-node={num_workers}."
         )
 
 
 def agreed_name(proposal: str) -> str:
-    """The name of this process's next ``fit``: the first proposal of this job, after each restart the same.
+    """Return the name of this process's next ``fit``: the first proposal of this job, and the same after each restart.
 
     The store lives as long as torchrun's agent does, so another launch begins with other names.
     """
@@ -118,25 +118,25 @@ class TorchrunStore:
 
     @classmethod
     def next(cls) -> TorchrunStore:
-        """The meeting of this process's next ``fit``."""
+        """Return the meeting of this process's next ``fit``."""
         global _fits
         _fits += 1
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(f"powertrain/fit/{restart}/{_fits}", KeyPair.new())
 
     def again(self) -> TorchrunStore:
-        """The same meeting over a connection of its own: waiting blocks a connection."""
+        """Return the same meeting over a connection of its own: waiting blocks a connection."""
         return TorchrunStore(self._prefix, self.keys)
 
     def publish(self, key: str, value: bytes) -> None:
         self._store.set(f"{self._prefix}/{key}", value)
 
     def has(self, key: str) -> bool:
-        """True when somebody has published it."""
+        """Return True when the key has been published."""
         return bool(self._store.check([f"{self._prefix}/{key}"]))
 
     def await_(self, key: str, within: timedelta) -> bytes:
-        """The value of ``key`` once somebody has published it."""
+        """Wait for ``key`` and return its value."""
         name = f"{self._prefix}/{key}"
         self._store.wait([name], within)
         value: bytes = self._store.get(name)
@@ -147,7 +147,7 @@ class TorchrunStore:
         deadline = time.monotonic() + within.total_seconds()
         while wanted():
             try:
-                return self.await_(key, _LOOK_EVERY)
+                return self.await_(key, _POLL_INTERVAL)
             except RuntimeError:
                 self._store.check(
                     [f"{self._prefix}/{key}"]
@@ -170,7 +170,7 @@ class TorchrunStore:
 
 
 def _open_store() -> Any:
-    """A connection of our own to the store that torchrun (or the process group) hosts."""
+    """Return a connection of our own to the store that torchrun (or the process group) hosts."""
     import torch
 
     dist: Any = torch.distributed
@@ -184,7 +184,7 @@ def _open_store() -> Any:
 
 
 def own_address() -> str:
-    """The address of this node that reaches the master's."""
+    """Return the address of this node that reaches the master's."""
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -216,7 +216,7 @@ class TorchrunEngine:
         self._events: EventSink = lambda _: None
         self._slots: list[Slot] = []
         self._pids: dict[str, int] = {}
-        #: What the process of each slot is called, and where it writes its stacks.
+        #: Each slot's process title, and the file for its stacks.
         self._dumps: dict[str, tuple[str, str]] = {}
         self._threads: list[threading.Thread] = []
         self._ended: set[str] = set()
@@ -232,7 +232,7 @@ class TorchrunEngine:
         return self
 
     def connect(self, hub: Hub) -> None:
-        """Its rank is in this process, or talks to the controller itself."""
+        """Do nothing: the rank is in this process, or connects to the controller itself."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events = events
@@ -257,10 +257,10 @@ class TorchrunEngine:
         thread.start()
 
     def withdraw(self, claim: Claim) -> None:
-        """torchrun has started all of its ranks: who has not joined is on its way, and cannot be sent back."""
+        """Do nothing: torchrun has started all ranks, and a rank that has not joined cannot be cancelled."""
 
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
-        """torchrun decides how many ranks there are, and begins again when that changes: there is nothing to tell."""
+        """Do nothing: torchrun decides the number of ranks, and restarts all of them when it changes."""
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         self._dumps[slot.id] = (spec.title, spec.stacks)
@@ -271,10 +271,11 @@ class TorchrunEngine:
             self._events(Started(slot, self._pids[slot.id]))
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> None:
-        """torchrun owns the processes of every node: the controller carries on its own, each rank elsewhere."""
+        """Return None: torchrun owns the processes of every node; the controller uploads on its own, each rank
+        elsewhere."""
 
     def signal(self, slot: Slot, number: signal.Signals) -> None:
-        """torchrun owns the processes: it ends them all when one fails."""
+        """Do nothing: torchrun owns the processes, and ends them all when one fails."""
 
     def inspect(self, slot: Slot, stacks: bool = False) -> Inspection:
         pid = self._pids.get(slot.id, 0)
@@ -287,7 +288,7 @@ class TorchrunEngine:
         return False
 
     def release(self, slots: Sequence[Slot]) -> None:
-        """torchrun keeps its processes."""
+        """Do nothing: torchrun keeps its processes."""
 
     def close(self) -> None:
         self._events = lambda _: None
@@ -318,14 +319,14 @@ class TorchrunEngine:
             self._events(Exited(slot, os.getpid(), code))
 
     def _watch(self, claim: TorchrunClaim, shape: SlotShape) -> None:
-        """Wait for every rank to join, then for every rank to end. What goes wrong is told to whoever waits."""
+        """Wait for every rank to join, then for every rank to end. Failures are reported to the claim."""
         try:
             meeting = self._meeting.again()
             if self._await_joins(shape):
                 self._events(Granted(claim.id, tuple(self._slots)))
         except Exception as error:
             self._problem = EngineError(
-                f"Rank {len(self._slots)} did not join the run within {_JOIN_WITHIN.total_seconds() / 60:g} minutes, "
+                f"Rank {len(self._slots)} did not join the run within {_JOIN_TIMEOUT.total_seconds() / 60:g} minutes, "
                 f"or torchrun's store cannot be reached any more ({error}). Every rank must call fit(); look into "
                 "the output of the ranks and of torchrun."
             )
@@ -335,13 +336,13 @@ class TorchrunEngine:
         try:
             for slot in self._slots[1:]:
                 code = int(self._watching.await_(f"exit/{slot.id}", _FOREVER))
-                self._tell_end(Exited(slot, self._pids[slot.id], code))
+                self._report_end(Exited(slot, self._pids[slot.id], code))
         except Exception as error:
             for slot in self._slots[1:]:
-                self._tell_end(SlotLost(slot, f"torchrun's store cannot be reached any more ({error})"))
+                self._report_end(SlotLost(slot, f"torchrun's store cannot be reached any more ({error})"))
 
-    def _tell_end(self, event: Exited | SlotLost) -> None:
-        """Tell how a rank ended, once."""
+    def _report_end(self, event: Exited | SlotLost) -> None:
+        """Report the end of a rank, once."""
         with self._telling:
             if event.slot.id in self._ended:
                 return
@@ -349,7 +350,7 @@ class TorchrunEngine:
         self._events(event)
 
     def _watch_processes(self, meeting: TorchrunStore) -> None:
-        """See the ranks of this node die, which say nothing then. Long before torchrun ends the others for it."""
+        """Detect silent deaths of this node's ranks, long before torchrun ends the other ranks."""
         poll = select.poll()
         poll.register(self._close_read, select.POLLIN)
         alive = {
@@ -364,16 +365,18 @@ class TorchrunEngine:
                 if (slot := alive.pop(descriptor, None)) is not None:
                     poll.unregister(descriptor)
                     os.close(descriptor)
-                    with contextlib.suppress(RuntimeError):  # the store is gone: told by the other thread
+                    with contextlib.suppress(RuntimeError):  # the store is gone: the other thread reports it
                         if not meeting.has(f"exit/{slot.id}"):
-                            self._tell_end(Exited(slot, self._pids[slot.id], 1, unseen=True))
+                            self._report_end(Exited(slot, self._pids[slot.id], 1, unseen=True))
         for descriptor in alive:
             os.close(descriptor)
 
     def _await_joins(self, shape: SlotShape) -> bool:
         """Make a slot of every rank that joins; False when the engine was closed before all had."""
         for rank in range(world_size()):
-            data = self._watching.await_while(f"join/{rank}", _JOIN_WITHIN, lambda: not self._closed.is_set())
+            data = self._watching.await_while(
+                f"join/{rank}", _JOIN_TIMEOUT, lambda: not self._closed.is_set()
+            )
             if data is None:
                 return False
             joined = msgspec.msgpack.decode(data, type=Joined)
@@ -392,10 +395,10 @@ class TorchrunEngine:
 
 
 def follow(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Rank]:
-    """Any rank but 0: join, wait to be told, live with the user's variables, say how it ended."""
+    """Run any rank but 0: join, wait for the start, apply the user's variables, report the outcome."""
     meeting = TorchrunStore.next()
     meeting.join()
-    payload = meeting.await_(f"spec/{own_rank()}", _JOIN_WITHIN)
+    payload = meeting.await_(f"spec/{own_rank()}", _JOIN_TIMEOUT)
     code, rank = live(payload, meeting.keys, function, env)
     meeting.publish(f"exit/{own_rank()}", str(code).encode())
     return code, rank
@@ -404,9 +407,9 @@ def follow(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Ra
 def live(
     payload: bytes, keys: KeyPair, function: Callable[[], Any], env: Mapping[str, str]
 ) -> tuple[int, Rank]:
-    """Live one rank in this process with the keys it made itself; the process ends when torchrun's agent does."""
+    """Run one rank in this process with its own keys; the process ends when torchrun's agent does."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
-    door = Door(endpoint=spec.door.endpoint, hub_key=spec.door.hub_key, keys=keys)
+    door = ConnectionInfo(endpoint=spec.door.endpoint, hub_key=spec.door.hub_key, keys=keys)
     agent = exit_descriptor(os.getppid())
     try:
         with environment(env):

@@ -1,6 +1,6 @@
 """Storage on a file system object of pyarrow or fsspec.
 
-They promise less than this package asks for; :attr:`FilesystemStorage.lacks` says in sentences what. Where such an
+They guarantee less than this package needs; :attr:`FilesystemStorage.lacks` lists the gaps in sentences. Where such an
 object is nothing but this machine's disk, the storage is a :class:`LocalStorage`, which lacks nothing.
 """
 
@@ -38,7 +38,8 @@ _WHOLE_AT_CLOSE = frozenset({"s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "a
 
 
 def storage_on(filesystem: Any, path: str) -> Storage:
-    """The storage at ``path`` of a pyarrow or fsspec file system; plain local ones become :class:`LocalStorage`."""
+    """Return the storage at ``path`` of a pyarrow or fsspec file system; plain local ones become
+    :class:`LocalStorage`."""
     path = path.partition("://")[2] if "://" in path else path
     if not path.strip("/"):
         raise StorageError(
@@ -51,7 +52,7 @@ def storage_on(filesystem: Any, path: str) -> Storage:
 
 
 def _local_path(filesystem: Any, path: str) -> str | None:
-    """Where ``path`` of a file system lies on this machine's disk, None where it lies elsewhere."""
+    """Return the path on this machine's disk of ``path`` in a file system, None where it lies elsewhere."""
     from pyarrow import fs
 
     if isinstance(filesystem, fs.LocalFileSystem):
@@ -218,7 +219,7 @@ class FilesystemStorage:
                 moment = self._given.modified(path)
         if moment is None:
             raise OSError(
-                errno.ENOTSUP, f"{type(self._given).__name__} does not tell when files were changed", path
+                errno.ENOTSUP, f"{type(self._given).__name__} does not report modification times", path
             )
         return float((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp())
 
@@ -243,7 +244,7 @@ class FilesystemStorage:
             return False
 
     def _files(self, prefix: str) -> Sequence[tuple[str, Any]]:
-        """(key, what is known of it) of every file below ``prefix``, unfinished ones too."""
+        """Return (key, file info) of every file below ``prefix``, unfinished ones too."""
         from pyarrow import fs
 
         top = self._path(prefix) if prefix else self._root
@@ -329,7 +330,7 @@ def _pieces(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def _below(root: str, path: str) -> str:
-    """The key of a file that a listing named, whose leading "/" some file systems leave out."""
+    """Return the key of a file that a listing named, whose leading "/" some file systems leave out."""
     return path.lstrip("/").removeprefix(root.lstrip("/")).lstrip("/")
 
 

@@ -1,10 +1,10 @@
-"""Addresses of object stores, and what a client must be told to reach them.
+"""Addresses of object stores, and the client settings to reach them.
 
-``s3://bucket/prefix?region=eu-west-1``: the scheme says which store, the host is the bucket (in Azure the container),
-the path is the prefix, and the query has what pyarrow's addresses have. In the path "?", "%" and control characters
-are written with percent signs; everything else may stand as it is.
+``s3://bucket/prefix?region=eu-west-1``: the scheme selects the store, the host is the bucket (in Azure the container),
+the path is the prefix, and the query has the options of pyarrow's addresses. In the path "?", "%" and control
+characters are written with percent signs; everything else may stand as it is.
 
-What the query leaves open comes from the cloud's usual environment: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``,
+Unset options come from the cloud's usual environment: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``,
 ``AWS_PROFILE``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME`` and their like.
 """
 
@@ -49,7 +49,7 @@ _KINDS: dict[str, Kind] = {
 OBJECT_STORES = tuple(_KINDS)
 
 _EVERYWHERE = ("endpoint_override", "scheme", "allow_http", "anonymous", "tls_ca_file_path")
-#: What the query of each kind of store may say.
+#: The query options of each kind of store.
 PARAMETERS: dict[Kind, tuple[str, ...]] = {
     "s3": (*_EVERYWHERE, "region", "access_key", "secret_key", "session_token", "force_virtual_addressing"),
     "gcs": _EVERYWHERE,
@@ -69,9 +69,9 @@ class Address:
     bucket: str
     prefix: str
     query: str = ""
-    #: What stands before "@": "key:secret" in S3; in Azure the container, and the bucket is then the account.
+    #: The part before "@": "key:secret" in S3; in Azure the container, and the bucket is then the account.
     user: str = ""
-    #: What stands after "@" in Azure: the account's host.
+    #: The part after "@" in Azure: the account's host.
     host: str = ""
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class Address:
 
 
 def parse(uri: str) -> Address:
-    """The address that ``uri`` writes; raises :class:`StorageError` with what is wrong with it."""
+    """Parse ``uri``; raises :class:`StorageError` with the problem."""
     scheme, _, rest = uri.partition("://")
     scheme = scheme.lower()
     place, _, query = rest.partition("?")
@@ -158,12 +158,12 @@ def _check_query(address: Address) -> None:
             )
 
 
-# --------------------------------------------------------------------------- what a client is told
+# --------------------------------------------------------------------------- client settings
 
 
 @dataclass(frozen=True, repr=False)
 class ClientSettings:
-    """How to reach a bucket: the names of obstore's settings with their values, as pairs that can be hashed."""
+    """The settings to reach a bucket: obstore's names and values, as hashable pairs."""
 
     kind: Kind
     bucket: str
@@ -180,7 +180,7 @@ class ClientSettings:
 
 
 def client_settings(address: Address, environ: Mapping[str, str]) -> ClientSettings:
-    """What the address says, completed by the environment and by AWS's own files."""
+    """Return the settings of an address, completed by the environment and by AWS's own files."""
     said = address.parameters
     endpoint = _endpoint(address, said, environ)
     config = {"s3": _s3, "gcs": _gcs, "azure": _azure}[address.kind](address, said, environ, endpoint)
@@ -197,7 +197,7 @@ def client_settings(address: Address, environ: Mapping[str, str]) -> ClientSetti
 
 
 def endpoint_of(address: Address, environ: Mapping[str, str]) -> str:
-    """The server that requests for ``address`` go to, as a URL; "" for the cloud's own.
+    """Return the server that requests for ``address`` go to, as a URL; "" for the cloud's own.
 
     Raises:
         StorageError: The address or the environment names something that is not a server.
@@ -206,7 +206,7 @@ def endpoint_of(address: Address, environ: Mapping[str, str]) -> str:
 
 
 def _endpoint(address: Address, said: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """The server to talk to as a URL, "" for the cloud's own; refused where it is none."""
+    """Return the server's URL, "" for the cloud's own; refuse an invalid one."""
     variables = {
         "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
         "gcs": ("STORAGE_EMULATOR_HOST",),
@@ -275,7 +275,7 @@ def _has_aws_credentials(environ: Mapping[str, str]) -> bool:
 
 
 def _aws_profile(environ: Mapping[str, str]) -> dict[str, str]:
-    """What AWS's shared files say about the profile in use; {} where there are none that can be read."""
+    """Return the active profile's settings from AWS's shared files; {} where none can be read."""
     import configparser
 
     home = Path(environ.get("HOME") or "~").expanduser()
@@ -289,7 +289,7 @@ def _aws_profile(environ: Mapping[str, str]) -> dict[str, str]:
             parser.read(Path(path).expanduser(), encoding="utf-8")
             found |= dict(parser.items(section))
         except (configparser.Error, OSError, UnicodeDecodeError):
-            continue  # what is not there or not readable says nothing
+            continue  # missing or unreadable
     return found
 
 

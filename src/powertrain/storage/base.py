@@ -1,16 +1,15 @@
-"""What Powertrain asks of a place that keeps files, and the rules all such places share.
+"""The storage protocol, and the rules that all storages share.
 
-The surface is small on purpose: whole values go in and come out, one operation decides races
-(``put_if_absent``), and nothing is ever changed in place. That is what local disks, mounted file systems and
-object stores can all promise.
+The surface is small on purpose: whole values go in and come out, one operation decides races (``put_if_absent``), and
+nothing is ever changed in place. Local disks, mounted file systems and object stores can all guarantee that.
 
 Keys name values. They use "/" between parts and stay inside the storage: no empty part, no ".", no "..", no
 leading "/". A prefix is a key that other keys lie below, as files lie below a directory; the empty prefix
 means everything.
 
-``OSError`` passes through from every operation: the caller knows what the value was for and says so. A place
-that is reached over a network tries again until its ``timeout`` before it raises one. What trying again cannot
-mend (no such bucket, refused credentials) is a :class:`StorageError` at once.
+``OSError`` passes through from every operation: the caller knows the purpose of the value and names it. Remote storage
+retries until its ``timeout`` before it raises one. Permanent failures (no such bucket, refused credentials) raise a
+:class:`StorageError` at once.
 
 A storage can be pickled, and none starts a thread or opens a connection before it is first used.
 """
@@ -31,9 +30,9 @@ from powertrain.values.arguments import has_attribute, shorten
 #: Names that start so are unfinished writes: never listed, and swept.
 TEMPORARY_PREFIX = ".powertrain-tmp."
 #: An unfinished write of another host is taken for abandoned after this many seconds.
-ABANDONED_AFTER = 3600.0
+ABANDONED_TIMEOUT_S = 3600.0
 #: How long an operation on a place across a network is tried again, as ``SyncConfig.sync_timeout`` has it.
-TIMEOUT = 1800.0
+TIMEOUT_S = 1800.0
 
 #: The most bytes that are read of a record of fixed form: ``run.json``, a lease, a commit link, a signature.
 RECORD_BYTES_LIMIT = 64 << 20
@@ -60,62 +59,63 @@ class Storage(Protocol):
 
     @property
     def uri(self) -> str:
-        """Where it is, as a person would write it; ``open_storage(uri)`` opens it again."""
+        """Return its address in the user's form; ``open_storage(uri)`` opens it again."""
 
     @property
     def lacks(self) -> tuple[str, ...]:
         """One sentence for each promise of this protocol that the place cannot keep; () where it keeps all."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep ``data`` under ``key``, replacing what was there. Durable, whole and visible on return."""
+        """Store ``data`` under ``key``, replacing an earlier value. Durable, whole and visible on return."""
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """As ``put``, but only where ``key`` is absent: of any number of callers exactly one gets True."""
 
     def put_file(self, key: str, path: str | Path, *, digest: bool = True) -> FileDigest:
-        """As ``put`` with a file's content. ``xxh3`` is "" when no digest is asked for."""
+        """As ``put`` with a file's content. ``xxh3`` is "" when no digest is requested."""
 
     def put_file_if_absent(self, key: str, path: str | Path) -> FileDigest | None:
         """As ``put_if_absent`` with a file's content; None where the key is taken."""
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
-        """The value under ``key``; raises ``FileNotFoundError`` where there is none.
+        """Return the value under ``key``; raises ``FileNotFoundError`` for a missing key.
 
-        One of more than ``limit`` bytes is not read: it raises ``OSError`` with ``EFBIG``.
+        A value of more than ``limit`` bytes is not read: it raises ``OSError`` with ``EFBIG``.
         """
 
     def get_file(self, key: str, path: str | Path) -> None:
         """Write the value under ``key`` to a local file, whose directory is made if absent."""
 
     def digest(self, key: str) -> FileDigest:
-        """Size and hash of the value under ``key``, read through without a file of its own."""
+        """Return size and hash of the value under ``key``, read through without a file of its own."""
 
     def modified(self, key: str) -> float:
-        """When ``key`` was last put, in seconds of the storage's own clock; ``FileNotFoundError`` if never."""
+        """Return the time of the last put of ``key``, in seconds of the storage's clock; ``FileNotFoundError`` if
+        never."""
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """Everything below ``prefix``, sorted by key; unfinished writes are never in it."""
+        """Return everything below ``prefix``, sorted by key; unfinished writes are never in it."""
 
     def move(self, source: str, key: str) -> None:
-        """Keep the value of ``source`` under ``key`` instead, replacing what was there."""
+        """Move the value of ``source`` to ``key``, replacing an earlier value."""
 
     def delete(self, key: str) -> None:
         """Forget ``key``. An absent key is fine."""
 
     def delete_tree(self, prefix: str) -> None:
-        """Forget everything below ``prefix``. Nothing there is fine."""
+        """Delete everything below ``prefix``. A prefix without values is fine."""
 
     def sweep(self) -> int:
-        """Remove what writers that are gone left unfinished; returns how many."""
+        """Remove unfinished writes of dead writers; return their number."""
 
     def local_path(self, key: str) -> Path | None:
-        """The real file of ``key`` (which may not exist yet), or None where storage has no real files."""
+        """Return the real file of ``key`` (which may not exist yet), or None where storage has no real files."""
 
     def child(self, prefix: str) -> Storage:
-        """The same place seen from below ``prefix``."""
+        """Return the same place seen from below ``prefix``."""
 
     def within(self, timeout: float) -> Storage:
-        """The same place, whose operations give up after ``timeout`` seconds where they wait at all."""
+        """Return the same place, whose operations give up after ``timeout`` seconds where they wait at all."""
 
 
 def check_key(key: str) -> str:
@@ -147,30 +147,30 @@ def join_within(pieces: Iterable[bytes], key: str, limit: int | None) -> bytes:
 
 def too_large(key: str, limit: int) -> OSError:
     """Return the error for a value that has more bytes than its reader takes."""
-    return OSError(errno.EFBIG, f"it has more than {limit:,} bytes, so it is not what was written", key)
+    return OSError(errno.EFBIG, f"it has more than {limit:,} bytes, so it was changed or damaged", key)
 
 
 def temporary_name() -> str:
-    """A name for an unfinished write that tells which process of which host makes it."""
+    """Return a name for an unfinished write that identifies its process and host."""
     return f"{TEMPORARY_PREFIX}{host_in_names()}.{os.getpid()}.{secrets.token_hex(8)}"
 
 
 def is_abandoned(name: str, age: float) -> bool:
-    """True when the writer of the temporary ``name``, last changed ``age`` seconds ago, is surely gone."""
+    """Return True when the writer of the temporary ``name``, last changed ``age`` seconds ago, is surely gone."""
     host, _, rest = name[len(TEMPORARY_PREFIX) :].partition(".")
     pid = rest.partition(".")[0]
     if host == host_in_names() and pid.isdigit():
         return not is_alive(int(pid))
-    return age > ABANDONED_AFTER
+    return age > ABANDONED_TIMEOUT_S
 
 
 def host_in_names() -> str:
-    """This host's name, with only letters, digits and "-"."""
+    """Return this host's name, with only letters, digits and "-"."""
     return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname()) or "host"
 
 
 def is_alive(pid: int) -> bool:
-    """True when this machine has a process of that number."""
+    """Return True when this machine has a process of that number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -198,7 +198,7 @@ def own_address(filesystem: Any, path: str) -> str:
 
 
 def check_filesystem(filesystem: Any, given_as: str, error: type[PowertrainError] = ArgumentError) -> None:
-    """Raise ``error`` for what is neither None nor a file system of pyarrow or in the manner of fsspec."""
+    """Raise ``error`` for a value that is neither None nor a file system of pyarrow or fsspec."""
     if filesystem is None:
         return
     is_pyarrows = any(

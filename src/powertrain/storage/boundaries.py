@@ -1,9 +1,9 @@
-"""Where a fault could fall: every step that changes what storage holds passes here first, and every training step.
+"""Fault injection points: every step that changes storage passes here first, and every training step.
 
-Nothing happens in an ordinary run. A test that wants to know what a crash at some step leaves behind installs a hook,
-in its own process with :func:`install`, in every process of a run through the environment variable
-``POWERTRAIN_BOUNDARY_HOOK="package.module:function"``. The hook is called with the kind of step and what it is about
-to change, and may count, delay, raise ``OSError`` or end the process.
+They do nothing in an ordinary run. A test of a crash at some step installs a hook, in its own process with
+:func:`install`, in every process of a run through the environment variable
+``POWERTRAIN_BOUNDARY_HOOK="package.module:function"``. The hook is called with the kind of step and its target, and may
+count, delay, raise ``OSError`` or end the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib import import_module
 VARIABLE = "POWERTRAIN_BOUNDARY_HOOK"
 #: The steps: bytes into a file, file or directory to disk, names in a directory, objects in a store.
 KINDS = ("write", "fsync", "link", "rename", "unlink", "mkdir", "put", "delete")
-#: The kind with which a hook is told of a training step, which changes nothing in storage.
+#: The kind of a training step, which changes nothing in storage.
 TRAINING_STEP = "step"
 
 Hook = Callable[[str, str], None]
@@ -30,7 +30,7 @@ _asked = False
 def crossing(kind: str, target: str) -> None:
     """Called right before a step of ``kind`` (see :data:`KINDS`) on a path or key."""
     if not _asked:
-        _ask_environment()
+        _lookup_environment()
     if _hook is not None:
         _hook(kind, target)
 
@@ -38,7 +38,7 @@ def crossing(kind: str, target: str) -> None:
 def training_step(at: str, number: int) -> None:
     """Called in a rank at its ``number``-th "report", "optimizer" step or "batch" of the attempt, from 1."""
     if not _asked:
-        _ask_environment()
+        _lookup_environment()
     if _hook is not None:
         _hook(TRAINING_STEP, f"{at}/{number}")
 
@@ -49,7 +49,7 @@ def install(hook: Hook | None) -> None:
     _hook, _asked = hook, True
 
 
-def _ask_environment() -> None:
+def _lookup_environment() -> None:
     global _hook, _asked
     _asked = True
     if name := os.environ.get(VARIABLE):
@@ -57,11 +57,11 @@ def _ask_environment() -> None:
         _hook = getattr(import_module(module), function)
 
 
-def _ask_again() -> None:
-    """A forked process has an environment and a role of its own."""
+def _lookup_again() -> None:
+    """Read the environment again in a forked process, which has its own environment and role."""
     global _hook, _asked
     _hook, _asked = None, False
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ask_again)
+    os.register_at_fork(after_in_child=_lookup_again)

@@ -1,7 +1,7 @@
 """obstore's clients: one for each bucket and process, made when it is first needed.
 
 obstore runs threads once it is used, and a process forked after that has none of them and would wait for ever. So
-constructing a storage makes no client, and a forked child of a process that made one is refused with what to do.
+constructing a storage makes no client, and a forked child of a process that made one is refused with a remedy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _used_by: int | None = None
 
 
 def client_for(settings: ClientSettings, request_timeout: float, in_parts: bool) -> Any:
-    """The client of this process for a bucket, made at its first use."""
+    """Return the client of this process for a bucket, made at its first use."""
     global _used_by
     with _clients_guard:
         if _used_by not in (None, os.getpid()):
@@ -50,7 +50,7 @@ def _new_client(settings: ClientSettings, request_timeout: float, in_parts: bool
     }
     if settings.ca_file:
         options["root_certificate"] = _certificate(settings.ca_file)
-    # A file in parts is not begun anew for one part's sake; everything else is tried again by us, who can tell of it.
+    # obstore retries single parts of a multipart upload; everything else is retried by us, with a report.
     retries = {"max_retries": 3 if in_parts else 0, "retry_timeout": timedelta(seconds=2 * request_timeout)}
     maker: Any = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[settings.kind]
     more = {"client_options": options, "retry_config": retries, **_own_identity(settings)}

@@ -1,6 +1,6 @@
-"""What went wrong with a request to an object store: whether another attempt can mend it, and how to say it.
+"""Failed requests to an object store: their classification as transient or permanent, and their messages.
 
-obstore tells much and in many shapes; everything that reads its texts is here.
+obstore's errors have many forms; all code that parses their texts is here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from powertrain.errors import StorageError
 from powertrain.storage.addresses import Address, without_secrets
 from powertrain.text.redaction import redact
 
-#: What of an answer in XML is worth telling.
+#: The informative part of an XML reply.
 _TOLD = ("Code", "Message")
 _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSED_IDENTITY = re.compile(
     r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|AuthorizationHeaderMalformed|AccessDenied"
     r"|AuthenticationFailed|invalid_grant|TokenRefreshRequired|RequestTimeTooSkewed"
 )
-#: Answers of the 400s and 500s that another attempt may change: 501 is none, most 5xx are.
+#: Transient status codes of the 400s and 500s: most 5xx are, 501 is not.
 _PASSING = frozenset({404, 408, 409, 425, 429})
 #: Mistakes of ours and wants of the machine, with which the store has nothing to do.
 _NOT_THE_STORES = (TypeError, AttributeError, NameError, AssertionError, MemoryError, RecursionError)
@@ -30,7 +30,7 @@ class TryAgain(Exception):
 
 
 def passing_reason(error: BaseException, key: str | None, address: Address) -> str:
-    """Why an attempt failed, in words; raises instead what another attempt cannot mend.
+    """Return the reason of a transient failure; raise a permanent one.
 
     With ``key`` a "not found" means that this key is absent; without, that the bucket is.
     """
@@ -63,7 +63,7 @@ def passing_reason(error: BaseException, key: str | None, address: Address) -> s
 
 
 def _fit_cause(error: BaseException, address: Address) -> BaseException | None:
-    """The error to chain to ours; None where its text, which a traceback would show, has a secret in it."""
+    """Return the error to chain to ours; None where its text, which a traceback would show, has a secret in it."""
     text = str(error)
     return error if redact(text, address.secrets) == text else None
 
@@ -80,7 +80,7 @@ def names_missing_bucket(text: str) -> bool:
 
 
 def _cannot_pass(error: BaseException, status: int | None) -> bool:
-    """True for what the same request would meet again."""
+    """Return True for a permanent failure."""
     if status is not None:
         return (400 <= status < 500 and status not in _PASSING) or status == 501
     wrong_use = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError", "PanicException")
@@ -88,7 +88,7 @@ def _cannot_pass(error: BaseException, status: int | None) -> bool:
 
 
 def _in_words(text: str) -> str:
-    """The core of what obstore says at length."""
+    """Return the core of a long message of obstore."""
     status = re.search(r"status code: (\d{3} [A-Za-z ]+)", text)
     if status:
         told = [
@@ -112,7 +112,7 @@ def _in_words(text: str) -> str:
     return text.partition("\n")[0].rstrip(". ")
 
 
-# --------------------------------------------------------------------------- what a person is told
+# --------------------------------------------------------------------------- messages for users
 
 
 def _no_bucket(address: Address) -> str:
@@ -139,8 +139,8 @@ def _no_credentials(address: Address, reason: str) -> str:
 
 def _wrong_region(address: Address) -> str:
     return (
-        f"The storage path {without_secrets(address.uri)!r} was asked for in the wrong region. Set AWS_REGION, or add "
-        "'?region=...', to the region of the bucket."
+        f"The storage path {without_secrets(address.uri)!r} was requested from the wrong region. Set AWS_REGION, or "
+        "add '?region=...', to the region of the bucket."
     )
 
 

@@ -1,4 +1,4 @@
-"""Name the file system that is full: what an ``OSError`` of a write says is only the number of the error."""
+"""Name the full file system of a failed write, whose ``OSError`` has only an error number."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from powertrain.text.errors import message_of
 
 #: Errors of a write that found no room: the file system or the user's quota on it is used up.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-#: A file system with less than this part of it free counts as full when an error does not say which one is.
+#: A file system with less than this part of it free counts as full when an error names none.
 _SMALL_SHARE = 0.01
 
 
 def is_full(error: object) -> bool:
-    """True for an error of a write that found no room."""
+    """Return True for an error of a write that found no room."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
@@ -27,7 +27,7 @@ def full_place(error: object, path: str | Path = "") -> str:
     """Return the mount point of the full file system that ``error`` is about; "" for any other error.
 
     Args:
-        error: What a write has raised.
+        error: The exception of a write.
         path: The file or directory that was written to, for an error that does not name one.
     """
     if not is_full(error):
@@ -60,7 +60,7 @@ def hint_about_room(error: BaseException) -> str:
 
 
 def _failed_in_torch_save(error: BaseException) -> bool:
-    """True for what ``torch.save`` raises when it cannot write: its text names a line of its own C++ source only."""
+    """Return True for a write error of ``torch.save``: its text names a line of its own C++ source only."""
     text = message_of(error) if isinstance(error, RuntimeError) else ""
     return "inline_container" in text or "PytorchStreamWriter failed" in text
 
@@ -80,7 +80,7 @@ def find_full(paths: Iterable[str | Path]) -> list[str]:
 
 
 def _file_of(error: object) -> str:
-    """The path that the error itself names; "" for none. Keys of a storage are not absolute and say nothing."""
+    """Return the path that the error itself names; "" for none. Keys of a storage are not absolute and do not count."""
     for name in (getattr(error, "filename2", None), getattr(error, "filename", None)):
         if isinstance(name, (str, bytes)) and os.path.isabs(os.fsdecode(name)):
             return os.fsdecode(name)

@@ -42,9 +42,9 @@ if sys.platform != "win32":
 #: Linux's request number for "make this file share that file's blocks" (ioctl FICLONE).
 _FICLONE = 0x40049409
 _CHUNK = 1 << 20
-#: What ``link`` answers where a file system has no hard links.
+#: The errors of ``link`` on a file system without hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
-#: The most that one call of the kernel's copies is asked for.
+#: The most bytes for one copying system call.
 _KERNEL_CHUNK = 1 << 30
 
 
@@ -119,10 +119,10 @@ class LocalStorage:
         return result if placed else None
 
     def adopt(self, key: str, path: str | Path) -> FileDigest:
-        """Make the file ``path`` itself the value of ``key``, replacing what was there; its own name is gone after.
+        """Move the file ``path`` to be the value of ``key``, replacing an earlier value; its own name is gone after.
 
-        Where ``path`` is missing and the key is there, an earlier call got that far before its process died, and the
-        rest is done now. Raises ``OSError`` with ``EXDEV`` where the file is not on the storage's file system (or is a
+        Where ``path`` is missing and the key is there, an earlier call got that far before its process died, and this
+        call completes it. Raises ``OSError`` with ``EXDEV`` where the file is not on the storage's file system (or is a
         link to one that may not be): ``put_file`` copies it then.
         """
         source = Path(path)
@@ -248,7 +248,7 @@ class LocalStorage:
 
     @contextmanager
     def _place(self, key: str, *, make: bool = False, is_temporary: bool = False) -> Iterator[_Place]:
-        """The directory of a key, held open; with ``make`` it is made."""
+        """Yield the directory of a key, held open; with ``make`` it is made."""
         *above, name = (key if is_temporary else check_key(key)).split("/")
         if make:
             _make_directory(self._base)
@@ -271,7 +271,7 @@ class LocalStorage:
             yield file
 
     def _files(self, prefix: str, *, skips_deeper: bool = False) -> Iterator[tuple[str, int]]:
-        """Keys and sizes of all that is below ``prefix`` and not a directory; links as what they are themselves."""
+        """Yield keys and sizes of all non-directories below ``prefix``; links are not followed."""
         parts = check_key(prefix).split("/") if prefix else []
         try:
             with open_directory(self._base, (*self._parts, *parts)) as top:
@@ -309,7 +309,7 @@ class _Place:
 
     @contextmanager
     def temporary(self, mode: int = 0o666) -> Iterator[tuple[_Place, BinaryIO]]:
-        """A new file in the same directory; gone afterwards unless it was moved."""
+        """Yield a new file in the same directory; gone afterwards unless it was moved."""
         place = _Place(self.parent, temporary_name(), self._directory)
         crossing("write", place.path)
         try:
@@ -325,13 +325,13 @@ class _Place:
 
 
 def digest_of(path: str | Path) -> FileDigest:
-    """Size and xxh3-128 of a file's content."""
+    """Return size and xxh3-128 of a file's content."""
     with open(path, "rb", buffering=0) as source:
         return _read_through(source, None)
 
 
 def copy_file(source: str | Path, target: str | Path) -> int:
-    """Copy a file's content to the new file ``target`` by the cheapest means there is; returns its size.
+    """Copy a file's content to the new file ``target`` by the cheapest means available; return its size.
 
     The blocks are shared where the file system can do that, else the kernel copies. Neither hashed nor made durable:
     for copies that can be made again.
@@ -381,10 +381,10 @@ def _place_if_absent(temporary: _Place, final: _Place) -> bool:
 
 
 def _copy_into(target: BinaryIO, path: str, source: FileIO, digest: bool) -> FileDigest:
-    """Copy a file, by the cheapest means there is, into the empty ``target`` at ``path``."""
+    """Copy a file, by the cheapest means available, into the empty ``target`` at ``path``."""
     crossing("write", path)
     if _reflinked(source.fileno(), target.fileno()):
-        # The clone is frozen, so its digest is that of what is stored even if the source changes now.
+        # The clone is frozen, so its digest is the stored file's even if the source changes now.
         target.seek(0)
         return _read_through(target, None) if digest else FileDigest(_size(target.fileno()), "")
     if not digest and _copied_by_kernel(source.fileno(), target.fileno()):
@@ -394,7 +394,7 @@ def _copy_into(target: BinaryIO, path: str, source: FileIO, digest: bool) -> Fil
 
 
 def _reflinked(source: int, target: int) -> bool:
-    """True when the file system let ``target`` share the blocks of ``source``."""
+    """Return True when the file system let ``target`` share the blocks of ``source``."""
     if sys.platform != "linux":
         return False
     try:
@@ -405,7 +405,7 @@ def _reflinked(source: int, target: int) -> bool:
 
 
 def _copied_by_kernel(source: int, target: int) -> bool:
-    """True when the kernel copied everything; False when it copied nothing."""
+    """Return True when the kernel copied everything; False when it copied nothing."""
     return _copied_by(_copy_file_range, source, target) or _copied_by(_sendfile, source, target)
 
 
@@ -436,14 +436,14 @@ def _sendfile(source: int, target: int, offset: int) -> int:
 
 
 def _has_bytes(source: int) -> bool:
-    """True for pseudo files that say they are empty and are not."""
+    """Return True for pseudo files that report a size of 0 and are not empty."""
     found = os.read(source, 1)
     os.lseek(source, 0, os.SEEK_SET)
     return bool(found)
 
 
 def _read_through(source: BinaryIO | FileIO, target: BinaryIO | None) -> FileDigest:
-    """Read ``source`` to its end, hash it, and write it to ``target`` where there is one."""
+    """Read ``source`` to its end, hash it, and write it to ``target`` if given."""
     hasher, buffer, size = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK)), 0
     while count := source.readinto(buffer):  # type: ignore[union-attr]
         size += count

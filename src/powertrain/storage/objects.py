@@ -1,13 +1,13 @@
 """Storage in a bucket of an object store: S3 and its likes, Google Cloud Storage, Azure.
 
-A put is whole or not there, and durable when the store answers: that is what object stores promise. Two starts are
-told apart by conditional writes. obstore does the talking; what it is told, and what is done when it fails, is here:
+A put is whole or not there, and durable when the store answers: object stores guarantee that. Two starts are told apart
+by conditional writes. obstore makes the requests; its settings and the retries are here:
 
-- A request that fails in a way that may pass (no connection, no answer, a server's error, "slow down") is made again
-  after a growing, random pause, until the storage's ``timeout``; then it is an ``OSError``.
-- One that cannot pass (no such bucket, refused credentials, a wrong region) is a :class:`StorageError` at once.
-- Each request has a time limit of its own, so that a server which hangs is noticed. The limit doubles when it is
-  reached, so that a slow line gets its file through in the end.
+- A transient failure (no connection, no reply, a server's error, "slow down") is retried with random exponential
+  backoff, until the storage's ``timeout``; then it is an ``OSError``.
+- A permanent failure (no such bucket, refused credentials, a wrong region) is a :class:`StorageError` at once.
+- Each request has a timeout of its own, so that a hanging server is noticed. The timeout doubles when it is reached, so
+  that a slow line gets its file through in the end.
 
 Parts of an upload that broke off stay in the bucket, unseen and paid for; obstore can neither list nor abort them.
 A lifecycle rule of the bucket that aborts incomplete multipart uploads removes them; ``sweep`` does not.
@@ -33,7 +33,7 @@ from powertrain.errors import StorageError
 from powertrain.storage.addresses import Address, client_settings, parse, without_secrets
 from powertrain.storage.base import (
     TEMPORARY_PREFIX,
-    TIMEOUT,
+    TIMEOUT_S,
     Entry,
     FileDigest,
     check_key,
@@ -46,8 +46,8 @@ from powertrain.storage.clients import client_for
 from powertrain.storage.failures import TryAgain, names_missing_bucket, passing_reason
 
 #: Seconds that one request may take at first, and at most.
-REQUEST_TIMEOUT = 30.0
-_LONGEST_REQUEST = 600.0
+REQUEST_TIMEOUT_S = 30.0
+_LONGEST_REQUEST_TIMEOUT_S = 600.0
 #: Pauses between attempts grow from the first to the second of these.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
 #: Files and values up to this size go up, and parts come down, in one request.
@@ -56,7 +56,7 @@ PART_BYTES = 16 << 20
 _MOST_PARTS = 9_000
 #: Parts of one file on their way at the same time.
 _CONCURRENT = 4
-#: The object's attribute that tells who made it: a letters-only name, because Azure takes no other.
+#: The object's attribute with its writer: a letters-only name, because Azure accepts no other.
 _WRITER = "powertrainwriter"
 
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ _OnRetry = Callable[[str, float], None]
 class ObjectStorage:
     """A prefix of a bucket as storage.
 
-    ``on_retry(reason, waited)`` is called before each pause: what failed, in words, and the seconds since the operation
+    ``on_retry(reason, waited)`` is called before each retry, with the failure and the seconds since the operation
     began. It may be set at any time, children inherit it, and a pickled storage comes back without it.
     """
 
@@ -76,8 +76,8 @@ class ObjectStorage:
         self,
         uri: str | Address,
         *,
-        timeout: float = TIMEOUT,
-        request_timeout: float = REQUEST_TIMEOUT,
+        timeout: float = TIMEOUT_S,
+        request_timeout: float = REQUEST_TIMEOUT_S,
         on_retry: _OnRetry | None = None,
     ) -> None:
         self._address = parse(uri) if isinstance(uri, str) else uri
@@ -164,7 +164,7 @@ class ObjectStorage:
         self._delete([old])
 
     def _upload(self, name: str, source: BinaryIO, digest: bool) -> FileDigest:
-        """Send a file from its start, hashing what is sent. Once more from the start where that fails."""
+        """Upload a file from its start, hashing it on the way. A retry begins at the start again."""
         import obstore
 
         size = os.fstat(source.fileno()).st_size
@@ -188,7 +188,7 @@ class ObjectStorage:
         return sent
 
     def _create(self, name: str, data: bytes) -> bool:
-        """Conditional put. A lost answer is made up for by the mark that the object carries."""
+        """Put an object if absent. After a lost reply, the object's mark identifies its writer."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -204,7 +204,7 @@ class ObjectStorage:
         return self._persist(attempt)
 
     def _is_marked(self, client: Any, name: str, mark: str) -> bool:
-        """True when the object that stands in the way is the one we made in an attempt whose answer was lost."""
+        """Return True when the object that stands in the way is the one we made in an attempt whose reply was lost."""
         import obstore
 
         try:
@@ -283,7 +283,7 @@ class ObjectStorage:
         return True
 
     def _listing(self, prefix: str) -> Sequence[tuple[str, Any]]:
-        """(key, what is known of it) of every object below ``prefix``, unfinished ones too."""
+        """Return (key, object info) of every object below ``prefix``, unfinished ones too."""
         import obstore
 
         top = self._name(prefix) if prefix else _encoded(self._address.prefix)
@@ -295,7 +295,7 @@ class ObjectStorage:
         return [(_decoded(meta["path"].removeprefix(root)), meta) for meta in self._persist(attempt)]
 
     def _content(self, name: str, key: str, limit: int | None = None) -> Iterator[bytes]:
-        """An object's bytes in order, a large one in several requests at a time; none of one above ``limit``."""
+        """Yield an object's bytes in order, a large one in several requests at a time; none of one above ``limit``."""
         import obstore
 
         def whole_or_meta(client: Any) -> tuple[bytes | None, Any]:
@@ -373,7 +373,7 @@ class ObjectStorage:
     # -- trying again
 
     def _persist(self, action: Callable[[Any], _T], *, key: str | None = None, in_parts: bool = False) -> _T:
-        """What ``action`` returns for a client, tried again as the module's docstring says.
+        """Return the result of ``action`` for a client, with retries as in the module's docstring.
 
         With ``key`` a "not found" means that this key is absent; without, that the bucket is.
         """
@@ -397,7 +397,9 @@ class ObjectStorage:
             time.sleep(min(random.uniform(pause / 2, pause), self._timeout - waited))
             pause = min(2 * pause, _LONGEST_PAUSE)
             if "no answer" in reason:
-                patience = min(2 * patience, _LONGEST_REQUEST, max(self._request_timeout, self._timeout / 2))
+                patience = min(
+                    2 * patience, _LONGEST_REQUEST_TIMEOUT_S, max(self._request_timeout, self._timeout / 2)
+                )
 
 
 def _reopened(address: Address, timeout: float, request_timeout: float) -> ObjectStorage:
@@ -451,7 +453,7 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def _in_order(pool: ThreadPoolExecutor, fetch: Callable[[int], bytes], starts: range) -> Iterator[bytes]:
-    """What ``fetch`` gives for each of ``starts``, in their order, a few ahead of the reader."""
+    """Yield the result of ``fetch`` for each of ``starts``, in order, a few ahead of the reader."""
     pending: deque[Future[bytes]] = deque()
     for start in starts:
         pending.append(pool.submit(fetch, start))
@@ -473,18 +475,18 @@ def _delete_one(client: Any, name: str) -> None:
 
 # --------------------------------------------------------------------------- names of objects
 
-#: What object stores or their XML cannot carry; and a percent sign that would read as an escape of ours.
+#: Characters that object stores or their XML cannot carry; and a percent sign that would read as an escape of ours.
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff\ufffe\uffff]|%(?=[0-9A-F]{2})")
 _ESCAPE = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
 def _encoded(key: str) -> str:
-    """The object's name for ``key``: itself, with percent signs only where it must."""
+    """Return the object's name for ``key``: itself, with percent signs only where it must."""
     return _UNFIT.sub(lambda match: "".join(f"%{byte:02X}" for byte in _bytes(match[0])), key)
 
 
 def _decoded(name: str) -> str:
-    """The key whose object has this name."""
+    """Return the key whose object has this name."""
     return _ESCAPE.sub(
         lambda match: bytes.fromhex(match[0].replace("%", "")).decode("utf-8", "surrogateescape"), name
     )

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from powertrain.errors import StorageError
 from powertrain.storage.addresses import OBJECT_STORES, without_secrets
-from powertrain.storage.base import TIMEOUT, check_filesystem, own_address
+from powertrain.storage.base import TIMEOUT_S, check_filesystem, own_address
 from powertrain.text.redaction import redact
 from powertrain.values.arguments import as_path
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from powertrain.storage.local import LocalStorage
 
 #: How long the probe at the start of a run tries: a person waits for it.
-PROBE_SECONDS = 6.0
+PROBE_TIMEOUT_S = 6.0
 
 
-def open_storage(path: str | Path, *, filesystem: Any = None, timeout: float = TIMEOUT) -> Storage:
-    """The storage at a plain path, a ``file://`` address or an object store's address.
+def open_storage(path: str | Path, *, filesystem: Any = None, timeout: float = TIMEOUT_S) -> Storage:
+    """Return the storage at a plain path, a ``file://`` address or an object store's address.
 
     ``filesystem`` is a pyarrow or fsspec file system that ``path`` is a path of. ``timeout`` bounds how long an
     operation across a network is tried again. Nothing is created or connected until something is put or read.
@@ -68,11 +68,11 @@ def _open_local(text: str, scheme: str) -> LocalStorage:
 
 
 def probe(storage: Storage) -> None:
-    """Prove that storage can be written, read and deleted, and that ``put_if_absent`` decides races.
+    """Check that storage can be written, read and deleted, and that ``put_if_absent`` decides races.
 
-    Raises :class:`StorageError` that says why not, within a few seconds even where nobody answers.
+    Raises :class:`StorageError` with the reason, within a few seconds even where the server does not answer.
     """
-    place = storage.within(PROBE_SECONDS)
+    place = storage.within(PROBE_TIMEOUT_S)
     key, data = f".powertrain-probe-{secrets.token_hex(8)}", secrets.token_bytes(64)
     shown = without_secrets(storage.uri)
     try:
@@ -83,7 +83,7 @@ def probe(storage: Storage) -> None:
         raise
     except OSError as error:
         raise StorageError(_why_unusable(shown, error)) from error
-    except Exception as error:  # a file system that was handed in raises what it likes
+    except Exception as error:  # a user's file system may raise anything
         reason = f"{type(error).__name__}: {error}".rstrip(". ")
         raise StorageError(
             f"The storage path {shown!r} cannot be used: {reason}. Check the file system and its credentials, or "
@@ -103,7 +103,7 @@ def probe(storage: Storage) -> None:
 
 
 def _why_unusable(uri: str, error: OSError) -> str:
-    """One sentence of what is wrong with ``uri`` and one of what to do."""
+    """Return one sentence with the problem of ``uri`` and one with the remedy."""
     fixes = {
         errno.EACCES: "Give this user write permission there, or choose another storage path.",
         errno.EPERM: "Give this user write permission there, or choose another storage path.",

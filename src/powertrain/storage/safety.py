@@ -1,6 +1,6 @@
-"""Whether a place on this machine is one to keep a run in: what kind of file system, and how much room.
+"""Warnings about a storage place on this machine: its kind of file system, and its free space.
 
-What the kernel tells (``/proc/self/mountinfo``) is read in one place; the judgements are functions of that text.
+The kernel's table of mounts (``/proc/self/mountinfo``) is read in one place; the rules are functions of its text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of the table of mounts: where, which kind, and what lies there."""
+    """One line of the table of mounts: mount point, kind, and source."""
 
     point: str
     kind: str
@@ -46,29 +46,29 @@ class Mount:
 
 
 def remarks_about(path: str | Path) -> list[str]:
-    """One sentence for each reason why what is kept at ``path`` may be gone sooner than a run should be."""
+    """Return one sentence for each reason why files at ``path`` may vanish too soon for a run."""
     mount = mount_of(path)
     return remarks_about_mount(os.fspath(path), mount, in_container()) if mount else []
 
 
 def is_network_file_system(path: str | Path) -> bool:
-    """True when ``path`` lies on a file system of other machines, where a rename or fsync costs a round trip."""
+    """Return True when ``path`` lies on a file system of other machines, where a rename or fsync costs a round trip."""
     mount = mount_of(path)
     return mount is not None and is_network_kind(mount.kind)
 
 
 def free_bytes(path: str | Path) -> int:
-    """Bytes that this user can still write at ``path`` or, where it is not there yet, at its nearest parent."""
+    """Return bytes that this user can still write at ``path`` or, where it is not there yet, at its nearest parent."""
     return shutil.disk_usage(_nearest(path)).free
 
 
 def space_remark(free: int, checkpoint_bytes: int, kept: int | None) -> str:
-    """ "" when ``free`` bytes hold the checkpoints still to come, else one sentence that says they do not.
+    """Return "" when ``free`` bytes hold the checkpoints still to come, else one sentence with the shortage.
 
     Called when the first checkpoint of ``checkpoint_bytes`` is written. ``kept`` is how many are kept at a time (None
     for all); one more is there while the oldest waits to be deleted.
     """
-    more = 2 if kept is None else kept  # those to be kept and one in the making, less the one that is there
+    more = 2 if kept is None else kept  # the kept ones and one being written, less the existing one
     needed = more * checkpoint_bytes
     if checkpoint_bytes <= 0 or free >= needed:
         return ""
@@ -104,14 +104,14 @@ def remarks_about_mount(path: str, mount: Mount, container: bool) -> list[str]:
 
 
 def is_network_kind(kind: str) -> bool:
-    """True for the kinds of file systems that are reached over a network, as far as names tell."""
+    """Return True for kinds of network file systems, judged by name."""
     if kind in _NETWORK:
         return True
     return (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE
 
 
 def parse_mounts(table: str) -> list[Mount]:
-    """The mounts of a ``mountinfo`` table in its order; lines that are none are passed over."""
+    """Return the mounts of a ``mountinfo`` table in its order; lines that are none are passed over."""
     mounts = []
     for line in table.split("\n"):
         before, separator, after = line.partition(" - ")
@@ -122,7 +122,8 @@ def parse_mounts(table: str) -> list[Mount]:
 
 
 def mount_at(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that an absolute, resolved ``path`` lies on: the longest; of equals the last, which hides others."""
+    """Return the mount that an absolute, resolved ``path`` lies on: the longest; of equals the last, which hides
+    others."""
     found: Mount | None = None
     for mount in mounts:
         below = mount.point == "/" or path == mount.point or path.startswith(f"{mount.point}/")
@@ -146,7 +147,7 @@ def size_text(count: int) -> str:
 
 
 def mount_of(path: str | Path) -> Mount | None:
-    """The mount that ``path``, which need not be there yet, lies on; None where the system has no such table."""
+    """Return the mount that ``path``, which need not be there yet, lies on; None where the system has no such table."""
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
@@ -155,7 +156,7 @@ def mount_of(path: str | Path) -> Mount | None:
 
 
 def in_container() -> bool:
-    """True when this process seems to run in a container."""
+    """Return True when this process seems to run in a container."""
     # Container runtimes write the first of these names in small letters.
     if any(os.environ.get(name) for name in ("container", "KUBERNETES_SERVICE_HOST")):
         return True

@@ -23,7 +23,7 @@ _SEAL = re.compile(rb',\n *"seal": "([0-9a-f]{32})"\n}\n?\Z')
 
 
 class DamagedError(StorageError):
-    """A stored value, or a part of it, is not what was written. ``key`` names it where that is known."""
+    """A stored value, or a part of it, was changed or damaged. ``key`` names it where it is known."""
 
     def __init__(self, message: str, key: str = "") -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ def seal_json(text: bytes) -> bytes:
 
 
 def check_seal(data: bytes) -> bool:
-    """Whether ``data`` is sealed; False for the file of a version that wrote no seal, or one whose seal is damaged.
+    """Return True for sealed ``data``; False for a file of a version without seals, or with a damaged seal.
 
     Raises:
         DamagedError: The content does not match its seal.

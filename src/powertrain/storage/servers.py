@@ -1,4 +1,4 @@
-"""Which servers this user has chosen, as against those that only a file in storage names.
+"""The servers that this user has chosen, as opposed to those that only a file in storage names.
 
 A request to an object store is signed, or carries a token. So an address that was read from a file, and not given by
 the user, may choose a bucket and a path, but neither the server nor the account: those must be the ones of the run's
@@ -28,7 +28,7 @@ _REGION = re.compile(r"[A-Za-z0-9-]*")
 
 
 class _Server(NamedTuple):
-    """Where requests go, and as whom."""
+    """The server of requests, and the account."""
 
     kind: str
     endpoint: str
@@ -76,7 +76,7 @@ def _has_credentials(address: Address) -> bool:
 
 
 def _known_servers(address: Address, own: str, environ: Mapping[str, str]) -> list[_Server]:
-    """The servers for addresses of this kind that the environment and the run's storage name."""
+    """Return the servers for addresses of this kind that the environment and the run's storage name."""
     known = [_server_of(replace(address, query="", user="", host=""), environ)]
     if own.partition("://")[0].lower() in OBJECT_STORES and "://" in own:
         known.append(_server_of(parse(own), environ))

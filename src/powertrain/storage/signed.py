@@ -1,9 +1,9 @@
-"""Values that only this user may open: signed with a key of this user on this machine.
+"""Signed values, which are opened only where this user's key on this machine signed them.
 
-To open a pickle is to run code. So what a run keeps as one is signed when it is written, and returned only where the
-signature is right: a run directory that another user wrote cannot run code here. The signature covers the name of the
-run and of the file, so that a signed value of one run does not pass for that of another, or for another file. A reader
-that knows which names a directory has had may name them.
+Opening a pickle runs code. So pickles in a run are signed when they are written, and returned only where the signature
+is right: a run directory that another user wrote cannot run code here. The signature covers the name of the run and of
+the file, so that a signed value of one run does not pass for that of another, or for another file. A reader that knows
+which names a directory has had may name them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from powertrain.storage.files.ownership import why_unsafe
 from powertrain.storage.local import LocalStorage
 
 _KEY_BYTES = 32
-#: Tells these signatures from any other that is made with the key.
+#: Separates these signatures from others made with the key.
 _PURPOSE = b"powertrain value of a run"
 
 
@@ -66,7 +66,7 @@ def get(
     limit: int = LARGE_RECORD_BYTES_LIMIT,
     earlier_names: Callable[[], Iterable[str]] = tuple,
 ) -> bytes:
-    """The value under ``key``.
+    """Return the value under ``key``.
 
     ``earlier_names`` is called where the signature is not for the name that the directory has now, and returns those
     that it has had. Raises ``FileNotFoundError`` where there is no value, :class:`NotOurs` where its signature is not
@@ -103,13 +103,13 @@ def _signature(own: bytes, storage: Storage, key: str, data: bytes, name: str | 
 
 
 def _run_name(storage: Storage) -> str:
-    """The name of the run, which stays the same when its directory is moved to another storage path."""
+    """Return the name of the run, which stays the same when its directory is moved to another storage path."""
     address = storage.uri.partition("?")[0] if "://" in storage.uri else storage.uri
     return address.rstrip("/").rpartition("/")[2]
 
 
 def _signing_key() -> bytes:
-    """This user's key on this machine, made when it is first needed."""
+    """Return this user's key on this machine, made when it is first needed."""
     path = _key_path()
     try:
         return _whole(path)
@@ -136,7 +136,7 @@ def _key_path() -> Path:
 
 
 def _whole(path: Path) -> bytes:
-    """Return the key; a short one, or one that others know, would let them forge signatures."""
+    """Return the key; refuse a short one, or one that others can read, which would let them forge signatures."""
     with open(path, "rb", opener=_open_without_waiting) as file:
         status = os.fstat(file.fileno())
         key = file.read(_KEY_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""

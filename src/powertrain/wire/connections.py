@@ -1,10 +1,10 @@
 """Connections to a listening process that have not proved a key: bounded in number.
 
-ZeroMQ accepts whatever connects, one open file each, and knows only after a handshake whether it was a stranger. Who
-opens thousands of connections and sends nothing would use up the files of this process until the handshakes time out.
-So the one who listens keeps count by the events of its socket, and the oldest unproven connections are closed when
+ZeroMQ accepts every connection, one open file each, and knows only after a handshake whether its peer is a stranger. A
+peer that opens thousands of connections and sends nothing would use up the files of this process until the handshakes
+time out. So the listener counts them by the events of its socket, and the oldest unproven connections are closed when
 there are too many: of the host that has most of them, so that a flood from one machine does not keep workers of others
-out. A worker whose connection is closed so connects again by itself.
+out. A worker whose connection is closed this way reconnects by itself.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Peer = tuple[str, Any]
 class UnprovenConnections:
     """Accepted connections whose other end is not known yet, by their descriptors. Not thread-safe.
 
-    Descriptors are another's (ZeroMQ's), who may close one at any moment; then the number may come to mean another
+    Descriptors belong to ZeroMQ, which may close one at any moment; then the number may come to mean another
     file. So a connection is touched only through a duplicate, whose other end is compared with that of the accepted
     connection first.
     """
 
     def __init__(self) -> None:
-        #: A descriptor for duplicates, held so that there is one when the process may open no more files; and what it
-        #: is while it is not used.
+        #: A descriptor reserved for duplicates, for when the process may open no more files; and its placeholder while
+        #: unused.
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._spare = os.dup(self._nothing)
         self._peers: dict[int, Peer] = {}
@@ -84,7 +84,7 @@ class UnprovenConnections:
 
     @contextlib.contextmanager
     def _duplicate(self, descriptor: int) -> Iterator[socket.socket | None]:
-        """The connection in the spare descriptor; None where it is not one any more."""
+        """Yield the connection in the spare descriptor; None where it is not one any more."""
         try:
             os.dup2(descriptor, self._spare, inheritable=False)
             connection = socket.socket(fileno=self._spare)

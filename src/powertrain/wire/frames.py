@@ -25,7 +25,7 @@ HEADER = struct.Struct(">BQ")
 
 
 def _no_extension(code: int, _: memoryview) -> Any:
-    """Nothing that a worker says has any, and what is kept of it as text could not hold one."""
+    """Refuse msgpack extensions: no message has any, and its text form could not hold one."""
     raise msgspec.ValidationError(f"it has a msgpack extension of type {code}")
 
 
@@ -37,7 +37,7 @@ decode_command: Callable[[bytes | bytearray | memoryview], FromController] = msg
 
 
 def cut_into_frames(body: bytes, first: int) -> Iterator[tuple[int, bytes]]:
-    """An encoded message as frames with their numbers, which go on from ``first``."""
+    """Cut an encoded message into frames, numbered from ``first``."""
     view = memoryview(body)
     for number, start in enumerate(range(0, len(body), limits.FRAME_LIMIT), first):
         end = start + limits.FRAME_LIMIT
@@ -49,7 +49,7 @@ def frame_count(body: bytes) -> int:
 
 
 def read_frame(frame: memoryview) -> tuple[int, bool, memoryview]:
-    """A frame's number, whether its message ends with it, and what it brings; raises :class:`WireError`."""
+    """Return a frame's number, True where it is its message's last, and its payload; raises :class:`WireError`."""
     if len(frame) < HEADER.size:
         raise WireError(f"it is {len(frame)} bytes long, which is less than the header of a frame")
     ends, number = HEADER.unpack_from(frame)
@@ -72,12 +72,12 @@ class Gathering:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held = bytearray()
-        #: Number of the first frame; 0 while there is none.
+        #: Number of the first frame; 0 before it has come.
         self.first = 0
 
     def add(self, number: int, ends: bool, piece: memoryview) -> bytearray | memoryview | None:
-        """The whole message once it has ended, else None. Forgets all of it and raises :class:`WireError` where it is
-        too long."""
+        """Return the whole message once it has ended, else None. Forgets all of it and raises :class:`WireError` where
+        it is too long."""
         if ends and not self.first:
             return piece
         size = len(self._held) + len(piece)
@@ -96,9 +96,9 @@ class Gathering:
 
 
 def shortened(message: FromWorker, size: str) -> list[FromWorker]:
-    """What to send instead of a message that is too large: all of it but what makes it so, and words about that.
+    """Return replacements for a message that is too large: the message without its large part, and a note about it.
 
-    Raises :class:`WireError` where the rank would wait for an answer to what is left out."""
+    Raises :class:`WireError` where the rank would wait for a reply to the omitted part."""
     most = f"more than the {amount(limits.MESSAGE_LIMIT)} that a message to the run may have"
     if isinstance(message, Outcome) and message.value:
         told = (
@@ -133,7 +133,7 @@ def shortened(message: FromWorker, size: str) -> list[FromWorker]:
 
 
 class TooLarge(Exception):
-    """``size`` in words."""
+    """Raised for a value above a limit; ``size`` is its size as text."""
 
     def __init__(self, size: str) -> None:
         super().__init__(size)
@@ -141,7 +141,7 @@ class TooLarge(Exception):
 
 
 def encoded(value: Any, limit: int) -> bytes:
-    """``value`` in msgpack, with what that cannot hold made plain: halves of characters, very large whole numbers.
+    """Encode ``value`` in msgpack, after converting unsupported parts: lone surrogates, very large integers.
 
     Raises :class:`_TooLarge` for more than ``limit`` bytes."""
     try:
@@ -160,7 +160,7 @@ def amount(size: int) -> str:
 
 
 def encode_messages(messages: list[FromWorker]) -> bytes:
-    """Messages for a file of this process's own."""
+    """Return messages for a file of this process's own."""
     return encoded(messages, sys.maxsize)
 
 

@@ -10,7 +10,7 @@ from powertrain.wire.values import Message
 
 
 class Ack(Message, frozen=True, tag="ack"):
-    """Frames up to number ``seq`` need not be sent again: what they brought has been dealt with, or is kept."""
+    """Acknowledges frames up to number ``seq``: their messages have been handled, or are stored."""
 
     seq: int
 
@@ -25,12 +25,13 @@ class Execute(Message, frozen=True, tag="execute"):
 class Train(Message, frozen=True, tag="train"):
     """Call the user's function."""
 
-    #: Seconds for which reports that nobody waits for gather, and between two beats; 0 to send each report at once.
+    #: Seconds for which reports without a waiting caller are batched, and between two heartbeats; 0 to send each at
+    #: once.
     gather: float = 0.0
 
 
 class Hold(Message, frozen=True, tag="hold"):
-    """Stop at your next boundary and say how many are behind you."""
+    """Command to stop at the next boundary and report the number of boundaries passed."""
 
     hold: int
 
@@ -55,20 +56,21 @@ class Goto(Message, frozen=True, tag="goto"):
     boundary: int
     action: str
     reason: str = ""
-    #: What ``get_preemption_info`` tells from there on; None for nothing new.
+    #: The value of ``get_preemption_info`` from there on; None for no change.
     preemption: Preemption | None = None
-    #: The number of workers the run is about to go on with: ``resize_pending`` is true from there on. 0 for no change.
+    #: The number of workers after a pending resize: ``resize_pending`` is true from there on. 0 for no change.
     resize_to: int = 0
 
 
 class Inspect(Message, frozen=True, tag="inspect"):
-    """Say what every thread of yours, and of the processes you have started, is doing."""
+    """Request for the stacks of every thread of the rank and of its child processes."""
 
     ask: int
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """All are at collective ``sync``: ``data`` is what rank 0 brought; or they cannot meet, and ``error`` says why."""
+    """All ranks are at collective ``sync``: ``data`` is rank 0's value; or they cannot meet, with the reason in
+    ``error``."""
 
     sync: int
     data: bytes = b""
@@ -76,7 +78,7 @@ class Opened(Message, frozen=True, tag="opened"):
 
 
 class RowClosed(Message, frozen=True, tag="row_closed"):
-    """Row ``row`` is complete: ``report(barrier=True)`` may return, or end the function where ``stop`` says why."""
+    """Row ``row`` is complete: ``report(barrier=True)`` may return, or end the function where ``stop`` has a reason."""
 
     row: int
     stop: str = ""
@@ -119,7 +121,7 @@ class Unstaged(Message, frozen=True, tag="unstaged"):
 
 
 class CheckpointSettled(Message, frozen=True, tag="settled"):
-    """The checkpoint of ``row`` is committed at ``path``, or will never be, and ``error`` says why."""
+    """The checkpoint of ``row`` is committed at ``path``, or will never be, with the reason in ``error``."""
 
     row: int
     path: str = ""
@@ -127,7 +129,7 @@ class CheckpointSettled(Message, frozen=True, tag="settled"):
 
 
 class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed checkpoint, as a worker is told of it."""
+    """One committed checkpoint, in a reply to a worker."""
 
     path: str
     metrics: dict[str, Any]
@@ -148,7 +150,7 @@ class MessageRefused(Message, frozen=True, tag="refused"):
 
 
 class DebugGrant(Message, frozen=True, tag="debug_grant"):
-    """The answer to :class:`DebugOpened`: the terminal is yours, or there is none for you and you go on."""
+    """Reply to :class:`DebugOpened`: the rank gets the terminal, or there is none and it continues."""
 
     granted: bool
 
@@ -161,4 +163,4 @@ class DebugLine(Message, frozen=True, tag="debug_line"):
 
 
 class DebugEnd(Message, frozen=True, tag="debug_end"):
-    """Leave your debugger, go on, and open none any more: the run is ending."""
+    """Command to leave the debugger, continue, and open no other: the run is ending."""

@@ -6,7 +6,7 @@ from powertrain.wire.values import Count, Message, Point, ProcessStack
 
 
 class NodeReady(Message, frozen=True, tag="node_ready"):
-    """An agent is there, and what it found on its node."""
+    """An agent has started, with its findings about its node."""
 
     pid: Count
     host: str
@@ -14,7 +14,7 @@ class NodeReady(Message, frozen=True, tag="node_ready"):
     version: str
     #: Why nothing can be started there; "" where all is well.
     problem: str = ""
-    #: True where the run's files are not there: it says this again when they have been brought.
+    #: True where the run's files are missing: the message is sent again when they have arrived.
     wants_files: bool = False
 
 
@@ -31,7 +31,7 @@ class ProcessStarted(Message, frozen=True, tag="process_started"):
 
 
 class ProcessOutput(Message, frozen=True, tag="process_output"):
-    """What a process has written, in order."""
+    """Output of a process, in order."""
 
     id: str
     data: bytes

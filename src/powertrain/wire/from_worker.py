@@ -15,7 +15,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Beat(Message, frozen=True, tag="beat"):
-    """The rank is alive: how far it has come, and what its main thread is doing."""
+    """Heartbeat of a rank: its progress, and the position of its main thread."""
 
     #: Reports, optimizer steps and loader batches so far, and seconds since one of them grew. Time in which the
     #: whole process stood still is left out.
@@ -26,9 +26,9 @@ class Beat(Message, frozen=True, tag="beat"):
     #: "set-up", "training", "checkpoint" (it is saving or staging) or "end".
     phase: str = ""
     row: Count = 0
-    #: Collectives begun on torch's default process group; -1 where there is none.
+    #: Collectives begun on torch's default process group; -1 without a group.
     collectives: int = -1
-    #: What it waits for on this wire: "barrier", "broadcast_from_rank_zero", "row 7", "commit of row 7"; or "".
+    #: Its pending wait on this wire: "barrier", "broadcast_from_rank_zero", "row 7", "commit of row 7"; or "".
     awaits: str = ""
     where: Where | None = None
     #: True while a debugger holds it.
@@ -38,10 +38,10 @@ class Beat(Message, frozen=True, tag="beat"):
 
 
 class FirstStep(Message, frozen=True, tag="first_step"):
-    """The rank has made its first step, or its function has ended without one: what it did since it was told to train,
-    in seconds by its own clock. Said once."""
+    """The rank has made its first step, or its function has ended without one: the time since the start of training by
+    phase, in seconds by its own clock. Sent once."""
 
-    #: Loading the user's function; what that did before its first batch; waiting for that batch; and the rest.
+    #: Loading the user's function; the function before its first batch; waiting for that batch; and the rest.
     function: float = 0.0
     setup: float = 0.0
     data: float = 0.0
@@ -53,14 +53,14 @@ class FirstStep(Message, frozen=True, tag="first_step"):
 
 
 class Stacks(Message, frozen=True, tag="stacks"):
-    """Answer to :class:`Inspect`: the rank's own process first, then those that it has started."""
+    """Reply to :class:`Inspect`: the rank's own process first, then those that it has started."""
 
     ask: Count
     processes: list[ProcessStack]
 
 
 class Noticed(Message, frozen=True, tag="noticed"):
-    """The rank's process was asked to end by a signal; ``times`` counts them."""
+    """The rank's process received a termination signal; ``times`` counts them."""
 
     signal: str
     times: Count = 1
@@ -71,7 +71,7 @@ class Held(Message, frozen=True, tag="held"):
 
     hold: Count
     boundary: Count
-    #: True when it can save there: its state is registered, or its loop asks whether to.
+    #: True when it can save there: its state is registered, or its loop checks for it.
     can_save: bool = False
 
 
@@ -100,7 +100,7 @@ class Executed(Message, frozen=True, tag="executed"):
 
 
 class Outcome(Message, frozen=True, tag="outcome"):
-    """How the user's function ended: "returned", "raised" or "stopped". The last message of a rank."""
+    """The outcome of the user's function: "returned", "raised" or "stopped". The last message of a rank."""
 
     status: str
     #: The pickled return value; opened only by the caller of ``Result.return_value``.
@@ -132,7 +132,7 @@ class Carried(Message, frozen=True, tag="carried"):
 
 
 class CarryTrouble(Message, frozen=True, tag="carry_trouble"):
-    """Storage refuses or is silent, and it is tried again; ``reason`` says what it answers."""
+    """An upload to storage failed or timed out and is retried; ``reason`` is the storage's error."""
 
     attempt: Count
     row: Count
@@ -146,13 +146,13 @@ class StagingFull(Message, frozen=True, tag="staging_full"):
     """The rank cannot stage its share of ``row`` before an older one has left the staging area."""
 
     row: Count
-    #: Bytes that are needed, and what is allowed.
+    #: Bytes that are needed, and the limit.
     needed: Count
     limit: Count
 
 
 class AskCheckpoints(Message, frozen=True, tag="ask_checkpoints"):
-    """Which checkpoints are there, once all up to ``row`` are settled (and validated, if asked)?"""
+    """Request for the checkpoints, once all up to ``row`` are settled (and validated, if requested)."""
 
     ask: Count
     row: Count
@@ -162,7 +162,7 @@ class AskCheckpoints(Message, frozen=True, tag="ask_checkpoints"):
 
 
 class Validated(Message, frozen=True, tag="validated"):
-    """What the user's validation function returned for a checkpoint, or why it returned nothing."""
+    """The result of the user's validation function for a checkpoint, or its failure."""
 
     checkpoint: str
     metrics: dict[str, Any] = {}
@@ -173,13 +173,13 @@ class Validated(Message, frozen=True, tag="validated"):
 
 
 class Telemetry(Message, frozen=True, tag="telemetry"):
-    """What a rank has recorded since it last said so: records of :mod:`powertrain.trace`, as they lie on disk."""
+    """A rank's new records of :mod:`powertrain.trace`, in their on-disk form."""
 
     #: Of steps, the number of the first among those the rank has made; some may be missing before it.
     first: Count = 0
     steps: bytes = b""
     samples: bytes = b""
-    #: One JSON object, with what holds from now on; empty where nothing changed.
+    #: One JSON object with the current settings; empty where nothing changed.
     facts: bytes = b""
 
 
@@ -195,13 +195,13 @@ class DebugOpened(Message, frozen=True, tag="debug_opened"):
 
 
 class DebugOutput(Message, frozen=True, tag="debug_output"):
-    """What the debugger has to say."""
+    """Output of the debugger."""
 
     text: str
 
 
 class DebugPrompt(Message, frozen=True, tag="debug_prompt"):
-    """The debugger asks for a line, with ``text`` in front of it, and waits for the :class:`DebugLine`."""
+    """The debugger prompts for a line with ``text``, and waits for the :class:`DebugLine`."""
 
     number: Count
     text: str

@@ -31,7 +31,7 @@ from powertrain.wire.frames import (
     read_frame,
 )
 from powertrain.wire.from_controller import Ack
-from powertrain.wire.keys import Door, KeyPair, Received, in_brackets
+from powertrain.wire.keys import ConnectionInfo, KeyPair, Received, in_brackets
 from powertrain.wire.link import Link
 from powertrain.wire.wakeup import Wakeup
 
@@ -52,17 +52,17 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 #: Events of connections that are not read yet: ZeroMQ accepts none while there are more, so it is bounded how far it
 #: runs ahead of the hub that counts them. 1,000 are ZeroMQ's own.
 _EVENTS_AHEAD = 1000 + 1
-#: What ZeroMQ sends for such an event: which, and a number, which is the connection's descriptor.
+#: ZeroMQ's format of such an event: its kind, and a number, which is the connection's descriptor.
 _EVENT = struct.Struct("=HI")
 #: Files that a process has open beside its connections.
 _OTHER_FILES = 512
-#: Seconds between two looks of the hub, for each worker it knows, so that with thousands it deals with many messages
-#: at once; below the second number it does not wait at all, and a few hundred workers are heard at once.
+#: Seconds between two polls of the hub, per known worker, so that with thousands it handles many messages at once;
+#: below the second number it does not wait at all, and a few hundred workers are read at once.
 _GATHER_EACH, _GATHER_LEAST, _GATHER_MOST = 5e-6, 2e-3, 2e-2
 
 
 class _Peer:
-    """What the hub knows of one worker. The hub's thread only."""
+    """The hub's state of one worker. The hub's thread only."""
 
     def __init__(self, deliver: Callable[[Received], None], speaks_as: tuple[int, int] | None) -> None:
         self.deliver = deliver
@@ -85,23 +85,23 @@ class _Peer:
 
     def __str__(self) -> str:
         if self.speaks_as is None:
-            return "a process of the run that has not said yet which it is"
+            return "a process of the run that has not identified itself yet"
         rank, attempt = self.speaks_as
         return f"rank {rank} of attempt {attempt}" if rank >= 0 else "a process of the run that is no rank"
 
     def dealt_with(self, number: int) -> None:
-        """The batch that ended with this frame has been; so has what came after it and waits for the rest."""
+        """Acknowledge the batch that ended with this frame, and the incomplete frames after it."""
         self.acknowledged = max(self.acknowledged, number)
         if self.gathering.first and self.acknowledged >= self.gathering.first - 1:
             self.acknowledged = self.seen
 
     def heard(self, number: int) -> None:
-        """Commands up to this number have arrived."""
+        """Drop the commands up to this number, which have arrived."""
         while self.unheard and self.unheard[0][0] <= number:
             self.unheard.popleft()
 
     def check(self, envelope: Envelope) -> None:
-        """Raises :class:`WireError` for what cannot be of this worker, or in answer to what it was sent."""
+        """Raise :class:`WireError` for an envelope that cannot be this worker's, or acknowledges unsent commands."""
         claims = (envelope.rank, envelope.attempt)
         if self.speaks_as is not None and claims != self.speaks_as:
             raise WireError(f"it claims to be of rank {claims[0]} of attempt {claims[1]}")
@@ -113,16 +113,16 @@ class _Peer:
 class Hub:
     """Listens for links, delivers their batches in order and once, and sends to them.
 
-    One thread owns the socket, reads and decodes. ``deliver`` is called on that thread with each new batch, which
-    whoever deals with it must :meth:`acknowledge`; then, once for all that has come meanwhile, ``delivered``. So who
-    deals with batches is woken once for many of them. ``refused`` is called once for each worker that sent something
-    which cannot be read or cannot be its own, with its key and a sentence; nothing of that worker is read from then on.
-    Without ``refused`` the sentence goes to ``rejected``, as do other warnings. Messages without a known key are
-    dropped without a word, because their sender is not known. Connections to a TCP port without a proved key are
-    bounded, by :data:`MOST_UNPROVEN` and a timeout.
+    One thread owns the socket, reads and decodes. ``deliver`` is called on that thread with each new batch, which the
+    handler must :meth:`acknowledge`; then, once for all batches that have come meanwhile, ``delivered``. So the handler
+    is woken once for many of them. ``refused`` is called once for each worker that sent something which cannot be read
+    or cannot be its own, with its key and a sentence; nothing of that worker is read from then on. Without ``refused``
+    the sentence goes to ``rejected``, as do other warnings. Messages without a known key are dropped silently, because
+    their sender is not known. Connections to a TCP port without a proved key are bounded, by :data:`MOST_UNPROVEN` and
+    a timeout.
 
-    ``parted`` is called with the key of a worker whose connection has ended, by whatever cause, at once. That alone
-    means little: a link connects again by itself where its process lives.
+    ``parted`` is called with the key of a worker whose connection has ended, for any cause, at once. That alone means
+    little: a link reconnects by itself while its process lives.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Hub:
         self._context = zmq.Context()
         self._auth = Authenticator(self._context)
         self._peers: dict[bytes, _Peer] = {}
-        #: The keys of those who are connected, by the descriptor of their connection. The thread's only.
+        #: The keys of the connected workers, by the descriptor of their connection. The thread's only.
         self._connected: dict[int, bytes] = {}
         self._auth.configure_curve_callback("*", credentials_provider=self)
         self._auth.start()
@@ -161,7 +161,7 @@ class Hub:
         try:
             self.endpoint = self._bind(address, directory, port, listen_on)
         except BaseException:
-            self._close_sockets()  # a context with open sockets would block whoever collects it
+            self._close_sockets()  # a context with open sockets would block its garbage collection
             raise
         #: For a worker: an encoded command, or the number of a batch that has been dealt with.
         self._outbox: deque[tuple[bytes, bytes | int]] = deque()
@@ -175,7 +175,7 @@ class Hub:
         self._thread.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """ZAP's question: may this key in? (The name is the authenticator's.)"""
+        """Return True for an admitted key, for ZAP. (The name is the authenticator's.)"""
         return key in self._peers
 
     def admit(
@@ -183,26 +183,26 @@ class Hub:
         public: bytes = b"",
         deliver: Callable[[Received], None] | None = None,
         speaks_as: tuple[int, int] | None = None,
-    ) -> Door:
-        """A door for one more worker: with keys made here, or for whoever holds the secret half of ``public``.
+    ) -> ConnectionInfo:
+        """Return the connection info of one more worker: with keys made here, or for the owner of the key ``public``.
 
-        What comes through it is given to ``deliver``, by default to the hub's own. Its envelopes must name the rank and
+        Its batches are given to ``deliver``, by default to the hub's own. Its envelopes must name the rank and
         attempt of ``speaks_as``; where that is not given, those that its first one names."""
         keys = KeyPair(public, b"") if public else KeyPair.new()
         self._peers.setdefault(keys.public, _Peer(deliver or self._deliver, speaks_as))
         make_room_for_connections(len(self._peers))
-        return Door(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
+        return ConnectionInfo(endpoint=self.endpoint, hub_key=self.keys.public, keys=keys)
 
     def count_connected(self) -> int:
-        """How many of the admitted are connected, as far as they have said a word. Any thread."""
+        """Return the number of admitted workers that are connected and have sent a frame. Any thread."""
         return len(self._connected)
 
     def expel(self, public: bytes) -> None:
-        """Nothing that comes with this key counts any more, and nothing is sent to who has it. Any thread."""
+        """Drop all later messages with this key, and send none to its owner. Any thread."""
         self._peers.pop(public, None)
 
     def acknowledge(self, received: Received) -> None:
-        """The batch has been dealt with: its sender may forget it. Any thread."""
+        """Acknowledge a handled batch to its sender. Any thread."""
         self._outbox.append((received.sender, received.number))
         self._wake.set()
 
@@ -215,14 +215,14 @@ class Hub:
         except TooLarge as error:
             raise EngineError(
                 f"A worker was to be sent {error.size} at once ({type(message).__name__}), and at most "
-                f"{amount(limits.MESSAGE_LIMIT)} can be. What the training function, its config or a backend's "
-                "function brings along is sent with it: let workers read large data from files or datasets instead."
+                f"{amount(limits.MESSAGE_LIMIT)} can be. Data that the training function, its config or a backend's "
+                "function refers to is sent with it: let workers read large data from files or datasets instead."
             ) from error
         self._outbox.append((public, body))
         self._wake.set()
 
     def close(self) -> None:
-        """Send what is queued, stop, and leave no socket file."""
+        """Flush the queue, stop, and remove the socket file."""
         if self._closing:
             return
         self._closing = True
@@ -261,7 +261,7 @@ class Hub:
         return socket
 
     def _event_socket(self) -> zmq.Socket[bytes]:
-        """Where ZeroMQ says which connections have begun and ended."""
+        """Return the socket on which ZeroMQ reports new and closed connections."""
         wanted = zmq.EVENT_DISCONNECTED
         if self._unproven is not None:
             wanted |= zmq.EVENT_ACCEPTED
@@ -346,12 +346,12 @@ class Hub:
         self._flush()
 
     def _let_in(self) -> None:
-        """Answer all who knock: at the start of a run that is every worker at once."""
+        """Accept all pending connections: at the start of a run that is every worker at once."""
         while self._auth.zap_socket.poll(0):
             _run_now(self._auth.handle_zap_message(self._auth.zap_socket.recv_multipart()))
 
     def _receive_all(self) -> None:
-        """What is there, or so much of it that the outbox should be looked at again."""
+        """Receive all pending frames, or so many that the outbox should be checked again."""
         for _ in range(256):
             try:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -408,15 +408,16 @@ class Hub:
                 self._connects(sender, peer, frame.get(zmq.SRCFD))
             self._take(sender, peer, route, frame.buffer)
         except WireError as problem:
-            self._answer_over(peer, route)  # so that it can be told
+            self._answer_over(peer, route)  # so that it can be notified
             self._refuse(sender, peer, str(problem))
         except MemoryError:  # it comes again, and there may be room by then
             if not peer.is_told:
                 peer.is_told = True
-                self._rejected(f"There is no memory left for a message of {peer}; it is sent again.")
+                self._rejected(f"No memory is left for a message of {peer}; it is sent again.")
 
     def _connects(self, sender: bytes, peer: _Peer, descriptor: int) -> None:
-        """A frame has come over a new connection. Its descriptor may have been another's, whose end is told before."""
+        """Note a new connection of a worker. Its descriptor may be reused; the old connection's end is reported
+        before."""
         self._take_events(_EVENTS_AHEAD)
         if self._unproven is not None:
             self._unproven.remove(descriptor)
@@ -424,7 +425,7 @@ class Hub:
         self._connected[descriptor] = sender
 
     def _take(self, sender: bytes, peer: _Peer, route: bytes, frame: memoryview) -> None:
-        """Deal with one frame of a known worker; raises :class:`WireError` where it is to be refused."""
+        """Handle one frame of a known worker; raises :class:`WireError` for an invalid one."""
         number, ends, piece = read_frame(frame)
         if number != peer.seen + 1:
             # Seen already: the acknowledgement was lost. Too early: it comes again, after those lost before it.
@@ -446,18 +447,16 @@ class Hub:
         try:
             peer.deliver(Received(sender, number, envelope))
             self._has_delivered = True
-        except (
-            Exception
-        ) as error:  # a fault of ours, but one that must not make this thread deaf to all others
+        except Exception as error:  # a bug, which must not stop this thread from serving the others
             _logger.exception("A batch could not be dealt with.")
             raise WireError(f"it could not be dealt with ({type(error).__name__}: {error})") from error
 
     def _refuse(self, sender: bytes, peer: _Peer, problem: str) -> None:
-        """Read nothing of this worker any more, and say why."""
+        """Stop reading from this worker, and report the reason."""
         if peer.is_refused:
             return
         peer.is_refused = True
-        # Part of it may be the sender's own words.
+        # Part of it may be the sender's own text.
         why = ascii(problem)[1:-1][:_LONGEST_REASON]
         sentence = (
             f"A message of {peer} cannot be read: {why}. A value that the rank sent was not checked before, which is a "
@@ -469,7 +468,7 @@ class Hub:
             self._refused(sender, sentence)
 
     def _answer_over(self, peer: _Peer, route: bytes) -> None:
-        """Over a new connection, send (again) the commands that have not arrived."""
+        """Resend the commands that have not arrived over a new connection."""
         if peer.route != route:
             peer.route = route
             for _, frame in peer.unheard:
@@ -501,18 +500,20 @@ class Hub:
 
 
 def _sender(frame: zmq.Frame) -> bytes:
-    """The public key that the frame came with."""
+    """Return the public key that the frame came with."""
     return str(frame.get("User-Id")).encode()
 
 
 def gathering_pause(workers: int) -> float:
-    """Seconds for which a hub lets messages of so many workers gather before it looks at them; 0 for not at all."""
+    """Return seconds for which a hub lets messages of so many workers gather before it looks at them; 0 for not at
+    all."""
     pause = min(_GATHER_MOST, workers * _GATHER_EACH)
     return pause if pause >= _GATHER_LEAST else 0.0
 
 
 def make_room_for_connections(connections: int) -> None:
-    """Let this process open so many, where the system allows that: what it begins with, often 1,024 files, is raised.
+    """Raise this process's limit on open files, often 1,024 at first, for so many connections, where the system allows
+    it.
 
     Only where it has to be: programs that still use ``select`` can use no file above that number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

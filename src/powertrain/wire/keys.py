@@ -19,7 +19,7 @@ class KeyPair(msgspec.Struct, frozen=True):
         return cls(*zmq.curve_keypair())
 
 
-class Door(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """All a worker needs to reach its run. Travels down inherited pipes or actor arguments only."""
 
     endpoint: str

@@ -28,30 +28,34 @@ from powertrain.wire.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from powertrain.wire.envelope import FromController, FromWorker
-    from powertrain.wire.keys import Door
+    from powertrain.wire.keys import ConnectionInfo
 
 #: Seconds for a connection to be made, when it is only looked whether that can be.
-_CONNECT_WITHIN = 3.0
+_CONNECT_TIMEOUT_S = 3.0
 
 
 class Link:
     """A worker's connection. Not thread-safe: one thread owns it.
 
     ``poll`` waits for commands or for ``wake`` (from any thread); ``send`` numbers and sends a batch and
-    keeps it until it is acknowledged; ``room`` says how many more batches may be under way.
+    keeps it until it is acknowledged; ``room`` is the number of further batches that may be in flight.
     """
 
     #: Frames under way at most, and so batches; beyond it the caller keeps its messages to itself.
     WINDOW = 8
     #: Seconds without an acknowledgement after which everything unacknowledged is sent again.
-    RESEND_AFTER = 5.0
+    RESEND_INTERVAL_S = 5.0
     #: Seconds without any answer at all after which it is looked into whether the hub can be reached.
-    REACH_WITHIN = 30.0
+    REACH_TIMEOUT_S = 30.0
 
     def __init__(
-        self, door: Door, rank: int, attempt: int, context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self,
+        door: ConnectionInfo,
+        rank: int,
+        attempt: int,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        """``context`` is one that several links of a process share; it outlives them all."""
+        """Create a link. Several links of a process share one ``context``, which outlives them all."""
         self._rank, self._attempt = rank, attempt
         self.endpoint = door.endpoint
         self._owns_context = context is None
@@ -72,11 +76,11 @@ class Link:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
-        #: The last frame's number; frames under way; and what goes when there is room for it again.
+        #: The last frame's number; frames in flight; and frames that wait for room.
         self._seq = 0
         self._unacked: deque[tuple[int, bytes]] = deque()
         self._waiting: deque[Iterator[tuple[int, bytes]]] = deque()
-        #: The last command's number, and what has come of one that is longer than a frame.
+        #: The last command's number, and the frames so far of an incomplete one.
         self._commands = 0
         self._gathering = Gathering(limits.MESSAGE_LIMIT + limits.COMMAND_ROOM)
         self._heard = self._tried = time.monotonic()
@@ -96,15 +100,15 @@ class Link:
 
     @property
     def silence(self) -> float:
-        """Seconds for which what was sent has been without an answer; 0 when all is answered."""
+        """Return the seconds for which sent frames have been unacknowledged; 0 when all are acknowledged."""
         return time.monotonic() - self._heard if self._unacked else 0.0
 
     def why_unreachable(self) -> str:
-        """Why the hub has never answered, once it had time to; "" while all may be well.
+        """Return the reason why the hub has never replied, after its timeout; "" while all may be well.
 
         A hub that takes the connection is there: its process may only have been stopped for a while."""
         now = time.monotonic()
-        if self.reached or now - self._tried < self.REACH_WITHIN:
+        if self.reached or now - self._tried < self.REACH_TIMEOUT_S:
             return ""
         self._tried = now
         return _why_closed(self.endpoint)
@@ -141,7 +145,7 @@ class Link:
     ) -> None:
         """Send one batch. The caller has checked ``room``.
 
-        What no message can be large enough for is left out, and the run is told so instead. Raises :class:`WireError`
+        A part that is too large for a message is left out, and the run is notified instead. Raises :class:`WireError`
         where nothing can be left out."""
         for body in self._bodies(list(messages), boundary, row, extras or {}):
             if self.settled:
@@ -159,7 +163,7 @@ class Link:
     def _bodies(
         self, messages: list[FromWorker], boundary: int, row: int, extras: dict[str, Any]
     ) -> list[bytes]:
-        """The messages as encoded envelopes: one, unless they are too large together."""
+        """Return the messages as encoded envelopes: one, unless they are too large together."""
         envelope = Envelope(
             rank=self._rank,
             attempt=self._attempt,
@@ -194,7 +198,7 @@ class Link:
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
-            pass  # the hub has shut its door: whoever has this link must learn of the silence, and not wait here
+            pass  # the hub is closed: the link's owner must see the silence, and not block here
 
     def _receive_all(self) -> list[FromController]:
         commands: list[FromController] = []
@@ -220,9 +224,9 @@ class Link:
         self._send_waiting()
 
     def _resend_if_silent(self) -> None:
-        """Less and less often: copies pile up in front of a hub that stands still."""
+        """Resend unacknowledged frames with backoff: copies pile up in front of a stalled hub."""
         now = time.monotonic()
-        pause = max(self.RESEND_AFTER, (now - self._heard) / 4)
+        pause = max(self.RESEND_INTERVAL_S, (now - self._heard) / 4)
         if self._unacked and now - max(self._heard, self._resent) > pause:
             self._resent = now
             for _, frame in self._unacked:
@@ -230,16 +234,16 @@ class Link:
 
 
 def _why_closed(endpoint: str) -> str:
-    """Why no connection can be made to an endpoint; "" where one can."""
+    """Return the reason why an endpoint refuses connections; "" where it accepts them."""
     kind, _, place = endpoint.partition("://")
     try:
         if kind == "ipc":
             with sockets.socket(sockets.AF_UNIX) as plain:
-                plain.settimeout(_CONNECT_WITHIN)
+                plain.settimeout(_CONNECT_TIMEOUT_S)
                 plain.connect(place)
         else:
             host, _, port = place.rpartition(":")
-            sockets.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN).close()
+            sockets.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
     return ""

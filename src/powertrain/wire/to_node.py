@@ -33,7 +33,7 @@ class SignalProcess(Message, frozen=True, tag="signal_process"):
 
 
 class LookAt(Message, frozen=True, tag="look_at"):
-    """Say what can be seen of a process from outside; with ``stacks`` also what it is doing."""
+    """Request for the state of a process as seen from outside; with ``stacks`` also its stacks."""
 
     ask: int
     id: str

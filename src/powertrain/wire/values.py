@@ -8,7 +8,7 @@ import msgspec
 
 from powertrain.values.exceptions import ExceptionData
 
-#: How many, or which: whoever says another number is not understood.
+#: A count or an index: messages with a number outside this range are refused.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -43,11 +43,11 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How a checkpoint is to be validated, where ``report`` said more than "yes"."""
+    """The validation settings of a checkpoint, where ``report`` was given more than True."""
 
     #: Keyword arguments that go over the trainer's own.
     arguments: dict[str, Any] = {}
-    #: Seconds it may take; 0 for what the trainer says.
+    #: Timeout in seconds; 0 for the trainer's.
     timeout: float = 0.0
 
 
@@ -65,14 +65,14 @@ class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True):
     taken: str = ""
     #: Where the user put the files himself (a path or address); nothing is staged or carried then.
     elsewhere: str = ""
-    #: Why there is no share although the rank reported a checkpoint, such as a full disk, and where that is.
+    #: The reason for a missing share of a reported checkpoint, such as a full disk, and its place.
     error: str = ""
     error_place: str = ""
-    #: True while the user's own upload function runs in the rank: :class:`Carried` tells where it put the files.
+    #: True while the user's own upload function runs in the rank: :class:`Carried` has the place of the files.
     pending: bool = False
     #: Asked for with ``report(validation=...)``: arguments for the function, merged over the trainer's.
     validation: ValidationRequest | None = None
-    #: What goes into the manifest's extras: the same on every rank, or under keys of the rank's own.
+    #: Entries for the manifest's extras: the same on every rank, or under keys of the rank's own.
     extras: dict[str, Any] = {}
 
 
@@ -99,7 +99,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
-    """What one thread is doing, the innermost frame first."""
+    """The stack of one thread, the innermost frame first."""
 
     name: str
     #: True for the thread that the process began with: a rank's is the one that runs the user's function.
@@ -108,24 +108,24 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStack(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process is doing: a rank, or a process that it has started."""
+    """The stacks of one process: a rank, or a process that it has started."""
 
     pid: int
     #: "rank 1", "DataLoader worker of rank 1", or the command's name.
     title: str
-    #: The kernel's word: see ``powertrain.engine.base.Inspection``.
+    #: The kernel's state: see ``powertrain.engine.base.Inspection``.
     state: str
     threads: list[ThreadStack] = []
-    #: Why there are no stacks, or what to know of them; "" for nothing.
+    #: The reason for missing stacks, or a note about them; "" for none.
     remark: str = ""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank's main thread is, as far as the user's own code goes."""
+    """The position of a rank's main thread in the user's own code."""
 
     #: The user's innermost frame.
     frame: Frame
-    #: What that frame has called, if it is a library's: "collective" (torch.distributed, or a backward that averages
+    #: The kind of library call in that frame: "collective" (torch.distributed, or a backward that averages
     #: gradients), "loader" (a DataLoader), "run" (waits for the run: report, barrier, load_state), or "".
     inside: str = ""
     #: The library function that the user's frame has called: "all_reduce", "backward", "__next__"; "" for none.

@@ -13,10 +13,10 @@ class Wakeup:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
-        # A number that was closed may soon mean somebody else's file: nobody writes to it after that.
+        # A closed descriptor's number may soon be reused: nothing writes to it after that.
         self._open = threading.Lock()
         self._closed = False
-        #: True from ``set`` to ``clear``: whoever clears it looks afterwards at all that it was set for.
+        #: True from ``set`` to ``clear``: the clearing thread then checks everything that it was set for.
         self._is_set = False
 
     def fileno(self) -> int:
@@ -38,7 +38,7 @@ class Wakeup:
             os.read(self._read, 4096)
         except BlockingIOError:
             pass
-        # Not before: a byte that comes in between would be read, and nobody would write another.
+        # Not before: a byte written in between would be read, and no other would follow.
         self._is_set = False
 
     def close(self) -> None:

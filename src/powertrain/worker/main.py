@@ -25,7 +25,7 @@ from powertrain.trace.stacks import stacks
 from powertrain.wire import hub
 from powertrain.wire.from_controller import Carry, Dismissed, Drop, Execute, Train
 from powertrain.wire.from_worker import DebugQuit, Executed, Hello, Noted, Outcome
-from powertrain.wire.keys import Door
+from powertrain.wire.keys import ConnectionInfo
 from powertrain.worker import context, failure
 from powertrain.worker import session as worker_session
 from powertrain.worker.debugger import Debugger, Dialogue, where_quit
@@ -61,7 +61,7 @@ _BROKEN = Dismissed(summary={"broken": True})
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one rank needs, as one payload."""
 
-    door: Door
+    door: ConnectionInfo
     place: Place
     #: The pickled training function and its config; empty where the process has them already (``local_function``).
     function: bytes = b""

@@ -17,7 +17,7 @@ from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.errors import ReportError
 from powertrain.storage import boundaries
 from powertrain.wire.from_worker import Validated
-from powertrain.wire.keys import Door
+from powertrain.wire.keys import ConnectionInfo
 from powertrain.wire.link import Link
 from powertrain.wire.values import ErrorReport
 from powertrain.worker import failure
@@ -38,7 +38,7 @@ _TOLD_WITHIN = 60.0
 class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one validation needs, as one payload."""
 
-    door: Door
+    door: ConnectionInfo
     #: The checkpoint's name, where it lies, and the pickled filesystem it is on, if the user gave one.
     checkpoint: str
     path: str
@@ -115,7 +115,7 @@ def _prepare(spec: ValidationSpec) -> None:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
-def _tell(door: Door, told: Validated) -> bool:
+def _tell(door: ConnectionInfo, told: Validated) -> bool:
     """Send the result; True once the run has dealt with it."""
     link = Link(door, -1, 0)
     try:

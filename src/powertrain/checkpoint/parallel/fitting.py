@@ -1,7 +1,7 @@
 """A saved state as one rank's objects need it, whichever ranks held its tensors when it was saved.
 
 The tensors of a state have one name over all ranks, so a stage of a pipeline finds its own by name, also where the
-stages are cut elsewhere than before. What is not a tensor lies in a file of each rank and is put together here: the
+stages are cut elsewhere than before. Other values lie in a file of each rank and are merged here: the
 settings of parameter groups, and the values that modules and optimizers keep beside their tensors.
 """
 
@@ -22,16 +22,16 @@ from powertrain.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Claims:
-    """What the objects of one rank take from a state."""
+    """The parts of a state that the objects of one rank take."""
 
-    #: Names of what modules have.
+    #: Names of modules' entries.
     entries: frozenset[str]
     #: Names of parameters as optimizers have them: ``optimizer.state.model.layers.0.weight``.
     states: frozenset[str]
 
     @classmethod
     def of(cls, objects: Mapping[str, Any]) -> Claims:
-        """Return what these objects take."""
+        """Return the claims of these objects."""
         names = capture.parameter_names(objects)
         entries: set[str] = set()
         states: set[str] = set()
@@ -43,11 +43,11 @@ class Claims:
         return cls(frozenset(entries), frozenset(states))
 
     def without(self, other: Claims) -> Claims:
-        """Return what is claimed here and not there."""
+        """Return the claims without those of ``other``."""
         return Claims(self.entries - other.entries, self.states - other.states)
 
     def covers(self, name: str) -> bool:
-        """Whether the tensor of this name is claimed."""
+        """Return True when the tensor of this name is claimed."""
         return name in self.entries or name.rpartition(".")[0] in self.states
 
     def __bool__(self) -> bool:
@@ -61,10 +61,10 @@ def _keys(module: nn.Module) -> set[str]:
 def takes_only_a_part(
     objects: Mapping[str, Any], stored: Iterable[str], by_rank: Mapping[int, Mapping[str, Any]]
 ) -> bool:
-    """Whether the objects have nothing but tensors of the state, and not all of those that are stored for them.
+    """Return True when the objects have only tensors of the state, and not all of their stored ones.
 
     That is how a stage of a pipeline looks. A whole model needs no other rank, so one rank may load it alone; a model
-    with other tensors does not fit, whatever the others take.
+    with other tensors does not fit in any case.
     """
     mine = Claims.of(objects)
     noted = _noted(by_rank)
@@ -85,12 +85,12 @@ def takes_only_a_part(
 
 
 def _noted(by_rank: Mapping[int, Mapping[str, Any]]) -> set[str]:
-    """Names of tensors among the values of single ranks."""
+    """Return names of tensors among the values of single ranks."""
     return set().union(*(encoding.tensor_names(list(one["objects"].values())) for one in by_rank.values()))
 
 
 def claimed_elsewhere(objects: Mapping[str, Any], gather: Gather | None) -> Claims:
-    """Return what only the objects of other ranks take. With ``gather`` all ranks call this."""
+    """Return the claims of other ranks' objects only. With ``gather`` all ranks call this."""
     mine = Claims.of(objects)
     by_rank: list[Claims] = [mine] if gather is None else gather(mine)
     together = Claims(
@@ -116,7 +116,7 @@ def fitted(
     elsewhere: Claims,
     place_of: Callable[[str, int], str],
 ) -> StateView:
-    """Return the view without what the objects of other ranks take, and with what other ranks have saved.
+    """Return the view without the claims of other ranks' objects, and with the values that other ranks have saved.
 
     Tensors that no rank takes stay in it, so that loading names them. ``by_rank`` has the values of the ranks that
     saved, ``source`` is the one whose values come first, and ``place_of`` gives the place of a rank's own tensor.
@@ -146,7 +146,7 @@ def fitted(
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Encoded values with other names of the tensors among them."""
+    """Return encoded values with other names of the tensors among them."""
     if isinstance(value, list):
         return [_renamed(item, names) for item in value]
     if not isinstance(value, dict):
@@ -160,7 +160,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 def _merged(
     objects: Mapping[str, Any], by_source: list[Mapping[str, Any]], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The entry of each object, from the first rank that has it; modules' and optimizers' from all ranks."""
+    """Return the entry of each object, from the first rank that has it; modules' and optimizers' from all ranks."""
     merged = dict(own)
     parameters = capture.parameter_names(objects)
     for name, value in objects.items():
@@ -196,7 +196,8 @@ def _optimizer_values(
 
 
 def _group_of(name: str, members: list[str], saved: list[dict[str, Any]]) -> dict[str, Any]:
-    """A parameter group of these members: as saved, or with the settings that all groups they come from share."""
+    """Return a parameter group of these members: as saved, or with the settings that all groups they come from
+    share."""
     for group in saved:
         if set(group["params"]) == set(members):
             return group

@@ -58,7 +58,7 @@ _REMEDY = (
 
 
 def gather_of(rank: int, world_size: int) -> Gather | None:
-    """Return the exchange of this run's process group, ``None`` where there is no other rank or no group."""
+    """Return the gather function of this run's process group, ``None`` without another rank or a group."""
     if world_size == 1 or not dist.is_available() or not dist.is_initialized():
         return None
     if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
@@ -73,7 +73,7 @@ def gather_of(rank: int, world_size: int) -> Gather | None:
 
 
 def needs_agreement(objects: Mapping[str, Any], world_size: int) -> bool:
-    """Whether other ranks may hold other tensors than this one. All ranks come to the same answer."""
+    """Return True when other ranks may hold other tensors than this one. The result is the same on all ranks."""
     modules = [value for value in objects.values() if isinstance(value, nn.Module)]
     optimizers = [value for value in objects.values() if isinstance(value, Optimizer)]
     if not modules and not optimizers:
@@ -89,7 +89,7 @@ def needs_agreement(objects: Mapping[str, Any], world_size: int) -> bool:
 
 
 def _spans_all_ranks(module: nn.Module, world_size: int) -> bool:
-    """Whether the wrapper of the module, or the mesh of each parameter, shows that every rank has it."""
+    """Return True when the wrapper of the module, or the mesh of each parameter, shows that every rank has it."""
     inner: Any = module
     while not isinstance(inner, nn.parallel.DistributedDataParallel):
         if not isinstance(nested := inner.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
@@ -116,7 +116,7 @@ class Holdings:
 
     @classmethod
     def of(cls, by_rank: Sequence[Sequence[TensorPiece]]) -> Holdings:
-        """Join what each rank has listed; raises :class:`CheckpointError` where the lists contradict each other."""
+        """Join the ranks' lists; raises :class:`CheckpointError` where they contradict each other."""
         holders: dict[Part, list[int]] = {}
         tensors: dict[str, tuple[int, TensorPiece]] = {}
         chunks: dict[str, list[ChunkStorageMetadata]] = {}
@@ -168,7 +168,7 @@ class Agreement:
         self._holdings = Holdings()
 
     def reach(self, objects: Mapping[str, Any], captured: Captured) -> Holdings:
-        """Return which ranks hold what.
+        """Return the holdings of all ranks.
 
         Raises:
             CheckpointError: Ranks hold different tensors under one name. It is raised on all ranks.
@@ -186,7 +186,7 @@ class Agreement:
         return self._holdings
 
     def _describe(self, captured: Captured, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Note what this rank shares with others, unless it is the same as at the last save."""
+        """Record the tensors that this rank shares with others, unless they are the same as at the last save."""
         shared = {name: tensor for name, tensor in captured.tensors.items() if name not in captured.own}
         shared = {**parameters, **shared}
         if (form := [form_of(name, tensor) for name, tensor in shared.items()]) == self._form:
@@ -198,7 +198,7 @@ class Agreement:
         self._form = form
 
     def _samples(self, parameters: Mapping[str, torch.Tensor]) -> dict[Part, tuple[float, list[float]]]:
-        """A few elements of each parameter part that other ranks hold too, and how far they may differ."""
+        """Return a few elements of each parameter part that other ranks hold too, and how far they may differ."""
         shared = {}
         for name, parameter in parameters.items():
             if (piece := self._pieces.get(name)) is None:
@@ -210,7 +210,7 @@ class Agreement:
         return {part: (drift, row) for part, drift, row in zip(shared, drifts, rows, strict=True)}
 
     def _checksums(self, parameters: Mapping[str, torch.Tensor]) -> dict[tuple[int, ...], int]:
-        """A checksum of the samples for each set of ranks that hold parameters together."""
+        """Return a checksum of the samples for each set of ranks that hold parameters together."""
         sums: dict[tuple[int, ...], int] = {}
         for part, (_, row) in sorted(self._samples(parameters).items()):
             together = self._holdings.holders[part]
@@ -219,14 +219,14 @@ class Agreement:
 
 
 def form_of(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what of a tensor decides where its bytes go."""
+    """Return the properties of a tensor that determine the place of its bytes."""
     if isinstance(tensor, DTensor):
         return name, tensor.shape, tensor.dtype, tensor.placements, tensor.device_mesh
     return name, tensor.shape, tensor.dtype
 
 
 def _parameters(objects: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The parameters of all modules, and those that only an optimizer has."""
+    """Return the parameters of all modules, and those that only an optimizer has."""
     names = capture.parameter_names(objects)
     parameters = {name: parameter for parameter, name in names.items()}
     for name, value in objects.items():
@@ -241,7 +241,7 @@ def _precision(dtype: torch.dtype) -> float:
 
 
 def _sampled(tensors: Sequence[torch.Tensor]) -> list[list[float]]:
-    """Elements of each tensor, evenly spread; one copy from a device for all of them."""
+    """Return elements of each tensor, evenly spread; one copy from a device for all of them."""
     if not tensors:
         return []
     with torch.no_grad():
@@ -277,7 +277,7 @@ def _check_equal(by_rank: Sequence[Mapping[Part, tuple[float, list[float]]]]) ->
     for rank, samples in enumerate(by_rank):
         for part, (drift, row) in samples.items():
             other = first.setdefault(part, rank)
-            if _are_apart(torch.tensor(row), torch.tensor(by_rank[other][part][1]), drift):
+            if _are_disjoint(torch.tensor(row), torch.tensor(by_rank[other][part][1]), drift):
                 apart.setdefault(part[0], (other, rank))
     if apart:
         listed = ", ".join(
@@ -289,7 +289,7 @@ def _check_equal(by_rank: Sequence[Mapping[Part, tuple[float, list[float]]]]) ->
         )
 
 
-def _are_apart(one: torch.Tensor, other: torch.Tensor, drift: float) -> bool:
+def _are_disjoint(one: torch.Tensor, other: torch.Tensor, drift: float) -> bool:
     one, other = torch.nan_to_num(one), torch.nan_to_num(other)
     largest = float(torch.maximum(one.abs(), other.abs()).max()) if len(one) else 0.0
     return bool(len(one)) and float((one - other).abs().max()) > drift * largest

@@ -20,7 +20,7 @@ _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 def kind_of(value: Any) -> str:
-    """How an object's state is taken: module, optimizer, generator, stateful or (a plain) value."""
+    """Return the kind of an object's state: module, optimizer, generator, stateful or (a plain) value."""
     if isinstance(value, nn.Module):
         return "module"
     if isinstance(value, Optimizer):
@@ -29,13 +29,13 @@ def kind_of(value: Any) -> str:
         return "generator"
     try:
         methods = getattr(value, "state_dict", None), getattr(value, "load_state_dict", None)
-    except Exception:  # whatever looking for an attribute raises
+    except Exception:  # an attribute lookup may raise anything
         return "value"
     return "stateful" if all(map(callable, methods)) else "value"
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The user's model inside DistributedDataParallel and compiled wrappers."""
+    """Return the user's model inside DistributedDataParallel and compiled wrappers."""
     while True:
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             module = module.module
@@ -46,14 +46,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def plain_key(key: str) -> str:
-    """A state dict's key without what wrappers put into it."""
+    """Return a state dict's key without the prefixes of wrappers."""
     for name in _WRAPPER_NAMES:
         key = key.replace(name, "")
     return key
 
 
 def parameter_names(objects: Mapping[str, Any]) -> dict[torch.Tensor, str]:
-    """The name of every parameter of the modules among ``objects``, as its values have it in the file."""
+    """Return the name of every parameter of the modules among ``objects``, as its values have it in the file."""
     names: dict[torch.Tensor, str] = {}
     for name, value in objects.items():
         if isinstance(value, nn.Module):
@@ -82,7 +82,7 @@ def listing(names: Iterable[str]) -> str:
 
 
 def capture(objects: Mapping[str, Any], *, rng: bool = True) -> Captured:
-    """The state of ``objects``, and of this rank's random generators."""
+    """Return the state of ``objects``, and of this rank's random generators."""
     captured = Captured(values={"objects": {}, "extras": {}})
     names = parameter_names(objects)
     with torch.no_grad():
@@ -178,13 +178,13 @@ def _take_optimizer(
 
 
 def named_parameters_of(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[str]:
-    """The names of an optimizer's parameters in its own order; the number where no module has the parameter."""
+    """Return the names of an optimizer's parameters in its own order; the number where no module has the parameter."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [names.get(parameter, str(number)) for number, parameter in enumerate(parameters)]
 
 
 def scaler_of(optimizer: Optimizer) -> Any:
-    """The gradient scaler that mixed precision has put into a prepared optimizer."""
+    """Return the gradient scaler that mixed precision has put into a prepared optimizer."""
     scaler = getattr(optimizer, "scaler", None)
     return scaler if kind_of(scaler) == "stateful" else None
 

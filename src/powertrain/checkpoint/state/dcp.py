@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StateWriter(StorageWriter):
-    """Writes what a plan of torch's distributed checkpoint gives to this rank into ``directory``."""
+    """Writes this rank's part of a plan of torch's distributed checkpoint into ``directory``."""
 
     def __init__(self, directory: str | os.PathLike[str], rank: int = 0, world_size: int = 1) -> None:
         self._directory, self._rank, self._world_size = Path(directory), rank, world_size
@@ -61,7 +61,7 @@ class StateWriter(StorageWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing is left to write: each file says itself what it holds."""
+        """Do nothing: each file describes its own content."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -86,7 +86,7 @@ class StateReader(StorageReader):
 
     @cached_property
     def files(self) -> StateFiles:
-        """What lies in the directory; raises :class:`CheckpointError` where that is not a whole state."""
+        """Return the directory's files; raises :class:`CheckpointError` for an incomplete state."""
         return StateFiles.read(self._directory)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -95,7 +95,7 @@ class StateReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing to do: a reader of one directory is ready."""
+        """Do nothing: a reader of one directory is ready."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -127,7 +127,7 @@ class StateReader(StorageReader):
 
 
 def _mapped(stored: Stored, opened: dict[Path, torch.Tensor]) -> torch.Tensor:
-    """The stored piece as a tensor over its file's pages."""
+    """Return the stored piece as a tensor over its file's pages."""
     if stored.start == stored.stop:
         return torch.empty(stored.sizes, dtype=stored.dtype)
     if stored.path not in opened:
@@ -137,7 +137,7 @@ def _mapped(stored: Stored, opened: dict[Path, torch.Tensor]) -> torch.Tensor:
 
 
 def read_into(reader: StateReader, targets: dict[str, torch.Tensor]) -> None:
-    """Fill every target, a tensor or a DTensor of whatever layout, with what is stored under its name.
+    """Fill every target, a tensor or a DTensor of any layout, with the stored values of its name.
 
     Needs no other rank. The names must be there and the shapes must be equal.
     """

@@ -27,16 +27,16 @@ class Captured:
 
     #: All tensors by name.
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: Names of those that are this rank's own.
+    #: Names of this rank's own tensors.
     own: set[str] = field(default_factory=set)
-    #: Names of those that rank 0 writes for all.
+    #: Names of the tensors that rank 0 writes for all.
     of_first: set[str] = field(default_factory=set)
-    #: What is not a tensor, in words of JSON: {"objects": {name: {"kind", "values"}}, "extras": …, "rng": …}.
+    #: The other values, as JSON: {"objects": {name: {"kind", "values"}}, "extras": …, "rng": …}.
     values: dict[str, Any] = field(default_factory=dict)
 
 
 def encode(value: Any, where: str, captured: Captured) -> Any:
-    """``value`` in words of JSON; its tensors are noted in ``captured`` under names that begin with ``where``."""
+    """Encode ``value`` as JSON; its tensors are recorded in ``captured`` under names that begin with ``where``."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise CheckpointError(
             f"{where!r} holds a whole number of {value.bit_length()} bits, and at most {_MOST_BITS} can be saved. Save "
@@ -95,7 +95,7 @@ def _note(tensor: torch.Tensor, where: str, captured: Captured) -> str:
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of what :func:`capture` put into ``values``, with ``tensors`` by name."""
+    """Decode a value that :func:`capture` put into ``values``, with ``tensors`` by name."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -130,7 +130,7 @@ _MAPPINGS: dict[str, Any] = {
 
 
 def tensor_names(value: Any) -> set[str]:
-    """The names of all tensors that :func:`decode` will ask for."""
+    """Return the names of all tensors that :func:`decode` needs."""
     if isinstance(value, list):
         return set().union(*(tensor_names(item) for item in value))
     if not isinstance(value, dict):

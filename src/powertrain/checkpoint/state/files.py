@@ -38,7 +38,7 @@ from powertrain.storage.files.descriptors import open_regular
 
 
 class FileLayout:
-    """Where each piece lies in a rank's file, and the file's header. Fixed as long as the pieces are."""
+    """The place of each piece in a rank's file, and the file's header. Fixed for given pieces."""
 
     def __init__(self, pieces: Iterable[TensorPiece], rank: int, world_size: int) -> None:
         # Wide types first: then each begins at a multiple of its own size without a hole between.
@@ -57,7 +57,7 @@ class FileLayout:
         self.size = len(self.header) + end
 
     def views(self, content: torch.Tensor) -> list[torch.Tensor]:
-        """The place of each piece in ``content``, the bytes of the whole file."""
+        """Return the place of each piece in ``content``, the bytes of the whole file."""
         data = content[len(self.header) :]
         return [
             data[start : start + piece.bytes].view(piece.dtype).view(piece.sizes)
@@ -66,7 +66,7 @@ class FileLayout:
 
 
 def _entry(piece: TensorPiece, start: int) -> dict[str, Any]:
-    """A line of the safetensors header."""
+    """Return a line of the safetensors header."""
     known = DTYPE_NAMES.get(piece.dtype)
     shape = list(piece.sizes) if known is not None else [piece.bytes]
     return {"dtype": known or "U8", "shape": shape, "data_offsets": [start, start + piece.bytes]}
@@ -114,7 +114,7 @@ def _begin_copies(device: torch.device, pairs: list[tuple[torch.Tensor, torch.Te
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    """True where the tensor's bytes, in order, are its values."""
+    """Return True where the tensor's bytes, in order, are its values."""
     return (
         tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
     )
@@ -144,7 +144,7 @@ _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for copies off this device, which sees all that was computed so far."""
+    """Return the stream for copies off this device, which sees all that was computed so far."""
     if device not in _side_streams:
         make: Any = torch.cuda.Stream
         _side_streams[device] = make(device)
@@ -169,7 +169,7 @@ def _write_all(file: Any, content: memoryview) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where one piece lies: a file and the bytes [start, stop) in it."""
+    """The place of one piece: a file and the bytes [start, stop) in it."""
 
     path: Path
     start: int
@@ -249,7 +249,7 @@ def _join(tensors: dict[str, TensorStorageMetadata], piece: TensorPiece, directo
 
 
 def hole_in(tensor: TensorStorageMetadata) -> str | None:
-    """Why the chunks do not make up the whole tensor, ``None`` where they do.
+    """Return the reason why the chunks do not fill the tensor, ``None`` where they do.
 
     Chunks with distinct places inside the tensor, that do not overlap and together have its volume, fill it.
     """
@@ -269,7 +269,7 @@ def hole_in(tensor: TensorStorageMetadata) -> str | None:
 def _neighbours(
     chunks: list[ChunkStorageMetadata],
 ) -> Iterable[tuple[ChunkStorageMetadata, ChunkStorageMetadata]]:
-    """Pairs that could overlap: in the order of their offsets, until one begins after the other's last row."""
+    """Return pairs that could overlap: in the order of their offsets, until one begins after the other's last row."""
     for number, chunk in enumerate(chunks):
         if not chunk.offsets:
             yield from ((chunk, other) for other in chunks[number + 1 :])

@@ -29,10 +29,10 @@ BLOCK_FROM_BYTES = 64 * 2**10
 THREAD_FROM_BYTES = 4 * 2**20
 #: Headers end on a multiple of this, so that every tensor is aligned for its type.
 ALIGNMENT = 64
-#: Beyond this a header is not one that anybody wrote (safetensors' own limit).
+#: A longer header is invalid (safetensors' own limit).
 HEADER_LIMIT = 100_000_000
 
-#: What safetensors calls each type; others are written as bytes, their type in our table.
+#: safetensors' name of each type; others are written as bytes, their type in our table.
 DTYPE_NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -51,7 +51,7 @@ DTYPE_NAMES = {
 
 
 def file_name(rank: int) -> str:
-    """The name of a rank's tensors inside :data:`STATE_DIRECTORY`."""
+    """Return the name of a rank's tensors inside :data:`STATE_DIRECTORY`."""
     return f"rank-{rank:05d}.safetensors"
 
 
@@ -78,7 +78,7 @@ def cut_rows(tensors: Sequence[tuple[int, int]], parts: int, part: int) -> list[
 
 
 def holders(tensor: torch.Tensor, world_size: int) -> tuple[int, ...]:
-    """The ranks that have the same part of ``tensor`` as this one, in a fixed order.
+    """Return the ranks that have the same part of ``tensor`` as this one, in a fixed order.
 
     All ranks for a plain tensor. For a DTensor those that differ from this rank only where it is replicated; empty
     where this rank is not of its mesh.
@@ -126,18 +126,18 @@ class TensorPiece:
         return f"{self.name}[{where}]"
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This piece of ``tensor``, without a copy."""
+        """Return this piece of ``tensor``, without a copy."""
         local = local_part(tensor)
         return local if self.rows is None else local[self.rows[0] : self.rows[1]]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of ``tensor``. To be called without gradients."""
+    """Return this rank's part of ``tensor``. To be called without gradients."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class SharePlanner(DefaultSavePlanner):
-    """Torch's save planner, without its collective: what several ranks have alike is shared out by :func:`cut_rows`.
+    """Torch's save planner, without its collective: replicated tensors are distributed by :func:`cut_rows`.
 
     ``own`` names plain tensors that are this rank's alone; every rank writes its own. ``together`` has the ranks that
     hold a part, by its name, offsets and sizes; a part that is not in it is held by those that :func:`holders` finds.
@@ -183,7 +183,7 @@ class SharePlanner(DefaultSavePlanner):
         return holders(tensor, self._world_size) if together is None else together
 
     def _share(self, line: list[TensorPiece], together: tuple[int, ...]) -> list[TensorPiece]:
-        """This rank's cut of the pieces that the ranks ``together`` have alike."""
+        """Return this rank's cut of the pieces that the ranks ``together`` have alike."""
         line = sorted(line, key=lambda piece: piece.name)
         sizes = [(_rows(piece), piece.bytes // _rows(piece)) for piece in line]
         cuts = cut_rows(sizes, len(together), together.index(self._rank))
@@ -192,12 +192,12 @@ class SharePlanner(DefaultSavePlanner):
 
 
 def _rows(piece: TensorPiece) -> int:
-    """How many rows a piece can be cut into; one where it has no dimension or no row."""
+    """Return the number of rows into which a piece can be cut; one where it has no dimension or no row."""
     return max(1, piece.sizes[0]) if piece.sizes else 1
 
 
 def _cut(piece: TensorPiece, start: int, stop: int) -> TensorPiece | None:
-    """Rows [start, stop) of a piece; ``None`` where nothing is left to write."""
+    """Return rows [start, stop) of a piece; ``None`` where nothing is left to write."""
     if start >= stop:
         return None
     if not piece.bytes:  # a tensor without elements is written; a rank's empty share of another is not
@@ -213,7 +213,7 @@ def _cut(piece: TensorPiece, start: int, stop: int) -> TensorPiece | None:
 
 
 def piece_of(item: WriteItem, tensor: torch.Tensor) -> TensorPiece:
-    """The whole of what this rank has of ``tensor``, which ``item`` of torch's plan describes."""
+    """Return this rank's whole part of ``tensor``, which ``item`` of torch's plan describes."""
     data = item.tensor_data
     assert data is not None
     return TensorPiece(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def capture_rng(captured: Captured) -> dict[str, Any]:
-    """The states of Python's, numpy's, torch's and this rank's CUDA generator."""
+    """Return the states of Python's, numpy's, torch's and this rank's CUDA generator."""
     version, numbers, gauss = random.getstate()
     # 625 numbers of 32 bits each.
     python = torch.frombuffer(

@@ -27,7 +27,7 @@ from powertrain.errors import CheckpointError
 
 @dataclass(frozen=True)
 class StoredState:
-    """What is stored, as far as giving it back needs to know."""
+    """A stored state, as needed to restore it."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype]
@@ -40,16 +40,16 @@ class StoredState:
 
 @dataclass
 class Restoring:
-    """One object on its way back: ``targets`` are filled with what is stored, then ``finish`` is called."""
+    """The restoring of one object: ``targets`` are filled with stored values, then ``finish`` is called."""
 
     targets: dict[str, torch.Tensor]
     finish: Callable[[], None]
 
 
 def restoring(objects: Mapping[str, Any], saved: StoredState) -> list[Restoring]:
-    """How each object gets its state back. Nothing is changed yet.
+    """Plan the restoring of each object. Changes nothing yet.
 
-    Raises :class:`CheckpointError` where an object, a name or a shape is not what was saved.
+    Raises :class:`CheckpointError` where an object, a name or a shape differs from the saved one.
     """
     names = parameter_names(objects)
     parts = []
@@ -113,7 +113,7 @@ def _surplus(owner: str, names: Iterable[str], saved: StoredState) -> Checkpoint
 def _fresh(
     names: Iterable[str], like: Mapping[str, torch.Tensor], saved: StoredState
 ) -> dict[str, torch.Tensor]:
-    """Memory for stored tensors: as the tensor of the same name in ``like`` has it, or else on the CPU."""
+    """Return memory for stored tensors: as the tensor of the same name in ``like`` has it, or else on the CPU."""
     targets = {}
     for name in names:
         if name not in saved.shapes:
@@ -181,7 +181,7 @@ def _give_optimizer(
 
 
 def _like_parameter(parameter: torch.Tensor, stored: str, saved: StoredState) -> torch.Tensor:
-    """Memory for one entry of an optimizer's state: laid out as its parameter where the shapes are equal."""
+    """Return memory for one entry of an optimizer's state: laid out as its parameter where the shapes are equal."""
     shape, dtype = saved.shapes[stored], saved.dtypes[stored]
     if shape == tuple(parameter.shape) and len(shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -195,7 +195,7 @@ def _like_parameter(parameter: torch.Tensor, stored: str, saved: StoredState) ->
 def _matched_groups(
     name: str, optimizer: Optimizer, own: list[str], groups: list[dict[str, Any]], saved: StoredState
 ) -> list[dict[str, Any]]:
-    """The saved groups in the order of the optimizer's, each with this optimizer's own parameter numbers."""
+    """Return the saved groups in the order of the optimizer's, each with this optimizer's own parameter numbers."""
     matched, number = [], 0
     for group in optimizer.param_groups:
         members = own[number : number + len(group["params"])]
@@ -240,7 +240,7 @@ _GIVE: dict[str, Callable[..., Restoring]] = {
 
 
 def extras_of(saved: StoredState) -> tuple[dict[str, torch.Tensor], Callable[[], dict[str, Any]]]:
-    """Memory for the tensors among the plain values, and what gives the values once it is filled."""
+    """Return memory for the tensors among the plain values, and a function for the values once it is filled."""
     values = saved.values["extras"]
     targets = _fresh(tensor_names(values), {}, saved)
     return targets, lambda: {name: decode(value, targets) for name, value in values.items()}

@@ -1,8 +1,8 @@
 """Saving a rank's state at memory speed, and loading a state at any world size.
 
-The first save of a structure plans: who writes what, and where in the file. Later saves of the same structure only
-copy the bytes to their places in a shared-memory segment (``powertrain.checkpoint.state.segments``), which is the
-rank's file already, and write a small JSON file with what is not a tensor.
+The first save of a structure plans the writer and the file position of each tensor. Later saves of the same structure
+only copy the bytes to their places in a shared-memory segment (``powertrain.checkpoint.state.segments``), which is the
+rank's file already, and write a small JSON file with the other values.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from powertrain.storage.files.descriptors import open_below
 
 
 def values_name(rank: int) -> str:
-    """The name of a rank's values inside the state's directory."""
+    """Return the name of a rank's values inside the state's directory."""
     return f"rank-{rank:05d}.json"
 
 
-#: In a rank's values: what ranks hold differs, so the values of all of them make up the state.
+#: In a rank's values: the ranks' holdings differ, so the values of all of them make up the state.
 _BY_RANK = "by rank"
 
 
@@ -61,18 +61,18 @@ class StateSaver:
         segments: str = "",
         staging: str = "",
         threads: int = 1,
-        say: Callable[[str], None] = lambda _message: None,
+        warn: Callable[[str], None] = lambda _message: None,
     ) -> None:
-        """``segments`` is the directory for shared memory, "" for none; ``staging`` that of all staged
-        directories, "" if not known. ``threads`` copy together. ``say`` is called with each sentence that the user
-        should know, once."""
-        self._rank, self._world_size, self._say = rank, world_size, say
+        """Create a saver. ``segments`` is the directory for shared memory, "" for none; ``staging`` that of all staged
+        directories, "" if not known. ``threads`` copy together. ``warn`` is called once with each warning for the
+        user."""
+        self._rank, self._world_size, self._warn = rank, world_size, warn
         self._segments = Segments(segments, f"rank-{rank:05d}", staging) if segments else None
         self._agreement: Agreement | None = None
         self._signature: object = None
         self._layout = FileLayout([], rank, world_size)
         self._threads = threads
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def save(self, objects: Mapping[str, Any], directory: str) -> None:
         """Put the state of ``objects`` into ``directory``. Afterwards the objects may change.
@@ -102,7 +102,7 @@ class StateSaver:
         Path(place, values_name(self._rank)).write_text(json.dumps(content), encoding="utf-8")
 
     def close(self) -> None:
-        """Give up the segments; those that are still being carried to storage stay until that is done."""
+        """Release the segments; those with a pending upload stay until it is done."""
         if self._segments is not None:
             self._segments.close()
 
@@ -116,7 +116,7 @@ class StateSaver:
         return self._agreement.reach(objects, captured)
 
     def _to_write(self, captured: Captured, holdings: Holdings) -> dict[str, torch.Tensor]:
-        """The tensors this rank takes part in writing, by the names they are stored under."""
+        """Return the tensors this rank takes part in writing, by the names they are stored under."""
         others = {
             name
             for name in captured.of_first
@@ -140,20 +140,20 @@ class StateSaver:
         self._signature = signature
 
     def _segment(self) -> SharedMemorySegment | None:
-        """A segment for this layout, ``None`` where there is no shared memory for it."""
+        """Return a segment for this layout, ``None`` where there is no shared memory for it."""
         if self._segments is None:
-            self._say_once("shared memory for staging cannot be had")
+            self._warn_once("shared memory for staging cannot be had")
             return None
         try:
             return self._segments.take(self._layout.size)
         except OSError as error:
-            self._say_once(f"shared memory for staging is too small ({error.strerror or error})")
+            self._warn_once(f"shared memory for staging is too small ({error.strerror or error})")
             return None
 
-    def _say_once(self, why: str) -> None:
-        if "slow" not in self._said:
-            self._said.add("slow")
-            self._say(
+    def _warn_once(self, why: str) -> None:
+        if "slow" not in self._warned:
+            self._warned.add("slow")
+            self._warn(
                 f"save_state writes to a plain file instead of shared memory, which blocks training longer: {why}. "
                 "In a container, start it with a larger /dev/shm (docker run --shm-size=...)."
             )
@@ -166,9 +166,9 @@ class StateSaver:
             )
             segment.views = list(self._layout.views(content))
             segment.layout = self._layout
-        if any(source.is_cuda for source in sources) and not segment.pin() and "pin" not in self._said:
-            self._said.add("pin")
-            self._say("save_state copies slower than it could: CUDA refuses to pin shared memory.")
+        if any(source.is_cuda for source in sources) and not segment.pin() and "pin" not in self._warned:
+            self._warned.add("pin")
+            self._warn("save_state copies slower than it could: CUDA refuses to pin shared memory.")
         copy_all(segment.views, sources, self._threads)
 
 
@@ -190,7 +190,7 @@ class StateLoader:
         files = self._reader.files
         #: How many ranks have saved it.
         self.world_size = files.world_size
-        #: True where each rank gets back what was its own, random generators included.
+        #: True where each rank restores its own values, random generators included.
         self.same_world = files.world_size == world_size
         self._rank, self._now_world_size, self._where = rank, world_size, directory
         self._source = rank if self.same_world else 0
@@ -261,7 +261,7 @@ class StateLoader:
 
 
 def _seen_by(rank: int, stored: Mapping[str, Any]) -> dict[str, str]:
-    """Names as this rank uses them, each with the name under which its tensor is stored."""
+    """Return names as this rank uses them, each with the name under which its tensor is stored."""
     seen = {name: name for name in stored if "/" not in name or not name.startswith("rank-")}
     if rank:
         prefix = own_name("", rank)

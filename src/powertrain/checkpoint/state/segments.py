@@ -1,12 +1,12 @@
-"""Shared-memory segments: where a rank's state is staged at memory speed, in its final form.
+"""Shared-memory segments, in which a rank's state is staged at memory speed, in its final form.
 
 A segment is a file in a directory under ``/dev/shm``, mapped into the rank. A save fills it and puts a symbolic link
 to it into the staged directory; the uploader reads it through the link, also after the rank's death, and removes
 the staged directory when the file is in storage. From then on the segment is free, and the next save fills it
-again: its pages are there already, which is what makes the copy run at memory speed.
+again: its pages are mapped already, so the copy runs at memory speed.
 
-Whether a segment is free is asked of the link itself, through a descriptor that follows it when the staged
-directory is renamed: a link that nobody has a name for any more was removed.
+The link itself shows whether a segment is free, through a descriptor that follows it when the staged directory is
+renamed: a link count of 0 means that it was removed.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class SharedMemorySegment:
         self.size = size
         self.map = mmap.mmap(descriptor, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        #: Which layout its header was written for; whoever fills it keeps this.
+        #: The layout of its header; maintained by the code that fills it.
         self.layout: object = None
-        #: What the one who fills it derived from the mapping: views of each tensor's place.
+        #: Views of each tensor's place in the mapping; maintained by the code that fills it.
         self.views: list[Any] = []
         self._descriptor = descriptor
         self._link = -1
-        #: Whether CUDA has pinned it; ``None`` while it was not asked.
+        #: True when CUDA has pinned it; ``None`` before the attempt.
         self._pinned: bool | None = None
 
     @classmethod
     def create(cls, path: str, size: int) -> SharedMemorySegment:
-        """A new segment of ``size`` bytes; raises ``OSError`` (ENOSPC) where the memory cannot be had."""
+        """Return a new segment of ``size`` bytes; raises ``OSError`` (ENOSPC) where the memory cannot be had."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +62,7 @@ class SharedMemorySegment:
 
     @classmethod
     def adopt(cls, path: str) -> SharedMemorySegment | None:
-        """The segment of a process that has died; ``None`` while its process lives."""
+        """Return the segment of a process that has died; ``None`` while its process lives."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -75,7 +75,8 @@ class SharedMemorySegment:
             return None
 
     def touch(self, stop: threading.Event) -> None:
-        """Map every page until told to stop, so that filling it later meets no fault. Other threads run meanwhile."""
+        """Map every page until ``stop`` is set, so that filling it later causes no page fault. Other threads run
+        meanwhile."""
         for start in range(0, self.size, _TOUCHED_AT_ONCE):
             if stop.is_set():
                 return
@@ -130,7 +131,7 @@ def _cuda_runtime() -> Any:
 
 
 def _forget_cuda_error() -> None:
-    """CUDA hands a refusal to whoever asks next: ask here, so that it is not taken for the user's own error."""
+    """Clear CUDA's last error, which the next call would report as the user's own."""
     import torch
 
     with contextlib.suppress(RuntimeError):
@@ -150,7 +151,7 @@ class Segments:
         self._process = os.getpid()
 
     def take(self, size: int) -> SharedMemorySegment:
-        """A free segment of ``size`` bytes. Raises ``OSError`` (ENOSPC) where shared memory has no room for one.
+        """Return a free segment of ``size`` bytes. Raises ``OSError`` (ENOSPC) where shared memory has no room for one.
 
         It is free until :meth:`SharedMemorySegment.link_at` is called on it.
         """
@@ -172,7 +173,7 @@ class Segments:
     def make_one_ahead(self, size: int) -> None:
         """Begin to make a second segment of ``size`` where there is plenty of memory.
 
-        The next save then need not wait, although the uploader still reads what this one has staged.
+        The next save then need not wait, although the uploader still reads this one.
         """
         of_size = [segment for segment in self._all if segment.size == size]
         if self._ahead is not None or len(of_size) != 1 or room(self._directory) < _PLENTY * size:
@@ -183,7 +184,7 @@ class Segments:
         self._ahead.start()
 
     def close(self) -> None:
-        """Give up all segments. Those that a staged directory still needs stay on disk."""
+        """Release all segments. Those that a staged directory still needs stay on disk."""
         if self._process != os.getpid():
             return  # a forked child has copies of the objects; the segments are its parent's
         self._closing.set()
@@ -197,7 +198,7 @@ class Segments:
         return next((one for one in self._all if one.size == size and not one.busy), None)
 
     def _forget_other_sizes(self, size: int) -> None:
-        """The state has changed its form: what is free of the old form goes, to make room."""
+        """Remove free segments of other sizes, to make room after a change of the state's structure."""
         for segment in [one for one in self._all if one.size != size and not one.busy]:
             self._all.remove(segment)
             segment.close(remove=True)
@@ -232,7 +233,7 @@ class Segments:
         try:
             spare = SharedMemorySegment.create(path, size)
         except OSError:
-            return  # somebody else took the room; the next save will find out what to do
+            return  # another process took the room; the next save handles it
         spare.touch(self._closing)
         self._all.append(spare)
 
@@ -241,7 +242,8 @@ class Segments:
 
 
 def room(directory: str) -> int:
-    """How many bytes a new segment in ``directory`` may have: free there, in the machine and in its container."""
+    """Return the bytes that a new segment in ``directory`` may have: free there, in the machine and in its
+    container."""
     place = os.statvfs(directory)
     return max(0, min(place.f_bavail * place.f_frsize, _available_memory(), _container_memory()))
 
@@ -253,7 +255,7 @@ def _available_memory() -> int:
 
 
 def _container_memory(group: str = "/sys/fs/cgroup") -> int:
-    """What the container's limit leaves; files in its page cache can be dropped and count as free."""
+    """Return the free memory under the container's limit; its page cache can be dropped and counts as free."""
     try:
         limit = Path(group, "memory.max").read_text().strip()
         used = int(Path(group, "memory.current").read_text())
@@ -269,7 +271,7 @@ def _container_memory(group: str = "/sys/fs/cgroup") -> int:
 
 
 def _link_targets(directory: str) -> Iterator[str]:
-    """Where each symbolic link below ``directory`` leads."""
+    """Yield the target of each symbolic link below ``directory``."""
     for parent, directories, files in os.walk(directory):
         for name in (*files, *directories):
             path = os.path.join(parent, name)

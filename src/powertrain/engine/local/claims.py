@@ -1,10 +1,10 @@
-"""What is held of this machine and who waits for it, as files that all processes of this user see.
+"""The claims and tickets for resources of this machine, as files that all processes of this user see.
 
-They lie in ``claims`` below the user's runtime directory. A claim says what is held; a ticket says what somebody waits
-for, and its number where he stands. Each is locked by its process for as long as it is meant, so what the dead have
-left is seen to be void, in whichever container the process was; the next who looks removes it. All of it happens under
-one lock of the directory, which is there only while there is something in it. Files of other names are nobody's
-business here, and those that cannot be understood keep nobody from starting.
+They lie in ``claims`` below the user's runtime directory. A claim records a holding; a ticket records a waiting
+request, and its number the place in the queue. Each file is locked by its process while it is valid, so the files of
+dead processes are recognised as void, in any container; the next reader removes them. All of this happens under one
+lock on the directory, which exists only while it has entries. Files with other names are left alone, and unreadable
+files block no process from starting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from powertrain.engine.local import locks
-from powertrain.engine.local.waiting_line import Wish
+from powertrain.engine.local.waiting_line import ResourceRequest
 from powertrain.engine.resources import Holding
 from powertrain.storage.files.private_roots import make_private, unusable
 
@@ -33,13 +33,13 @@ _MOST_BYTES = 1 << 20
 
 
 def directory_of(root: Path) -> Path:
-    """Where claims lie in a runtime directory."""
+    """Return the directory of claims in a runtime directory."""
     return root / _DIRECTORY
 
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[Path]:
-    """Hold the directory of claims, made if absent, and removed afterwards if there is nothing in it."""
+    """Lock the directory of claims, made if absent, and removed afterwards if it is empty."""
     directory = directory_of(root)
     try:
         make_private(root)
@@ -55,9 +55,9 @@ def locked(root: Path) -> Iterator[Path]:
 
 
 class OwnFile:
-    """A claim or a ticket of this process. Made and changed only by who holds the lock of the directory."""
+    """A claim or a ticket of this process. Made and changed only with the directory's lock held."""
 
-    def __init__(self, path: Path, content: Holding | Wish) -> None:
+    def __init__(self, path: Path, content: Holding | ResourceRequest) -> None:
         self.path, self.name = path, path.name
         self._descriptor = locks.open_unshared(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
@@ -67,19 +67,19 @@ class OwnFile:
             self.remove()
             raise
 
-    def change(self, content: Holding | Wish) -> None:
-        """In place and in one step: who is killed here may leave processes that hold the file on."""
+    def change(self, content: Holding | ResourceRequest) -> None:
+        """Rewrite the file in place and in one step: after a kill here, other processes may still hold the file."""
         data = msgspec.json.encode(content).ljust(os.fstat(self._descriptor).st_size)
         if os.pwrite(self._descriptor, data, 0) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def lend(self) -> int:
-        """Another descriptor of the open file, to be closed with :func:`locks.close`. A process that is given it holds
-        the lock as well, until it ends or the file is removed here."""
+        """Return another descriptor of the open file, to be closed with :func:`locks.close`. A process that is given it
+        holds the lock as well, until it ends or the file is removed here."""
         return locks.unshared(lambda: os.dup(self._descriptor))
 
     def remove(self) -> None:
-        """It is over, whether or not its file can be removed."""
+        """End the claim or ticket, whether or not its file can be removed."""
         with contextlib.suppress(OSError):
             self.path.unlink()
         locks.let_go(self._descriptor)
@@ -89,8 +89,8 @@ def write_claim(directory: Path, holding: Holding) -> OwnFile:
     return OwnFile(directory / _own_name(), holding)
 
 
-def write_ticket(directory: Path, number: int, wish: Wish) -> OwnFile:
-    return OwnFile(directory / f"line-{number:012d}-{_own_name()}", wish)
+def write_ticket(directory: Path, number: int, asked: ResourceRequest) -> OwnFile:
+    return OwnFile(directory / f"line-{number:012d}-{_own_name()}", asked)
 
 
 def _own_name() -> str:
@@ -102,19 +102,19 @@ def _own_name() -> str:
 
 @dataclass
 class Found:
-    """What lies in the directory, but for what was left out."""
+    """The contents of the directory, without the excluded names."""
 
     #: The live files.
     names: set[str] = field(default_factory=set)
     held: list[Holding] = field(default_factory=list)
-    #: Those who wait, with the numbers of their tickets.
-    line: list[tuple[int, Wish]] = field(default_factory=list)
-    #: The highest number that a ticket has; 0 where nobody waits.
+    #: The waiting requests, with their ticket numbers.
+    line: list[tuple[int, ResourceRequest]] = field(default_factory=list)
+    #: The highest ticket number; 0 where the queue is empty.
     last: int = 0
 
 
 def read(directory: Path, leave_out: Collection[str] = ()) -> Found:
-    """What the live files say; removes void ones. The directory's lock must be held."""
+    """Return the contents of the live files and remove void ones. The directory's lock must be held."""
     found = Found()
     for name in sorted(set(os.listdir(directory)).difference(leave_out)):
         ticket = _TICKET.fullmatch(name)
@@ -126,17 +126,17 @@ def read(directory: Path, leave_out: Collection[str] = ()) -> Found:
         found.names.add(name)
         number = int(ticket[1]) if ticket else 0
         found.last = max(found.last, number)
-        # What another version wrote, or what is half-written, must not keep everybody from starting.
+        # A file of another version, or a half-written one, must not block all processes from starting.
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             if ticket:
-                found.line.append((number, msgspec.json.decode(data, type=Wish)))
+                found.line.append((number, msgspec.json.decode(data, type=ResourceRequest)))
             else:
                 found.held.append(msgspec.json.decode(data, type=Holding))
     return found
 
 
 def _live_data(path: Path) -> bytes | None:
-    """What is in a live file; None for a void one, which is removed."""
+    """Return the content of a live file; None for a void one, which is removed."""
     try:
         descriptor = locks.open_unshared(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -153,7 +153,7 @@ def _live_data(path: Path) -> bytes | None:
 
 
 def sweep(root: Path) -> None:
-    """Remove the void files in a runtime directory. Where there is none this costs one look."""
+    """Remove the void files in a runtime directory. Costs one ``stat`` where the directory is absent."""
     if directory_of(root).is_dir():
         with locked(root) as directory:
             read(directory)

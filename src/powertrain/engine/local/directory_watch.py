@@ -1,8 +1,8 @@
-"""Waiting until something changes in a directory that may come and go, at no cost meanwhile.
+"""Wait for changes in a directory that may come and go, without polling.
 
-The kernel tells it by inotify: files that are made, changed or removed, and those whose last writer has closed them,
-which is also how the end of a process shows that had one open. Where the system has no inotify, or gives out no more
-of it, :attr:`DirectoryWatch.problem` says so, and whoever waits has to look by himself now and then.
+inotify reports files that are made, changed or removed, and those whose last writer has closed them, which also reveals
+the exit of a process that had one open. Where inotify is missing or exhausted, :attr:`DirectoryWatch.problem` holds the
+reason, and the caller has to poll.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _READ = 1 << 16
 
 
 class DirectoryWatch:
-    """What happens in ``directory``, and to it in the directory above. One thread waits; any may wake it."""
+    """Watches ``directory`` and its entry in the parent directory. One thread waits; any may wake it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        #: Why changes are not told here; "" when they are.
+        #: The reason why changes are not reported; "" when they are.
         self.problem = ""
         self._above = self._inside = -1
         self._poll = select.poll()
@@ -46,7 +46,7 @@ class DirectoryWatch:
             self.problem = str(error.strerror)
 
     def arm(self) -> None:
-        """From now on tell what happens. To be called before each look: the directory may be another one by now."""
+        """Start reporting. To be called before each poll: the directory may have been replaced."""
         if self._inotify < 0:
             return
         try:
@@ -56,16 +56,16 @@ class DirectoryWatch:
                     self._inotify, self._directory, _CREATE | _DELETE | _MOVED | _MODIFY | _CLOSE_WRITE
                 )
             except FileNotFoundError:
-                self._inside = -1  # its making will be told
+                self._inside = -1  # its creation will be reported
             self.problem = ""
         except OSError as error:
             self.problem = str(error.strerror)
 
     def wait(self, seconds: float) -> set[str]:
-        """Return when something has changed since :meth:`arm`, or it was woken, or the time is over.
+        """Return when something has changed since :meth:`arm`, or on :meth:`wake`, or at the timeout.
 
-        Answers with the names of the files whose last writer has closed them. The writer's lock may be there for a
-        moment yet: the kernel lets go of it after it has told.
+        Returns the names of the files whose last writer has closed them. The writer's lock may remain for a moment: the
+        kernel releases it after the event.
         """
         closed: set[str] = set()
         deadline = time.monotonic() + seconds
@@ -74,7 +74,7 @@ class DirectoryWatch:
             if self._wake_read in ready:
                 os.read(self._wake_read, _READ)
                 return closed
-            if self._inotify in ready and self._told(closed):
+            if self._inotify in ready and self._read_events(closed):
                 return closed
         return closed
 
@@ -90,8 +90,8 @@ class DirectoryWatch:
             if descriptor >= 0:
                 locks.close(descriptor)
 
-    def _told(self, closed: set[str]) -> bool:
-        """Take what the kernel has told; False when all of it was of others in the directory above."""
+    def _read_events(self, closed: set[str]) -> bool:
+        """Read the pending events; return False when all were about other entries of the parent directory."""
         concerned = False
         data, at = os.read(self._inotify, _READ), 0
         while at < len(data):

@@ -47,7 +47,7 @@ _ledger = ledger.Ledger(runtime_root)
 
 
 def _forget_ledger_of_parent() -> None:
-    """In a forked child: the resources that are held are the parent's, and so is the ledger's lock."""
+    """Forget the ledger in a forked child: its claims and its lock are the parent's."""
     global _ledger
     _ledger = ledger.Ledger(runtime_root)
 
@@ -87,7 +87,8 @@ class LocalEngine:
         custom_resources: Mapping[str, float] | None = None,
         run: str = "",
     ) -> None:
-        """``run`` is what those are told who wait for something held here; the script's name by default."""
+        """Create an engine. ``run`` is its display name for processes that wait for its resources; by default the
+        script's."""
         self._server = server or warm_up()
         self._owner = f"engine-{next(_numbers)}"
         self._run = f"run {run}" if run else os.path.basename(sys.argv[0]) or "python"
@@ -99,7 +100,7 @@ class LocalEngine:
         self._leaving: set[str] = set()
         self._processes: dict[str, str] = {}
         self._pids: dict[str, int] = {}
-        #: What the process of each slot is called, and where it writes its stacks.
+        #: Each slot's process title, and the file for its stacks.
         self._dumps: dict[str, tuple[str, str]] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -107,7 +108,7 @@ class LocalEngine:
         self._output = OutputReader()
 
     def connect(self, hub: Hub) -> None:
-        """Its server is a child of this process, and needs no wire."""
+        """Do nothing: the server is a child of this process, and needs no wire."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events = events
@@ -161,7 +162,7 @@ class LocalEngine:
         self._dumps[slot.id] = (spec.title, spec.stacks)
         id = self._processes[slot.id] = f"p{next(_numbers)}"
         asked = time.monotonic()
-        # So what it uses is held until it is gone, even if this process is killed before it.
+        # Keeps the process's resources claimed until it is gone, even if this process is killed before it.
         claim = _ledger.lend(slot.id.rsplit("/", 1)[0])
         try:
             self._server.fork(
@@ -226,9 +227,9 @@ class LocalEngine:
         self._output.close()
 
     def _replace_killed_server(self) -> None:
-        """Go on with the clean server where the one that workers came from was killed, and say what that changes.
+        """Continue with the clean server where the forking server was killed, and warn about the difference.
 
-        It is not forked from this process again: what the script has set may have changed since.
+        It is not forked from this process again: the script's settings may have changed since.
         """
         if self._server.alive:
             return
@@ -239,7 +240,7 @@ class LocalEngine:
             self._events(Remark(_STATE_IS_LOST))
 
     def _give_back(self, slot_id: str) -> None:
-        """The slot is free for others: nothing runs on it, and its GPUs are not another slot's of the claim."""
+        """Free a slot for others, with the GPUs that no other slot of its claim uses. Nothing runs on it."""
         claim = slot_id.rsplit("/", 1)[0]
         with self._changed:
             self._leaving.discard(slot_id)

@@ -1,10 +1,10 @@
-"""What this process holds of the machine and waits for, beside all others of this user.
+"""The resources of the machine that this process holds and waits for, beside this user's other processes.
 
-What is held and wanted lies in files that everybody sees (``claims.py``); whose turn it is follows from them alone
-(``waiting_line.py``), so that every process comes to the same answer, and each takes what is its own. No process serves
-another. Who has to wait writes a ticket, and a thread sleeps until something changes in the directory: a claim that is
-given back, or whose process has ended, reaches the first in line in some milliseconds. Claims that hold nothing
-countable never come near the disk.
+Claims and tickets are files that all of the user's processes see (``claims.py``). The order of service follows from
+them alone (``waiting_line.py``), so every process comes to the same result and takes only its own share; there is no
+server. A process that has to wait writes a ticket, and a thread sleeps until something changes in the directory: a
+claim that is given back, or whose process has exited, reaches the first in line within milliseconds. Claims that hold
+nothing countable never touch the disk.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from powertrain.engine.base import SlotShape
 from powertrain.engine.forking import ServiceThread, working
 from powertrain.engine.local import claims, waiting_line
 from powertrain.engine.local.directory_watch import DirectoryWatch
-from powertrain.engine.local.waiting_line import Wish
+from powertrain.engine.local.waiting_line import ResourceRequest
 from powertrain.engine.resources import Holding, Machine, counted
 from powertrain.errors import EngineError
 from powertrain.storage.files.private_roots import unusable
 
-#: Seconds between looks where the kernel tells nothing of changes, or something went wrong.
-LOOK_EVERY = 1.0
-#: And where it does: for file systems that more than one machine uses, of which the kernel knows only its own part.
-_LOOK_AT_LEAST_EVERY = 10.0
-#: Seconds until a file is looked at again whose process is ending: the kernel tells it before it lets go of the lock.
-_CLOSING_FIRST, _CLOSING_LAST = 0.001, 1.0
-#: The longest rest between two looks for the sake of this process's other threads, in seconds.
-_REST_AT_MOST = 0.1
-#: Seconds between two reasons told to one who waits, at first and at most: in a busy line they change all the time.
-_REASON_FIRST, _REASON_MOST = 0.5, 10.0
+#: Seconds between polls where inotify cannot be used, or after an error.
+POLL_INTERVAL_S = 1.0
+#: The same with inotify: on a file system shared between machines the kernel reports only local changes.
+_MAX_POLL_INTERVAL_S = 10.0
+#: Backoff for checking the file of an exiting process again: the kernel reports the exit before it releases the lock.
+_FIRST_CLOSING_DELAY_S, _LAST_CLOSING_DELAY_S = 0.001, 1.0
+#: The longest pause between two polls that leaves time to this process's other threads.
+_MAX_REST_DELAY_S = 0.1
+#: Backoff between two reasons reported to a waiting claim: in a busy queue they change all the time.
+_FIRST_REASON_INTERVAL_S, _LAST_REASON_INTERVAL_S = 0.5, 10.0
 
 #: Called with the GPUs that a claim was given, as entries of ``Machine.visible``. Any thread.
 GrantSink = Callable[[tuple[str, ...]], None]
-#: Called with what is waited for, in words: soon, then on change. Never after the grant.
+#: Called with the reason for the wait: soon, then on change. Never after the grant.
 ReasonSink = Callable[[str], None]
 
 
@@ -50,7 +50,7 @@ class SlotRequest:
     """``count`` slots of one shape, wanted whole."""
 
     id: str
-    #: Which engine asks, and who that is to others: "run digits".
+    #: The engine's id, and its display name for others: "run digits".
     owner: str
     run: str
     host: str
@@ -59,51 +59,53 @@ class SlotRequest:
     shape: SlotShape
 
     @cached_property
-    def wish(self) -> Wish:
+    def asked(self) -> ResourceRequest:
         wanted = counted(self.shape, self.count)
-        return Wish(run=self.run, host=self.host, pid=os.getpid(), wanted=wanted, machine=self.machine)
+        return ResourceRequest(
+            run=self.run, host=self.host, pid=os.getpid(), wanted=wanted, machine=self.machine
+        )
 
     def holding(self, slots: int, gpus: Sequence[str]) -> Holding:
-        """What it holds while it has so many of its slots, and these entries of ``machine.visible``."""
-        return waiting_line.holding_of(self.wish, counted(self.shape, slots), gpus)
+        """Return its holding with ``slots`` of its slots and these entries of ``machine.visible``."""
+        return waiting_line.holding_of(self.asked, counted(self.shape, slots), gpus)
 
 
 @dataclass(eq=False)
 class _Waiting:
     request: SlotRequest
     granted: GrantSink
-    tell: ReasonSink
+    notify: ReasonSink
     number: int = 0
     ticket: claims.OwnFile | None = None
-    #: The reason told last, when the next may be told, and how long after it the one that follows.
+    #: The last reported reason, the earliest time for the next, and the interval after that one.
     reason: str = ""
     due: float = 0.0
-    pause: float = _REASON_FIRST
+    pause: float = _FIRST_REASON_INTERVAL_S
     over: bool = False
-    #: Held while something is told, so that nothing is told after the grant, or once it was withdrawn.
-    telling: threading.RLock = field(default_factory=threading.RLock)
+    #: Held during a notification, so that none follows the grant or the withdrawal.
+    notify_lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def say(self, reason: str) -> float:
-        """Tell it if it is new. Answers with how many seconds later it should be told, if it is too early now."""
-        with self.telling:
+    def report(self, reason: str) -> float:
+        """Report the reason if it is new. Return the seconds until it should be reported, if it is too early now."""
+        with self.notify_lock:
             now = time.monotonic()
             if self.over or reason == self.reason:
-                return _LOOK_AT_LEAST_EVERY
+                return _MAX_POLL_INTERVAL_S
             if now < self.due:
                 return self.due - now
             self.reason, self.due = reason, now + self.pause
-            self.pause = min(2 * self.pause, _REASON_MOST)
-            self.tell(reason)
-            return _LOOK_AT_LEAST_EVERY
+            self.pause = min(2 * self.pause, _LAST_REASON_INTERVAL_S)
+            self.notify(reason)
+            return _MAX_POLL_INTERVAL_S
 
     def hand_out(self, gpus: tuple[str, ...]) -> None:
-        with self.telling:
+        with self.notify_lock:
             self.over = True
             self.granted(gpus)
 
     def leave(self) -> None:
-        """Wait no more; nothing is told when this returns."""
-        with self.telling:
+        """Stop waiting; no notification follows once this returns."""
+        with self.notify_lock:
             self.over = True
 
 
@@ -124,57 +126,57 @@ class _Watch:
     owner: str
     machine: Machine
     shape: SlotShape
-    tell: Callable[[int], None]
+    notify: Callable[[int], None]
     last: int = -1
     over: bool = False
-    #: Held while something is told, so that nothing is told once ``end`` has returned.
-    telling: threading.RLock = field(default_factory=threading.RLock)
+    #: Held during a notification, so that none follows once ``end`` has returned.
+    notify_lock: threading.RLock = field(default_factory=threading.RLock)
 
     def deliver(self, count: int) -> None:
-        with self.telling:
+        with self.notify_lock:
             if not self.over and count != self.last:
                 self.last = count
-                self.tell(count)
+                self.notify(count)
 
     def end(self) -> None:
-        with self.telling:
+        with self.notify_lock:
             self.over = True
 
 
 @dataclass
-class _Sight:
-    """What a look has found, once those of this process have taken what was theirs."""
+class _LedgerView:
+    """The state of the directory, once this process's claims have taken their shares."""
 
     #: The live files of the others.
     names: set[str] = field(default_factory=set)
-    #: What the others hold, and what this process does.
+    #: The holdings of other processes, and this process's own.
     others: list[Holding] = field(default_factory=list)
     own: list[Holding] = field(default_factory=list)
-    #: All who wait on, in order; with each of this process's own what it is.
-    line: list[tuple[Wish, _Waiting | None]] = field(default_factory=list)
+    #: The requests that keep waiting, in order, each with the waiting claim where it is this process's own.
+    line: list[tuple[ResourceRequest, _Waiting | None]] = field(default_factory=list)
 
 
 class Ledger:
     """The claims of this process beside those of the others."""
 
     def __init__(self, root: Callable[[], Path]) -> None:
-        """``root`` answers with the user's runtime directory, which is made when there is something to hold."""
+        """Create a ledger. ``root`` returns the user's runtime directory, which is made with the first claim."""
         self._root = root
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
         self._queue: list[_Waiting] = []
         self._watches: dict[str, _Watch] = {}
-        #: Claims that have what they want and have not been told.
+        #: Granted claims that have not been notified.
         self._ready: deque[tuple[_Waiting, tuple[str, ...]]] = deque()
-        #: What the thread waits at; None while there is none.
+        #: The directory watch of the thread; None while no thread runs.
         self._changes: DirectoryWatch | None = None
 
     def claim(self, request: SlotRequest, granted: GrantSink, waits: ReasonSink) -> None:
-        """Take what is wanted, or wait in line for it.
+        """Claim the requested resources, or queue for them.
 
         Raises :class:`EngineError`, with nothing held or queued, where claims cannot be written down.
         """
-        if not request.wish.wanted:
+        if not request.asked.wanted:
             granted(())
             return
         newcomer = _Waiting(request, granted, waits)
@@ -182,7 +184,7 @@ class Ledger:
             with self._lock:
                 self._serve(newcomer)
                 try:
-                    self._stir()
+                    self._wake_watcher()
                 except EngineError:
                     self._forget(newcomer)
                     raise
@@ -197,20 +199,20 @@ class Ledger:
                 return
             for waiting in leaving:
                 self._forget(waiting)
-            self._serve_again()  # it may have stood in somebody's way
+            self._serve_again()  # it may have blocked others
         for waiting in leaving:
             waiting.leave()
         self._hand_out()
 
     def lend(self, claim: str) -> int | None:
-        """A descriptor by which a process that uses what is claimed holds it too, until it ends; None where nothing is
+        """Return a descriptor with which another process holds the claim too, until it exits; None where nothing is
         held. To be closed with :func:`locks.close`."""
         with self._lock:
             held = self._held.get(claim)
             return held.file.lend() if held else None
 
     def give_back_slot(self, claim: str, gpus: Collection[str]) -> None:
-        """One slot of a claim is free for others, and so are these GPUs; then those who wait are served."""
+        """Free one slot of a claim and these GPUs for others; then serve the queue."""
         with self._lock:
             held = self._held.get(claim)
             if held is None:
@@ -226,63 +228,63 @@ class Ledger:
             self._serve_again()
         self._hand_out()
 
-    def watch(self, owner: str, machine: Machine, shape: SlotShape, tell: Callable[[int], None]) -> None:
-        """From now on tell how many slots of this shape an engine could have, those that it holds included.
+    def watch(self, owner: str, machine: Machine, shape: SlotShape, notify: Callable[[int], None]) -> None:
+        """Report from now on how many slots of this shape an engine could have, including those it holds.
 
-        Told by the ledger's thread: soon, then on change, until :meth:`unwatch`. Who waits comes first, in whichever
-        process: what they want counts as held, but never takes from the number what the engine has. One watch for each
+        Reported on the ledger's thread: soon, then on change, until :meth:`unwatch`. Waiting requests of all processes
+        come first: their wants count as held, but never reduce the number below what the engine has. One watch per
         owner.
         """
         self.unwatch(owner)
         with self._lock:
-            self._watches[owner] = _Watch(owner, machine, shape, tell)
-            self._stir()
+            self._watches[owner] = _Watch(owner, machine, shape, notify)
+            self._wake_watcher()
 
     def unwatch(self, owner: str) -> None:
-        """Nothing is told any more when this returns."""
+        """Stop reporting; no notification follows once this returns."""
         with self._lock:
             watch = self._watches.pop(owner, None)
-            self._stir()
+            self._wake_watcher()
         if watch is not None:
             watch.end()
 
     # -- how it works; ``_lock`` is held
 
-    def _serve(self, newcomer: _Waiting | None = None) -> _Sight:
-        """Take what those of this process can have now; a newcomer who cannot gets a ticket, at the end of the line."""
+    def _serve(self, newcomer: _Waiting | None = None) -> _LedgerView:
+        """Grant what this process's claims can have now; a newcomer that has to wait gets a ticket at the end."""
         if not (self._queue or newcomer or claims.directory_of(self._root()).is_dir()):
-            return _Sight()  # making the directory only to look into it would tell everybody of a change
+            return _LedgerView()  # making the directory only to list it would wake all watchers
         with claims.locked(self._root()) as directory:
             found = claims.read(directory, {file.name for file in self._own_files()})
             line = self._line_with(found, newcomer)
             held = [*found.held, *(held.holding for held in self._held.values())]
-            shares = waiting_line.shares(held, [wish for wish, _ in line])
-            left = list[tuple[Wish, _Waiting | None]]()
-            for (wish, waiting), share in zip(line, shares, strict=True):
+            shares = waiting_line.shares(held, [asked for asked, _ in line])
+            left = list[tuple[ResourceRequest, _Waiting | None]]()
+            for (asked, waiting), share in zip(line, shares, strict=True):
                 if waiting is None or share is None:
-                    left.append((wish, waiting))
+                    left.append((asked, waiting))
                 else:
                     self._take(directory, waiting, share)
             if newcomer and any(waiting is newcomer for _, waiting in left):
                 newcomer.number = 1 + max([found.last, *(waiting.number for waiting in self._queue)])
-                newcomer.ticket = claims.write_ticket(directory, newcomer.number, newcomer.request.wish)
+                newcomer.ticket = claims.write_ticket(directory, newcomer.number, newcomer.request.asked)
                 self._queue.append(newcomer)
-        return _Sight(found.names, found.held, [held.holding for held in self._held.values()], left)
+        return _LedgerView(found.names, found.held, [held.holding for held in self._held.values()], left)
 
     def _line_with(
         self, found: claims.Found, newcomer: _Waiting | None
-    ) -> list[tuple[Wish, _Waiting | None]]:
-        """All who wait, in the order of their numbers, and who has just come behind them."""
-        numbered: list[tuple[int, Wish, _Waiting | None]] = [
-            *((number, wish, None) for number, wish in found.line),
-            *((waiting.number, waiting.request.wish, waiting) for waiting in self._queue),
+    ) -> list[tuple[ResourceRequest, _Waiting | None]]:
+        """Return all waiting requests in the order of their numbers, the newcomer last."""
+        numbered: list[tuple[int, ResourceRequest, _Waiting | None]] = [
+            *((number, asked, None) for number, asked in found.line),
+            *((waiting.number, waiting.request.asked, waiting) for waiting in self._queue),
         ]
         numbered.sort(key=lambda entry: entry[0])
-        line = [(wish, waiting) for _, wish, waiting in numbered]
-        return [*line, (newcomer.request.wish, newcomer)] if newcomer else line
+        line = [(asked, waiting) for _, asked, waiting in numbered]
+        return [*line, (newcomer.request.asked, newcomer)] if newcomer else line
 
     def _take(self, directory: Path, waiting: _Waiting, share: Holding) -> None:
-        """It is the turn of one of this process. Where its claim cannot be written it waits on."""
+        """Grant a claim of this process. Where its file cannot be written it keeps waiting."""
         request, machine = waiting.request, waiting.request.machine
         gpus = tuple(machine.visible[machine.identities.index(gpu)] for gpu in share.gpus)
         file = claims.write_claim(directory, share)
@@ -291,7 +293,7 @@ class Ledger:
         self._forget(waiting)
 
     def _forget(self, waiting: _Waiting) -> None:
-        """It waits no more, and its place is free."""
+        """Remove a claim from the queue, with its ticket."""
         if waiting in self._queue:
             self._queue.remove(waiting)
         if waiting.ticket is not None:
@@ -303,25 +305,25 @@ class Ledger:
         yield from (waiting.ticket for waiting in self._queue if waiting.ticket)
 
     def _serve_again(self) -> None:
-        with contextlib.suppress(EngineError):  # as long as somebody waits the thread tries again
+        with contextlib.suppress(EngineError):  # the thread retries while any claim waits
             self._serve()
-        self._stir()
+        self._wake_watcher()
 
-    def _room(self, watch: _Watch, sight: _Sight) -> int:
-        """How many slots the watching engine could have: what it holds of this shape counts as free."""
+    def _room(self, watch: _Watch, view: _LedgerView) -> int:
+        """Return the number of slots the watching engine could have: its own of this shape count as free."""
         own = [
             held
             for held in self._held.values()
             if held.request.owner == watch.owner and held.request.shape == watch.shape
         ]
-        taken = [*sight.others, *(held.holding for held in self._held.values() if held not in own)]
-        first = [wish for wish, waiting in sight.line if not waiting or waiting.request.owner != watch.owner]
+        taken = [*view.others, *(held.holding for held in self._held.values() if held not in own)]
+        first = [asked for asked, waiting in view.line if not waiting or waiting.request.owner != watch.owner]
         room = waiting_line.room(watch.machine, watch.shape, taken, first)
         return max(sum(held.slots for held in own), room)
 
-    def _stir(self) -> None:
-        """Something changed: the thread looks again, and is there while it is needed. Raises :class:`EngineError` where
-        there can be none."""
+    def _wake_watcher(self) -> None:
+        """Wake the thread after a change, and start it when it is needed. Raises :class:`EngineError` where it cannot
+        start."""
         if self._changes is not None:
             self._changes.wake()
         elif self._queue or self._watches:
@@ -331,7 +333,7 @@ class Ledger:
             except OSError as error:  # no descriptor is left
                 raise unusable(directory, error) from error
             ServiceThread(
-                target=self._look, args=(self._changes,), name="powertrain-capacity", daemon=True
+                target=self._watch_changes, args=(self._changes,), name="powertrain-capacity", daemon=True
             ).start()
 
     # -- without ``_lock``
@@ -344,42 +346,43 @@ class Ledger:
                 return
             waiting.hand_out(gpus)
 
-    def _look(self, changes: DirectoryWatch) -> None:
-        """The thread: serve and tell, now and whenever something may have changed, while anybody waits or watches."""
+    def _watch_changes(self, changes: DirectoryWatch) -> None:
+        """Serve and notify on each change, while any claim or watch is left. Runs on the ledger's thread."""
         closing = _Closing()
         while True:
             began = time.monotonic()
             with working():
-                pause = self._look_once(changes, closing)
+                pause = self._serve_and_notify(changes, closing)
             if pause is None:
                 return
             # While much happens in a long line, the other threads of this process have half of the time.
-            time.sleep(min(time.monotonic() - began, _REST_AT_MOST))
-            closing.told(changes.wait(pause))
+            time.sleep(min(time.monotonic() - began, _MAX_REST_DELAY_S))
+            closing.add(changes.wait(pause))
 
-    def _look_once(self, changes: DirectoryWatch, closing: _Closing) -> float | None:
-        """Serve and tell. Returns the seconds after which to look again in any case; None where nobody waits."""
+    def _serve_and_notify(self, changes: DirectoryWatch, closing: _Closing) -> float | None:
+        """Serve and notify. Return the seconds until the next poll in any case; None where no claim or watch is
+        left."""
         with self._lock:
             if not (self._queue or self._watches):
                 self._changes = None
                 changes.close()
                 return None
             changes.arm()
-            sight, problem = self._see()
-            rooms = [(watch, self._room(watch, sight)) for watch in self._watches.values() if sight]
+            view, problem = self._see()
+            rooms = [(watch, self._room(watch, view)) for watch in self._watches.values() if view]
             reasons = [(waiting, problem) for waiting in self._queue if problem]
         self._hand_out()
         for watch, count in rooms:
             watch.deliver(count)
-        pauses = [LOOK_EVERY if changes.problem or problem else _LOOK_AT_LEAST_EVERY]
-        if sight:
-            reasons = _reasons(sight, changes.problem)
-            pauses.append(closing.pause(sight.names))
-        pauses += [waiting.say(reason) for waiting, reason in reasons]
+        pauses = [POLL_INTERVAL_S if changes.problem or problem else _MAX_POLL_INTERVAL_S]
+        if view:
+            reasons = _reasons(view, changes.problem)
+            pauses.append(closing.pause(view.names))
+        pauses += [waiting.report(reason) for waiting, reason in reasons]
         return min(pauses)
 
-    def _see(self) -> tuple[_Sight | None, str]:
-        """One look; what went wrong, in words, in place of a sight. ``_lock`` is held."""
+    def _see(self) -> tuple[_LedgerView | None, str]:
+        """Serve once; return the error message in place of a view on failure. ``_lock`` is held."""
         try:
             return self._serve(), ""
         except EngineError as error:
@@ -387,31 +390,33 @@ class Ledger:
 
 
 class _Closing:
-    """Files whose process is ending: the kernel tells it a moment before it lets go of the lock."""
+    """Files of exiting processes: the kernel reports the exit a moment before it releases the lock."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
-        self._pause = _CLOSING_FIRST
+        self._pause = _FIRST_CLOSING_DELAY_S
 
-    def told(self, names: set[str]) -> None:
+    def add(self, names: set[str]) -> None:
         if names:
-            self._names, self._pause = self._names | names, _CLOSING_FIRST
+            self._names, self._pause = self._names | names, _FIRST_CLOSING_DELAY_S
 
     def pause(self, live: set[str]) -> float:
-        """Seconds until the next look, given the files that are still locked."""
+        """Return the seconds until the next poll, given the files that are still locked."""
         self._names &= live
-        if not self._names or self._pause > _CLOSING_LAST:
-            return _LOOK_AT_LEAST_EVERY
+        if not self._names or self._pause > _LAST_CLOSING_DELAY_S:
+            return _MAX_POLL_INTERVAL_S
         self._pause *= 2
         return self._pause / 2
 
 
-def _reasons(sight: _Sight, slow: str) -> list[tuple[_Waiting, str]]:
-    """What each of this process waits for, and who has it; ``slow`` says why changes are not told by the kernel."""
-    held, line = [*sight.others, *sight.own], [wish for wish, _ in sight.line]
-    looked = f" (looked at every {LOOK_EVERY:g} s, because inotify cannot be used: {slow})" if slow else ""
+def _reasons(view: _LedgerView, slow: str) -> list[tuple[_Waiting, str]]:
+    """Return each waiting claim's reason; ``slow`` is the reason why inotify cannot be used, or ""."""
+    held, line = [*view.others, *view.own], [asked for asked, _ in view.line]
+    looked = (
+        f" (looked at every {POLL_INTERVAL_S:g} s, because inotify cannot be used: {slow})" if slow else ""
+    )
     return [
-        (waiting, waiting_line.reason(wish, held, place) + looked)
-        for (wish, waiting), place in zip(sight.line, waiting_line.places(line), strict=True)
+        (waiting, waiting_line.reason(asked, held, place) + looked)
+        for (asked, waiting), place in zip(view.line, waiting_line.places(line), strict=True)
         if waiting is not None
     ]

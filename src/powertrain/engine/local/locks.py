@@ -1,6 +1,6 @@
-"""Locks on files and directories of this user that tell who lives: the kernel lets go of them when a process ends.
+"""Locks on files and directories of this user that show liveness: the kernel releases them when a process exits.
 
-A number of a process tells less: another container has other numbers, and numbers are used again.
+A process id shows less: another container has other ids, and ids are reused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from powertrain.storage.files.private_roots import make_private, unusable
 
-#: Descriptors that a forked child closes, so that what its parent holds is free when the parent ends.
+#: Descriptors that a forked child closes, so that its parent's locks are released when the parent exits.
 _ours_alone: set[int] = set()
 _guard = threading.Lock()
 
@@ -31,12 +31,12 @@ os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after
 
 
 def open_unshared(path: Path, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a file that no forked child keeps. To be closed with :func:`let_go`."""
+    """Return a descriptor of a file that no forked child keeps. To be closed with :func:`let_go`."""
     return unshared(lambda: os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode))
 
 
 def unshared(opened: Callable[[], int]) -> int:
-    """A descriptor of whatever ``opened`` opens, which no forked child keeps. To be closed with :func:`close`."""
+    """Return a descriptor from ``opened`` that no forked child keeps. To be closed with :func:`close`."""
     with _guard:
         descriptor = opened()
         _ours_alone.add(descriptor)
@@ -44,7 +44,7 @@ def unshared(opened: Callable[[], int]) -> int:
 
 
 def unshared_pipe() -> tuple[int, int]:
-    """The ends of a pipe, to read and to write without waiting, which no forked child keeps."""
+    """Return the ends of a pipe, to read and to write without waiting, which no forked child keeps."""
     with _guard:
         ends = os.pipe()
         _ours_alone.update(ends)
@@ -54,7 +54,7 @@ def unshared_pipe() -> tuple[int, int]:
 
 
 def close(descriptor: int) -> None:
-    """Close what was opened here, and leave the lock to who else has the same open file."""
+    """Close a descriptor opened here, without releasing the lock for other holders of the same open file."""
     with _guard:
         _ours_alone.discard(descriptor)
         os.close(descriptor)
@@ -77,7 +77,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold a directory, made if absent; refuses one that is not this user's own. Its holder may remove it."""
+    """Lock a directory, made if absent; refuse one that is not this user's own. Its holder may remove it."""
     descriptor = _lock_directory(directory)
     try:
         yield
@@ -106,7 +106,7 @@ def _lock_directory(directory: Path) -> int:
 
 
 def _is_at(directory: Path, descriptor: int) -> bool:
-    """False when the directory was removed while its lock was waited for."""
+    """Return False when the directory was removed while its lock was waited for."""
     try:
         return os.path.samestat(os.stat(directory, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:

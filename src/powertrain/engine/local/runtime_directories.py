@@ -27,10 +27,10 @@ def make_directory_of_run(name: str, root: Path) -> Path:
 
 
 def make_runtime_directory(name: str, root: Path | None = None) -> Path:
-    """Make a fresh directory of one run, readable by this user only, and sweep those that no process holds.
+    """Make a fresh directory of one run, readable by this user only, and sweep abandoned ones.
 
-    It is this process's until :func:`remove_runtime_directory`: a lock on it says so to processes that cannot see
-    this one, such as those in another container. ``root`` is the user's runtime directory by default.
+    It is this process's until :func:`remove_runtime_directory`: a lock on it marks it as in use for processes that
+    cannot see this one, such as those in another container. ``root`` is the user's runtime directory by default.
     """
     root = root or runtime_root()
     with locks.locked_directory(root):  # no sweep comes between its making and its lock
@@ -40,7 +40,8 @@ def make_runtime_directory(name: str, root: Path | None = None) -> Path:
 
 
 def remove_runtime_directory(directory: Path) -> None:
-    """Remove what :func:`make_runtime_directory` made, and its root where that is empty then and not the usual one."""
+    """Remove a directory from :func:`make_runtime_directory`, and its root where it is then empty and not the
+    default."""
     remove_quietly(directory)
     locks.let_go(_held.pop(directory))
     if directory.parent != runtime_root():

@@ -1,13 +1,13 @@
 """The warm process that workers are forked from.
 
-Importing torch takes about 2 s and the first optimizer as long again; forking a process that has done both
-takes 15 ms. So one process per driver imports what the backend of the run lists (``BackendConfig.preload``), once, and
-then only waits: it opens no socket but its own and starts no thread. That makes each fork of it safe.
+Importing torch takes about 2 s and the first optimizer as long again; forking a process that has done both takes 15 ms.
+So one process per driver imports the modules of ``BackendConfig.preload`` once, and then only waits: it opens no socket
+but its own and starts no thread. That makes each fork of it safe.
 
-It hangs on its driver twice: by the control socket, and by a descriptor of the driver's process (a child of
-the driver's that inherited the socket would keep it open). When either closes it kills every worker's scope,
-removes the directories it was told to sweep, and ends. Workers hang on it by the parent-death signal, which is
-reliable here because this process has one thread only.
+It watches its driver in two ways: by the control socket, and by a descriptor of the driver's process (a child of the
+driver's that inherited the socket would keep it open). When either closes it kills every worker's scope, removes the
+directories registered for sweeping, and exits. Workers follow it by the parent-death signal, which is reliable here
+because this process has one thread only.
 
 Processes that a worker started and left behind become children of this one (it is a subreaper), so they can
 be found and ended when their worker is gone.
@@ -38,10 +38,10 @@ from powertrain.storage.files.private_roots import remove_empty_parents
 from powertrain.trace.machine import processes
 
 #: Seconds between looks at the kernel's count of processes killed for want of memory, while there are workers.
-_LOOK_EVERY = 1.0
+_POLL_INTERVAL_S = 1.0
 #: Seconds for a resource tracker to clean up after a worker that is gone, and between looks at it.
 _TRACKER_GRACE, _TRACKER_LOOK = 1.0, 0.005
-#: Signals by which a scheduler, or a terminal that is closed, says that a job must end.
+#: Signals by which a scheduler, or a closed terminal, ends a job.
 _ASK_FOR_AN_END = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 #: The largest control message; payloads travel as descriptors.
 _MESSAGE_LIMIT = 1 << 18
@@ -54,11 +54,11 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     entry: str
     env: dict[str, str | None]
-    #: What ``sys.path`` is to be.
+    #: The child's ``sys.path``.
     path: list[str]
     cwd: str
     title: str
-    #: True leaves it to the process to unblock the signals that ask for an end.
+    #: True leaves it to the process to unblock the termination signals.
     shielded: bool = False
 
 
@@ -132,7 +132,7 @@ def serve(control: socket.socket, driver: int, started: float, preload: Sequence
 
 
 def serve_clean(descriptor: int, driver: int, started: float, preload: Sequence[str]) -> NoReturn:
-    """Entry of a server that was started as a fresh interpreter."""
+    """Run a server that was started as a fresh interpreter."""
     serve(socket.socket(fileno=descriptor), driver, started, preload)
 
 
@@ -149,7 +149,8 @@ def _detach() -> None:
 
 
 def _preload(entries: Sequence[str]) -> None:
-    """Load what every worker would load. The collector is off: it finds nothing and costs a tenth of the time."""
+    """Import the modules that every worker needs. The collector is off: it finds nothing and costs a tenth of the
+    time."""
     gc.disable()
     fork_server.preload(entries)
     gc.freeze()  # shared pages stay shared: the collector of a worker does not touch them
@@ -164,9 +165,9 @@ class _Server:
         self._core = fork_server.ForkServer(control, driver)
 
     def loop(self, warmed: ServerReady) -> None:
-        self._tell(warmed)
+        self._send_report(warmed)
         while True:
-            ready = self._core.wait(_LOOK_EVERY if self._workers else None)
+            ready = self._core.wait(_POLL_INTERVAL_S if self._workers else None)
             self._oom.look(time.monotonic())
             if ready.is_orphaned:
                 return self._end()
@@ -179,7 +180,7 @@ class _Server:
         """Handle one command; False when the driver has closed its end."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_LIMIT, 4)
-        except ConnectionResetError:  # it is gone, and had not read all that it was told
+        except ConnectionResetError:  # it is gone, with unread messages
             return False
         if not data:
             return False
@@ -196,14 +197,14 @@ class _Server:
 
     def _fork(self, command: Fork, payload: int, output: int, *claim: int) -> None:
         before = process.oom_kills()  # before the fork: it may be killed before we are back
-        for descriptor in claim:  # what the process executes has no part in it
+        for descriptor in claim:  # the executed program must not inherit it
             os.set_inheritable(descriptor, False)
-        pid = self._core.fork(lambda: _become(command, payload, output))
+        pid = self._core.fork(lambda: _run_forked_process(command, payload, output))
         for descriptor in (payload, output, *claim):
             os.close(descriptor)
         self._workers[pid] = command.id
         self._oom.began(pid, before)
-        self._tell(Forked(id=command.id, pid=pid))
+        self._send_report(Forked(id=command.id, pid=pid))
 
     def _kill(self, command: KillWorker) -> None:
         for pid, id in self._workers.items():
@@ -213,7 +214,7 @@ class _Server:
                 else:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, command.signal)
-        self._tell(Signalled(id=command.id))
+        self._send_report(Signalled(id=command.id))
 
     def _reap(self) -> None:
         for pid, code in self._core.reap():
@@ -222,10 +223,10 @@ class _Server:
                 continue  # something a worker had left behind
             self._end_scope(pid)
             oom = self._oom.ended(pid, code)
-            self._tell(WorkerEnded(id=id, pid=pid, code=code, out_of_memory=oom))
+            self._send_report(WorkerEnded(id=id, pid=pid, code=code, out_of_memory=oom))
 
     def _end_scope(self, leader: int) -> None:
-        """End what the dead worker left: its group, and orphans that have become our children, until none comes up.
+        """Kill the processes of a dead worker: its group, and orphans reparented to this process, until none is left.
 
         A resource tracker among them gets a moment to clean up, which it begins when those it serves are gone.
         """
@@ -242,14 +243,14 @@ class _Server:
         with contextlib.suppress(OSError):
             os.killpg(leader, signal.SIGKILL)
 
-    def _hear_last_sweeps(self) -> None:
-        """What a driver had said that died while this was warming up. Nothing is forked for it any more."""
+    def _read_last_sweeps(self) -> None:
+        """Read the sweep requests of a driver that died during the warm-up. Nothing is forked for it any more."""
         self._control.setblocking(False)
         while True:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_LIMIT, 4)
             except ConnectionResetError:
-                continue  # said once; what was sent before comes after it
+                continue  # reported once; data sent before follows
             except OSError:
                 return
             for descriptor in descriptors:
@@ -261,7 +262,7 @@ class _Server:
                 self._sweeps[command.id] = command.paths
 
     def _end(self) -> None:
-        self._hear_last_sweeps()
+        self._read_last_sweeps()
         for pid in list(self._workers):
             process.kill_scope(pid)
         process.kill_all(processes.descendants(os.getpid()))
@@ -270,20 +271,20 @@ class _Server:
                 remove_quietly(path)
                 remove_empty_parents(path)
 
-    def _tell(self, report: Report) -> None:
+    def _send_report(self, report: Report) -> None:
         with contextlib.suppress(OSError):  # a driver that is gone is noticed by the loop
             self._control.send(encode(report))
 
 
 class OomKills:
-    """Tells a worker that the kernel killed for want of memory from one that was killed otherwise.
+    """Distinguishes workers killed by the kernel's OOM killer from those killed otherwise.
 
     The kernel only counts such kills. So one counts against a worker when it came shortly before that worker's end
     and is not accounted for by another worker's.
     """
 
     #: Seconds that a large process may take from its kill to its end.
-    TEARDOWN = 10.0
+    TEARDOWN_TIMEOUT_S = 10.0
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
@@ -296,20 +297,20 @@ class OomKills:
         self._others[pid] = count
 
     def look(self, now: float) -> None:
-        """Call at least every second while there are workers: what is old is no longer held against any."""
+        """Count new kills. Call at least every second while workers run: old kills are not attributed to a worker."""
         if not self._others:
             self._seen.clear()
             return
-        if not self._seen or now - self._seen[-1][0] >= _LOOK_EVERY / 2:
+        if not self._seen or now - self._seen[-1][0] >= _POLL_INTERVAL_S / 2:
             self._seen.append((now, self._count()))
-        while len(self._seen) > 1 and now - self._seen[1][0] >= self.TEARDOWN:
+        while len(self._seen) > 1 and now - self._seen[1][0] >= self.TEARDOWN_TIMEOUT_S:
             self._seen.popleft()
         when, old = self._seen[0]
-        if now - when >= self.TEARDOWN:
+        if now - when >= self.TEARDOWN_TIMEOUT_S:
             self._others = {pid: max(others, old) for pid, others in self._others.items()}
 
     def ended(self, pid: int, code: int) -> bool:
-        """True when the worker that has ended with ``code`` was killed for want of memory."""
+        """Return True when the worker that has ended with ``code`` was killed for want of memory."""
         others = self._others.pop(pid)
         killed = code == -signal.SIGKILL and self._count() > others
         if killed:
@@ -317,8 +318,8 @@ class OomKills:
         return killed
 
 
-def _become(command: Fork, payload: int, output: int) -> NoReturn:
-    """In the new process: become the worker, run its entry, end."""
+def _run_forked_process(command: Fork, payload: int, output: int) -> NoReturn:
+    """Run the worker's entry in the new process, and exit."""
     code = 1
     try:
         os.setsid()
@@ -359,7 +360,7 @@ def call_entry(entry: str, payload: bytes) -> int:
 
 def _take_over_output(output: int) -> None:
     """Send descriptors 1 and 2, and Python's own streams, to the worker's output."""
-    _KEPT.extend((sys.stdout, sys.stderr, sys.stdin))  # never flushed again: what they hold is the driver's
+    _KEPT.extend((sys.stdout, sys.stderr, sys.stdin))  # never flushed again: their buffers are the driver's
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(output, 1)
@@ -381,7 +382,7 @@ _KEPT: list[Any] = []
 
 
 def _forget_parent() -> None:
-    """Drop what belongs to the processes this one was forked from: handlers, exit functions, child lists."""
+    """Drop state inherited from the parent processes: handlers, exit functions, child lists."""
     import atexit
     from multiprocessing import process as mp_process
     from multiprocessing import util as mp_util

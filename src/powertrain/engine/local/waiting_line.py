@@ -1,8 +1,8 @@
-"""Pure: the one line of all who wait for something of this machine, and whose turn it is.
+"""Pure: the queue of requests for resources of this machine, and the order in which they are served.
 
-Who came first is served first. A later one passes only those who want other things: a GPU that the earlier one could
-not be given, a resource of another name. So nobody who waits is passed for ever, and nothing lies idle for the sake of
-somebody who would not use it.
+First come, first served. A later request overtakes only requests for other things: a GPU that the earlier one could not
+be given, a resource of another name. So no request starves, and no resource lies idle for a request that would not use
+it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import msgspec
 from powertrain.engine.base import SlotShape
 from powertrain.engine.resources import Holding, Machine, counted, free_gpus, missing, slots_free, taken
 
-#: Stands for the cores of a process that does not know its own: they may be anybody's.
+#: Stands for the cores of a process that does not know its own: they may overlap any other's.
 _ANY_CORE = -1
-#: How many holders are named to one who waits.
+#: The number of holders named in the reason for a wait.
 _MOST_NAMED = 3
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants, whole, and of which machine, as it is told to the other processes of this user."""
+class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request for resources of a machine, to be granted whole, as published to this user's other processes."""
 
-    #: Who waits, as people are told: "run digits".
+    #: The requester's display name: "run digits".
     run: str
     host: str
     pid: int
@@ -35,22 +35,22 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class QueuePosition:
-    """Where somebody stands among those who want the same: 1 is the next; ``behind`` is who stands before him."""
+    """The position of a request among those that contend with it: 1 is next; ``behind`` is the request before it."""
 
     number: int
-    behind: Wish | None = None
+    behind: ResourceRequest | None = None
 
 
 @dataclass(frozen=True)
 class _Reach:
-    """Which things a wish may be given: names, and of GPUs and cores which."""
+    """The resources that a request may be given: their names, and the GPUs and cores."""
 
     names: frozenset[str]
     gpus: frozenset[str]
     cores: frozenset[int]
 
     def meets(self, other: _Reach) -> bool:
-        """True when what one takes may be missing to the other."""
+        """Return True when one request could take resources that the other needs."""
         names = self.names & other.names
         if names - {"GPU", "CPU"} or ("GPU" in names and self.gpus & other.gpus):
             return True
@@ -58,8 +58,8 @@ class _Reach:
         return "CPU" in names and not (known and self.cores.isdisjoint(other.cores))
 
 
-def _reach(wish: Wish) -> _Reach:
-    machine, names = wish.machine, frozenset(wish.wanted)
+def _reach(asked: ResourceRequest) -> _Reach:
+    machine, names = asked.machine, frozenset(asked.wanted)
     return _Reach(
         names,
         frozenset(machine.identities if "GPU" in names else ()),
@@ -67,55 +67,55 @@ def _reach(wish: Wish) -> _Reach:
     )
 
 
-def contend(one: Wish, other: Wish) -> bool:
-    """True when what is given to one may be missing to the other."""
+def contend(one: ResourceRequest, other: ResourceRequest) -> bool:
+    """Return True when granting one request could leave too little for the other."""
     return _reach(one).meets(_reach(other))
 
 
-def shares(held: Iterable[Holding], line: Sequence[Wish]) -> list[Holding | None]:
-    """What each of the line can have now beside what is held, None for those who have to wait on.
+def shares(held: Iterable[Holding], line: Sequence[ResourceRequest]) -> list[Holding | None]:
+    """Return the share that each queued request can have now beside what is held, None for those that keep waiting.
 
-    All of it can be given at once. Whoever gives only a part of it takes nothing from the others.
+    All shares can be granted at once; granting only some of them takes nothing from the others.
     """
     given, found = list(held), list[Holding | None]()
     waiting: set[_Reach] = set()
-    for wish in line:
-        reach = _reach(wish)
-        if any(map(reach.meets, waiting)) or missing(wish.machine, given, wish.wanted):
+    for asked in line:
+        reach = _reach(asked)
+        if any(map(reach.meets, waiting)) or missing(asked.machine, given, asked.wanted):
             waiting.add(reach)
             found.append(None)
         else:
-            share = _share(wish, given)
+            share = _share(asked, given)
             given.append(share)
             found.append(share)
     return found
 
 
-def _share(wish: Wish, held: Collection[Holding]) -> Holding:
-    """What a wish holds once it is met; there must be enough."""
-    gpus = free_gpus(wish.machine, held)[: int(wish.wanted.get("GPU", 0))]
-    return holding_of(wish, wish.wanted, gpus)
+def _share(asked: ResourceRequest, held: Collection[Holding]) -> Holding:
+    """Return the holding of a request once it is met; there must be enough."""
+    gpus = free_gpus(asked.machine, held)[: int(asked.wanted.get("GPU", 0))]
+    return holding_of(asked, asked.wanted, gpus)
 
 
-def holding_of(wish: Wish, amounts: Mapping[str, float], gpus: Iterable[str]) -> Holding:
-    """What somebody holds who has so much of what he wanted, and these entries of ``machine.visible``."""
+def holding_of(asked: ResourceRequest, amounts: Mapping[str, float], gpus: Iterable[str]) -> Holding:
+    """Return the holding of a request that has these amounts, and these entries of ``machine.visible``."""
     return Holding(
-        run=wish.run,
-        host=wish.host,
-        pid=wish.pid,
-        gpus=tuple(map(wish.machine.identity, gpus)),
+        run=asked.run,
+        host=asked.host,
+        pid=asked.pid,
+        gpus=tuple(map(asked.machine.identity, gpus)),
         amounts={name: amount for name, amount in amounts.items() if name != "GPU"},
-        cores=tuple(sorted(wish.machine.cores)) if "CPU" in amounts else (),
+        cores=tuple(sorted(asked.machine.cores)) if "CPU" in amounts else (),
     )
 
 
-def places(line: Sequence[Wish]) -> list[QueuePosition]:
-    """Where each of the line stands."""
+def places(line: Sequence[ResourceRequest]) -> list[QueuePosition]:
+    """Return the position of each queued request."""
     found = list[QueuePosition]()
-    #: Of those who want the same: how many there are so far, and where in the line the last is.
+    #: By reach: the number of requests so far, and the index of the last one in the queue.
     before: dict[_Reach, tuple[int, int]] = {}
-    for index, wish in enumerate(line):
-        reach = _reach(wish)
+    for index, asked in enumerate(line):
+        reach = _reach(asked)
         ahead = [seen for other, seen in before.items() if reach.meets(other)]
         number = 1 + sum(count for count, _ in ahead)
         found.append(QueuePosition(number, line[max(last for _, last in ahead)] if ahead else None))
@@ -123,31 +123,33 @@ def places(line: Sequence[Wish]) -> list[QueuePosition]:
     return found
 
 
-def room(machine: Machine, shape: SlotShape, held: Collection[Holding], line: Iterable[Wish]) -> int:
-    """How many slots of a shape fit beside what is held and what the line wants."""
-    one = Wish(run="", host="", pid=0, wanted=counted(shape, 1), machine=machine)
-    return slots_free(machine, shape, held, [wish.wanted for wish in line if contend(one, wish)])
+def room(
+    machine: Machine, shape: SlotShape, held: Collection[Holding], line: Iterable[ResourceRequest]
+) -> int:
+    """Return the number of slots of a shape that fit beside what is held and what the queue wants."""
+    one = ResourceRequest(run="", host="", pid=0, wanted=counted(shape, 1), machine=machine)
+    return slots_free(machine, shape, held, [asked.wanted for asked in line if contend(one, asked)])
 
 
 # --------------------------------------------------------------------------- in words
 
 
-def reason(wish: Wish, held: Sequence[Holding], place: QueuePosition) -> str:
+def reason(asked: ResourceRequest, held: Sequence[Holding], place: QueuePosition) -> str:
     """ "waiting for 1 GPU held by run digits (pid 7 on here); 2nd in line, behind run letters (pid 8 on here)"."""
-    lacking = missing(wish.machine, held, wish.wanted)
+    lacking = missing(asked.machine, held, asked.wanted)
     parts = [
         _amount(name, amount) + (f" ({lacking[name]:g} free)" if lacking.get(name) else "")
-        for name, amount in wish.wanted.items()
+        for name, amount in asked.wanted.items()
         if not lacking or name in lacking
     ]
-    holders = [_who(holding) for holding in held if _holds(holding, wish.machine, lacking)]
+    holders = [_describe_owner(holding) for holding in held if _holds(holding, asked.machine, lacking)]
     by = f" held by {_listed(list(dict.fromkeys(holders)))}" if holders else ""
-    behind = f", behind {_who(place.behind)}" if place.behind else ""
+    behind = f", behind {_describe_owner(place.behind)}" if place.behind else ""
     return f"waiting for {' and '.join(parts)}{by}; {_ordinal(place.number)} in line{behind}"
 
 
 def _holds(holding: Holding, machine: Machine, names: Collection[str]) -> bool:
-    """True when a claim has something of these names that the machine would have otherwise."""
+    """Return True when a claim has something of these names that the machine would have otherwise."""
     has_gpu = "GPU" in names and not set(machine.identities).isdisjoint(holding.gpus)
     return has_gpu or any(taken(machine, holding, name) > 0 for name in names)
 
@@ -157,8 +159,8 @@ def _amount(name: str, amount: float) -> str:
     return f"{amount:g} {name}{plural}"
 
 
-def _who(somebody: Holding | Wish) -> str:
-    return f"{somebody.run} (pid {somebody.pid} on {somebody.host})"
+def _describe_owner(owner: Holding | ResourceRequest) -> str:
+    return f"{owner.run} (pid {owner.pid} on {owner.host})"
 
 
 def _listed(names: list[str]) -> str:

@@ -39,7 +39,7 @@ _OF_EVERY_WORKER = (
     "powertrain.trace.recording.patches",
     "powertrain.trace.machine.samplers",
 )
-#: What the warm server has been told to sweep, by who told it: a new server must know it too.
+#: Paths that the warm server must sweep, by owner: a new server must receive them too.
 _sweeps: dict[str, list[str]] = {}
 
 
@@ -50,7 +50,7 @@ class _Child:
     started: Callable[[int], None]
     ended: Callable[[int, int, bool], None]
     pid: int = 0
-    #: When SIGKILL was first asked for and the server has not answered (monotonic); 0.0 otherwise.
+    #: Time (monotonic) of the first unanswered SIGKILL request; 0.0 otherwise.
     unanswered_since: float = 0.0
 
 
@@ -102,8 +102,8 @@ class WarmServer:
         self._children: dict[str, _Child] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._is_child = not apart
-        #: Why this process cannot be forked; and whether the server was forked, and so holds what this process had
-        #: imported, set and patched.
+        #: The reason why this process cannot be forked; and True when the server was forked, with everything this
+        #: process had imported, set and patched.
         self.unsafe, self.is_forked = why_fork_is_unsafe(), False
         if not (apart or clean or self.unsafe):
             with quiet() as self.unsafe:
@@ -116,7 +116,7 @@ class WarmServer:
         self._commands: deque[_QueuedCommand] = deque()
         #: The largest command that the socket takes.
         self._largest = self._control.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 32
-        #: What the listening thread waits for. Any thread may change it meanwhile.
+        #: The events that the listening thread polls for. Any thread may change them.
         self._readiness = select.epoll()
         self._readiness.register(self._control, select.EPOLLIN)
         # Not named powertrain-*: it lives as long as the server, not as long as a run.
@@ -164,8 +164,8 @@ class WarmServer:
             os.close(output)
 
     def kept_waiting(self, since: float) -> tuple[float, float]:
-        """Seconds that the server has kept whoever asked ``since`` then (monotonic) waiting until it was ready, and how
-        many of them went into its imports."""
+        """Return the seconds that a request made at ``since`` (monotonic) waited for the server, and the part of them
+        spent in its imports."""
         waited = max(0.0, min(time.monotonic(), self._ready_at) - since)
         return waited, min(waited, self._imports)
 
@@ -194,8 +194,8 @@ class WarmServer:
             self._control.shutdown(socket.SHUT_RDWR)
 
     def sweep_if_orphaned(self, id: str, paths: Sequence[str]) -> None:
-        """Directories the server removes should this process die; none takes it back, also from servers that have taken
-        it over."""
+        """Register directories that the server removes should this process die; an empty list unregisters them, also
+        from servers that have taken them over."""
         _sweeps[id] = list(paths)
         told = [self] if paths else {self, *_shared, *_of_runs, *_of_calls}
         sweep = self._protocol.Sweep(id=id, paths=_sweeps[id] or _sweeps.pop(id))
@@ -203,16 +203,16 @@ class WarmServer:
             server._send(sweep)
 
     def take_over_sweeps(self) -> None:
-        """Sweep also what was left to servers that have ended."""
+        """Sweep also the paths that were registered with servers that have exited."""
         for id, paths in _sweeps.items():
             self._send(self._protocol.Sweep(id=id, paths=paths))
 
     def close(self) -> None:
-        """Let the server go: it ends what it forked and itself. A forked child of the owner has no part in it."""
+        """Close the connection: the server kills its workers and exits. Does nothing in a forked child of the owner."""
         if os.getpid() != self.owner:
             return
         with self._lock, contextlib.suppress(OSError):
-            # While it still imports it hears nothing, which may be for many seconds.
+            # It reads nothing while it still imports, possibly for many seconds.
             if self._is_child and self.alive and self.warmed is None and not (self._children or _sweeps):
                 os.kill(self.pid, signal.SIGKILL)
             elif self._is_child and self.alive:
@@ -221,7 +221,7 @@ class WarmServer:
             self._control.shutdown(socket.SHUT_RDWR)
 
     def wait_for_end(self, timeout: float) -> None:
-        """After :meth:`close`: return when the server and the thread that listens to it have ended."""
+        """Wait after :meth:`close` until the server and the thread that listens to it have ended."""
         if os.getpid() == self.owner:
             self._listener.join(timeout)
 
@@ -285,7 +285,7 @@ class WarmServer:
                 goes_on = self._react(events)
 
     def _react(self, events: int) -> bool:
-        """The socket can be written to, or there is a report; False when there will be no more."""
+        """Handle a writable socket or a report; return False when no more will come."""
         if events & select.EPOLLOUT:
             self._flush_commands()
         if not events & ~select.EPOLLOUT:
@@ -297,7 +297,7 @@ class WarmServer:
         if data:
             self._handle(self._protocol.decode_report(data))
         else:
-            self._mourn()
+            self._on_server_exit()
         return bool(data)
 
     def _handle(self, report: object) -> None:
@@ -316,8 +316,8 @@ class WarmServer:
         elif isinstance(report, protocol.Signalled) and report.id in self._children:
             self._children[report.id].unanswered_since = 0.0
 
-    def _mourn(self) -> None:
-        """The server is gone, and its workers die with it; make sure of their scopes and say so."""
+    def _on_server_exit(self) -> None:
+        """Kill the scopes of all workers, which die with the server, and report their exits."""
         with self._lock:
             self.alive = False
             orphans, self._children = list(self._children.values()), {}
@@ -330,14 +330,14 @@ class WarmServer:
             process.kill_marked(_SERVER_VARIABLE, self._mark)
         for child in orphans:
             child.ended(child.pid, -signal.SIGKILL, False)
-        with contextlib.suppress(ChildProcessError):  # last: one that hangs in the kernel is a while in going
+        with contextlib.suppress(ChildProcessError):  # last: a process stuck in the kernel takes long to exit
             os.waitpid(self.pid, 0)
         self._readiness.close()
         self._control.close()
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
-    """What turns ``before`` into ``now``: values that are new or different, ``None`` for those that are gone."""
+    """Return the changes from ``before`` to ``now``: new or different values, ``None`` for removed ones."""
     different: dict[str, str | None] = {
         name: value for name, value in now.items() if before.get(name) != value
     }
@@ -377,12 +377,12 @@ def _start_clean(theirs: socket.socket, preload: Sequence[str]) -> int:
     server = subprocess.Popen(
         _clean_command(theirs, preload), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
     )
-    server.returncode = 0  # it is waited for by its pid: the object has no say in it, and must not complain
+    server.returncode = 0  # reaped by its pid: the object must not warn about it
     return server.pid
 
 
 def _start_apart(theirs: socket.socket, preload: Sequence[str]) -> int:
-    """By way of a shell that is gone at once: then it is nobody's child but the system's."""
+    """Start the server through a shell that exits at once, so that it becomes a child of the system."""
     shell = subprocess.run(
         ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *_clean_command(theirs, preload)],
         pass_fds=[theirs.fileno()],
@@ -394,12 +394,12 @@ def _start_apart(theirs: socket.socket, preload: Sequence[str]) -> int:
 
 
 def _clean_command(theirs: socket.socket, preload: Sequence[str]) -> list[str]:
-    """What a fresh interpreter is told to become the server."""
+    """Return the command line of a fresh interpreter that becomes the server."""
     entry = "powertrain.engine.local.server:serve_clean"
     return fork_server.interpreter_command(entry, theirs.fileno(), os.getpid(), time.time(), list(preload))
 
 
-#: The servers that live as long as this process, and those of runs.
+#: The servers with the lifetime of this process, and those of runs.
 _shared: list[WarmServer] = []
 _of_runs: list[WarmServer] = []
 #: Those of tasks and actors, with how many use each; and how many there are at most.
@@ -412,8 +412,9 @@ def warm_up(*, clean: bool = False, preload: Sequence[str] = ()) -> WarmServer:
     """Return the shared warm server of this process, started where there is none.
 
     Args:
-        clean: Whether it must be one that holds nothing of what this process has set or patched.
-        preload: Modules that it imports. A server with others is not used: it may hold what must not be forked.
+        clean: True requires a server without anything that this process has set or patched.
+        preload: Modules that it imports. A server with other modules is not used: it may hold state that must not be
+            forked.
     """
     with _server_lock:
         for server in _shared:
@@ -427,7 +428,7 @@ def warm_up(*, clean: bool = False, preload: Sequence[str] = ()) -> WarmServer:
 
 
 def prepare_server(preload: Sequence[str]) -> None:
-    """Warm up for a ``fit()`` that is to come, if what it will need does not depend on when it comes."""
+    """Warm up for a later ``fit()``, if its needs do not depend on the time of the call."""
     if _of_runs:  # a sweep, whose trials share one
         return
     if not is_loading_main() and why_fork_is_unsafe():
@@ -436,7 +437,7 @@ def prepare_server(preload: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def server_of_run(preload: Sequence[str]) -> Iterator[WarmServer]:
-    """A warm server with the state of this process as it is now; the shared clean one where forking is unsafe.
+    """Yield a warm server with the state of this process as it is now; the shared clean one where forking is unsafe.
 
     Args:
         preload: Modules that workers will need.
@@ -460,7 +461,7 @@ def server_of_run(preload: Sequence[str]) -> Iterator[WarmServer]:
 
 
 def server_of_call() -> WarmServer:
-    """A warm server for one task or actor, as :func:`server_of_run`, to be given to :func:`end_server_of_call`.
+    """Return a warm server for one task or actor, as :func:`server_of_run`, to be given to :func:`end_server_of_call`.
 
     It imports nothing, so that it costs some milliseconds. Where very many calls wait, those beyond share one.
     """
@@ -478,7 +479,7 @@ def server_of_call() -> WarmServer:
 
 
 def end_server_of_call(server: WarmServer) -> None:
-    """The call is over: its server ends, but for one that others use."""
+    """Close the server of a finished call, unless others use it."""
     with _server_lock:
         if server not in _of_calls:
             return
@@ -495,12 +496,12 @@ _has_forked = False
 
 
 def is_loading_main() -> bool:
-    """Whether this process is a child of multiprocessing's that is running the script's module again to import it."""
+    """Return True in a multiprocessing child that is importing the script's module again."""
     return bool(getattr(multiprocessing.process.current_process(), "_inheriting", False))
 
 
-def _forget_what_the_parent_has() -> None:
-    """In a forked child: the servers, their sweeps and their lock are the parent's."""
+def _forget_inherited_servers() -> None:
+    """Forget the parent's servers, their sweeps and their lock, in a forked child."""
     global _server_lock
     _server_lock = threading.Lock()
     _shared.clear()
@@ -509,9 +510,9 @@ def _forget_what_the_parent_has() -> None:
     _sweeps.clear()
 
 
-os.register_at_fork(after_in_child=_forget_what_the_parent_has)
+os.register_at_fork(after_in_child=_forget_inherited_servers)
 
 
 def server_pids() -> list[int]:
-    """Pids of the live warm servers of this process."""
+    """Return the pids of the live warm servers of this process."""
     return [server.pid for server in (*_shared, *_of_runs, *_of_calls) if server.alive]

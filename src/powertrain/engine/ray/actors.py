@@ -1,4 +1,4 @@
-"""What of a run lives in Ray's own processes: on each node its agent, and for each worker what holds its resources."""
+"""The actors of a run in Ray's own processes: an agent on each node, and a resource holder for each worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import ray
 
 @dataclass(frozen=True)
 class SlotLocation:
-    """Where a slot came to lie, and which GPUs of the node are its own."""
+    """The node of a slot, and its GPUs."""
 
     node: str
     address: str
@@ -43,13 +43,13 @@ def own_address() -> str:
 
 
 class SlotActor:
-    """Holds one worker's resources as long as it lives. The worker itself is a process of the node's agent."""
+    """Holds one worker's resources for its lifetime. The worker itself is a process of the node's agent."""
 
     async def where(self) -> SlotLocation:
         return whereabouts()
 
     async def hold(self) -> None:
-        """Never returns: whoever waits for it learns of the actor's end."""
+        """Never return: a pending call reports the actor's end to its caller."""
         await asyncio.Event().wait()
 
     async def feed(self, streams: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class SlotActor:
     def _serve(self, streams: Mapping[str, Any]) -> None:
         from powertrain.engine.ray.feed import Feed
 
-        # Ray warns of whatever waits for it in an actor with an event loop; feeds do so on threads of their own.
+        # Ray warns about blocking calls in an actor with an event loop; feeds make them on threads of their own.
         os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")
         for feed in getattr(self, "_feeds", []):
             feed.close()
@@ -88,7 +88,7 @@ class AgentActor:
     def __init__(self, spec: bytes) -> None:
         """``spec`` is an encoded :class:`NodeSpec`."""
         from powertrain.engine.ray.node.agent import NodeAgent
-        from powertrain.engine.ray.node.spec import NodeSpec  # not for those that only hold resources
+        from powertrain.engine.ray.node.spec import NodeSpec  # not needed by actors that only hold resources
 
         working_dir, is_of_job = self._working_dir()
         os.chdir("/")  # its directory may be one that goes with the job
@@ -98,8 +98,8 @@ class AgentActor:
 
     @staticmethod
     def _working_dir() -> tuple[str, bool]:
-        """Where Ray has put the ``working_dir`` of a ``runtime_env``, "" where none was given; and whether it is that
-        of the whole job. Before anything changes the directory of this process."""
+        """Return the path of the ``working_dir`` of a ``runtime_env``, "" where none was given; and True where it is
+        the whole job's. Call before this process changes its directory."""
         given = ray.get_runtime_context().runtime_env.get("working_dir")
         worker: Any = ray._private.worker.global_worker  # not typed
         job = worker.core_worker.get_job_config()
@@ -111,5 +111,5 @@ class AgentActor:
         return self._agent.run()
 
     def bring(self, parcels: Mapping[str, Any]) -> None:
-        """Unpack archives, given as references, each where it is to be."""
+        """Unpack archives, given as references, each at its place."""
         self._agent.bring({place: ray.get(archive) for place, archive in parcels.items()})

@@ -1,7 +1,7 @@
-"""The nodes on which a run has slots: the agent of each, what it brings there, and when a node is given up.
+"""The agents on the nodes of a run: their start, the files shipped to them, and the timeout for lost nodes.
 
-An agent (:mod:`powertrain.engine.ray.node.agent`) is an actor, so that Ray ends it with its node. What is said to it
-and by it goes over the run's own wire.
+An agent (:mod:`powertrain.engine.ray.node.agent`) is an actor, so that Ray ends it with its node. All messages to and
+from it use the run's own wire.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from powertrain.version import __version__
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.from_node import NodeReady
 from powertrain.wire.hub import Hub
-from powertrain.wire.keys import Door, Received
+from powertrain.wire.keys import ConnectionInfo, Received
 from powertrain.wire.to_node import EndNode
 
 _logger = module_logger(__name__)
-#: Seconds of silence after which a node is given up: by then it has ended what it had started for the run.
-LOST_AFTER = node.FENCED_AFTER + 3.0
+#: Seconds without a heartbeat after which a node is lost: by then it has ended the run's processes.
+LOST_TIMEOUT_S = node.FENCE_TIMEOUT_S + 3.0
 #: Seconds for all nodes to end.
-_END_WITHIN = 10.0
-#: Seconds after which one that has said nothing yet is spoken of, and after which its node is refused.
-_SLOW_AFTER, _SILENT_AFTER = 15.0, 600.0
+_END_TIMEOUT_S = 10.0
+#: Seconds without a first message after which a slow agent is reported, and after which its node is refused.
+_SLOW_TIMEOUT_S, _SILENT_TIMEOUT_S = 15.0, 600.0
 #: Seconds for the storage to take or give the few bytes that prove it.
-_PROVEN_WITHIN = 60.0
+_PROVEN_TIMEOUT_S = 60.0
 #: Seconds after which a node that was given up and is still one of the cluster counts as room again.
-_FORGIVEN = 60.0
-#: What to do about a node that is not like the others.
+_RETRY_NODE_DELAY_S = 60.0
+#: The remedy for a node that differs from the others.
 _SAME_STORAGE = (
     "Every node must see the same storage and have the same version of Powertrain: set RunConfig(storage_path=...) to "
     "a shared file system or an object store such as s3://bucket/path."
@@ -67,15 +67,15 @@ class Agent:
     node: str
     actor: Any
     key: bytes
-    heard: float
+    last_message: float
     host: str
     address: str
     started: float = field(default_factory=time.monotonic)
-    #: True once it was spoken of as slow, once it has been heard of, and once processes can be started on its node.
+    #: True once it was reported as slow, once its first message arrived, and once its node can start processes.
     told_slow: bool = False
     greeted: bool = False
     ready: bool = False
-    #: Once True nothing that it says counts any more.
+    #: Once True, its messages are ignored.
     lost: bool = False
     #: True once its actor has ended.
     over: bool = False
@@ -83,10 +83,10 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSinks:
-    """Who is told of agents. ``said`` is called on the wire's thread, ``ready`` on the one that talks to Ray, the
-    others there or on the one that watches."""
+    """Callbacks for events of agents. ``on_message`` is called on the wire's thread, ``ready`` on the thread that calls
+    Ray, the others there or on the watching thread."""
 
-    said: Callable[[FromWorker], None]
+    on_message: Callable[[FromWorker], None]
     #: Processes can be started on one more node.
     ready: Callable[[], None]
     #: This node is given up, for this reason; nothing that comes from it counts any more.
@@ -98,7 +98,7 @@ class AgentSinks:
 
 
 class Agents:
-    """The agents of one run. The thread that talks to Ray, unless said otherwise."""
+    """The agents of one run. Used on the thread that calls Ray, unless noted otherwise."""
 
     def __init__(
         self,
@@ -108,16 +108,16 @@ class Agents:
         storage: Storage | None,
         sinks: AgentSinks,
     ) -> None:
-        """``changed`` guards what is known of agents, and is told when one has ended or is lost."""
+        """Create the set of agents. ``changed`` guards their state, and is notified when one has ended or is lost."""
         self._ray, self._changed, self._options, self._storage = asking, changed, options, storage
         self._sinks = sinks
         self._token = files.write_token(options.runtime_dir)
         self._hub: Hub | None = None
         self._own_hub = False
         self._agents: dict[str, Agent] = {}
-        #: When nodes were given up; those that were refused are so for ever. Guarded.
+        #: Times at which nodes were lost; refusals are permanent. Guarded.
         self._lost_at: dict[str, float] = {}
-        #: The name of what nodes have to find in the storage; and of what they are brought, references.
+        #: The name of the storage probe; and references to the shipped files.
         self._proof = ""
         self._parcels: dict[str, Any] | None = None
 
@@ -129,26 +129,26 @@ class Agents:
     # -- asking about them
 
     def on(self, id: str) -> Agent | None:
-        """The agent of a node that has one and was not given up. Any thread, with the guard held."""
+        """Return the agent of a node that has one and is not lost. Any thread, with the guard held."""
         return self._agents.get(id)
 
     def is_ready(self, id: str) -> bool:
-        """Whether processes can be started on the node. Any thread, with the guard held."""
+        """Return True when the node can start processes. Any thread, with the guard held."""
         found = self._agents.get(id)
         return found is not None and found.ready and not found.lost
 
     def is_in_doubt(self, since: float) -> bool:
-        """True while one was not heard of ``since`` then. Any thread."""
+        """Return True while an agent has sent nothing since ``since``. Any thread."""
         with self._changed:
-            return any(found.heard < since for found in self._agents.values() if found.ready)
+            return any(found.last_message < since for found in self._agents.values() if found.ready)
 
     def may_count_on(self, id: str) -> bool:
-        """False for a node that was refused, or given up not long ago: Ray learns later than we do that a node is gone,
-        and one that was only cut off may come back."""
-        return self._lost_at.get(id, -_FORGIVEN) + _FORGIVEN < time.monotonic()
+        """Return False for a node that was refused, or lost recently: Ray detects the loss of a node later, and a node
+        that was only disconnected may come back."""
+        return self._lost_at.get(id, -_RETRY_NODE_DELAY_S) + _RETRY_NODE_DELAY_S < time.monotonic()
 
     def refused(self) -> list[str]:
-        """Nodes that cannot take part. Any thread."""
+        """Return the refused nodes. Any thread."""
         with self._changed:
             return [id for id, when in self._lost_at.items() if when == float("inf")]
 
@@ -161,7 +161,7 @@ class Agents:
     # -- starting
 
     def start(self, nodes: Iterable[str]) -> None:
-        """Have an agent on each of these nodes."""
+        """Start an agent on each of these nodes."""
         for id in dict.fromkeys(nodes):
             known = self._agents.get(id)
             if known is None or known.over:
@@ -192,7 +192,7 @@ class Agents:
             self._agents[id] = started
         self._ray.then(actor.run.remote(), partial(self._ended, started))
 
-    def _spec(self, door: Door, id: str, address: str) -> NodeSpec:
+    def _spec(self, door: ConnectionInfo, id: str, address: str) -> NodeSpec:
         options = self._options
         return NodeSpec(
             door=door,
@@ -210,35 +210,35 @@ class Agents:
         )
 
     def _pickled_storage(self) -> bytes:
-        """The storage for a node to prove that it sees it; what it has to find there is written first."""
+        """Return the storage for a node's access check, after writing the probe that it has to find."""
         if self._storage is None:
             return b""
         if not self._proof:
             proof = secrets.token_hex(8)
-            self._storage.within(_PROVEN_WITHIN).put(node_storage.proof_key(proof), proof.encode())
+            self._storage.within(_PROVEN_TIMEOUT_S).put(node_storage.proof_key(proof), proof.encode())
             self._proof = proof
         return pickle.dumps(self._storage)
 
-    # -- what they say
+    # -- messages from agents
 
     def _received(self, id: str, received: Received) -> None:
         """On the wire's thread."""
         found = self._agents.get(id)
         if found is None or found.lost or found.key != received.sender:
             return
-        found.heard = time.monotonic()
+        found.last_message = time.monotonic()
         for message in received.envelope.messages:
             if isinstance(message, NodeReady):
                 found.greeted = True
                 self._ray.soon(partial(self._greeted, found, message))
             else:
-                self._sinks.said(message)
+                self._sinks.on_message(message)
         assert self._hub is not None
         self._hub.acknowledge(received)
 
     def _greeted(self, found: Agent, message: NodeReady) -> None:
         if message.wants_files and not message.problem:
-            self._ray.then(found.actor.bring.remote(self._shipped()), partial(self._brought, found))
+            self._ray.then(found.actor.bring.remote(self._shipped()), partial(self._on_files_shipped, found))
             return
         problem = message.problem or self._missing_answer(found)
         if problem:
@@ -248,7 +248,7 @@ class Agents:
         self._sinks.ready()
 
     def _shipped(self) -> dict[str, Any]:
-        """References to what a node gets that does not share the driver's files."""
+        """Return references to the files for a node that does not share the driver's file system."""
         if self._parcels is None:
             copied = [path for path in self._options.copied if os.path.isdir(path)]
             self._parcels = {path: ray.put(files.pack(path)) for path in copied}
@@ -257,20 +257,20 @@ class Agents:
                     self._parcels[place] = ray.put(files.pack_modules(path))
         return self._parcels
 
-    def _brought(self, found: Agent, _: None, error: BaseException | None) -> None:
-        """The run's files are on their way into a node's directories, or not: one that is gone is told as lost."""
+    def _on_files_shipped(self, found: Agent, _: None, error: BaseException | None) -> None:
+        """Handle the end of shipping the run's files to a node: a failure there is a lost node."""
         if error is not None and not (self._ray.closing or found.lost or isinstance(error, client.GONE)):
             self._refuse(found, f"the run's files cannot be brought to it: {error}", "")
 
     def _missing_answer(self, found: Agent) -> str:
-        """What is wrong when the driver does not see what the node has written."""
+        """Return the problem when the driver does not see the node's reply in the storage."""
         if self._storage is None:
             return ""
         place = without_secrets(self._storage.uri)
         try:
-            self._storage.within(_PROVEN_WITHIN).get(node_storage.proof_key(f"{self._proof}-{found.node}"))
+            self._storage.within(_PROVEN_TIMEOUT_S).get(node_storage.proof_key(f"{self._proof}-{found.node}"))
         except FileNotFoundError:
-            return f"the driver does not see what it has just written to the storage {place}"
+            return f"the driver does not see the file that the node has just written to the storage {place}"
         except OSError as error:
             return f"the driver cannot read the storage {place}: {error}"
         return ""
@@ -278,7 +278,7 @@ class Agents:
     # -- refusing and losing them
 
     def _refuse(self, found: Agent, problem: str, advice: str) -> None:
-        """Nothing may run on a node that has another storage, say: tell so, and end before anything was trained."""
+        """Refuse a node, such as one with another storage, and fail the run before any training."""
         self._part_with(found, float("inf"))
         what = problem.rstrip(".")
         self._sinks.refused(f"The node {found.host} cannot take part in the run: {what}. {advice}".rstrip())
@@ -293,33 +293,31 @@ class Agents:
         if unreachable:
             self._refuse(ended, unreachable, _OPEN_PORT)
         elif isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
-            self._refuse(ended, f"what starts workers there failed: {error}", "")
+            self._refuse(ended, f"the node's agent failed: {error}", "")
         else:
-            self._lose(ended, f"the node {ended.host} is gone: what the run had there has ended")
+            self._lose(ended, f"the node {ended.host} is gone: the run's processes there have ended")
 
     def watch(self) -> None:
-        """Give up those that were silent for too long. Asks nothing of Ray: its head may be what is silent."""
+        """Declare agents lost after their timeout. Makes no Ray call: the Ray head may be the unresponsive part."""
         now = time.monotonic()
         with self._changed:
             known = [found for found in self._agents.values() if not (found.lost or found.over)]
         for found in known:
-            if found.ready and now - found.heard > LOST_AFTER:
-                self._lose(found, f"nothing was heard of {found.host} for {LOST_AFTER:g} s")
-            elif not found.greeted and now - found.started > _SILENT_AFTER:
-                self._refuse(found, f"what starts workers there has said nothing for {_SILENT_AFTER:g} s", "")
-            elif not (found.greeted or found.told_slow) and now - found.started > _SLOW_AFTER:
+            if found.ready and now - found.last_message > LOST_TIMEOUT_S:
+                self._lose(found, f"no heartbeat from {found.host} for {LOST_TIMEOUT_S:g} s")
+            elif not found.greeted and now - found.started > _SILENT_TIMEOUT_S:
+                self._refuse(found, f"the node's agent has sent no message for {_SILENT_TIMEOUT_S:g} s", "")
+            elif not (found.greeted or found.told_slow) and now - found.started > _SLOW_TIMEOUT_S:
                 found.told_slow = True
-                self._sinks.slow(
-                    f"what starts workers on {found.host} has said nothing for {_SLOW_AFTER:g} s"
-                )
+                self._sinks.slow(f"the agent on {found.host} has sent no message for {_SLOW_TIMEOUT_S:g} s")
 
     def _lose(self, lost: Agent, reason: str) -> None:
-        """Whatever it says from now on does not count. It ends by itself when it can hear nobody."""
+        """Declare an agent lost and ignore its messages. It exits by itself when it cannot reach the driver."""
         if self._part_with(lost, time.monotonic()):
             self._sinks.lost(lost, reason)
 
     def _part_with(self, agent: Agent, when: float) -> bool:
-        """Have no more to do with it: ``when`` its node was given up, infinity for good. False where that was done."""
+        """Drop an agent: ``when`` its node was lost, infinity for good. Return False where that was done."""
         with self._changed:
             if agent.lost:
                 return False
@@ -338,7 +336,7 @@ class Agents:
     def end(self) -> None:
         """End all of them, and with them all that they have started. The engine's caller's thread."""
         with self._changed:
-            # One that has not been heard of has started nothing: ending its actor is enough.
+            # Without a first message it has started nothing: ending its actor is enough.
             open_to_us = [
                 found for found in self._agents.values() if found.greeted and not (found.lost or found.over)
             ]
@@ -346,20 +344,20 @@ class Agents:
             self.send(found, EndNode())
         with self._changed:
             self._changed.wait_for(
-                lambda: all(found.over or found.lost for found in open_to_us), timeout=_END_WITHIN
+                lambda: all(found.over or found.lost for found in open_to_us), timeout=_END_TIMEOUT_S
             )
 
     def leave(self) -> None:
-        """Nothing of them stays in the cluster. After the thread that talks to Ray has stopped."""
+        """Remove all agents from the cluster. Called after the Ray thread has stopped."""
         for found in self._agents.values():
             self._ray.kill(found.actor)
 
     def sweep_storage(self) -> None:
-        """Nothing of the proof stays in the storage; a run is not failed for what it cannot sweep."""
+        """Remove the probe files from the storage; a failure to do so does not fail the run."""
         if self._storage is None or not self._proof:
             return
         try:
-            self._storage.within(_PROVEN_WITHIN).delete_tree("probe")
+            self._storage.within(_PROVEN_TIMEOUT_S).delete_tree("probe")
         except OSError as error:
             _logger.warning(
                 "The directory 'probe' stays in %s: %s", without_secrets(self._storage.uri), error

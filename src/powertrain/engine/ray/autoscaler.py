@@ -1,4 +1,4 @@
-"""Whether a Ray cluster grows by itself when there is work that fits nowhere."""
+"""Detection of an autoscaler that adds nodes to a Ray cluster when work does not fit."""
 
 from __future__ import annotations
 
@@ -8,46 +8,49 @@ from typing import Any
 
 #: Where an autoscaler of Ray's first generation leaves its report.
 _REPORT = b"__autoscaling_status"
-#: Which generation the cluster has, and the sizes it may have where whoever runs it tells them (Anyscale does).
+#: Keys of the autoscaler's generation, and of the cluster's possible sizes where the platform publishes them (Anyscale
+#: does).
 _NAMESPACE = b"__autoscaler"
 _SECOND_GENERATION = b"__autoscaler_v2_enabled"
 _SIZES = b"__autoscaler_cluster_config"
-#: What the first generation calls nodes of a cluster it may only look at: each is a type of its own.
+#: The first generation's node type prefix in a read-only cluster: each node is a type of its own.
 _ONLY_LOOKED_AT = re.compile("node_[0-9a-f]{56}")
-#: So often, counting our own, the state of the cluster has been asked for since the round of a second-generation
-#: autoscaler that may only look: it asks once for the round, then for the node types and for the nodes.
+#: The number of cluster state requests, ours included, since the round of a read-only second-generation autoscaler: it
+#: makes one for the round, one for the node types and one for the nodes.
 _ASKED_BY_ONE_THAT_LOOKS = 3
-_PATIENCE = 5.0
+_REPLY_TIMEOUT_S = 5.0
 
 
 def autoscales() -> bool:
-    """True when this cluster can add nodes by itself. For a process that is connected with ``ray.init``.
+    """Return True when this cluster can add nodes by itself. For a process that is connected with ``ray.init``.
 
-    Every cluster of Ray's has an autoscaler, if only one that reports and can start nothing; Ray has no call that tells
-    one from the other. It is seen in what they leave in Ray's control store, and takes two calls to it:
+    Every cluster of Ray's has an autoscaler, if only a read-only one that can start nothing; Ray has no call that
+    distinguishes them. Their entries in Ray's control store do, with two calls to it:
 
-    - The first generation (Ray's default) reports nodes by type. One that only looks makes up a type for each node,
+    - The first generation (Ray's default) reports nodes by type. A read-only one makes up a type for each node,
       ``node_<id>``; any other name is of a real configuration, be it a file or a Kubernetes resource.
     - The second generation (KubeRay, ``ray up``) reports no types, and on KubeRay nodes look alike with and without an
-      autoscaler. But it says which version of the cluster's state it has worked with, and each time that anybody asks
-      for the state is a version. One that only looks asks three times in a round, a real one once; so a state that is
-      newer by less than three was left by a real one.
+      autoscaler. But it reports the version of the cluster's state that it used, and each request for the state creates
+      a version. A read-only one makes three requests in a round, a real one makes one; so a state that is newer by less
+      than three was left by a real one.
 
-    A True is certain. A False may mean "not yet": nothing has been reported in the first seconds, and when others ask
-    for the state all the time (a dashboard, many drivers) a real one is recognised only right after its round. So ask
-    again every few seconds, and remember a True. Whatever goes wrong is a False too.
+    A True is certain. A False may mean "not yet": nothing has been reported in the first seconds, and when others
+    request the state all the time (a dashboard, many drivers) a real one is recognised only right after its round. So
+    call again every few seconds, and remember a True. Errors return False too.
     """
     from ray.experimental import internal_kv
 
     store: Any = internal_kv
     try:
         control = store.internal_kv_get_gcs_client()
-        known = control.internal_kv_multi_get([_SECOND_GENERATION, _SIZES], _NAMESPACE, timeout=_PATIENCE)
+        known = control.internal_kv_multi_get(
+            [_SECOND_GENERATION, _SIZES], _NAMESPACE, timeout=_REPLY_TIMEOUT_S
+        )
         if _SIZES in known:
             return _may_grow(known[_SIZES])
         if known.get(_SECOND_GENERATION) == b"1":
-            return _second_generation_scales(control.get_cluster_status(timeout_s=_PATIENCE))
-        return _first_generation_scales(control.internal_kv_get(_REPORT, None, timeout=_PATIENCE))
+            return _second_generation_scales(control.get_cluster_status(timeout_s=_REPLY_TIMEOUT_S))
+        return _first_generation_scales(control.internal_kv_get(_REPORT, None, timeout=_REPLY_TIMEOUT_S))
     except Exception:  # all of it is Ray's inside, which may change or not answer
         return False
 

@@ -1,4 +1,5 @@
-"""How many workers fit on the nodes of a cluster, and in words why no more do. Pure: nodes come in as values.
+"""The number of workers that fit on the nodes of a cluster, and messages about the obstacles. Pure: nodes come in as
+values.
 
 All workers of a run need the same, so packing them is plain division, node by node. Only label selectors that differ
 between workers make it a matching. Amounts are counted in whole ten-thousandths, the finest that Ray knows, so that
@@ -27,7 +28,7 @@ _Group = tuple[Selector, int]
 
 @dataclass(frozen=True)
 class Node:
-    """One live node as the cluster tells it."""
+    """One live node as the cluster reports it."""
 
     id: str
     #: A name for people: its host or address.
@@ -39,11 +40,11 @@ class Node:
     draining: bool = False
 
 
-# --------------------------------------------------------------------------- what is asked for
+# --------------------------------------------------------------------------- demand
 
 
 def demand(shape: SlotShape) -> dict[str, float]:
-    """What one worker needs, by name, in amounts that Ray accepts; what it needs nothing of is left out.
+    """Return the needs of one worker, by name, in amounts that Ray accepts; zero amounts are left out.
 
     Amounts are cut to four decimals and never rounded up: six workers with 1/6 of a GPU each share one GPU.
     """
@@ -51,7 +52,7 @@ def demand(shape: SlotShape) -> dict[str, float]:
 
 
 def selector(shape: SlotShape, worker: int) -> dict[str, str]:
-    """The labels that the node of this worker must have, as Ray reads them; empty where any node will do.
+    """Return the labels that the node of this worker must have, as Ray reads them; empty where any node will do.
 
     Spaces are left out: of "in(a, b)" Ray would take " b" for a value, and no label has such a value.
     """
@@ -67,7 +68,7 @@ def _need(shape: SlotShape) -> dict[str, int]:
 
 
 def _groups(shape: SlotShape, count: int) -> list[_Group]:
-    """The selectors of ``count`` workers, equal ones together."""
+    """Return the selectors of ``count`` workers, equal ones together."""
     if len(shape.labels) <= 1:
         return [(selector(shape, 0), count)] if count > 0 else []
     counted: dict[tuple[tuple[str, str], ...], int] = {}
@@ -93,21 +94,21 @@ def _value_matches(value: str | None, condition: str) -> bool:
 
 
 def fitting(nodes: Sequence[Node], shape: SlotShape, count: int) -> int:
-    """How many of ``count`` new workers fit into what is free now, by strategy and labels."""
+    """Return how many of ``count`` new workers fit into the free resources, by strategy and labels."""
     return _fit(nodes, shape, {}, _groups(shape, count))
 
 
 def capacity(nodes: Sequence[Node], shape: SlotShape, held: Mapping[str, int]) -> int:
-    """How many workers there could be now: those whose slots are held already, by node id, and what still fits.
+    """Return the number of workers possible now: those with held slots, by node id, and those that still fit.
 
-    What is held must not be in the nodes' ``free``. Held slots count wherever they are; a strategy or a selector
-    limits only what comes to them. At most :data:`~powertrain.engine.resources.BOUNDLESS`, or one for each selector.
+    Held resources must not be in the nodes' ``free``. Held slots count wherever they are; a strategy or a selector
+    limits only additional ones. At most :data:`~powertrain.engine.resources.BOUNDLESS`, or one for each selector.
     """
     return _fit(nodes, shape, held, _groups(shape, len(shape.labels) if len(shape.labels) > 1 else BOUNDLESS))
 
 
 def _fit(nodes: Sequence[Node], shape: SlotShape, held: Mapping[str, int], groups: Sequence[_Group]) -> int:
-    """How many workers of ``groups`` can be placed, ``held`` among them."""
+    """Return the number of workers of ``groups`` that can be placed, including ``held``."""
     taken = {node: slots for node, slots in held.items() if slots > 0}
     open_to = [node for node in nodes if any(_matches(node.labels, wanted) for wanted, _ in groups)]
     if shape.placement == "STRICT_PACK" and taken:
@@ -124,12 +125,12 @@ def _fit(nodes: Sequence[Node], shape: SlotShape, held: Mapping[str, int], group
 
 
 def _new_on(node: Node, shape: SlotShape, taken: int) -> int:
-    """How many new workers a node takes that has ``taken`` of them."""
+    """Return the number of new workers that fit on a node with ``taken`` workers."""
     if node.draining or (shape.placement == "STRICT_SPREAD" and taken):
         return 0
     need = _need(shape)
-    # What we hold is put back first: of two shared GPUs with 0.4 free each, 0.8 in all, neither has room for 0.6 more.
-    # No more than the total: what a cluster says is free may be a moment older than what we hold.
+    # Held resources are put back first: of two shared GPUs with 0.4 free each, 0.8 in all, neither has room for 0.6.
+    # No more than the total: the cluster's free amounts may be a moment older than our holdings.
     ours = {
         name: min(_units(node.total, name), _units(node.free, name) + taken * units)
         for name, units in need.items()
@@ -139,12 +140,12 @@ def _new_on(node: Node, shape: SlotShape, taken: int) -> int:
 
 
 def _could_hold_one(node: Node, need: Mapping[str, int]) -> bool:
-    """Whether a worker fits on the node when it is empty."""
+    """Return True when a worker fits on the node when it is empty."""
     return _times({name: _units(node.total, name) for name in need}, need) > 0
 
 
 def _times(have: Mapping[str, int], need: Mapping[str, int]) -> int:
-    """How often ``need`` goes into what there is."""
+    """Return how often ``need`` fits into ``have``."""
     return min((_times_one(name, have[name], units) for name, units in need.items()), default=BOUNDLESS)
 
 
@@ -161,7 +162,7 @@ def _units(amounts: Mapping[str, float], name: str) -> int:
 
 
 def _matched(nodes: Sequence[Node], room: Sequence[int], groups: Sequence[_Group]) -> int:
-    """The most workers that find a node with their labels, when each node takes at most its ``room``."""
+    """Return the most workers that find a node with their labels, when each node takes at most its ``room``."""
     may = [[at for at, node in enumerate(nodes) if _matches(node.labels, wanted)] for wanted, _ in groups]
     if len(groups) == 1:
         return min(groups[0][1], sum(room[at] for at in may[0]))
@@ -188,11 +189,11 @@ def _matched(nodes: Sequence[Node], room: Sequence[int], groups: Sequence[_Group
     return sum(place(group, set()) for group, (_, workers) in enumerate(groups) for _ in range(workers))
 
 
-# --------------------------------------------------------------------------- in words
+# --------------------------------------------------------------------------- messages
 
 
 def why_waiting(nodes: Sequence[Node], shape: SlotShape, count: int) -> str:
-    """A clause that says how many of ``count`` new workers fit now, and what is missing for the others."""
+    """Return a clause with the number of ``count`` new workers that fit now, and the obstacle for the others."""
     fit = fitting(nodes, shape, count)
     if fit >= count:
         return f"{_fit_words(fit, count, shape)} and {'waits' if count == 1 else 'wait'} to be placed"
@@ -204,7 +205,7 @@ def why_waiting(nodes: Sequence[Node], shape: SlotShape, count: int) -> str:
 
 
 def why_never(nodes: Sequence[Node], shape: SlotShape, count: int) -> str:
-    """A sentence where a strict strategy could not be met if all these nodes were empty; otherwise ""."""
+    """Return a sentence where a strict strategy could not be met if all these nodes were empty; otherwise ""."""
     if shape.placement not in ("STRICT_PACK", "STRICT_SPREAD"):
         return ""
     empty = [replace(node, free=node.total, draining=False) for node in nodes]
@@ -227,8 +228,10 @@ def why_never(nodes: Sequence[Node], shape: SlotShape, count: int) -> str:
         less = f'Ask for at most {_counted(fit, "worker")}, use placement_strategy="{looser}"'
     else:
         less = "Ask for less per worker" + (" or for other labels" if any(shape.labels) else "")
-    wish = f'ScalingConfig(placement_strategy="{shape.placement}") wants {_workers(count, shape)} on {where}'
-    return f"{wish}, but {why}. {less}, or {fix}."
+    request = (
+        f'ScalingConfig(placement_strategy="{shape.placement}") wants {_workers(count, shape)} on {where}'
+    )
+    return f"{request}, but {why}. {less}, or {fix}."
 
 
 def _fit_words(fit: int, count: int, shape: SlotShape) -> str:
@@ -242,7 +245,7 @@ def _fit_words(fit: int, count: int, shape: SlotShape) -> str:
 
 
 def _obstacle(nodes: Sequence[Node], shape: SlotShape, count: int) -> str:
-    """What keeps ``count`` workers from fitting, as a clause. Before: fewer do fit."""
+    """Return the obstacle to placing ``count`` workers, as a clause. Precondition: fewer do fit."""
     groups = _groups(shape, count)
     staying = [node for node in nodes if not node.draining]
     if not staying:
@@ -274,7 +277,7 @@ def _obstacle(nodes: Sequence[Node], shape: SlotShape, count: int) -> str:
 
 
 def _too_small(nodes: Sequence[Node], shape: SlotShape, none: str) -> str:
-    """Why not one of these nodes could hold a worker, even empty."""
+    """Return the reason why none of these nodes could hold a worker, even empty."""
     for name, units in _need(shape).items():
         most, largest = max((_units(node.total, name), node.name) for node in nodes)
         if most == 0:
@@ -285,7 +288,7 @@ def _too_small(nodes: Sequence[Node], shape: SlotShape, none: str) -> str:
 
 
 def _shortage(able: Sequence[Node], whose: str, shape: SlotShape, count: int) -> str:
-    """What does not suffice on the nodes that could hold a worker each; ``whose`` is their name, in the singular."""
+    """Return the shortage on the nodes that could hold a worker each; ``whose`` is their name, in the singular."""
     need = _need(shape)
     supplies = [_supply(name, able, units * count) for name, units in need.items()]
     if any(supplies):
@@ -293,7 +296,7 @@ def _shortage(able: Sequence[Node], whose: str, shape: SlotShape, count: int) ->
     named = [name for name in need if not name.startswith(_ACCELERATOR)]
     pieces = [_listed([_amount(name, _units(node.free, name)) for name in named]) for node in able]
     where = [f"{node.name} ({piece})" for node, piece in zip(able, pieces, strict=True)]
-    return f"what is free lies in pieces that hold no more: {_listed(where)}"
+    return f"the free resources are fragmented: {_listed(where)}"
 
 
 def _supply(name: str, nodes: Sequence[Node], needed: int) -> str:
@@ -314,7 +317,7 @@ def _workers(count: int, shape: SlotShape) -> str:
 
 
 def _amount(name: str, units: int) -> str:
-    """Such as "2 GPU" or "16 GiB of memory"; how much of an accelerator type is asked for says nothing to anybody."""
+    """Such as "2 GPU" or "16 GiB of memory"; the requested amount of an accelerator type is left out."""
     if name.startswith(_ACCELERATOR):
         return f"an {_resource(name)}"
     return f"{_number(name, units)}{' of' if name in _IN_BYTES else ''} {name}"

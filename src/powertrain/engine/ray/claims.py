@@ -30,23 +30,23 @@ class Group:
     """A placement group, and its bundles that no slot uses: Ray places those of a lost node anew by itself."""
 
     group: PlacementGroup
-    #: The claim that it was made for, "" for a wish; and what each bundle has.
+    #: The claim that it was made for, "" for a spare; and the resources of each bundle.
     claim: str
     shape: SlotShape
     used: set[int] = field(default_factory=set)
     vacant: list[int] = field(default_factory=list)
-    #: Of a wish: when it got room, and on which node that is as of the last look.
+    #: For a spare: the time of its grant, and its node as of the last poll.
     granted: float = 0.0
     node: str = ""
 
     @property
-    def is_wish(self) -> bool:
+    def is_spare(self) -> bool:
         return not self.claim
 
 
 @dataclass(eq=False)
 class SlotHolder:
-    """What holds the resources of one slot: a bundle of a group, an actor, or an actor in a bundle."""
+    """Holds the resources of one slot: a bundle of a group, an actor, or an actor in a bundle."""
 
     claim: str
     shape: SlotShape

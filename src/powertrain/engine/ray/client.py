@@ -1,4 +1,4 @@
-"""Talking to Ray: connecting to it, what its nodes are, and the one thread on which an engine asks it for anything."""
+"""Ray calls: connecting, listing nodes, and the one thread on which an engine calls Ray."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from powertrain.errors import ConfigError, EngineError
 from powertrain.text.loggers import module_logger
 
 _logger = module_logger(__name__)
-_LOOK_EVERY = 1.0
-#: Seconds that Ray may take for what it was asked last.
-_STOPS_WITHIN = 10.0
+_POLL_INTERVAL_S = 1.0
+#: Seconds that Ray may take for the last calls.
+_STOP_TIMEOUT_S = 10.0
 _BREAKPOINT = "PYTHONBREAKPOINT"
-#: Variables of Ray's: the address of its cluster, and what its plugins for a runtime_env are.
+#: Ray's environment variables: the address of its cluster, and its runtime_env plugins.
 _ADDRESS, _PLUGINS = "RAY_ADDRESS", "RAY_RUNTIME_ENV_PLUGINS"
 #: Seconds for which a cluster is awaited at its address.
-_ANSWERS_WITHIN = 5.0
-#: How often Ray is asked for a thing that it fails to do.
+_REPLY_TIMEOUT_S = 5.0
+#: The number of attempts for a failing Ray call.
 TRIES = 5
-#: What Ray says of actors that ended, with their nodes or by themselves.
+#: Ray's messages about actors that ended, with their nodes or by themselves.
 GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
 #: Seconds to wait for a call to Ray that Ray Data's poller has begun.
 _POLL_TIMEOUT_S = 5.0
 
 
 def cluster_resources() -> dict[str, float]:
-    """Return what all nodes of the cluster have, in use or not."""
+    """Return the total resources of the cluster, in use or not."""
     found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return found
 
@@ -58,7 +58,7 @@ def stop_usage_poller() -> None:
     """Keep Ray Data's poller of cluster usage from calling Ray after ``ray.shutdown()``.
 
     Ray Data samples the cluster every 10 s on a thread that never ends, and Ray's core ends the whole process when a
-    thread calls it without a connection. The thread goes on without anything to sample; the next execution of Ray
+    thread calls it without a connection. The thread continues without anything to sample; the next execution of Ray
     Data starts another.
     """
     module = sys.modules.get("ray.data._internal.usage.poller")
@@ -79,20 +79,20 @@ def stop_usage_poller() -> None:
 def connect(address: str | None = None, **options: Any) -> None:
     """Connect this process to a Ray cluster, unless it is connected to it.
 
-    Raises :class:`EngineError` where nobody answers at the address, where it is none of a cluster's, and where this
-    process is in another cluster already.
+    Raises :class:`EngineError` where the address does not answer, where it is not a cluster's, and where this process
+    is already connected to another cluster.
     """
-    _refuse_what_is_behind_a_client(address, repr(address))
+    _refuse_ray_client(address, repr(address))
     if ray.is_initialized():
-        _refuse_a_second_cluster(address)
+        _refuse_second_cluster(address)
         return
     target, named = _target(address)
-    _refuse_what_is_behind_a_client(target, named)
+    _refuse_ray_client(target, named)
     _refuse_unknown_fields(options.get("runtime_env"), "init(runtime_env=...)")
     try:
         _await_answer(target)
         with _own_breakpoint():
-            # What actors print is nothing that a user of this library wants to see.
+            # Output of actors is of no interest to users of this library.
             ray.init(address=address, **{"log_to_driver": False, "logging_level": logging.WARNING, **options})
     except (ConnectionError, RuntimeError, ValueError, OSError, OverflowError) as error:
         where = f"the Ray cluster at {named}" if target else "Ray"
@@ -106,14 +106,15 @@ def connect(address: str | None = None, **options: Any) -> None:
 
 
 def _target(address: str | None) -> tuple[str | None, str]:
-    """The address that Ray goes by, as it is and as the user knows it; None where it looks for a cluster itself."""
+    """Return the address that Ray goes by, as it is and as the user knows it; None where it looks for a cluster
+    itself."""
     variable = os.environ.get(_ADDRESS, "")
     if variable and address in (None, "auto"):
         return variable, f"{_ADDRESS}={variable!r}"
     return address, repr(address)
 
 
-def _refuse_what_is_behind_a_client(address: str | None, named: str) -> None:
+def _refuse_ray_client(address: str | None, named: str) -> None:
     """Raise :class:`EngineError` where this process would not be, or is not, part of the cluster."""
     client: Any = ray.util.client.ray
     if client.is_connected():
@@ -130,7 +131,7 @@ def _refuse_what_is_behind_a_client(address: str | None, named: str) -> None:
     )
 
 
-def _refuse_a_second_cluster(address: str | None) -> None:
+def _refuse_second_cluster(address: str | None) -> None:
     """Raise :class:`EngineError` where this process is in another cluster than that at ``address``."""
     if address in (None, "auto", "local"):
         return
@@ -144,9 +145,10 @@ def _refuse_a_second_cluster(address: str | None) -> None:
 
 
 def _are_one_cluster(address: str, here: str) -> bool:
-    """Whether the cluster at ``address`` is the one that this process is in, and reaches at ``here``.
+    """Return True when ``address`` belongs to the cluster that this process reaches at ``here``.
 
-    One cluster has many addresses: names, those of other networks, a service in front of it. So it is asked who it is.
+    One cluster has many addresses: names, those of other networks, a service in front of it. So the cluster is queried
+    for its id.
     """
     there, own = _host_and_port(address), _host_and_port(here)
     if there is None or own is None or there == own:
@@ -163,7 +165,7 @@ def _are_one_cluster(address: str, here: str) -> bool:
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
-    """Where Ray would connect to for ``address``; None where it does not say."""
+    """Return the host and port to which Ray would connect for ``address``; None where it has none."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         return None
@@ -172,14 +174,14 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def _await_answer(address: str | None) -> None:
-    """Raise ``OSError`` where nobody listens at ``address``, if it is a host and a port.
+    """Raise ``OSError`` where no process listens at ``address``, if it is a host and a port.
 
     Ray would try for minutes, in code that no signal interrupts.
     """
     place = None if address is None else _host_and_port(address)
     if place is None:
         return
-    deadline = time.monotonic() + _ANSWERS_WITHIN
+    deadline = time.monotonic() + _REPLY_TIMEOUT_S
     while True:
         try:
             socket.create_connection(place, timeout=max(0.1, deadline - time.monotonic())).close()
@@ -206,9 +208,9 @@ def _own_breakpoint() -> Iterator[None]:
 
 
 def uploaded(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
-    """A ``runtime_env`` as an actor may have it: what names directories of this machine names copies in the cluster.
+    """Upload the local directories of a ``runtime_env`` and return it with their copies in the cluster, for an actor.
 
-    Ray does that by itself for a whole job only. Raises :class:`ConfigError` for what Ray would not take.
+    Ray does that by itself for a whole job only. Raises :class:`ConfigError` for invalid entries.
     """
     from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
     from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
@@ -223,8 +225,8 @@ def uploaded(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
         ray.runtime_env.RuntimeEnv(**env)
     except (ValueError, TypeError, OSError, ray.exceptions.RuntimeEnvSetupError) as error:
         raise ConfigError(
-            f"ScalingConfig(engine_options={{'runtime_env': ...}}) cannot be used: {str(error).rstrip('. ')}. Ray's "
-            "documentation says what a runtime_env may hold."
+            f"ScalingConfig(engine_options={{'runtime_env': ...}}) cannot be used: {str(error).rstrip('. ')}. See "
+            "Ray's documentation on runtime environments."
         ) from error
     return env
 
@@ -246,7 +248,7 @@ def _refuse_unknown_fields(runtime_env: Any, named: str) -> None:
 
 
 def nodes() -> list[capacity.Node]:
-    """The live nodes of the cluster, now."""
+    """Return the live nodes of the cluster, now."""
     state: Any = ray._private.state.state
     free, draining = state.available_resources_per_node(), state.get_draining_nodes()
     return [
@@ -263,15 +265,15 @@ def nodes() -> list[capacity.Node]:
 
 
 def alive() -> list[dict[str, Any]]:
-    """What Ray says of each live node."""
+    """Return Ray's record of each live node."""
     table: Any = ray.nodes  # not typed
     return [found for found in table() if found["Alive"]]
 
 
-class _JoinsByItself:
-    """In place of Ray's word for whether it joins or starts a cluster when it is asked outside of one: never for
-    whoever is :func:`only_asking`. Looking first whether this process is in a cluster is not enough: it may leave it
-    between that and the question."""
+class _AutoConnectOverride:
+    """Replaces Ray's flag for connecting automatically on a call without a cluster: False within
+    :func:`without_joining`. Checking for a connection first is not enough: the process may leave the cluster between
+    the check and the call."""
 
     is_unwanted = threading.local()
 
@@ -289,24 +291,24 @@ class _JoinsByItself:
 
 
 @contextlib.contextmanager
-def only_asking() -> Iterator[None]:
-    """What is asked of Ray within, on this thread, raises where this process has left the cluster."""
-    _JoinsByItself.install()
-    was = getattr(_JoinsByItself.is_unwanted, "here", False)
-    _JoinsByItself.is_unwanted.here = True
+def without_joining() -> Iterator[None]:
+    """Make Ray calls of this thread in the block raise, not reconnect, where this process has left the cluster."""
+    _AutoConnectOverride.install()
+    was = getattr(_AutoConnectOverride.is_unwanted, "here", False)
+    _AutoConnectOverride.is_unwanted.here = True
     try:
         yield
     finally:
-        _JoinsByItself.is_unwanted.here = was
+        _AutoConnectOverride.is_unwanted.here = was
 
 
 class RayThread:
-    """All of Ray is asked on this thread. It wakes when Ray has an answer, and once a second to look at the cluster,
-    for which Ray has no event.
+    """The thread that makes all Ray calls. It wakes when Ray has a result, and once a second to poll the cluster, for
+    which Ray has no event.
 
-    A cluster whose head does not answer holds this thread up, and nothing else: what must go on then is watched on a
-    second thread, which also notices that the process has left the cluster: a call that Ray was answering at that
-    moment may block. After that nothing is asked any more: Ray would join whichever cluster it finds.
+    An unresponsive head blocks this thread, and nothing else: a second thread watches timeouts, and also detects that
+    the process has left the cluster, since a call in progress at that moment may block. After that Ray is not called
+    again: it would join any cluster it finds.
     """
 
     def __init__(
@@ -316,15 +318,16 @@ class RayThread:
         give_up: Callable[[str], None],
         left: Callable[[], None],
     ) -> None:
-        """Once a second ``look`` is called here, and ``watch``, which must not ask Ray, on the second thread;
-        ``give_up`` with why Ray does not do what it was asked over and over; ``left`` once the cluster was left."""
+        """Create the thread. Once a second it calls ``look``, and the second thread calls ``watch``, which must not
+        call Ray; ``give_up`` is called with the reason when a Ray call keeps failing; ``left`` once the cluster was
+        left."""
         self._look, self._watch, self._give_up, self._left = look, watch, give_up, left
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        #: What is done at the next look, how often it has failed, and the last failure. This thread only.
+        #: Actions for the next poll, the number of failures, and the last failure. This thread only.
         self._later: list[Callable[[], None]] = []
         self._failures: Counter[Callable[[], None]] = Counter()
         self._trouble = ""
-        #: Set by the engine that ends: what fails from now on is nobody's concern.
+        #: Set by an engine that closes: later failures are ignored.
         self.closing = False
         self._job = ""
         self._is_gone = False
@@ -340,19 +343,19 @@ class RayThread:
         self._watcher.start()
 
     def stop(self) -> bool:
-        """What was asked before is done; nothing is done after this. False where Ray does not let it end in time."""
+        """Finish the queued calls and stop. Return False where Ray does not let the thread end in time."""
         self._stopped.set()
         if self._thread.is_alive():
             self._todo.put(None)
-            self._thread.join(_STOPS_WITHIN)
+            self._thread.join(_STOP_TIMEOUT_S)
         if self._watcher.is_alive():
             self._watcher.join()
         return not self._thread.is_alive()
 
     @property
     def is_connected(self) -> bool:
-        """Whether this process is still part of the cluster that the engine began on."""
-        with only_asking():
+        """Return True while this process is still part of the engine's cluster."""
+        with without_joining():
             try:
                 return ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job
             except Exception:  # it leaves the cluster at this moment
@@ -367,7 +370,7 @@ class RayThread:
         self._later.append(act)
 
     def then(self, reference: Any, act: Callable[[Any, BaseException | None], None]) -> None:
-        """Call ``act`` on this thread with what ``reference`` stands for, or with why there is nothing. Any thread."""
+        """Call ``act`` on this thread with the value of ``reference``, or with its error. Any thread."""
 
         def done(future: Any) -> None:
             error = future.exception()
@@ -378,18 +381,18 @@ class RayThread:
 
     def kill(self, actor: Any) -> None:
         """End an actor, if there is one and it has not ended. Never raises."""
-        with only_asking(), contextlib.suppress(Exception):  # it is gone already, or Ray is
+        with without_joining(), contextlib.suppress(Exception):  # it is gone already, or Ray is
             if actor is not None and self.is_connected:
                 ray.kill(actor)
 
     def remove(self, group: PlacementGroup) -> None:
         """Give back a placement group. Never raises."""
-        with only_asking(), contextlib.suppress(Exception):
+        with without_joining(), contextlib.suppress(Exception):
             if self.is_connected:
                 remove_placement_group(group)
 
     def _run(self) -> None:
-        look_at = time.monotonic() + _LOOK_EVERY
+        look_at = time.monotonic() + _POLL_INTERVAL_S
         while True:
             try:
                 task = self._todo.get(timeout=max(0.0, look_at - time.monotonic()))
@@ -398,7 +401,7 @@ class RayThread:
                 tasks = [task]
             except queue.Empty:
                 tasks, self._later = [*self._later, self._look], []
-                look_at = time.monotonic() + _LOOK_EVERY
+                look_at = time.monotonic() + _POLL_INTERVAL_S
             for task in tasks:
                 self._do(task)
 
@@ -406,13 +409,13 @@ class RayThread:
         if self._has_left():
             return
         try:
-            with only_asking():
+            with without_joining():
                 task()
         except Exception as error:  # of Ray: the cluster may be going away
             self._failed(task, error)
 
     def _has_left(self) -> bool:
-        """Whether this process has left the cluster. Both threads ask; the engine hears of it once."""
+        """Return True when this process has left the cluster. Both threads check; the engine is notified once."""
         with self._leaving:
             if self._is_gone or self.is_connected:
                 return self._is_gone
@@ -421,31 +424,31 @@ class RayThread:
         return True
 
     def _failed(self, task: Callable[[], None], error: Exception) -> None:
-        """Ray did not do it: it is tried again for a while, since a cluster may be busy, and then given up."""
+        """Handle a failed Ray call: retry it for a while, since a cluster may be busy, and then give up."""
         problem = f"{type(error).__name__}: {error}"
         if self.closing:
             return
         if problem != self._trouble:
             self._trouble = problem
-            _logger.warning("Ray could not do what it was asked (%s). It is asked again.", problem)
+            _logger.warning("A Ray call failed (%s). It is retried.", problem)
         if task == self._look:
             return
         self._failures[task] += 1
         if self._failures[task] < TRIES:
             self._later.append(task)
             return
-        self._give_up(f"Ray could not do what the run needs: {problem}")
+        self._give_up(f"Ray calls of the run keep failing: {problem}")
 
     def _keep_watch(self) -> None:
-        while not self._stopped.wait(_LOOK_EVERY):
+        while not self._stopped.wait(_POLL_INTERVAL_S):
             try:
                 if not self._has_left():
                     self._watch()
-            except Exception:  # a fault of ours: the next look may find what this one did not
+            except Exception:  # a bug: the next poll may succeed
                 _logger.exception("Nodes could not be watched.")
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return what Ray reports of a failure: the last line with text, since the first ones are tracebacks."""
+    """Return Ray's message about a failure: the last line with text, since the first ones are tracebacks."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,9 +1,9 @@
-"""A Ray cluster: Ray finds the room, and everything else is ours.
+"""The Ray engine: Ray finds the resources, and Powertrain does the rest.
 
-What of a run Ray holds is a matter of :mod:`powertrain.engine.ray.placing`. On each node that has a slot an agent
-(:mod:`powertrain.engine.ray.agents`) starts the processes; what is said between it and this process goes over the
-run's own wire, never through Ray. So a network that is cut for seconds loses nothing, and one that stays cut is a
-silence on both sides: the node ends what it has started, and then this side gives it up.
+:mod:`powertrain.engine.ray.placing` manages the resources held in Ray. On each node that has a slot an agent
+(:mod:`powertrain.engine.ray.agents`) starts the processes; its messages use the run's own wire, never Ray. So a network
+failure of seconds loses nothing, and a longer one times out on both sides: the node ends its processes, and then this
+side declares it lost.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from powertrain.wire.to_node import LookAt, SignalProcess, StartProcess
 
 _logger = module_logger(__name__)
 #: Seconds for a look at a process of another node.
-_LOOK_WITHIN = 6.0
+_INSPECT_TIMEOUT_S = 6.0
 #: The claim under which processes beside the slots are kept.
 _ATTENDANTS = "attendants"
 
@@ -66,7 +66,7 @@ class _Process:
     agent: Agent
     log: int
     pid: int = 0
-    #: True while it waits for its feeds, and nobody on its node knows of it.
+    #: True while it waits for its feeds, and its node has not received it.
     waits: bool = False
 
 
@@ -82,7 +82,7 @@ class RayEngine:
     rank_in_driver = None
 
     def __init__(self, options: RayOptions, storage: Storage | None = None) -> None:
-        """``storage`` is the run's: every node must prove that it sees the same."""
+        """Create the engine. ``storage`` is the run's: every node must prove that it sees the same."""
         self._events: EventSink = lambda _: None
         self._deliver: OutputSink = lambda _slot, _data: None
         self._hub: Hub | None = None
@@ -90,14 +90,14 @@ class RayEngine:
         self._changed = threading.Condition()
         self._ray = RayThread(self._look_at_cluster, self._watch_nodes, self._refuse, self._cluster_left)
         sinks = AgentSinks(
-            said=self._said,
+            on_message=self._on_message,
             ready=self._node_ready,
             lost=self._lose_node,
             refused=self._refuse,
             slow=self._node_slow,
         )
         self._agents = Agents(self._ray, self._changed, options, storage, sinks)
-        self._placing = Placing(self._ray, self._changed, self._agents, options, self._tell, self._lose_slot)
+        self._placing = Placing(self._ray, self._changed, self._agents, options, self._emit, self._lose_slot)
         self._streams = Streams(options.streams)
         self._processes: dict[str, _Process] = {}
         self._by_slot: dict[str, str] = {}
@@ -112,7 +112,7 @@ class RayEngine:
         self._seen: Sequence[capacity.Node] = ()
         self._drained: set[str] = set()
         self._told_no_room = False
-        #: True once the cluster is known to add nodes where there is need.
+        #: True once the cluster is known to autoscale.
         self._grows = False
         self._closed = False
 
@@ -130,13 +130,13 @@ class RayEngine:
         return own_address()
 
     def request(self, count: int, shape: SlotShape) -> RayClaim:
-        # What Ray places anew by itself is a matter of time: a node may come back.
+        # Ray may place it again by itself later: a node may come back.
         if shape.placement.startswith("STRICT_") and count > self._placing.vacant(shape):
-            # Not asked again where it is known: a head that does not answer would hold the whole run up.
+            # Not queried again where it is known: an unresponsive head would block the whole run.
             never = capacity.why_never(self._seen or client.nodes(), shape, count)
             if never:
                 raise ResourceError(never)
-        return self._placing.ask(count, shape)
+        return self._placing.request(count, shape)
 
     def withdraw(self, claim: Claim) -> None:
         self._placing.withdraw(claim.id)
@@ -184,7 +184,7 @@ class RayEngine:
         self._agents.send(process.agent, SignalProcess(id=id, number=int(number)))
 
     def _end_unstarted(self, id: str) -> bool:
-        """End a process that waits for its feeds, and that its node has not heard of; False where it has."""
+        """End a process that waits for its feeds and was not sent to its node; return False where it was."""
         with self._changed:
             process = self._processes.get(id)
             if process is None or not process.waits:
@@ -209,7 +209,7 @@ class RayEngine:
         with self._changed:
             self._changed.wait_for(
                 lambda: self._looks[ask] is not None or process.agent.lost or self._closed,
-                timeout=_LOOK_WITHIN,
+                timeout=_INSPECT_TIMEOUT_S,
             )
             seen = self._looks.pop(ask)
         if seen is None:
@@ -231,22 +231,22 @@ class RayEngine:
                 self._give_back(slot)
 
     def close(self) -> None:
-        """Ends every node's agent, and with it all that it started; then gives back what the run holds."""
+        """End every node's agent, and with it all its processes; then give back the run's resources."""
         with self._changed:
             if self._closed:
                 return
             self._closed = self._ray.closing = True
             self._events = lambda _: None
             self._changed.notify_all()
-        with contextlib.ExitStack() as last:  # whatever fails, the rest is done
+        with contextlib.ExitStack() as last:  # each step runs even if another fails
             last.callback(self._agents.close_wire)
             last.callback(self._agents.sweep_storage)
             last.callback(self._leave_cluster)
             self._agents.end()
 
     def _leave_cluster(self) -> None:
-        """Give back what is left: only actors and groups, since no process of ours lives any more. Where Ray does not
-        answer they go with this process's job."""
+        """Remove the remaining actors and groups; no process of the run lives any more. Where Ray does not answer they
+        end with this process's job."""
         answers = self._ray.stop()
         for process in self._processes.values():
             _close_log(process)
@@ -257,9 +257,9 @@ class RayEngine:
             self._agents.leave()
             self._streams.end()
 
-    # ------------------------------------------------------------------ what comes of requests
+    # ------------------------------------------------------------------ results of requests
 
-    def _tell(self, event: EngineEvent) -> None:
+    def _emit(self, event: EngineEvent) -> None:
         self._events(event)
 
     def _refuse(self, reason: str) -> None:
@@ -269,25 +269,25 @@ class RayEngine:
         self._placing.grant()
 
     def _node_slow(self, what: str) -> None:
-        self._placing.tell_waiting(what)
+        self._placing.report_waiting(what)
 
     def _cluster_left(self) -> None:
-        """This process is no part of the cluster any more: Ray ends there all that it held."""
+        """Handle that this process has left the cluster: Ray ends everything that it held there."""
         reason = "this process has left the Ray cluster (ray.shutdown() was called), which ends all that it had there"
         with self._changed:
             slots = [*self._placing.slots(), *(process.slot for process in self._processes.values())]
         for slot in slots:
             self._lose_slot(slot, reason)
-        self._refuse(f"The run cannot go on: {reason}.")
+        self._refuse(f"The run cannot continue: {reason}.")
 
     # ------------------------------------------------------------------ feeding
 
     def _feed(self, ranks: Sequence[FedProcess]) -> None:
-        """Have every rank's slot serve its rows of Ray's datasets, then start the rank."""
+        """Start the feeds of every rank's slot for Ray's datasets, then start the rank."""
         self._warn_of_no_room_for_tasks()
         try:
             begun = self._streams.begin(ranks)
-        except Exception as error:  # of Ray's: whatever its datasets are made of
+        except Exception as error:  # any error of a Ray dataset
             problem = f"Ray cannot begin to give the rows of its datasets: {type(error).__name__}: {error}"
             for one in ranks:
                 self._process_ended(ProcessEnded(id=one.id, pid=0, code=1, error=problem))
@@ -329,7 +329,7 @@ class RayEngine:
             self._ray.soon(partial(self._placing.forget, holder))
 
     def _lose_slot(self, slot: Slot, reason: str) -> None:
-        """Nothing runs on it any more, and nothing can."""
+        """Report a lost slot."""
         with self._changed:
             holder = self._placing.take_slot(slot)
             self._attendants.pop(slot.id, None)
@@ -347,8 +347,8 @@ class RayEngine:
             self._ray.soon(partial(self._placing.forget, holder))
 
     def _lose_node(self, lost: Agent, reason: str) -> None:
-        # Before the losses: a run that goes on with fewer workers must not think that there is room for more.
-        self._tell_capacity(self._seen, at_once=True)
+        # Before the losses: a run that continues with fewer workers must not assume room for more.
+        self._report_capacity(self._seen, at_once=True)
         with self._changed:
             held = self._placing.slots_on(lost.node)
             beside = [p.slot for p in self._processes.values() if p.agent is lost and p.slot not in held]
@@ -356,9 +356,9 @@ class RayEngine:
             self._lose_slot(slot, f"{reason} ({lost.host})" if lost.host not in reason else reason)
         self._ray.soon(partial(self._placing.lost_node, lost.node))
 
-    # ------------------------------------------------------------------ what agents say of processes
+    # ------------------------------------------------------------------ messages about processes
 
-    def _said(self, message: FromWorker) -> None:
+    def _on_message(self, message: FromWorker) -> None:
         """On the wire's thread."""
         if isinstance(message, ProcessOutput):
             self._printed(message)
@@ -415,14 +415,14 @@ class RayEngine:
         )
 
     def _lose_slot_of(self, process: _Process) -> None:
-        """Its process is gone, and nothing can be started in its place."""
+        """Report the lost slot of a process that is gone."""
         reason = f"the process that workers are forked from was killed on {process.agent.host}"
         with self._changed:
             is_held = self._placing.holder_of(process.slot) is not None
         if is_held:
             self._lose_slot(process.slot, reason)
         elif process.slot.id.startswith(_ATTENDANTS):
-            # Of a claim's slot the loss was told meanwhile, by whoever took the slot.
+            # The loss of a claim's slot was reported meanwhile, when the slot was taken.
             self._events(SlotLost(process.slot, reason))
 
     # ------------------------------------------------------------------ looking at the cluster
@@ -436,12 +436,13 @@ class RayEngine:
             return
         seen = self._seen = client.nodes()
         self._placing.look(seen)
-        self._ask_for_nodes()
-        self._tell_capacity(seen)
-        self._tell_drains()
+        self._request_nodes()
+        self._report_capacity(seen)
+        self._report_drains()
 
-    def _tell_capacity(self, seen: Sequence[capacity.Node], *, at_once: bool = False) -> None:
-        """``at_once`` also where what is being placed is in no count for a moment, and so there seems to be less."""
+    def _report_capacity(self, seen: Sequence[capacity.Node], *, at_once: bool = False) -> None:
+        """Report a changed capacity; with ``at_once`` also while slots in placement are not counted and it seems
+        smaller."""
         with self._changed:
             shape = self._watched
         if shape is None:
@@ -457,16 +458,16 @@ class RayEngine:
             self._told_capacity = count
             self._events(Capacity(count))
 
-    def _ask_for_nodes(self) -> None:
-        """Where nodes can be added, have what the run would still use among what the cluster is asked for."""
+    def _request_nodes(self) -> None:
+        """Where the cluster autoscales, request the slots that the run would still use."""
         with self._changed:
             shape, wanted = self._watched, self._wanted
         if shape is not None and (self._grows or wanted):
             self._grows = self._grows or autoscales()
             if self._grows:
-                self._placing.wish(shape, wanted)
+                self._placing.reserve_spares(shape, wanted)
 
-    def _tell_drains(self) -> None:
+    def _report_drains(self) -> None:
         draining: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
         with self._changed:
             slots = [slot for node in draining for slot in self._placing.slots_on(node)]

@@ -1,7 +1,7 @@
-"""Gives one rank the rows of a dataset of Ray's, from a process that is in Ray on the rank's node.
+"""Feeds one rank with the rows of a Ray dataset, from a Ray process on the rank's node.
 
 The rank is forked from a clean process and never connects to Ray. So the actor that holds its slot reads for it and
-sends what it gets over a Unix socket; how, :mod:`powertrain.data.ray.shard` says.
+sends the rows over a Unix socket, by the protocol of :mod:`powertrain.data.ray.shard`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from powertrain.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: What the kernel takes for the path of a socket.
+#: The kernel's limit for the path of a socket.
 _MOST_PATH_BYTES = 107
 #: Seconds that the thread of a feed is given to end; it may be waiting for Ray, which cannot be interrupted.
-_CLOSE_WITHIN = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 
 
 def iterators_of(dataset: Any, node_ids: Sequence[str], *, split: bool = True) -> list[Any]:
-    """One iterator over a ``ray.data.Dataset`` for each rank: the i-th for the rank on the node ``node_ids[i]``.
+    """Return one iterator over a ``ray.data.Dataset`` for each rank: the i-th for the rank on the node ``node_ids[i]``.
 
     With ``split`` each gets its own part, all of equally many rows, read near its node; otherwise each gets all rows.
     Called in a process that is in Ray, once per attempt. They can be sent to actors.
@@ -38,16 +38,16 @@ def iterators_of(dataset: Any, node_ids: Sequence[str], *, split: bool = True) -
 
 
 def end(iterators: Sequence[Any]) -> None:
-    """End what :func:`iterators_of` made, once the attempt is over: what Ray still computes for it, and whoever waits.
+    """End the iterators of :func:`iterators_of` once the attempt is over, with Ray's pending work and waiting readers.
 
     Called in a process that is in Ray. A feed that waits for ranks which will never come is woken by it.
     """
     import ray
 
-    from powertrain.engine.ray.client import only_asking
+    from powertrain.engine.ray.client import without_joining
 
     shared = {iterator._coord_actor for iterator in iterators if hasattr(iterator, "_coord_actor")}
-    with only_asking():
+    with without_joining():
         for coordinator in shared:
             ray.kill(coordinator)
 
@@ -80,7 +80,7 @@ class Feed:
             _shut(self._listener)
             if self._connection is not None:
                 _shut(self._connection)
-        self._thread.join(_CLOSE_WITHIN)
+        self._thread.join(_CLOSE_TIMEOUT_S)
         self._listener.close()
         try:
             os.unlink(self._path)
@@ -114,13 +114,13 @@ class Feed:
             self._send_columns(connection)
 
     def _send_epoch(self, connection: socket.socket) -> None:
-        """Raises ``OSError`` when the rank has hung up; the others' epoch goes on then."""
+        """Send one epoch. Raises ``OSError`` when the rank has disconnected; the other ranks' epoch continues."""
         try:
             batches: Generator[pa.Table, None, None] = iter(
                 self._iterator.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
             )
         except Exception as error:
-            send_frame(connection, FAILED, _said(error))
+            send_frame(connection, FAILED, _encode_error(error))
             return
         with closing(batches):
             try:
@@ -131,12 +131,12 @@ class Feed:
 
     def _send_all(self, connection: socket.socket, batches: Generator[pa.Table, None, None]) -> None:
         while True:
-            try:  # whatever Ray or the user's functions raise, among it what looks like an error of the socket
+            try:  # Ray or the user's functions may raise anything, even errors like a socket's
                 table = next(batches, None)
                 if table is not None:
                     refuse_what_is_only_rays(table.schema)
             except Exception as error:
-                send_frame(connection, FAILED, _said(error))
+                send_frame(connection, FAILED, _encode_error(error))
                 return
             if table is None:
                 send_frame(connection, END)
@@ -144,10 +144,10 @@ class Feed:
             send_table(connection, table)
 
     def _leave(self, batches: Generator[pa.Table, None, None]) -> None:
-        """Let the ranks that go on with the epoch have the rest of it.
+        """Drain the rest of the epoch, so that the other ranks can finish theirs.
 
-        Rows that nobody fetches fill the memory that Ray allows an epoch, and the other parts of the split would wait
-        for ever. So the rest is fetched and dropped. Ray is told first: once every rank has left it ends the epoch.
+        Unfetched rows fill the memory that Ray allows an epoch, and the other parts of the split would wait for ever.
+        So the rest is fetched and dropped. Ray is notified first: once every rank has left it ends the epoch.
         """
         parts = getattr(self._iterator, "world_size", None)
         if parts is None or parts() < 2:
@@ -158,20 +158,21 @@ class Feed:
                 if self._closed:
                     return
         except Exception:
-            pass  # Ray has ended the epoch, or it has failed, which those tell who still read it
+            pass  # Ray has ended the epoch, or it failed, which its remaining readers report
 
     def _send_columns(self, connection: socket.socket) -> None:
         try:
             schema = _arrow_schema(self._iterator.schema())
             refuse_what_is_only_rays(schema)
         except Exception as error:
-            send_frame(connection, FAILED, _said(error))
+            send_frame(connection, FAILED, _encode_error(error))
         else:
             send_schema(connection, schema)
 
 
 def _arrow_schema(schema: Any) -> pa.Schema:
-    """What ``ray.data.DataIterator.schema()`` returned, as Arrow's; without columns where there is no row."""
+    """Convert the result of ``ray.data.DataIterator.schema()`` to an Arrow schema; without columns where there is no
+    row."""
     import pyarrow as pa
 
     if schema is None:
@@ -179,7 +180,7 @@ def _arrow_schema(schema: Any) -> pa.Schema:
     return pa.schema(list(zip(schema.names, schema.types, strict=True)))
 
 
-def _said(error: Exception) -> bytes:
+def _encode_error(error: Exception) -> bytes:
     from powertrain.data.ray.errors import what_ray_says
 
     return what_ray_says(error).encode("utf-8", "replace")
@@ -190,4 +191,4 @@ def _shut(listener_or_connection: socket.socket) -> None:
     try:
         listener_or_connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # nobody is on the other side any more
+        pass  # the peer is gone

@@ -27,11 +27,11 @@ class PlacementGroups:
         return group in self._groups
 
     def __iter__(self) -> Iterator[Group]:
-        """The groups as they are now, also while they are removed."""
+        """Yield the groups as they are now, also while they are removed."""
         return iter(list(self._groups))
 
     def reserve(self, claim: str, shape: SlotShape, selectors: Sequence[Mapping[str, str]]) -> Group:
-        """Ask for a group with a bundle for each worker, on a node with the labels of its selector."""
+        """Request a group with a bundle for each worker, on a node with the labels of its selector."""
         made = placement_group(
             [capacity.demand(shape) for _ in selectors],
             strategy=shape.placement,
@@ -67,9 +67,9 @@ class PlacementGroups:
         with self._changed:
             return sum(len(group.vacant) for group in self._groups if group.shape == shape)
 
-    def unused_wishes(self) -> list[Group]:
+    def unused_spares(self) -> list[Group]:
         """Return the groups that were reserved ahead of time and have no worker."""
-        return [group for group in self._groups if group.is_wish and not group.used]
+        return [group for group in self._groups if group.is_spare and not group.used]
 
     def usable(self, shape: SlotShape) -> Iterator[tuple[Group, int]]:
         """Yield vacant bundles that a worker may have.

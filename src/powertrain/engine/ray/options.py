@@ -1,4 +1,4 @@
-"""What the Ray engine is told of its run."""
+"""The Ray engine's options for a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from powertrain.engine.ray.streams import RankStream
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """What the engine is told of its run."""
+    """The engine's options for a run."""
 
     run: str
     #: The run's directories, the same on every node; the first of them is the driver's runtime directory.
     runtime_dir: str
     directories: Sequence[str] = ()
-    #: Directories whose modules workers may import, by what nodes call them: ``node.LAUNCH``, ``node.SCRIPT``.
+    #: Directories whose modules workers may import, by their names on nodes: ``node.LAUNCH``, ``node.SCRIPT``.
     modules: Mapping[str, str] = field(default_factory=dict)
     #: Where the driver finds modules.
     import_path: Sequence[str] = ()

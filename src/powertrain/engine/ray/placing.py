@@ -1,8 +1,8 @@
-"""Where a run's workers lie: what Ray was asked for, what it has given, and which slots that makes.
+"""Placement of a run's workers: requests to Ray, their grants, and the resulting slots.
 
 A claim for a gang is one placement group with a bundle for each worker, so that it gets all or nothing; of other claims
-each worker has an actor, which holds what the worker needs, and they come one by one. Bundles get such an actor too
-where it has something to tell (the GPUs that Ray chose) or to do (feeding the worker).
+each worker has an actor, which holds its resources, and they are granted one by one. Bundles get such an actor too
+where it is needed to report the GPUs that Ray chose or to feed the worker.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from powertrain.engine.ray.options import RayOptions
 from powertrain.engine.ray.trainer_resources import TrainerResources
 
 #: Seconds in which an actor that has room is there.
-_STARTS_WITHIN = 5.0
-#: How many workers a run asks room for ahead of time: each is looked after once a second. And for how many seconds it
-#: keeps such room without using it, and then asks for none.
-_MOST_WISHES, _WISH_KEPT = 32, 300.0
+_START_TIMEOUT_S = 5.0
+#: The number of spare bundles that a run requests ahead of time: each is polled once a second. And the seconds for
+#: which it keeps unused ones, and afterwards requests none.
+_MOST_SPARES, _SPARE_TIMEOUT_S = 32, 300.0
 
 
 class Placing:
-    """Claims and slots of one run. The thread that talks to Ray, unless said otherwise."""
+    """Claims and slots of one run. Used on the thread that calls Ray, unless noted otherwise."""
 
     def __init__(
         self,
@@ -48,10 +48,11 @@ class Placing:
         tell: EventSink,
         lose: Callable[[Slot, str], None],
     ) -> None:
-        """``changed`` guards what is asked for and held; ``lose`` is called for a slot whose resources are gone."""
+        """Create the placement. ``changed`` guards requests and holdings; ``lose`` is called for a slot that lost its
+        resources."""
         self._ray, self._changed, self._agents, self._options = asking, changed, agents, options
-        self._tell, self._lose = tell, lose
-        #: Those that are not met yet.
+        self._emit, self._lose = tell, lose
+        #: The claims that are not met yet.
         self._claims: dict[str, RayClaim] = {}
         self._withdrawn: set[str] = set()
         self._holders: dict[str, list[SlotHolder]] = {}
@@ -61,13 +62,13 @@ class Placing:
         #: The trainer's own resources, and the claims that come after it.
         self._trainer = TrainerResources(asking, options, self._on_trainer_held, self.refuse)
         self._after_trainer: list[RayClaim] = []
-        #: No wishes before this time: those that the run had were of no use to it.
-        self._wishes_from = 0.0
+        #: No spares before this time: the run did not use the last ones.
+        self._spares_from = 0.0
         self._seen: Sequence[capacity.Node] = ()
 
     # -- asking
 
-    def ask(self, count: int, shape: SlotShape) -> RayClaim:
+    def request(self, count: int, shape: SlotShape) -> RayClaim:
         """Any thread."""
         claim = RayClaim(f"ray-{next(numbers)}", count, shape, time.monotonic())
         with self._changed:
@@ -85,53 +86,53 @@ class Placing:
         self._ray.soon(partial(self._drop_pending, claim))
 
     def vacant(self, shape: SlotShape) -> int:
-        """How many bundles of this shape have no worker and wait for one. Any thread."""
+        """Return the number of vacant bundles of this shape. Any thread."""
         return self._groups.count_vacant(shape)
 
     def refuse(self, reason: str) -> None:
-        """Tell that what is still waited for will never come. Any thread."""
+        """Refuse all waiting claims. Any thread."""
         with self._changed:
             claims = list(self._claims)
         for id in claims:
-            self._tell(ClaimRefused(id, reason))
+            self._emit(ClaimRefused(id, reason))
 
-    def tell_waiting(self, what: str) -> None:
-        """Tell all that is waited for what it waits for. Any thread."""
+    def report_waiting(self, what: str) -> None:
+        """Report the reason for the wait to all waiting claims. Any thread."""
         with self._changed:
             claims = [(id, sum(h.slot is not None for h in self._holders[id])) for id in self._claims]
         for id, granted in claims:
-            self._tell(Waiting(id, granted, what))
+            self._emit(Waiting(id, granted, what))
 
     def is_placing(self) -> bool:
-        """True while it is open where some of what was asked for will lie. Any thread."""
+        """Return True while some request is not placed. Any thread."""
         with self._changed:
             return any(holder.where is None for id in self._claims for holder in self._holders[id])
 
-    # -- wishing
+    # -- spares
 
-    def wish(self, shape: SlotShape, wanted: int) -> None:
-        """Have a bundle asked for, each in a group of its own, for every worker that is missing to ``wanted``.
+    def reserve_spares(self, shape: SlotShape, wanted: int) -> None:
+        """Request a spare bundle, in a group of its own, for every worker that is missing to ``wanted``.
 
-        An autoscaler adds nodes for what is asked for and finds no room. A bundle that gets room is kept vacant for the
-        next claim, so that the room is still there when the run has come to a point where it can grow; but not for
-        ever, since others may need it. While a claim waits there are no wishes: they could get the room that it needs.
-        Workers that must lie in a certain way to each other are not wished for one by one.
+        An autoscaler adds nodes for requests that find no room. A granted bundle is kept vacant for the next claim, so
+        that the room is still there when the run reaches a point where it can grow; but not for ever, since others may
+        need it. While a claim waits there are no spares: they could take the room that it needs. Workers with a joint
+        placement constraint are not requested one by one.
         """
-        wishes, now = self._groups.unused_wishes(), time.monotonic()
-        if any(group.vacant and now - group.granted > _WISH_KEPT for group in wishes):
-            self._wishes_from = now + _WISH_KEPT
-        can = not self._claims and now >= self._wishes_from
+        spares, now = self._groups.unused_spares(), time.monotonic()
+        if any(group.vacant and now - group.granted > _SPARE_TIMEOUT_S for group in spares):
+            self._spares_from = now + _SPARE_TIMEOUT_S
+        can = not self._claims and now >= self._spares_from
         can = can and shape.placement in ("PACK", "SPREAD") and len(shape.labels) <= 1
         can = can and bool(capacity.demand(shape))
-        missing = min(_MOST_WISHES, max(0, wanted - len(self._live(shape)))) if can else 0
+        missing = min(_MOST_SPARES, max(0, wanted - len(self._live(shape)))) if can else 0
         # Those without room go first: a vacant bundle is as good as a worker.
-        for group in sorted(wishes, key=lambda group: len(group.vacant))[: max(0, len(wishes) - missing)]:
+        for group in sorted(spares, key=lambda group: len(group.vacant))[: max(0, len(spares) - missing)]:
             self._groups.remove(group)
-        for _ in range(missing - len(wishes)):
+        for _ in range(missing - len(spares)):
             group = self._groups.reserve("", shape, [self._selector(shape, 0)])
-            self._ray.then(group.group.ready(), partial(self._wish_granted, group))
+            self._ray.then(group.group.ready(), partial(self._on_spare_granted, group))
 
-    def _wish_granted(self, group: Group, _: Any, error: BaseException | None) -> None:
+    def _on_spare_granted(self, group: Group, _: Any, error: BaseException | None) -> None:
         if error is None and group in self._groups:
             group.granted, group.node = time.monotonic(), node_of(group, 0)
             with self._changed:
@@ -140,7 +141,7 @@ class Placing:
     # -- placing
 
     def _place(self, claim: RayClaim) -> None:
-        """Ask Ray for the holders of a claim."""
+        """Request the holders of a claim from Ray."""
         if claim.id in self._withdrawn or self._ray.closing:
             return
         if not self._trainer.reserve():
@@ -153,8 +154,8 @@ class Placing:
         rest = range(len(reused), claim.count)
         if not rest:
             return
-        for wish in self._groups.unused_wishes():
-            self._groups.remove(wish)
+        for spare in self._groups.unused_spares():
+            self._groups.remove(spare)
         if claim.shape.gang and capacity.demand(claim.shape):
             self._place_together(claim, rest)
         else:
@@ -169,7 +170,7 @@ class Placing:
             if group not in self._groups or self._ray.closing:
                 return
             if error is not None:
-                self._tell(ClaimRefused(claim.id, f"Ray cannot place the workers: {in_a_line(error)}"))
+                self._emit(ClaimRefused(claim.id, f"Ray cannot place the workers: {in_a_line(error)}"))
                 return
             if claim.id not in self._withdrawn:
                 nodes_of_bundles = placement_group_table(group.group)["bundles_to_node_id"]
@@ -181,8 +182,8 @@ class Placing:
         self._ray.then(group.group.ready(), ready)
 
     def _take_bundle(self, claim: RayClaim, number: int, group: Group, index: int, node: str) -> None:
-        """Have one worker's resources in a bundle that Ray has placed: without an actor where nothing would be asked of
-        it, since its process would start just when the node has most to do."""
+        """Take one worker's resources in a placed bundle: without an actor where it would have no task, since its
+        process would start just when the node is busiest."""
         with self._changed:
             found = self._agents.on(node)
         if claim.shape.gpus or self._options.streams or found is None:
@@ -196,7 +197,7 @@ class Placing:
             )
 
     def _selector(self, shape: SlotShape, number: int) -> dict[str, str]:
-        """The labels that the node of this worker must have: no node that was refused is asked for again."""
+        """Return the required labels for the node of this worker, which exclude refused nodes."""
         refused = self._agents.refused()
         others = {NODE_LABEL: f"!in({','.join(refused)})"} if refused else {}
         return {**others, **capacity.selector(shape, number)}
@@ -226,7 +227,7 @@ class Placing:
         self._ray.then(actor.where.remote(), partial(self._found, holder))
 
     def _found(self, holder: SlotHolder, where: SlotLocation | None, error: BaseException | None) -> None:
-        """An actor has its resources, or never will."""
+        """Handle the result of an actor's placement."""
         if holder.gone or self._ray.closing:
             return
         if error is not None or where is None:
@@ -238,7 +239,7 @@ class Placing:
         self.grant()
 
     def _try_again(self, holder: SlotHolder, error: BaseException | None) -> None:
-        """Its node went away before the actor was there; or it cannot be started at all, and the claim never met."""
+        """Retry the placement of an actor whose node is gone, or refuse the claim where it can never start."""
         with self._changed:
             claim = self._claims.get(holder.claim)
         if claim is None:
@@ -249,17 +250,17 @@ class Placing:
             self._holders[claim.id].remove(holder)
         self._ray.kill(holder.actor)
         if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
-            reason = "Ray cannot set up what ScalingConfig(engine_options={'runtime_env': ...}) asks for"
-            self._tell(ClaimRefused(claim.id, f"{reason}: {in_a_line(error)}"))
+            reason = "Ray cannot set up ScalingConfig(engine_options={'runtime_env': ...})"
+            self._emit(ClaimRefused(claim.id, f"{reason}: {in_a_line(error)}"))
         elif holder.tries >= client.TRIES:
             why = in_a_line(error) if error is not None else "its node went away each time"
             reason = f"Ray has tried {holder.tries} times to start a process that holds a worker's resources: {why}"
-            self._tell(ClaimRefused(claim.id, reason))
+            self._emit(ClaimRefused(claim.id, reason))
         else:
             self._ray.at_next_look(partial(self._hold_again, claim, holder))
 
     def _hold_again(self, claim: RayClaim, ended: SlotHolder) -> None:
-        """Start another actor in place of one that has ended, unless nobody waits for it any more."""
+        """Start another actor in place of one that has ended, unless its claim was withdrawn."""
         if claim.id not in self._withdrawn:
             self._hold(claim, ended.number, ended.group, ended.index, ended.tries + 1)
         elif ended.group is not None:
@@ -268,7 +269,7 @@ class Placing:
     # -- granting
 
     def grant(self) -> None:
-        """Tell of slots whose resources are held and whose node's agent is there: of a gang, when all are."""
+        """Grant slots whose resources are held and whose node's agent is ready: for a gang, when all are."""
         for claim in list(self._claims.values()):
             with self._changed:
                 if claim.id in self._withdrawn:
@@ -281,7 +282,7 @@ class Placing:
                 slots = tuple(self._slot_of(holder) for holder in ready)
                 if len(slots) + granted == claim.count:
                     del self._claims[claim.id]
-            self._tell(Granted(claim.id, slots))
+            self._emit(Granted(claim.id, slots))
 
     def _is_ready(self, holder: SlotHolder) -> bool:
         return not holder.gone and holder.where is not None and self._agents.is_ready(holder.where.node)
@@ -302,28 +303,27 @@ class Placing:
         return slot
 
     def holder_of(self, slot: Slot) -> SlotHolder | None:
-        """What holds the slot, as long as the run has it. Any thread, with the guard held."""
+        """Return the holder of a slot that the run has. Any thread, with the guard held."""
         return self._slots.get(slot.id)
 
     def slots(self) -> list[Slot]:
-        """All that the run has. Any thread, with the guard held."""
+        """Return all slots of the run. Any thread, with the guard held."""
         return [holder.slot for holder in self._slots.values() if holder.slot is not None]
 
     def slots_on(self, node: str) -> list[Slot]:
-        """The slots that the run has on a node. Any thread, with the guard held."""
+        """Return the slots that the run has on a node. Any thread, with the guard held."""
         return [slot for slot in self.slots() if slot.node_id == node]
 
     def held_by_node(self, shape: SlotShape) -> Counter[str]:
-        """For how many workers of this shape there is something on each node: a slot, what is on the way to one, or a
-        wish that came true."""
+        """Return the number of workers of this shape on each node: slots, slots in placement, and granted spares."""
         there = {found.id for found in self._seen if not found.draining}
         with self._changed:
-            wishes = [
+            spares = [
                 group.node
-                for group in self._groups.unused_wishes()
+                for group in self._groups.unused_spares()
                 if group.shape == shape and group.vacant and group.node in there
             ]
-        return Counter(wishes) + Counter(
+        return Counter(spares) + Counter(
             holder.where.node for holder in self._live(shape) if holder.where is not None
         )
 
@@ -335,11 +335,11 @@ class Placing:
     # -- giving back and losing
 
     def take_slot(self, slot: Slot) -> SlotHolder | None:
-        """The run has the slot no more; what held it is to be forgotten. Any thread, with the guard held."""
+        """Remove a slot from the run and return its holder. Any thread, with the guard held."""
         return self._slots.pop(slot.id, None)
 
     def forget(self, holder: SlotHolder) -> None:
-        """Its resources are free again; those of a bundle when the whole group is."""
+        """Release the resources of a holder; those of a bundle with its whole group."""
         with self._changed:
             if holder.gone:
                 return
@@ -352,7 +352,7 @@ class Placing:
             self._groups.vacate(holder.group, holder.index)
 
     def _drop_pending(self, claim: str) -> None:
-        """What a withdrawn claim still waits for."""
+        """Cancel the pending requests of a withdrawn claim."""
         with self._changed:
             pending = [holder for holder in self._holders.get(claim, []) if holder.slot is None]
         for holder in pending:
@@ -361,21 +361,21 @@ class Placing:
             self._groups.remove(group)
 
     def _ended(self, holder: SlotHolder, _: None, error: BaseException | None) -> None:
-        """An actor that holds resources is gone, and with it the right to them."""
+        """Handle the end of an actor, which loses its resources."""
         if holder.gone or self._ray.closing:
             return
         if holder.slot is None:
             self._try_again(holder, error)
         else:
-            # Where its whole node is gone, the end of the node's agent says so, and says it better.
+            # Where its whole node is gone, the end of the node's agent reports it with a better reason.
             self._ray.at_next_look(partial(self._lost_alone, holder))
 
     def _lost_alone(self, holder: SlotHolder) -> None:
         if holder.slot is not None and not holder.gone:
-            self._lose(holder.slot, f"what held its resources on {holder.slot.host} was ended")
+            self._lose(holder.slot, f"the actor that held its resources on {holder.slot.host} ended")
 
     def lost_node(self, node: str) -> None:
-        """What was on the way to a slot on a node that is lost is asked for again."""
+        """Request the slots in placement on a lost node again."""
         with self._changed:
             pending = [
                 holder
@@ -389,18 +389,18 @@ class Placing:
     # -- looking
 
     def look(self, seen: Sequence[capacity.Node]) -> None:
-        """Tell what has changed since the last look: groups that somebody has removed, and what is missing."""
+        """Report changes since the last poll: groups removed by others, and missing resources."""
         self._seen = seen
         for group in self._groups:
             if is_removed(group):
                 self._group_removed(group)
-            elif group.is_wish and group.vacant:
+            elif group.is_spare and group.vacant:
                 group.node = node_of(group, 0)
         for claim in list(self._claims.values()):
-            self._tell_missing(claim, seen)
+            self._report_missing(claim, seen)
 
     def _group_removed(self, group: Group) -> None:
-        """Somebody else has taken away what the run held, or waited for."""
+        """Handle a group that was removed from outside."""
         with self._changed:
             slots = [slot for slot in self.slots() if self._slots[slot.id].group is group]
         for slot in slots:
@@ -408,11 +408,11 @@ class Placing:
         if not slots and group in self._groups:
             self._groups.remove(group)
             if group.claim in self._claims:
-                self._tell(
+                self._emit(
                     ClaimRefused(group.claim, "the placement group that the run waited for was removed")
                 )
 
-    def _tell_missing(self, claim: RayClaim, seen: Sequence[capacity.Node]) -> None:
+    def _report_missing(self, claim: RayClaim, seen: Sequence[capacity.Node]) -> None:
         with self._changed:
             if claim.id in self._withdrawn:
                 return
@@ -421,7 +421,7 @@ class Placing:
             missing = claim.count - max(held, granted)
         if claim in self._after_trainer:
             reason = f"waiting for room for trainer_resources={self._trainer.needs!r}, before the workers"
-            self._tell_reason(claim, granted, reason)
+            self._report_reason(claim, granted, reason)
             return
         if (
             missing <= 0
@@ -429,27 +429,27 @@ class Placing:
             or capacity.fitting(seen, claim.shape, missing) >= missing
         ):
             return
-        self._tell_reason(
+        self._report_reason(
             claim, granted, f"waiting for room: {capacity.why_waiting(seen, claim.shape, missing)}"
         )
 
-    def _tell_reason(self, claim: RayClaim, granted: int, reason: str) -> None:
+    def _report_reason(self, claim: RayClaim, granted: int, reason: str) -> None:
         if self._told_waiting.get(claim.id) != reason:
             self._told_waiting[claim.id] = reason
-            self._tell(Waiting(claim.id, granted, reason))
+            self._emit(Waiting(claim.id, granted, reason))
 
     def _is_being_placed(self, claim: RayClaim) -> bool:
-        """True when Ray has found the room, or may have, although the actors are not there yet."""
+        """Return True when Ray has found the room, or may have, although the actors are not there yet."""
         are_placed = self._groups.are_placed(claim.id)
         if are_placed is not None:
             return are_placed
-        # Of a single actor Ray does not tell whether it waits for room or is being started.
-        return time.monotonic() - claim.asked < _STARTS_WITHIN
+        # For a single actor Ray does not report whether it waits for room or is being started.
+        return time.monotonic() - claim.asked < _START_TIMEOUT_S
 
     # -- the end
 
     def leave(self) -> None:
-        """Nothing of it stays in the cluster. After the thread that talks to Ray has stopped."""
+        """Remove everything from the cluster. Called after the Ray thread has stopped."""
         for holder in [holder for holders in self._holders.values() for holder in holders]:
             self._ray.kill(holder.actor)
         self._trainer.release()

@@ -49,11 +49,11 @@ class Streams:
         return sorted(together, key=lambda one: one.spec.rank)
 
     def drop(self, id: str) -> None:
-        """A process that waits for the others will not be started. Guarded as ``gather``."""
+        """Drop a process that waits for the others and will not be started. Guarded as ``gather``."""
         self._gathered = [one for one in self._gathered if one.id != id]
 
     def begin(self, ranks: Sequence[FedProcess]) -> list[dict[str, Any]]:
-        """For each rank its iterators, by the path of the socket at which it will ask for them."""
+        """Return each rank's iterators, by the path of the socket from which it will read them."""
         self.end()
         nodes = [one.slot.node_id for one in ranks]
         feeds: list[dict[str, Any]] = [{} for _ in ranks]
@@ -65,6 +65,6 @@ class Streams:
         return feeds
 
     def end(self) -> None:
-        """The attempt is over: whoever still waits for Ray's rows is woken."""
+        """End the attempt's streams and wake readers that still wait for Ray's rows."""
         iterators, self._iterators = self._iterators, []
         end(iterators)

@@ -56,7 +56,7 @@ class TrainerResources:
         self._on_held()
 
     def _on_end(self, _: None, error: BaseException | None) -> None:
-        """Hold them elsewhere as soon as there is room: the node is gone, and the workers go on meanwhile."""
+        """Hold them elsewhere as soon as there is room: the node is gone, and the workers continue meanwhile."""
         if not self._ray.closing:
             self._actor = self._start()
             self._ray.then(self._actor.hold.remote(), self._on_end)

@@ -34,7 +34,7 @@ from powertrain.run.workers.child import Child
 from powertrain.wire import values
 from powertrain.wire.from_worker import Validated
 from powertrain.wire.hub import Hub
-from powertrain.wire.keys import Door, Received
+from powertrain.wire.keys import ConnectionInfo, Received
 from powertrain.wire.values import ErrorReport
 from powertrain.worker import validation as process
 
@@ -397,7 +397,7 @@ class Validations:
         else:
             self._remind(current.began + current.task.timeout)
 
-    def _process_of(self, task: Task, slot: base.Slot, door: Door) -> base.ProcessSpec:
+    def _process_of(self, task: Task, slot: base.Slot, door: ConnectionInfo) -> base.ProcessSpec:
         spec, config = self._spec, self._spec.validation
         assert config is not None
         place = placement.arrange([slot])[0]

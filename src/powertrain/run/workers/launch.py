@@ -11,14 +11,14 @@ from powertrain.engine.base import ProcessSpec
 from powertrain.run.spec import RunSpec
 from powertrain.run.workers.attempt import Attempt
 from powertrain.run.workers.placement import Placement, environment
-from powertrain.wire.keys import Door
+from powertrain.wire.keys import ConnectionInfo
 from powertrain.worker.main import ENTRY, WorkerSpec
 from powertrain.worker.place import AttemptStart, Place, RankFiles
 from powertrain.worker.tracing import TraceSettings
 
 
 def process_of(
-    spec: RunSpec, attempt: Attempt, placement: Placement, door: Door, origin: AttemptOrigin
+    spec: RunSpec, attempt: Attempt, placement: Placement, door: ConnectionInfo, origin: AttemptOrigin
 ) -> ProcessSpec:
     """The process of one rank."""
     worker = WorkerSpec(

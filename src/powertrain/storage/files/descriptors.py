@@ -20,7 +20,7 @@ LISTED_LEVELS = 64
 _OPEN_LEVELS = 32
 #: Called with the path of a directory right before it is made.
 BeforeMaking = Callable[[str], None]
-#: Called right after a directory was made with the one that it was made in: its descriptor and path.
+#: Called right after a directory was made, with its parent's descriptor and path.
 AfterMaking = Callable[[int, str], None]
 
 
@@ -84,7 +84,7 @@ def _open_part(
 
 
 def _open_readable(name: str, parent: int, path: str) -> int:
-    """Open a directory; one that may be entered and written to but not read, as a mere path."""
+    """Open a directory; one without read permission as a mere path (``O_PATH``)."""
     try:
         return _open_named(name, _directory_flags(), 0, parent, path)
     except PermissionError:
@@ -96,7 +96,7 @@ def _open_readable(name: str, parent: int, path: str) -> int:
 def files_below(directory: int, prefix: str = "", *, skips_deeper: bool = False) -> Iterator[tuple[str, int]]:
     """Yield name and size of all that is not a directory below ``directory``, with ``prefix`` before each name.
 
-    Links are not followed: one is yielded as what it is itself. Entries that vanish meanwhile are left out. A directory
+    Links are not followed, but yielded themselves. Entries that vanish meanwhile are left out. A directory
     more than :data:`LISTED_LEVELS` below ``directory`` raises ``OSError`` with ``ENAMETOOLONG``, or is left out with
     ``skips_deeper``: each level costs an open descriptor.
     """
@@ -133,7 +133,7 @@ def files_below(directory: int, prefix: str = "", *, skips_deeper: bool = False)
 
 
 def _files_in(directory: int, prefix: str, below: list[str]) -> Iterator[tuple[str, int]]:
-    """Yield what :func:`files_below` does for one directory, and add the directories in it to ``below``."""
+    """Yield the files of one directory for :func:`files_below`, and add its subdirectories to ``below``."""
     with os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
@@ -168,7 +168,7 @@ def _open_named(name: str, flags: int, mode: int, parent: int | None, path: str)
     try:
         return os.open(name, flags, mode, dir_fd=parent)
     except OSError as error:
-        # Linux answers ENOTDIR for a link where a directory was asked for: say what it is.
+        # Linux returns ENOTDIR for a link where a directory was requested: name the link.
         if error.errno in (errno.ENOTDIR, errno.ELOOP) and _is_link(name, parent):
             raise OSError(errno.ELOOP, "a symbolic link is not followed here", path) from error
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
@@ -242,10 +242,10 @@ def _open_parent(path: str | Path, below: int, *, make: bool) -> Iterator[tuple[
 
 
 def remove_tree(path: str | Path, *, owner: int | None = None) -> None:
-    """Remove a directory and all below it. Absent is fine, and a link is removed itself, not what it leads to.
+    """Remove a directory and all below it. Absent is fine, and a link is removed itself, not its target.
 
-    ``owner`` leaves the directory alone unless it belongs to that uid. Raises the first ``OSError``, after all
-    that can be removed is gone.
+    ``owner`` leaves the directory alone unless it belongs to that uid. Raises the first ``OSError``, after removing
+    everything else.
     """
     parent, name = os.path.split(os.path.abspath(path))
     try:
@@ -256,7 +256,7 @@ def remove_tree(path: str | Path, *, owner: int | None = None) -> None:
 
 
 def remove_tree_at(parent: int, name: str, *, owner: int | None = None) -> None:
-    """Remove what ``name`` is in the directory ``parent``, as :func:`remove_tree` does.
+    """Remove the entry ``name`` of the directory ``parent``, as :func:`remove_tree` does.
 
     Trees of any depth are removed with at most :data:`_OPEN_LEVELS` descriptors. The directory above a deep one is
     opened again as its "..", which must be the same directory as before: else it was moved away meanwhile, and
@@ -359,6 +359,6 @@ def _reopen_above(levels: list[_Level]) -> int:
 
 
 def remove_quietly(path: str | Path, *, owner: int | None = None) -> None:
-    """:func:`remove_tree`, for scratch files: whatever cannot be removed stays."""
+    """Remove scratch files like :func:`remove_tree`, but ignore errors."""
     with contextlib.suppress(OSError):
         remove_tree(path, owner=owner)

@@ -1,4 +1,4 @@
-"""Who else can change what lies at a path: owners, modes and links of every directory on the way to it.
+"""Protection of a path from other users: owners, modes and links of every directory on the way to it.
 
 A path is safe for this user when only the user and the administrator can replace any part of it. The administrator is
 root, and the owner of ``/`` where root's files appear under another uid (a container with mapped users).
@@ -32,7 +32,7 @@ def is_writable_by_others(status: os.stat_result) -> bool:
 
 
 def why_unsafe(path: str | Path) -> str:
-    """Return why another user could replace what lies at ``path``, in words that continue a sentence; "" when none can.
+    """Return the reason why another user could replace the file at ``path``, as part of a sentence; "" when none can.
 
     Every existing directory on the way must belong to a trusted owner. One that others can write to must be sticky, as
     ``/tmp`` is, and no symbolic link in it is followed. A part that does not exist yet ends the check.

@@ -1,9 +1,9 @@
-"""The directories on this machine in which a user's runs keep what is theirs alone: sockets, scratch files, spools.
+"""The private directories of a user's runs on this machine: sockets, scratch files, spools.
 
 Their usual names can be guessed (``/tmp/powertrain-1000``), so another user may have made them first. A root is used
 only if it belongs to this user, is a directory and no link, and lies where no other user can replace it; its mode is
 0700. One that fails is passed over for a directory beside it with a random name, which later processes find by its
-owner, or one in the home directory. The run goes on, and :func:`take_notices` has a sentence about it.
+owner, or one in the home directory. The run continues, and :func:`take_notices` has a sentence about it.
 
 =============  ==============================================  ==========================================
 root           usual place                                     holds
@@ -43,7 +43,7 @@ _RANDOM_BYTES = 4
 KEPT = "KEPT"
 #: Tries to make a root that other processes of this user remove while it is empty.
 _TRIES = 100
-#: What was passed over and not reported yet, and what was.
+#: Notices about rejected directories that were not reported yet, and those that were.
 _notices: dict[str, None] = {}
 _reported: set[str] = set()
 
@@ -257,7 +257,7 @@ def make_private(directory: Path) -> Path:
         except OSError as error:
             raise unusable(directory, error) from error
     raise EngineError(
-        f"{str(directory)!r} is replaced again and again while it is made. Check what does that."
+        f"{str(directory)!r} is replaced again and again while it is made. Check which process does that."
     )
 
 
@@ -299,7 +299,7 @@ def root_of_one_run(usual: Path) -> Iterator[Path]:
     try:
         yield root
     finally:
-        with contextlib.suppress(OSError):  # what storage did not take is kept in it
+        with contextlib.suppress(OSError):  # it keeps data that storage did not accept
             root.rmdir()
         os.close(descriptor)
 
@@ -325,7 +325,9 @@ def hold_root(root: Path) -> int:
         except FileNotFoundError:
             pass
         os.close(descriptor)
-    raise EngineError(f"{str(root)!r} is removed again and again while it is made. Check what does that.")
+    raise EngineError(
+        f"{str(root)!r} is removed again and again while it is made. Check which process does that."
+    )
 
 
 def _sweep_roots_of_single_runs(usual: Path) -> None:
@@ -344,7 +346,7 @@ def _sweep_roots_of_single_runs(usual: Path) -> None:
 
 
 def note(reason: str, chosen: Path) -> None:
-    """Keep for :func:`take_notices` that a directory was passed over, why, and what is used instead."""
+    """Record a rejected directory for :func:`take_notices`, with the reason and the replacement."""
     message = (
         f"A usual directory for sockets and scratch files was passed over, because {reason}. {str(chosen)!r} is used "
         "instead."
@@ -354,7 +356,7 @@ def note(reason: str, chosen: Path) -> None:
 
 
 def take_notices() -> list[str]:
-    """Return what was passed over since the last call, one sentence each. Each is returned once per process."""
+    """Return the rejected directories since the last call, one sentence each. Each is returned once per process."""
     taken = list(_notices)
     _reported.update(taken)
     _notices.clear()
@@ -362,6 +364,6 @@ def take_notices() -> list[str]:
 
 
 def log_notices() -> None:
-    """Log what was passed over, for callers that have no run to report it to."""
+    """Log the rejected directories, for callers that have no run to report them to."""
     for message in take_notices():
         _logger.warning("%s", message)

@@ -1,8 +1,8 @@
-"""Whose a run directory is, and what is in it: checked before a run starts to read, write or delete there.
+"""Checks of a run directory's owner and entries, before a run starts to read, write or delete there.
 
 A link in a run directory could lead a run anywhere, and files of another user may hold anything. Links are always
-refused; other owners are refused unless the user says that the storage is shared. Only the run directory and two levels
-below it are looked at: deeper down no link is followed, and what is read is checked against hashes. Files of committed
+refused; other owners are refused unless the user declares the storage as shared. Only the run directory and two levels
+below it are checked: deeper down no link is followed, and files are verified against hashes. Files of committed
 checkpoints, which users' code opens by name, are checked when a checkpoint is handed out.
 """
 

@@ -45,7 +45,7 @@ class _RankState:
                 segments=staging.segments,
                 staging=self.session.place.saving.staging,
                 threads=_copying_threads(self.session.place.local_world_size),
-                say=partial(_say, self.session),
+                warn=partial(_say, self.session),
             )
             # When the next session of this process begins, or the process ends.
             weakref.finalize(self, self._saver.close)

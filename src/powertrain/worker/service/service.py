@@ -44,7 +44,7 @@ from powertrain.wire.from_controller import (
     Unstaged,
 )
 from powertrain.wire.from_worker import Arrived, AskCheckpoints, Beat, Held, Noted, Noticed, Stacks
-from powertrain.wire.keys import Door
+from powertrain.wire.keys import ConnectionInfo
 from powertrain.wire.link import Link
 from powertrain.wire.values import Point, ProcessStack, Where
 from powertrain.worker import values
@@ -75,7 +75,7 @@ class Service:
 
     def __init__(
         self,
-        door: Door,
+        door: ConnectionInfo,
         rank: int,
         attempt: int,
         gate: Gate,

@@ -1,10 +1,10 @@
-"""What a run has on a node that is not its driver's: one agent, which starts processes there and tells how they fare.
+"""The agent of a run on a node other than the driver's: it starts processes there and reports their state.
 
-The agent talks to the driver over the run's own wire, so a network that is cut for a while loses nothing. It starts one
-warm server, which all processes are forked from, and beats once a second. When the driver has been silent for so long
-that it will give the node up, the agent ends everything: nobody works on for a run that goes on elsewhere.
+The agent talks to the driver over the run's own wire, so a short network failure loses nothing. It starts one warm
+server, which all processes are forked from, and sends a heartbeat once a second. When the driver has been silent long
+enough to declare the node lost, the agent ends everything, so that no process works for a run that continues elsewhere.
 
-Whatever ends the agent's process ends the rest: the server hangs on the agent, and what it forked on the server.
+The exit of the agent's process ends the rest: the server follows the agent, and its processes follow the server.
 """
 
 from __future__ import annotations
@@ -65,28 +65,29 @@ if TYPE_CHECKING:
     from powertrain.engine.ray.node.spec import NodeSpec
 
 
-#: Seconds of silence after which an agent ends everything. Before the driver gives the node up (``ray.LOST_AFTER``), so
-#: that what the run starts elsewhere never meets it; but a cut of 4 s heals, whose end TCP may notice 3 s late.
-FENCED_AFTER = 12.0
-_BEAT_EVERY = 1.0
-#: Of a rank that died, so many of its newest steps are told: far more than it makes between two messages.
+#: Seconds of silence after which an agent ends everything. Before the driver declares the node lost
+#: (``ray.LOST_TIMEOUT_S``), so that processes started elsewhere never overlap with it; but long enough for a network
+#: failure of 4 s, whose end TCP may notice 3 s late.
+FENCE_TIMEOUT_S = 12.0
+_BEAT_INTERVAL_S = 1.0
+#: The number of newest steps reported for a dead rank: far more than it makes between two messages.
 _STEPS_OF_THE_DEAD = 4000
-#: Messages in one batch, and bytes of output that may wait to be sent: beyond it whoever prints waits.
+#: Messages in one batch, and bytes of output that may wait to be sent: beyond it printing blocks.
 _BATCH, _OUTPUT_LIMIT = 256, 16 * 2**20
-#: Seconds for the processes to be gone and the last words to be heard.
-_END_WITHIN = 8.0
+#: Seconds for the processes to exit and the last messages to be acknowledged.
+_END_TIMEOUT_S = 8.0
 
 
 class NodeAgent:
-    """Lives in a process of its own on its node. ``run`` returns when all is over.
+    """The agent, in a process of its own on its node. ``run`` returns when the run is over.
 
-    A node may share any of the driver's directories and not the others: containers of one machine do. So what is the
-    driver's own is judged for each of them.
+    A node may share any of the driver's directories and not the others: containers of one machine do. So each directory
+    is checked on its own.
     """
 
     def __init__(self, spec: NodeSpec, working_dir: str = "", *, is_of_job: bool = False) -> None:
-        """``working_dir`` is what the run's ``runtime_env`` names, here: ranks have it for their launch directory. One
-        that ``is_of_job``, of the whole script, they have where there is no other."""
+        """Create an agent. ``working_dir`` is the local path of the ``runtime_env``'s: the launch directory of ranks.
+        One that ``is_of_job``, of the whole script, is used where there is no other."""
         self._spec = spec
         self._has_token = read_token(spec.runtime_dir) == spec.token
         #: Which of :data:`LAUNCH` and :data:`SCRIPT` need not be brought.
@@ -94,7 +95,7 @@ class NodeAgent:
         if working_dir and not is_of_job:
             self._here = {LAUNCH, SCRIPT}
         self._launch_dir = "" if is_of_job and LAUNCH in self._here else working_dir
-        #: Directories of the run here: the driver's own, those that go with this agent, and the locks on either.
+        #: Directories of the run on this node: the driver's own, those removed with this agent, and the locks on both.
         self._drivers: set[Path] = set()
         self._owned: list[Path] = []
         self._locks: dict[Path, int] = {}
@@ -122,7 +123,7 @@ class NodeAgent:
         self._greet(problem, wants_files=False)
 
     def _greet(self, problem: str, *, wants_files: bool) -> None:
-        self._say(
+        self._queue_message(
             NodeReady(
                 pid=os.getpid(),
                 host=socket.gethostname(),
@@ -136,23 +137,25 @@ class NodeAgent:
     # -- the agent's thread
 
     def run(self) -> str:
-        """Do what the driver says, until it says to end or is gone. Returns why it was never heard of, or ""."""
+        """Handle the driver's commands until it ends the agent or is gone. Return why it was never reached, or ""."""
         last_beat = 0.0
-        self._is_going = True  # unless it is told to end, what ends with it is lost
+        self._is_going = True  # without a command to end, its processes count as lost
         try:
             while True:
-                commands, _ = self._link.poll(0.0 if self._outbox and self._link.room else _BEAT_EVERY / 4)
+                commands, _ = self._link.poll(
+                    0.0 if self._outbox and self._link.room else _BEAT_INTERVAL_S / 4
+                )
                 for command in commands:
                     if isinstance(command, EndNode):
                         self._is_going = False
                         return ""
                     self._do(command)
-                if self._link.reached and self._link.silence > FENCED_AFTER:
+                if self._link.reached and self._link.silence > FENCE_TIMEOUT_S:
                     return ""
                 if why := self._link.why_unreachable():
                     return f"it cannot reach the run at {self._link.endpoint}: {why}"
                 now = time.monotonic()
-                if now - last_beat >= _BEAT_EVERY and self._link.room > 0:
+                if now - last_beat >= _BEAT_INTERVAL_S and self._link.room > 0:
                     last_beat = now
                     self._outbox.append(NodeBeat())
                 self._send()
@@ -170,17 +173,17 @@ class NodeAgent:
                     self._waiting_output -= printed
                     self._room.notify_all()
 
-    def _say(self, message: FromWorker) -> None:
+    def _queue_message(self, message: FromWorker) -> None:
         """Any thread."""
         self._outbox.append(message)
         self._link.wake()
 
     def _printed(self, slot: Slot, data: bytes) -> None:
-        """On the reader's thread: when too much waits to be sent, so does whoever prints."""
+        """Queue output, on the reader's thread: when too much waits to be sent, printing blocks."""
         with self._room:
             self._room.wait_for(lambda: self._waiting_output < _OUTPUT_LIMIT)
             self._waiting_output += len(data)
-        self._say(ProcessOutput(id=slot.id, data=data))
+        self._queue_message(ProcessOutput(id=slot.id, data=data))
 
     # -- commands
 
@@ -230,10 +233,10 @@ class NodeAgent:
 
     def _started(self, id: str, pid: int, waited: float, imports: float) -> None:
         self._pids[id] = pid
-        self._say(ProcessStarted(id=id, pid=pid, waited=waited, imports=imports))
+        self._queue_message(ProcessStarted(id=id, pid=pid, waited=waited, imports=imports))
 
     def _ended(self, id: str, pid: int, code: int, oom: bool) -> None:
-        """On the server's thread: its output first, then what it had reported, then its end."""
+        """Report an exit, on the server's thread: its output first, then its last reports, then its end."""
         self._output.drain(_slot(id))
         command = self._processes.pop(id)
         self._pids.pop(id, None)
@@ -244,7 +247,7 @@ class NodeAgent:
             sealed = [point for _, point in sorted(found.items())]
             steps = newest_steps(command.ring, most=_STEPS_OF_THE_DEAD) if command.ring and code else b""
         lost = self._server is None or not self._server.alive or (self._is_over and self._is_going)
-        self._say(
+        self._queue_message(
             ProcessEnded(
                 id=id, pid=pid, code=code, out_of_memory=oom, lost=lost, row=row, sealed=sealed, steps=steps
             )
@@ -254,7 +257,7 @@ class NodeAgent:
         told = self._processes.get(command.id)
         title, dump = (told.title, told.stacks) if told is not None else ("", "")
         seen = process.inspection(self._pids.get(command.id, 0), title, dump, command.stacks)
-        self._say(
+        self._queue_message(
             ProcessSeen(
                 ask=command.ask,
                 pid=seen.pid,
@@ -267,7 +270,7 @@ class NodeAgent:
     # -- beginning and end
 
     def _make_ready(self) -> str:
-        """Make the run's directories and prove that the storage is the driver's; returns what is wrong, or ""."""
+        """Make the run's directories and check that the storage is the driver's; return the problem, or ""."""
         if self._spec.version != __version__:
             return f"it has Powertrain {__version__}, and the driver {self._spec.version}: install the same everywhere"
         sys.path += [
@@ -288,11 +291,11 @@ class NodeAgent:
         if problem:
             self._remove_directories()  # such an agent is killed, maybe before its server could sweep
         else:
-            self._leave_what_is_in_storage()
+            self._keep_stored_files()
         return problem
 
     def _take(self, path: Path) -> None:
-        """Have a directory of the run here. It goes with this agent, unless it is the driver's or may be."""
+        """Make a directory of the run here. It is removed with this agent, unless it is or may be the driver's."""
         if path == Path(self._spec.runtime_dir) and self._has_token:
             self._drivers.add(path)
             return
@@ -307,8 +310,8 @@ class NodeAgent:
         else:
             self._owned.append(path)
 
-    def _leave_what_is_in_storage(self) -> None:
-        """The storage is the driver's, as was proved, and so is what is in it: checkpoints of all nodes wait there."""
+    def _keep_stored_files(self) -> None:
+        """Keep files in the shared storage out of the sweep: checkpoints of all nodes wait there."""
         found = pickle.loads(self._spec.storage).local_path("x") if self._spec.storage else None
         shared = [path for path in self._owned if found is not None and found.parent in path.parents]
         if shared:
@@ -331,7 +334,7 @@ class NodeAgent:
             elif place not in self._here:
                 target = fresh(self._spec.runtime_dir, place)
                 extract(archive, target)
-                sys.path.insert(0, str(target))  # what is forked from here on finds modules there
+                sys.path.insert(0, str(target))  # processes forked from now on find modules there
                 if place == LAUNCH:
                     self._launch_dir = str(target)
 
@@ -345,16 +348,16 @@ class NodeAgent:
         server.sweep_if_orphaned(self._spec.runtime_dir, [str(path) for path in self._owned])
 
     def _end(self) -> None:
-        """End all processes and tell of it, as far as there is somebody to tell."""
+        """End all processes and report it, as far as the driver is reachable."""
         with self._room:
-            self._waiting_output = -(2**62)  # nobody who prints waits for us any more
+            self._waiting_output = -(2**62)  # printing never blocks again
             self._room.notify_all()
         for id in list(self._processes):
             if self._server is not None:
                 self._server.kill(id, signal.SIGKILL)
-        deadline = time.monotonic() + _END_WITHIN
+        deadline = time.monotonic() + _END_TIMEOUT_S
         while (self._processes or self._outbox or not self._link.settled) and time.monotonic() < deadline:
-            nobody_listens = not self._link.reached or self._link.silence > FENCED_AFTER
+            nobody_listens = not self._link.reached or self._link.silence > FENCE_TIMEOUT_S
             if nobody_listens and not self._processes:
                 break
             self._link.poll(0.05)
@@ -370,7 +373,7 @@ class NodeAgent:
     def _remove_directories(self) -> None:
         while self._locks:
             path, descriptor = self._locks.popitem()
-            # The agent of another container may have the same directory, and goes on.
+            # The agent of another container may have the same directory, and continues.
             if path in self._owned and lock(descriptor, fcntl.LOCK_EX):
                 remove_quietly(path)
                 remove_empty_parents(path)

@@ -21,20 +21,20 @@ from powertrain.storage.files.descriptors import remove_quietly
 #: Where a node has the files that came with the run below its runtime directory: those of the launch directory, and of
 #: the script's own.
 LAUNCH, SCRIPT = "launch", "script"
-#: What of a launch directory is shipped: files up to this size, so many, and so much of them together.
+#: Limits for shipping a launch directory: the size of a file, the number of files, and their total size.
 _LARGEST_FILE, _MOST_FILES, _MOST_BYTES = 32 * 2**20, 5000, 200 * 2**20
 #: The file by which nodes know the driver's own runtime directory.
 _TOKEN = "driver"
 #: The file by whose lock a driver has its directory of data blocks (``data/scratch.py``).
 _OWNER = "owner.lock"
-#: How often a directory is tried for that somebody has, and seconds in between: a sweep has it for a moment only.
+#: The attempts to lock a locked directory, and seconds between them: a sweep holds it for a moment only.
 _TRIES, _TRY_EVERY = 3, 0.01
 
 
 def hold(path: Path) -> tuple[int, bool]:
-    """Make a directory and lock it together with other agents: what nobody holds is swept by other runs.
+    """Make a directory and take a shared lock on it: other runs sweep unlocked directories.
 
-    Never waits for a lock. Returns a descriptor, and True where the driver has the directory for itself.
+    Never waits for a lock. Returns a descriptor, and True where the driver holds the directory exclusively.
     """
     for tries_left in reversed(range(_TRIES)):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def hold(path: Path) -> tuple[int, bool]:
 
 
 def lock(descriptor: int, kind: int) -> bool:
-    """False where somebody else's lock is in the way. A file system without locks has none that is."""
+    """Return False where another lock is in the way. On a file system without locks always succeeds."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -71,7 +71,7 @@ def _was_removed(path: Path, descriptor: int) -> bool:
 
 
 def _has_owner(path: Path) -> bool:
-    """True for a directory of data blocks whose driver lives."""
+    """Return True for a directory of data blocks whose driver lives."""
     try:
         descriptor = os.open(path / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -83,7 +83,7 @@ def _has_owner(path: Path) -> bool:
 
 
 def fresh(runtime_dir: str, place: str) -> Path:
-    """An empty directory for what is brought; of another name where another agent has brought the same."""
+    """Return an empty directory for shipped files; with another name where another agent has the same."""
     target = Path(runtime_dir, place)
     try:
         target.mkdir(mode=0o700)
@@ -93,7 +93,7 @@ def fresh(runtime_dir: str, place: str) -> Path:
 
 
 def unpack_at(target: Path, archive: bytes) -> None:
-    """Have what is in ``archive`` at ``target``, whole from the first moment; what is there already stays."""
+    """Unpack ``archive`` at ``target`` atomically; an existing directory stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
     try:
@@ -113,15 +113,15 @@ def extract(archive: bytes, target: Path) -> None:
 
 class _Token(msgspec.Struct, frozen=True):
     nonce: str
-    #: The driver's launch directory and that of its script, by what nodes call them: the path, and which it is.
+    #: The driver's launch directory and that of its script, by their names on nodes: the path, and its identity.
     places: dict[str, tuple[str, str]]
 
 
 def write_token(runtime_dir: str) -> str:
     """Mark a run's runtime directory as that of this process, the driver, and return the mark.
 
-    Who finds the mark there shares the runtime directory. The mark itself tells which directories the script was
-    started in and lies in, so that nodes know whether they have these: one may share any of the three alone.
+    A node that finds the mark shares the runtime directory. The mark itself names the script's launch directory and its
+    own, so that nodes know whether they share these: a node may share any of the three alone.
     """
     from powertrain.functions import script_directory
 
@@ -135,7 +135,7 @@ def write_token(runtime_dir: str) -> str:
 
 
 def places_here(token: str) -> set[str]:
-    """Those of :data:`LAUNCH` and :data:`SCRIPT` that this machine has as the very directories of the driver."""
+    """Return those of :data:`LAUNCH` and :data:`SCRIPT` that this machine has as the very directories of the driver."""
     try:
         told = msgspec.json.decode(token, type=_Token).places
     except msgspec.MsgspecError:
@@ -158,7 +158,7 @@ def _identity(directory: str) -> str:
 
 
 def read_token(runtime_dir: str) -> str:
-    """The mark of a runtime directory; "" where it is not there."""
+    """Return the mark of a runtime directory; "" where it is not there."""
     try:
         return Path(runtime_dir, _TOKEN).read_text()
     except OSError:
@@ -166,12 +166,13 @@ def read_token(runtime_dir: str) -> str:
 
 
 def pack(directory: str) -> bytes:
-    """An archive of all that is in ``directory``."""
+    """Return an archive of all that is in ``directory``."""
     return _archive(directory, [str(path) for path in sorted(Path(directory).rglob("*")) if path.is_file()])
 
 
 def pack_modules(directory: str) -> bytes:
-    """An archive of what modules of ``directory`` may need: its files, but for hidden ones, environments and caches.
+    """Return an archive of the files that modules of ``directory`` may need, without hidden ones, environments and
+    caches.
 
     A launch directory may hold anything. Large files are left out; of a directory with too many or too much only the
     modules that lie in it directly come along.

@@ -1,18 +1,18 @@
-"""What a node agent needs to start."""
+"""The start arguments of a node agent."""
 
 from __future__ import annotations
 
 import msgspec
 
-from powertrain.wire.keys import Door
+from powertrain.wire.keys import ConnectionInfo
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an agent is told at its start. Travels in the arguments of an actor only: it holds keys."""
+    """The start arguments of an agent. Travels in the arguments of an actor only: it holds keys."""
 
-    door: Door
+    door: ConnectionInfo
     version: str
-    #: What the driver has written into its runtime directory; see :func:`write_token`.
+    #: The driver's mark in its runtime directory; see :func:`write_token`.
     token: str
     #: The run's directory for sockets and scratch, and others to make: all under the same paths on every node. The
     #: first of the others is where checkpoints wait; the driver has made and locked all but that one.
@@ -20,10 +20,10 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     directories: list[str] = []
     #: The address under which other nodes reach this one.
     address: str = ""
-    #: The run's storage, pickled, and its name for people; b"" where nothing is to be proved.
+    #: The run's storage, pickled, and its name for people; b"" where there is no check.
     storage: bytes = b""
     storage_name: str = ""
-    #: What the driver has put into the storage as ``probe/{proof}``, and the name for the answer beside it.
+    #: The driver's probe in the storage, ``probe/{proof}``, and the name for the reply beside it.
     proof: str = ""
     answer: str = ""
     #: Modules that the process imports which workers are forked from.
