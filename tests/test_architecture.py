@@ -389,9 +389,9 @@ _LINE = re.compile(r"^(?P<indent>(?:  )*)(?P<name>[\w.]+/?)(?P<words>\s{2,}\S.*)
 
 
 def drawn_files(document: str) -> dict[str, str]:
-    """Path below src/powertrain -> its words, as the first code block after "## The house" draws it."""
-    block = re.search(r"^## The house\n.*?^```\n(.*?)^```", document, re.DOTALL | re.MULTILINE)
-    assert block, 'docs/architecture.md has no code block under "## The house"'
+    """Path below src/powertrain -> its words, as the first code block after "## Package layout" draws it."""
+    block = re.search(r"^## Package layout\n.*?^```\n(.*?)^```", document, re.DOTALL | re.MULTILINE)
+    assert block, 'docs/architecture.md has no code block under "## Package layout"'
     drawn: dict[str, str] = {}
     folders: list[str] = []
     for text in block[1].splitlines()[1:]:

@@ -32,7 +32,7 @@ def test_what_it_shows_of_one_who_waits_is_what_is_told() -> None:
     mine = wish("run letters", 1)
     held = Holding(run="run digits", host="host-a", pid=4711, gpus=("0",))
     told = reason(mine, [held], QueuePosition(2, wish("run words", 4802)))
-    assert f"0 of 1 slots are there, {told}; it waits" in " ".join(GUIDE.read_text("utf-8").split())
+    assert f"0 of 1 slots are available, {told}; it waits" in " ".join(GUIDE.read_text("utf-8").split())
 
 
 def test_the_files_have_the_names_that_it_gives_them(tmp_path: Path) -> None:

@@ -190,6 +190,6 @@ def test_what_is_refused_by_name_says_what_to_use_instead() -> None:
 
 
 def test_the_guide_lists_every_name_that_is_left_out_with_the_same_reason() -> None:
-    _, _, rest = GUIDE.read_text("utf-8").partition("\n## Names that are left out\n")
+    _, _, rest = GUIDE.read_text("utf-8").partition("\n## Missing names\n")
     rows = re.findall(r"^\| (`.*`) \| (.*) \|$", rest.partition("\n## ")[0], re.MULTILINE)
     assert {name: reason for names, reason in rows for name in re.findall(r"`(.+?)`", names)} == LEFT_OUT

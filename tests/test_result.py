@@ -269,7 +269,7 @@ def test_a_large_value_is_not_kept_and_the_reason_is_told(
     storage = open_storage(tmp_path)
     assert return_value.store(storage, bytes(10**6)) == ""
     return_value.remove(storage)
-    assert return_value.store(storage, bytes(2 * 10**6)) == "it has 2 MB, and at most 1 MB are kept"
+    assert return_value.store(storage, bytes(2 * 10**6)) == "it takes 2 MB, more than the limit of 1 MB"
     assert storage.list() == []
 
 
@@ -304,7 +304,7 @@ def test_a_result_can_be_made_with_rays_arguments_without_a_run(tmp_path: Path) 
     assert result.get_best_checkpoint("loss", "min") == first
     assert (result.config, result.state, result.findings) == ({"lr": 1}, "failed", ())
     assert "it failed" in result._repr_html_()
-    with pytest.raises(ConfigError, match="made by hand"):
+    with pytest.raises(ConfigError, match="not loaded from a run"):
         result.plot()
 
 

@@ -35,7 +35,7 @@ def test_a_traceback_of_every_rank_is_shown_in_full_once_although_ports_differ()
     assert echoes.fold(0, TRACEBACK[2:]) == TRACEBACK
     last = TRACEBACK[3].replace("3131", "4242")
     assert echoes.fold(1, [*TRACEBACK[:3], last]) == [
-        f"{last} (traceback as that of rank 0; in full in the log of this rank)"
+        f"{last} (same traceback as rank 0; in full in the log of this rank)"
     ]
 
 

@@ -78,7 +78,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[Pat
 def listed() -> dict[str, str]:
     result = CliRunner().invoke(app, ["ls"], catch_exceptions=False)
     assert result.exit_code == 0
-    lines = [line.split() for line in result.stdout.splitlines()[1:] if " is under way at " not in line]
+    lines = [line.split() for line in result.stdout.splitlines()[1:] if " is running at " not in line]
     return {words[0]: words[1] for words in lines if words}
 
 

@@ -53,7 +53,7 @@ def test_diagnose_takes_the_attempt_and_the_path_it_is_given(place: Storage, tmp
 
 def test_a_run_without_a_trace_is_told_in_one_sentence(place: Storage) -> None:
     place.put("untraced/journal/0001-000001.jsonl", b"")
-    with pytest.raises(StorageError, match="Nothing was recorded of the steps"):
+    with pytest.raises(StorageError, match="has no recorded steps"):
         invoke("diagnose", "untraced")
 
 
@@ -118,7 +118,7 @@ def test_a_large_trace_is_told_its_size_and_how_to_take_a_part(
     size = (tmp_path / "file.json").stat().st_size
     monkeypatch.setattr("powertrain.cli.trace._LARGE", size // 2)
     told = invoke("trace", "export", "run", *out).output.splitlines()[1]
-    assert told.startswith(f"It has {data_size(size)}, ")
+    assert told.startswith(f"It takes {data_size(size)}, ")
     assert "`--last 10` writes only the newest 10 steps" in told
 
 

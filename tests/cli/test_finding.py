@@ -56,7 +56,7 @@ def test_a_bare_name_is_first_that_of_a_run_under_way(place: Storage, going: Goi
 
 def test_two_runs_of_one_name_are_told_by_their_paths(place: Storage, going: Going) -> None:
     with going("run", "/here/run"), going("run", "/there/run"):
-        with pytest.raises(StorageError, match=r"2 runs named 'run' are under way: .*/here/run"):
+        with pytest.raises(StorageError, match=r"2 active runs are named 'run': .*/here/run"):
             find_run("run")
         assert find_run("/there/run").live is not None
 
@@ -71,14 +71,14 @@ def test_a_run_under_way_is_found_by_any_path_that_leads_to_it(
         assert find_run("run", f"{tmp_path}/link").live is not None
         for listed in (invoke("ls").output, invoke("ls", f"{tmp_path}/link").output):
             assert f"pid {os.getpid()}" in listed
-            assert "is under way at" not in listed
+            assert "is running at" not in listed
         assert invoke("resize", "run", "2").output == "run\n"
 
 
 def test_a_run_whose_process_is_suspended_is_listed_without_a_long_wait(
     place: Storage, going: Going, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_STANDS_WITHIN", 0.05)
+    monkeypatch.setattr(asking, "_STATUS_TIMEOUT_S", 0.05)
     write(place.child("run"))
     with going("run", f"{place.uri}/run", answers=False):
         began = time.monotonic()
@@ -88,7 +88,7 @@ def test_a_run_whose_process_is_suspended_is_listed_without_a_long_wait(
 
 def test_runs_under_way_elsewhere_are_listed_too(place: Storage, going: Going) -> None:
     with going("far", "/elsewhere/far"):
-        assert f"far is under way at /elsewhere/far (pid {os.getpid()})." in invoke("ls").output
+        assert f"far is running at /elsewhere/far (pid {os.getpid()})." in invoke("ls").output
 
 
 def test_an_unknown_name_is_told_with_the_nearest_and_those_under_way(place: Storage, going: Going) -> None:
@@ -98,7 +98,7 @@ def test_an_unknown_name_is_told_with_the_nearest_and_those_under_way(place: Sto
         find_run("digit-1")
     said = str(refused.value)
     assert f"There is no run 'digit-1' in {place.uri}. It has 'digits-1', 'digits-2' and 1 more." in said
-    assert "Under way on this machine: 'letters'." in said
+    assert "Active on this machine: 'letters'." in said
 
 
 def test_who_stands_in_the_directory_of_a_run_may_call_it_a_dot(place: Storage) -> None:

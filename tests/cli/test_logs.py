@@ -145,8 +145,8 @@ def test_a_huge_log_is_never_held_in_memory(run: Storage, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rank", "7"], r"no logs of rank 7 in attempt 0: it has those of rank 0\."),
-        (["--attempt", "3"], r"no logs of attempt 3: it has those of \[0\]\."),
+        (["--rank", "7"], r"no logs of rank 7 in attempt 0, only of rank 0\."),
+        (["--attempt", "3"], r"no logs of attempt 3, only of \[0\]\."),
     ],
 )
 def test_what_has_no_log_is_told_with_what_has(run: Storage, arguments: list[str], said: str) -> None:

@@ -215,7 +215,7 @@ def test_show_tells_why_a_run_that_got_no_room_failed_and_its_clock_stands(place
     ]
     write(place, "crowded", facts)
     lines = output_of("show", "crowded").splitlines()
-    assert lines[2:4] == [f"state     failed: {reason}", "started   10 min 00 s ago, went on for 5.00 s"]
+    assert lines[2:4] == [f"state     failed: {reason}", "started   10 min 00 s ago, ran for 5.00 s"]
     assert output_of("ls").splitlines()[1].split()[:2] == ["crowded", "failed"]
 
 
@@ -225,7 +225,7 @@ def test_the_clock_of_an_interrupted_run_stands_at_the_last_that_is_known_of_it(
     write(place, "cut", [*facts, ev.Committed(time=at + 7, attempt=0, row=3, checkpoint=_CHECKPOINT)])
     assert output_of("show", "cut").splitlines()[2:4] == [
         "state     interrupted",
-        "started   10 min 00 s ago, went on for 7.00 s",
+        "started   10 min 00 s ago, ran for 7.00 s",
     ]
 
 
@@ -257,8 +257,8 @@ def test_show_tells_what_a_run_under_way_is_doing() -> None:
     assert lines[lines.index("rows      12") + 1 :][:4] == [
         "now       row 12, 0.30 s ago",
         "waiting   for rank 3 at row 13",
-        "uploads   2 checkpoints (1.5 MB) on the way to storage for 12.0 s",
-        "debugger  holds rank 1",
+        "uploads   2 checkpoints (1.5 MB) uploading for 12.0 s",
+        "debugger  attached to rank 1",
     ]
     young = describe(summarize("digits", facts), "", facts, [], {}, 1060.0, (), Description(state="starting"))
     assert "now       no row yet" in young
@@ -309,7 +309,7 @@ def test_show_says_in_one_line_that_nothing_can_be_read_of_a_runs_steps(
     place.put("digits/final_summary.json", b"{")
     lines = output_of("show", "digits").splitlines()
     assert lines[lines.index("diagnosis") + 1 :][:2] == [
-        "  final_summary.json cannot be read, and nothing else was recorded of the run's steps",
+        "  final_summary.json cannot be read, and the run has no other record of its steps",
         "",
     ]
     assert "failures" in lines
@@ -319,7 +319,7 @@ def test_show_says_in_one_line_that_nothing_can_be_read_of_a_runs_steps(
 
     monkeypatch.setattr("powertrain.diagnosis.final.report_of", broken)
     assert (
-        "  what was recorded of the run's steps cannot be read: ValueError: two lines"
+        "  the record of the run's steps cannot be read: ValueError: two lines"
         in output_of("show", "digits").splitlines()
     )
 

@@ -41,7 +41,7 @@ def test_ranks_at_the_same_place_are_told_together_and_one_of_each_with_its_thre
         "rank 7: at /home/me/data.py:12 in load: time.sleep(100)",
     ]
     assert [line for line in lines if "(process" in line] == [
-        "rank 0 (process 100, sleeping), and so ranks 1-6",
+        "rank 0 (process 100, sleeping); same for ranks 1-6",
         "rank 7 (process 107, sleeping)",
     ]
 
@@ -93,4 +93,4 @@ def test_a_run_that_is_over_and_never_hung_has_none(run: Storage) -> None:
     write(run)
     shown = invoke("stacks", "run")
     assert shown.exit_code == 1
-    assert "No stacks were kept of it" in shown.stderr
+    assert "It has no saved stacks" in shown.stderr

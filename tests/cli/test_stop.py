@@ -37,9 +37,9 @@ def test_a_run_that_is_over_cannot_be_stopped_and_says_how_it_ended(place: Stora
     [
         (
             "elsewhere",
-            "It was started by process 4242 of user 'ada' on host 'elsewhere': ask there, as that user.",
+            "It was started by process 4242 of user 'ada' on host 'elsewhere': run this command there, as that user.",
         ),
-        (socket.gethostname(), "which is gone, or does not listen to this user."),
+        (socket.gethostname(), "which has exited, or does not accept connections of this user."),
     ],
 )
 def test_a_run_that_is_out_of_reach_is_told_with_who_runs_it(place: Storage, host: str, said: str) -> None:
@@ -49,5 +49,5 @@ def test_a_run_that_is_out_of_reach_is_told_with_who_runs_it(place: Storage, hos
         refused = invoke(*verb)
         assert refused.exit_code == 1
         assert said in refused.stderr
-    with pytest.raises(StorageError, match="is not under way on this machine as this user"):
+    with pytest.raises(StorageError, match="is not running on this machine as this user"):
         invoke("resize", "run", "2")

@@ -65,7 +65,7 @@ def test_ls_shows_a_sweep_in_one_row_above_the_runs(place: Storage) -> None:
     write_run(place.child("digits").child(trial_name(0)))
     write_run(place.child("plain"))
     lines = invoke("ls").output.splitlines()
-    assert lines[0].split() == ["sweep", "state", "trials", "best", "started", "under", "way"]
+    assert lines[0].split() == ["sweep", "state", "trials", "best", "started", "process"]
     assert lines[1].split()[:4] == ["digits", "finished", "3/3", "loss=1"]
     assert lines[1].rstrip().endswith("2 min 00 s ago")
     assert [line.split()[0] for line in lines[2:] if line] == ["run", "plain"]
@@ -201,7 +201,10 @@ def test_show_tells_how_a_sweep_that_was_left_is_continued(place: Storage) -> No
     lines = invoke("show", "digits").output.splitlines()
     assert "state      stopped: why" in lines
     assert any(line.startswith("2/8 trials done, 1 running, best loss=1") for line in lines)
-    assert lines[-1] == f"The same script continues it, or Tuner.restore('{place.uri}/digits').fit()."
+    assert (
+        lines[-1]
+        == f"Start the same script again to resume it, or call Tuner.restore('{place.uri}/digits').fit()."
+    )
 
 
 def test_show_prints_all_of_it_for_programs_too(place: Storage) -> None:
@@ -296,7 +299,9 @@ def test_an_unknown_trial_is_told_with_those_of_its_sweep(place: Storage) -> Non
 def test_verbs_for_runs_say_that_a_sweep_has_trials(place: Storage, words: list[str]) -> None:
     write_sweep(place.child("digits"), three_trials(1000.0))
     given = words if "digits" in words else [*words, "digits"]
-    with pytest.raises(StorageError, match=r"'digits' is a sweep, and this is for runs\. .*digits/TRIAL"):
+    with pytest.raises(
+        StorageError, match=r"'digits' is a sweep, and this command takes a run\. .*digits/TRIAL"
+    ):
         invoke(*given)
 
 
@@ -330,7 +335,7 @@ def test_a_sweep_of_another_machine_is_out_of_reach(place: Storage) -> None:
     write_sweep(own, three_trials(1000.0), start=started(1.0, host="elsewhere"), state="")
     stopped = invoke("stop", "digits")
     assert stopped.exit_code == 1
-    assert stopped.stderr.startswith(f"The sweep 'digits' at {own.uri} is not under way on this machine")
+    assert stopped.stderr.startswith(f"The sweep 'digits' at {own.uri} is not running on this machine")
 
 
 class FakeLoop:
@@ -469,7 +474,7 @@ def test_a_sweep_under_way_is_found_and_stopped_so_that_it_can_be_continued(
     listed = invoke("ls").output.splitlines()
     assert listed[1].split()[:3] == ["live", "running", "0/3"]
     assert listed[1].rstrip().endswith(f"pid {live_sweep.pid}")
-    assert "is under way at" not in "\n".join(listed), "its trials are below it"
+    assert "is running at" not in "\n".join(listed), "its trials are below it"
     assert f"process    {live_sweep.pid}" in invoke("show", "live").output.splitlines()
     first = reporting(place)[0]
     assert re.search(r"^now       row \d+", invoke("show", f"live/{first}").output, re.MULTILINE)

@@ -34,7 +34,7 @@ class Card:
 
 def read(report: Report) -> Card:
     text = render(report, WIDTH)
-    (base,) = re.findall(rf"a step(?: of the slowest rank)? takes {AMOUNT} on average", text)
+    (base,) = re.findall(rf"mean step(?: of the slowest rank)? after start-up: {AMOUNT}", text)
     rows = re.findall(rf"^   (\w+) +{AMOUNT} +([\d.]+ %)   rank", text, re.MULTILINE)
     assert rows
     return Card(text, seconds(base), {phase: (mean, share) for phase, mean, share in rows})

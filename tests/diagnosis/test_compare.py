@@ -62,7 +62,7 @@ def test_noise_that_could_be_either_is_the_same_without_confidence() -> None:
     found = compare(runs[0], runs[1])
     assert found.verdict == "same"
     assert found.confidence < 0.95
-    assert "not surely other than" in render_comparison(found)
+    assert "not significantly different from" in render_comparison(found)
 
 
 def test_the_phase_that_changed_most_comes_first_with_its_verdict() -> None:
@@ -166,7 +166,7 @@ def test_a_phase_that_grew_within_a_run_thrice_as_slow_is_told_from_either_side(
 def test_too_few_steps_are_not_compared(count: int) -> None:
     found = compare(synthetic.run(0), synthetic.run(1, steps=count))
     assert found.verdict == "unknown"
-    assert f"takes {LEAST_STEPS}" in found.notes[0]
+    assert f"needs {LEAST_STEPS}" in found.notes[0]
     assert "cannot be compared" in render_comparison(found, "a", "b")
 
 

@@ -99,7 +99,7 @@ def test_exit_codes_and_thresholds_are_those_of_the_code() -> None:
     assert f"above {1 + compare.TOLERANCE:.2f}" in text
     assert f"below {1 - compare.TOLERANCE:.2f}" in text
     assert f"fewer than {compare.LEAST_STEPS} steps" in text
-    assert f"short above {memory.FULL:.0%}".replace("%", " %") in section("How memory is judged")
+    assert f"short above {memory.FULL:.0%}".replace("%", " %") in section("Memory findings")
 
 
 def test_the_code_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

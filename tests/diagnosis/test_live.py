@@ -34,9 +34,9 @@ def test_a_finding_is_said_once_and_its_end_too() -> None:
     other = Report(findings=(finding("input_straggler", 2),))
     assert news(other, told)[0] == [
         "input_straggler: It is input_straggler. Do: Mend it.",
-        "no longer: input_straggler",
+        "resolved: input_straggler",
     ]
-    assert news(Report(), told)[0] == ["no longer: input_straggler"]
+    assert news(Report(), told)[0] == ["resolved: input_straggler"]
 
 
 def test_calm_findings_are_not_said() -> None:
@@ -115,10 +115,10 @@ def test_a_look_that_fails_is_told_once_and_the_next_one_comes(monkeypatch: pyte
     look(monkeypatch, [broken, broken, late, broken, late, Report], said.append)
     assert len(said) == 3
     assert said[0].startswith(
-        "[run] What the run records could not be looked at: ValueError: a table of another shape."
+        "[run] The run's telemetry could not be analysed: ValueError: a table of another shape."
     )
     assert said[1].startswith("[run] input_straggler: ")
-    assert said[2] == "[run] no longer: input_straggler"
+    assert said[2] == "[run] resolved: input_straggler"
 
 
 def test_who_cannot_be_told_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_who_cannot_be_told_does_not_end_the_looks(monkeypatch: pytest.MonkeyPat
 
     waits = look(monkeypatch, [late, Report, late], tell)
     assert len(waits) == 4
-    assert [line.split()[1] for line in tried] == ["input_straggler:", "What", "no", "input_straggler:"]
+    assert [line.split()[1] for line in tried] == ["input_straggler:", "The", "resolved:", "input_straggler:"]
 
 
 def test_a_run_that_has_nothing_yet_is_waited_for_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:

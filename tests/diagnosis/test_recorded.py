@@ -48,7 +48,7 @@ def test_the_newest_attempt_with_enough_steps_is_judged(place: Storage) -> None:
         record(place, synthetic.run(attempt, steps=count), attempt=attempt)
     assert len(read(place).steps) == 60
     assert len(read(place, 0).steps) == 100
-    assert report_of(place).notes == ("This is attempt 1 of 3 that were recorded, from 0 on.",)
+    assert report_of(place).notes == ("This is attempt 1; 3 attempts were recorded, the first is 0.",)
 
 
 def test_the_longest_attempt_is_judged_where_none_has_enough(place: Storage) -> None:
@@ -59,7 +59,7 @@ def test_the_longest_attempt_is_judged_where_none_has_enough(place: Storage) -> 
 
 def test_a_rank_that_recorded_nothing_is_named(place: Storage) -> None:
     record(place, synthetic.run(0, ranks=2), world=3)
-    assert "Nothing was recorded of rank 2." in report_of(place).notes
+    assert "No steps were recorded on rank 2." in report_of(place).notes
 
 
 def test_what_was_cut_off_in_the_middle_of_a_frame_is_passed_over(place: Storage, tmp_path: Path) -> None:
@@ -79,17 +79,17 @@ def test_what_ranks_told_of_themselves_reaches_the_report(place: Storage) -> Non
 def test_a_run_that_recorded_nothing_and_an_attempt_that_is_not_there_are_refused_in_words(
     place: Storage,
 ) -> None:
-    with pytest.raises(StorageError, match="Nothing was recorded of the steps"):
+    with pytest.raises(StorageError, match="has no recorded steps"):
         read(place)
     record(place, synthetic.run(0))
-    with pytest.raises(StorageError, match=r"attempt 3 .* It has 0\."):
+    with pytest.raises(StorageError, match=r"no recorded steps of attempt 3, only of 0\."):
         read(place, 3)
 
 
 def test_a_long_run_is_judged_by_its_newest_steps_that_all_ranks_have(
     place: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_module, "_JUDGED", 200)
+    monkeypatch.setattr(recorded_module, "_RECORDS_LIMIT", 200)
     steps = synthetic.run(3, steps=400)
     record(place, steps)
     longer = TelemetryStore(place, 2)  # rank 0 goes on alone
@@ -99,5 +99,5 @@ def test_a_long_run_is_judged_by_its_newest_steps_that_all_ranks_have(
     longer.close()
     report = report_of(place, "long")
     assert report.steps == 100
-    assert "It is judged by the newest 100 of 800 steps that were kept." in report.notes
+    assert "Findings are based on the newest 100 of 800 recorded steps." in report.notes
     assert len(read(place).steps) == 400

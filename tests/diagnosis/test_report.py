@@ -255,7 +255,7 @@ def test_a_finder_that_fails_costs_only_its_findings(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stragglers, "find", fail)
     report = diagnose(synthetic.run(0, synthetic.bound(phases.INPUT, 0.05)))
     assert [one.kind for one in report.findings if one.severity != "info"] == ["input_bound"]
-    assert "late ranks could not be looked for (ZeroDivisionError: by nothing)" in report.notes[0]
+    assert "The check of late ranks failed (ZeroDivisionError: by nothing)" in report.notes[0]
     assert not any(one.kind == "healthy" for one in diagnose(synthetic.run(0)).findings)
 
 
@@ -334,7 +334,7 @@ def test_the_card_says_what_is_wrong_what_to_do_and_where_the_time_went() -> Non
 
 
 def test_an_empty_report_is_a_card_too() -> None:
-    assert render(Report()) == "diagnosis: nothing to act on (0 steps, 0 ranks)"
+    assert render(Report()) == "diagnosis: no action needed (0 steps, 0 ranks)"
 
 
 _words = st.text("abcdefg ", max_size=400).map(lambda text: f"x{text}")

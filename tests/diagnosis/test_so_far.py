@@ -157,7 +157,7 @@ def test_where_the_run_is_kept_out_of_reach_a_rank_is_told_of_itself() -> None:
     final = run(0, is_kept_elsewhere=True)
     assert final["steps"] == 2 * STEPS
     assert [rank["rank"] for rank in final["ranks"]] == [0]
-    assert "Of rank 0 only" in final["notes"][0]
+    assert "Only rank 0 is covered" in final["notes"][0]
 
 
 def test_a_rank_that_is_not_traced_is_told_nothing() -> None:

@@ -174,7 +174,7 @@ def _printed(command: Callable[..., None], **arguments: Any) -> Callable[[Path, 
         out.flush()
         text: str = out.buffer.getvalue().decode("utf-8", "backslashreplace")
         # Other runs of this machine are none of these.
-        return "".join(line for line in text.splitlines(keepends=True) if " is under way at " not in line)
+        return "".join(line for line in text.splitlines(keepends=True) if " is running at " not in line)
 
     return read
 

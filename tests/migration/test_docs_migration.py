@@ -86,7 +86,7 @@ def test_the_options_of_remote_without_effect_are_those_that_the_code_names() ->
 
 
 def test_no_name_is_missing_as_the_guide_says() -> None:
-    (sentence,) = re.findall(r"^No name of (.*) is missing\.$", section("What is not there"), re.M)
+    (sentence,) = re.findall(r"^No name of (.*) is missing\.$", section("Missing features"), re.M)
     complete = re.findall(r"`ray\.(train[\w.]*)`", sentence)
     assert {"train", "train.torch", "train.lightning", "train.xgboost"} <= set(complete)
     for theirs in complete:
@@ -95,7 +95,7 @@ def test_no_name_is_missing_as_the_guide_says() -> None:
 
 
 def test_its_modules_that_are_not_there_are_not_there() -> None:
-    names = re.findall(r"`ray\.((?:train\.)?\w+)`", first_cells("What is not there"))
+    names = re.findall(r"`ray\.((?:train\.)?\w+)`", first_cells("Missing features"))
     assert names
     for name in names:
         ours = "powertrain." + name.removeprefix("train.")

@@ -96,7 +96,7 @@ def test_three_runs_and_one_gpu_whose_holder_is_killed(start: Start, stories: An
         "first ends",
     ]
     assert json.loads((stories.root / "outcome-0.json").read_text())["metrics"] == {"epoch": 1}, "it went on"
-    assert second.output.count("slots are there, waiting for 1 GPU held by run first") == 1, second.output
+    assert second.output.count("slots are available, waiting for 1 GPU held by run first") == 1, second.output
 
 
 def test_a_run_whose_time_in_the_line_is_over_ends_with_what_it_lacked(

@@ -120,7 +120,7 @@ def test_findings_are_said_while_a_run_goes_on(
     from powertrain.diagnosis import live, recorded
 
     looks: list[int] = []
-    monkeypatch.setattr(live, "EVERY", 0.3)
+    monkeypatch.setattr(live, "ANALYSIS_INTERVAL_S", 0.3)
     found = recorded.report_of
 
     def counted(*args: Any) -> Any:

@@ -127,7 +127,7 @@ def test_a_run_that_is_stopped_saves_at_its_boundary_and_fit_returns(
     result = RunResult.from_path(stories.storage / "interrupted")
     assert re.fullmatch(rf"powertrain stop, asked by .+@.+ pid {os.getpid()}", result.reason)
     assert result.checkpoint is not None
-    assert f"The same script goes on from {Path(result.checkpoint.path).name}" in stopped.output
+    assert f"Start the same script again to resume from {Path(result.checkpoint.path).name}" in stopped.output
     stories.assert_nothing_left()
 
     again = at_another_terminal("stop", str(stories.storage / "interrupted"))
@@ -167,4 +167,4 @@ def test_stacks_name_the_line_and_stop_now_ends_a_loop_that_never_comes_to_a_bou
     assert driver.outcome()["state"] == "stopped"
     kept = at_another_terminal("stacks", str(stories.storage / "killed"))
     assert kept.exit_code == 1
-    assert "No stacks were kept" in kept.output
+    assert "It has no saved stacks" in kept.output

@@ -79,7 +79,7 @@ def test_the_two_ways_to_say_how_to_trace_must_agree() -> None:
     assert with_trace(RunConfig(trace=config), None).trace == config
     assert with_trace(RunConfig(trace=config), TraceMLRayConfig(session_id="a")).trace == config
     for other in (TraceMLRayConfig(session_id="b"), False):
-        with pytest.raises(ConfigError, match="say different things of the same run"):
+        with pytest.raises(ConfigError, match="contradict each other"):
             with_trace(RunConfig(trace=other), config)
     with pytest.raises(ConfigError, match="traceml_config got 'summary'"):
         with_trace(None, "summary")  # type: ignore[arg-type]

@@ -693,7 +693,7 @@ def test_a_mapped_ring_is_readable_while_another_process_writes_and_after_it_is_
 
 
 def test_something_else_is_refused_as_a_ring() -> None:
-    with pytest.raises(ValueError, match="no ring of steps"):
+    with pytest.raises(ValueError, match="not a step ring"):
         read_ring(b"something else entirely, of some length")
     with pytest.raises(ValueError, match="cannot hold two steps"):
         Recorder(bytearray(ring_size(1)))

@@ -169,7 +169,7 @@ def test_a_stopped_process_is_said_to_be_stopped(program: Callable[[str], Progra
     if way == "signal":
         assert (seen.threads, seen.remark) == (
             [],
-            "Its state is 'stopped', in which a process cannot say what it is doing.",
+            "Its state is 'stopped', in which the stacks of a process cannot be read.",
         )
     else:
         assert running.is_at(seen, "time.sleep(60)")
@@ -217,9 +217,7 @@ def test_a_child_without_the_handler_is_not_ended_by_being_looked_at(
     child = running.says()
     (seen,) = running.children()
     assert (seen.pid, seen.title, seen.threads) == (child, "sleep", [])
-    assert (
-        seen.remark == "It was not forked from a rank that can be asked, so it cannot say what it is doing."
-    )
+    assert seen.remark == "It was not forked from a rank that can dump stacks, so its stacks cannot be read."
     assert processes.state(child) == "sleeping"
 
 

@@ -30,7 +30,7 @@ def test_every_block_of_the_guide_runs(tmp_path: Path) -> None:
 
 
 def test_its_table_of_spaces_names_every_distribution() -> None:
-    table = GUIDE.read_text("utf-8").partition("## Spaces")[2].partition("```")[0]
+    table = GUIDE.read_text("utf-8").partition("## Search spaces")[2].partition("```")[0]
     told = set(re.findall(r"`tune\.(\w+)\(", table))
     there = {name for name in tune.__all__ if name.islower() and ("uniform" in name or "rand" in name)}
     assert told == there | {"choice", "sample_from", "grid_search"}

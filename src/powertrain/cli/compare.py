@@ -1,4 +1,4 @@
-"""``powertrain compare``: is one run faster than another; for people, and by its exit code for CI."""
+"""``powertrain compare``: compare the speed of two runs, with an exit code for CI."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from powertrain.cli.common.output import print_json, print_text
 
 def compare(
     first: Annotated[str, typer.Argument(help="The run to compare with: its name, path or address.")],
-    second: Annotated[str, typer.Argument(help="The run that is judged.")],
+    second: Annotated[str, typer.Argument(help="The run to judge.")],
     storage: arguments.Storage = "",
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
-    """Say whether the second run is better, worse or the same. Exits with 3 where it is worse, 4 where none can say."""
+    """Compare the step times of two runs. Exits with 3 if the second is slower, with 4 if there are too few steps."""
     from powertrain.diagnosis.compare import compare as compared
     from powertrain.diagnosis.compare import render_comparison
     from powertrain.diagnosis.recorded import read

@@ -1,4 +1,4 @@
-"""``powertrain diagnose``: why a run is slow, from what its directory has recorded."""
+"""``powertrain diagnose``: why a run is slow, from the telemetry in its directory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ def diagnose(
     run: arguments.Run,
     storage: arguments.Storage = "",
     attempt: arguments.Attempt = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print what final_summary.json holds instead.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the content of final_summary.json.")] = False,
 ) -> None:
-    """Say why a run is slow: findings, what to do about them, and where the time went."""
+    """Find out why a run is slow: findings with remedies, and the time of each phase."""
     from powertrain.diagnosis.recorded import report_of
     from powertrain.diagnosis.report import render
 

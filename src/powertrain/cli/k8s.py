@@ -18,32 +18,32 @@ k8s = typer.Typer(help="Run a training script on Kubernetes.", no_args_is_help=T
 
 
 def _option(help: str, *names: str, **more: Any) -> Any:
-    """An option whose default, where there is one worth showing, its help says."""
+    """Return an option whose help text names its default."""
     return typer.Option(*names, help=help, show_default=False, **more)
 
 
-# The options of ``render``: what each is, apart from how they are put together.
-Script = Annotated[str, typer.Argument(help="The training script, a file of this machine.")]
+# The options of ``render``.
+Script = Annotated[str, typer.Argument(help="The training script, a file on this machine.")]
 Arguments = Annotated[
     list[str] | None, typer.Argument(help="Arguments of the script, after '--'.", show_default=False)
 ]
-Image = Annotated[str, _option("Image with Powertrain, Ray and what the script imports.")]
+Image = Annotated[str, _option("Image with Powertrain, Ray and the modules that the script imports.")]
 Storage = Annotated[
     str,
     _option("Where checkpoints go: pvc:200Gi (a new claim), claim:NAME, or s3://, gs://, az:// and a path."),
 ]
-StorageClass = Annotated[str, _option("Storage class of the new claim; the cluster's default when left out.")]
-FsGroup = Annotated[
-    int | None, _option("Group that the volume is given to, for images whose user is not root.")
-]
-Workers = Annotated[int, _option("Workers that the job has room for (1).", min=1)]
+StorageClass = Annotated[str, _option("Storage class of the new claim; the cluster's default when omitted.")]
+FsGroup = Annotated[int | None, _option("Group that owns the volume, for images whose user is not root.")]
+Workers = Annotated[int, _option("Number of workers that the job reserves resources for (1).", min=1)]
 WorkersPerNode = Annotated[int, _option("Workers that share one pod (1).", min=1)]
 GpusPerWorker = Annotated[int, _option("GPUs of one worker (0).", min=0)]
 Cpus = Annotated[str, _option("CPUs of one worker (4).")]
 Memory = Annotated[str, _option("Memory of one worker (16Gi).")]
 HeadCpus = Annotated[str, _option("CPUs of the head, which runs the script and no worker (2).")]
 HeadMemory = Annotated[str, _option("Memory of the head (8Gi).")]
-Deadline = Annotated[str, _option("End an attempt after this time: 3600, 90m, 12h, 2d. Never when left out.")]
+Deadline = Annotated[
+    str, _option("End an attempt after this time: 3600, 90m, 12h, 2d. No limit when omitted.")
+]
 Ttl = Annotated[str, _option("How long the cluster stays after the job's end (10m).")]
 Retries = Annotated[int | None, _option("Starts in a new cluster after a failure (2; 0 in InteractiveMode).")]
 SubmissionMode = Annotated[
@@ -51,8 +51,8 @@ SubmissionMode = Annotated[
     _option(f"How KubeRay starts the script: {', '.join(kubernetes_options.SUBMISSION_MODES)} (K8sJobMode)."),
 ]
 Queue = Annotated[str, _option("Kueue's local queue to wait in.")]
-Name = Annotated[str, _option("The job's name; made of the script's when left out.")]
-Namespace = Annotated[str, _option("Namespace; kubectl's own when left out.")]
+Name = Annotated[str, _option("The job's name; derived from the script's when omitted.")]
+Namespace = Annotated[str, _option("Namespace; kubectl's own when omitted.")]
 Env = Annotated[list[str] | None, _option("KEY=VALUE for the environment of head and workers; repeatable.")]
 EnvFromSecret = Annotated[
     list[str] | None, _option("Secret whose entries become environment variables; repeatable.")
@@ -65,7 +65,7 @@ NodeSelector = Annotated[
 ScriptInImage = Annotated[
     bool, _option("SCRIPT is a path in the image; nothing is read here.", "--script-in-image")
 ]
-Output = Annotated[Path | None, _option("File to write; the terminal when left out.", "--output", "-o")]
+Output = Annotated[Path | None, _option("File to write; stdout when omitted.", "--output", "-o")]
 
 
 @k8s.callback()
@@ -103,7 +103,7 @@ def render(
     script_in_image: ScriptInImage = False,
     output: Output = None,
 ) -> None:
-    """Write the YAML of a RayJob that runs SCRIPT, with its claim and its script."""
+    """Write the YAML of a RayJob that runs SCRIPT, with its volume claim and its script."""
     options = RayJobOptions(
         name=name or kubernetes_options.name_for(script),
         script=ImageScript(script) if script_in_image else carried_script(Path(script)),
@@ -134,7 +134,7 @@ def render(
 
 
 def carried_script(path: Path) -> CarriedScript:
-    """The script at ``path``; raises :class:`ConfigError` where it cannot be read or needs files beside it."""
+    """Return the script at ``path``; raises :class:`ConfigError` if it cannot be read or imports files beside it."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -154,7 +154,7 @@ def carried_script(path: Path) -> CarriedScript:
 
 
 def _modules_beside(script: Path) -> set[str]:
-    """The modules that Python would find in the script's directory, but for the script."""
+    """Return the modules in the script's directory, without the script."""
     files = {entry.stem for entry in script.absolute().parent.glob("*.py")}
     packages = {entry.parent.name for entry in script.absolute().parent.glob("*/__init__.py")}
     return (files - {script.stem}) | packages

@@ -1,4 +1,4 @@
-"""``powertrain logs``: what the ranks of a run wrote, and what they are writing."""
+"""``powertrain logs``: output of the ranks of a run, also while they write."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from powertrain.engine.registry import recorded_traits
 from powertrain.errors import StorageError
 from powertrain.terminal.text import rank_list
 
-#: Seconds between two looks: at files of this machine, and at those of a storage that is asked over a network.
-_LOOK_EVERY = 0.2
-_ASK_EVERY = 3.0
+#: Seconds between two reads: of files of this machine, and of remote storage.
+_LOCAL_POLL_INTERVAL_S = 0.2
+_REMOTE_POLL_INTERVAL_S = 3.0
 
 
 def logs(
@@ -33,25 +33,23 @@ def logs(
     rank: arguments.Ranks = None,
     attempt: Annotated[
         int | None,
-        typer.Option(help="Which attempt; the newest when left out.", show_default=False, min=0),
+        typer.Option(help="Attempt to print; the newest when omitted.", show_default=False, min=0),
     ] = None,
     all_attempts: Annotated[
         bool, typer.Option("--all-attempts", help="Every attempt, oldest first.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is written, until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Print new output until the run ends.")
     ] = False,
     grep: Annotated[
-        str, typer.Option(help="Only lines in which this regular expression is found.", show_default=False)
+        str, typer.Option(help="Only lines that match this regular expression.", show_default=False)
     ] = "",
     lines: Annotated[
         int | None,
-        typer.Option(
-            "--lines", "-n", help="Only the last so many lines of each rank.", show_default=False, min=0
-        ),
+        typer.Option("--lines", "-n", help="Only the last N lines of each rank.", show_default=False, min=0),
     ] = None,
 ) -> None:
-    """Print what the ranks of a run wrote: the newest attempt, rank by rank."""
+    """Print the output of the ranks of a run: the newest attempt, rank by rank."""
     if attempt is not None and all_attempts:
         raise typer.BadParameter("--attempt and --all-attempts exclude each other. Leave one of them out.")
     ranks, pattern = parse_ranks(rank or ()), _pattern(grep)
@@ -75,7 +73,7 @@ def _pattern(text: str) -> re.Pattern[str] | None:
 
 
 class _View:
-    """What is printed of one run."""
+    """The printed output of one run."""
 
     def __init__(
         self, found: FoundRun, files: LogFiles, ranks: Sequence[int], pattern: re.Pattern[str] | None
@@ -89,25 +87,25 @@ class _View:
         self._shown = -1
 
     def print_all(self, attempt: int | None, *, all_attempts: bool, last: int | None) -> None:
-        """What there is now."""
+        """Print the current output."""
         self._watch.look()
         there = self._logs()
         if not all_attempts and attempt is None:
             attempt = max((log.attempt for log in there), default=None)
         chosen = [log for log in there if all_attempts or log.attempt == attempt]
         if not chosen:
-            raise StorageError(self._nothing(attempt))
+            raise StorageError(self._explain_no_logs(attempt))
         self._read(chosen, last, is_over=True, headed=all_attempts)
 
     def _has_no_logs(self) -> bool:
-        """Whether ranks print to the terminal that they were started in."""
+        """Return whether ranks print to the terminal that they were started in."""
         return not recorded_traits(self._watch.engine).owns_processes
 
     def follow(self, attempt: int | None, *, all_attempts: bool, last: int | None) -> None:
-        """What there is, and what comes, until the run or the only attempt that was asked for is over."""
+        """Print current and new output until the run or the requested attempt has ended."""
         self._watch.look()
         if self._has_no_logs() and not self._files.list():
-            raise StorageError(self._nothing(attempt))
+            raise StorageError(self._explain_no_logs(attempt))
         newest = attempt if attempt is not None else max(0, self._watch.run.attempt)
         number = 0 if all_attempts else newest
         while True:
@@ -126,8 +124,12 @@ class _View:
             print_line(self._watch.ending(), err=True)
 
     def _pause(self, took: float) -> None:
-        """Looking at thousands of files takes a while, and should not take the most of the time."""
-        time.sleep(max(_LOOK_EVERY, min(5 * took, _ASK_EVERY)) if self._files.are_near else _ASK_EVERY)
+        """Sleep until the next read; longer if listing thousands of files takes long."""
+        time.sleep(
+            max(_LOCAL_POLL_INTERVAL_S, min(5 * took, _REMOTE_POLL_INTERVAL_S))
+            if self._files.are_near
+            else _REMOTE_POLL_INTERVAL_S
+        )
 
     def _logs(self, attempt: int | None = None) -> list[LogFile]:
         return [log for log in self._files.list(attempt) if not self._ranks or log.rank in self._ranks]
@@ -149,24 +151,22 @@ class _View:
             lines = [for_terminal(line) for line in lines]
         self._stream.write(b"".join(prefix + line + b"\n" for line in lines))
 
-    def _nothing(self, attempt: int | None) -> str:
-        """Why there is nothing to print."""
+    def _explain_no_logs(self, attempt: int | None) -> str:
+        """Return the reason why there is nothing to print."""
         there = self._files.list()
         if not there:
             where = f"The run {self._found.name!r} has no log files"
             if self._has_no_logs():
                 return (
-                    f"{where}: with the engine {self._watch.engine!r} what a rank prints goes to the terminal that it "
-                    "was started in."
+                    f"{where}: with the engine {self._watch.engine!r} ranks print to the terminal that they "
+                    "were started in."
                 )
             return f"{where} yet: no rank has been started."
         has = [log for log in there if attempt is None or log.attempt == attempt]
         if not has:
             attempts = sorted({log.attempt for log in there})
-            return (
-                f"The run {self._found.name!r} has no logs of attempt {attempt}: it has those of {attempts}."
-            )
+            return f"The run {self._found.name!r} has no logs of attempt {attempt}, only of {attempts}."
         return (
-            f"The run {self._found.name!r} has no logs of {rank_list(self._ranks)} in attempt {has[-1].attempt}: it "
-            f"has those of {rank_list(log.rank for log in has)}."
+            f"The run {self._found.name!r} has no logs of {rank_list(self._ranks)} in attempt {has[-1].attempt}, "
+            f"only of {rank_list(log.rank for log in has)}."
         )

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def ls(
     storage: Annotated[
-        str, typer.Argument(help="Storage path; the default one when left out.", show_default=False)
+        str, typer.Argument(help="Storage path; the default storage path when omitted.", show_default=False)
     ] = "",
 ) -> None:
-    """List the sweeps and runs of a storage path, newest first. Of a sweep: its trials, which are runs."""
+    """List the sweeps and runs of a storage path, newest first; of a sweep, its trials."""
     place = open_storage(storage or default_storage())
     elsewhere = {real_path(one.card.path): one for one in protocol.live_runs(*runtime_roots())}
     going = set(elsewhere)
@@ -47,13 +47,13 @@ def ls(
         print_line(f"There are no runs in {without_secrets(place.uri)}.")
     own = {real_path(place.child(name).uri) for name in of_sweeps}
     for path, one in sorted(elsewhere.items()):
-        if os.path.dirname(path) not in going | own:  # no trial of a sweep that is told of
+        if os.path.dirname(path) not in going | own:  # not a trial of a listed sweep
             where = without_secrets(one.card.path)
-            print_line(f"{one.card.name} is under way at {where} (pid {one.card.pid}).")
+            print_line(f"{one.card.name} is running at {where} (pid {one.card.pid}).")
 
 
 def _print_sweeps(place: Storage, names: Sequence[str], live: dict[str, protocol.LiveRun]) -> None:
-    """Print a table of sweeps; those under way are taken out of ``live``."""
+    """Print a table of sweeps; live ones are removed from ``live``."""
     from powertrain.cli.common import sweeps
     from powertrain.cli.common.finding import FoundRun
 
@@ -78,7 +78,7 @@ def _print_table(runs: Sequence[RunSummary]) -> None:
     for column in ("rows", "workers", "attempts"):
         table.add_column(column, justify="right")
     table.add_column("started")
-    table.add_column("under way")
+    table.add_column("process")
     now = time.time()
     for run in runs:
         if run.state == UNREADABLE:

@@ -1,4 +1,4 @@
-"""``powertrain``: the command and its verbs. Errors of ours end in one sentence, without a traceback."""
+"""``powertrain``: the command and its verbs. Powertrain's errors are printed without a traceback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from powertrain.version import __version__
 
 app = typer.Typer(
     name="powertrain",
-    help="Run scripts, look at Powertrain runs, and change those under way.",
+    help="Run training scripts; inspect, stop and resize runs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -45,8 +45,8 @@ app.add_typer(trace, name="trace")
 app.add_typer(k8s, name="k8s")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print_line(f"powertrain {__version__}")
         raise typer.Exit
 
@@ -58,11 +58,11 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Run scripts, look at Powertrain runs, and change those under way."""
+    """Run training scripts; inspect, stop and resize runs."""
 
 
 def main() -> None:
-    """The entry of the console script."""
+    """Run the console script."""
     try:
         app()
     except PowertrainError as error:
@@ -76,6 +76,6 @@ def main() -> None:
             f"Error: {error.strerror or error}{which}. Check the path and its permissions.", err=True
         )
         sys.exit(1)
-    except Exception:  # a fault of ours: its traceback may quote any string of a run
+    except Exception:  # a bug of ours: its traceback may quote any string of a run
         print_message(traceback.format_exc(), err=True)
         sys.exit(1)

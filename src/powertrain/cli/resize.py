@@ -1,4 +1,4 @@
-"""``powertrain resize``: another number of workers for a run that is under way."""
+"""``powertrain resize``: change the number of workers of a live run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from powertrain.run.remote import protocol
 
 def resize(
     run: arguments.Run,
-    workers: Annotated[int, typer.Argument(help="How many workers it should go on with.", min=1)],
+    workers: Annotated[int, typer.Argument(help="New number of workers.", min=1)],
     storage: arguments.Storage = "",
 ) -> None:
     """Change the number of workers of an elastic run, at its next checkpoint."""

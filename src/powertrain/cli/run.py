@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from powertrain.config.scaling import ScalingConfig
     from powertrain.torch.launcher import Program
 
-#: What a shell calls the ends by Ctrl-C and by SIGTERM.
+#: Exit codes after Ctrl-C and after SIGTERM.
 _INTERRUPTED, _PREEMPTED = 130, 143
 _ENGINES = ("auto", "local", "ray")
 
@@ -39,20 +39,21 @@ def run(
     name: Annotated[
         str | None,
         typer.Option(
-            help="Name of the run. When left out, one of the script's name and the time.", show_default=False
+            help="Name of the run; the script's name and the time when omitted.", show_default=False
         ),
     ] = None,
     storage_path: Annotated[
         str | None,
         typer.Option(
-            "--storage-path", "--storage", help="Where the run is kept; the default when left out.", show_default=False
+            "--storage-path", "--storage", show_default=False,
+            help="Storage path of the run; the default storage path when omitted.",
         ),
     ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
             "--max-restarts", "--max_restarts", min=-1,
-            help="How often all ranks are started again after a failure; -1 for any number.",
+            help="Restarts of all ranks after failures; -1 for no limit.",
         ),
     ] = 0,
     engine: Annotated[str, typer.Option(help="auto, local (this machine) or ray (a cluster).")] = "auto",
@@ -63,7 +64,7 @@ def run(
         bool | None,
         typer.Option(
             "--use-gpu/--no-gpu",
-            help="A GPU for each rank, or none. When left out: one, if this machine has as many.",
+            help="One GPU per rank, or none. When omitted: one, if this machine has enough.",
             show_default=False,
         ),
     ] = None,
@@ -72,14 +73,14 @@ def run(
         typer.Option(help="Seconds without progress after which a rank counts as failed.", show_default=False),
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace/--no-trace", help="Record where the time goes, and diagnose it at the end.")
+        bool, typer.Option("--trace/--no-trace", help="Trace the steps, and print a diagnosis at the end.")
     ] = True,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
 ) -> None:  # fmt: skip
-    """Run a torchrun script unchanged, with restarts, logs, hang verdicts and a diagnosis. Its exit code is the run's.
+    """Run a torchrun script unchanged, with restarts, logs, hang detection and a diagnosis. Exits with its exit code.
 
-    Each rank is told what torchrun would tell it (RANK, WORLD_SIZE, MASTER_ADDR, ...) and sets up its process group
-    itself. Options for powertrain come before the script; what follows it is the script's.
+    Each rank gets the environment of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...) and sets up its process group
+    itself. Options for powertrain come before the script; everything after it is passed to the script.
     """
     from powertrain.config.failure import FailureConfig
     from powertrain.config.run import RunConfig
@@ -118,7 +119,7 @@ def _fit(program: Program, scaling: ScalingConfig, run_config: RunConfig) -> int
 
 
 def _exit_code(error: WorkerGroupError) -> int:
-    """The exit code of the rank that failed first, and not because of another."""
+    """Return the exit code of the rank that failed first and not because of another."""
     failures = [getattr(failed, "failure", None) for failed in error.worker_failures.values()]
     known = [failure for failure in failures if failure is not None]
     first = next((failure for failure in known if not failure.secondary), known[0] if known else None)
@@ -153,7 +154,7 @@ def _scaling(nproc: str, engine: str, address: str | None, use_gpu: bool | None)
 
 
 def _worker_count(nproc: str, gpus: int) -> int:
-    """The number of ranks that ``--nproc`` names, as torchrun reads it."""
+    """Return the number of ranks of ``--nproc``, as torchrun parses it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if nproc in ("gpu", "cpu", "auto"):
         count = {"gpu": gpus, "cpu": cores, "auto": gpus or cores}[nproc]

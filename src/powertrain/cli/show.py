@@ -35,11 +35,11 @@ from powertrain.worker.data.shards import in_words, positions_in
 def show(
     run: arguments.Run,
     storage: arguments.Storage = "",
-    json: Annotated[bool, typer.Option("--json", help="Print what is known as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show one run: state, what it is doing, attempts, checkpoints, last metrics, what was found, failures.
+    """Show one run: state, progress, attempts, checkpoints, last metrics, diagnosis, failures.
 
-    Of a sweep: what was searched for, its trials, and the best of them.
+    Of a sweep: its search space, its trials, and the best of them.
     """
     found = find_run_or_sweep(run, storage)
     if found.is_sweep:
@@ -50,7 +50,7 @@ def show(
     name, place, uri = found.name, found.place, without_secrets(found.place.uri)
     events = RunWatch(found).look()
     if not events:
-        raise StorageError(f"Nothing is known of the run at {uri}: it has no journal.")
+        raise StorageError(f"The run at {uri} cannot be shown: it has no journal.")
     last = reading.last_of_rank(place, journal.replay(events), 0) or {}
     stands = how_it_stands(found.live) if found.live is not None else None
     findings = _findings(place, name)
@@ -71,13 +71,13 @@ def describe(
     findings: Sequence[str] = (),
     stands: protocol.Description | None = None,
 ) -> list[str]:
-    """The run in lines of text; ``stands`` is what it says of itself while it is under way on this machine."""
+    """Return the run as lines of text; ``stands`` is the status of a live run on this machine."""
     reason = journal.replay(events).reason
     lines = [
         f"run       {summary.name}",
         f"path      {uri}",
         f"state     {summary.state}" + (f": {reason}" if reason else ""),
-        f"started   {ago(summary.started, now)}, went on for {duration(summary.seconds)}",
+        f"started   {ago(summary.started, now)}, ran for {duration(summary.seconds)}",
         f"workers   {summary.world_size}",
         f"rows      {summary.rows}",
     ]
@@ -99,23 +99,23 @@ def describe(
 
 
 def _queue(events: Sequence[ev.Event]) -> list[str]:
-    """What a run that has no room yet waits for."""
+    """Return the resources that a queued run waits for."""
     kinds = (ev.SlotsWaited, ev.SlotsRequested, ev.AttemptStarted, ev.Ended)
     newest = next((event for event in reversed(events) if isinstance(event, kinds)), None)
     return [f"queue     {newest.reason}"] if isinstance(newest, ev.SlotsWaited) else []
 
 
 def _now(stands: protocol.Description) -> list[str]:
-    """What a run under way is doing."""
+    """Return the current activity of a live run."""
     row = f"row {stands.row}, {duration(stands.row_age)} ago" if stands.row_age >= 0 else "no row yet"
     lines = [f"now       {row}"]
     if stands.awaited:
         lines.append(f"waiting   for {rank_list(stands.awaited)} at row {stands.row + 1}")
     if stands.uploads:
         waiting = f"{counted(stands.uploads, 'checkpoint')} ({data_size(stands.upload_bytes)})"
-        lines.append(f"uploads   {waiting} on the way to storage for {duration(stands.upload_age)}")
+        lines.append(f"uploads   {waiting} uploading for {duration(stands.upload_age)}")
     if stands.debugged:
-        lines.append(f"debugger  holds {rank_list(stands.debugged)}")
+        lines.append(f"debugger  attached to {rank_list(stands.debugged)}")
     return lines
 
 
@@ -128,7 +128,7 @@ def as_json(
     findings: Sequence[str] = (),
     stands: protocol.Description | None = None,
 ) -> dict[str, Any]:
-    """The run for JSON: what :func:`describe` tells, for programs."""
+    """Return the content of :func:`describe` for JSON."""
     state = journal.replay(events)
     return {
         **asdict(summary),
@@ -149,9 +149,9 @@ def as_json(
 
 
 def _findings(place: Storage, name: str) -> list[str]:
-    """What is wrong with how the run spends its time, a line each; ``powertrain diagnose`` says all of it.
+    """Return the findings of the diagnosis, a line each; ``powertrain diagnose`` prints the full report.
 
-    Never raises: the rest of what is known of a run does not depend on it.
+    Never raises: the other sections do not depend on it.
     """
     from powertrain.diagnosis import final
 
@@ -160,12 +160,12 @@ def _findings(place: Storage, name: str) -> list[str]:
         if report is not None:
             return [f"{found.kind}: {found.summary}" for found in report.findings]
         place.modified(final.SUMMARY)
-        return [f"{final.SUMMARY} cannot be read, and nothing else was recorded of the run's steps"]
-    except FileNotFoundError:  # neither is there
+        return [f"{final.SUMMARY} cannot be read, and the run has no other record of its steps"]
+    except FileNotFoundError:  # neither exists
         return []
     except Exception as error:
         reason = " ".join(str(error).split())
-        return [f"what was recorded of the run's steps cannot be read: {type(error).__name__}: {reason}"]
+        return [f"the record of the run's steps cannot be read: {type(error).__name__}: {reason}"]
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
@@ -173,14 +173,14 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _starts(events: Sequence[ev.Event]) -> list[ev.StartupMeasured]:
-    """Where the seconds of each attempt's start went; journals of old do not tell it as a whole."""
+    """Return the start-up times of each attempt; old journals have them only in part."""
     return [
         event for event in events if isinstance(event, ev.StartupMeasured) and startup_report.is_told(event)
     ]
 
 
 def _attempts(events: Sequence[ev.Event]) -> list[str]:
-    """One line for each attempt: its size, where it began, how it ended."""
+    """Return one line for each attempt: its size, first row and end."""
     lines: dict[int, str] = {}
     current = -1
     for event in events:
@@ -210,7 +210,7 @@ def _unsaved(lost: UnsavedCheckpoint) -> str:
 
 
 def _notices(events: Sequence[ev.Event]) -> list[str]:
-    """What loomed: ends that were announced, and hangs, with what became of them."""
+    """Return preemption notices and hangs, with their outcome."""
     lines: list[str] = []
     for event in events:
         if isinstance(event, ev.Notified):
@@ -220,12 +220,12 @@ def _notices(events: Sequence[ev.Event]) -> list[str]:
             lines += [f"attempt {event.attempt}: {first}", *(f"  {line.strip()}" for line in rest)]
             lines.append(f"  all stacks: {event.stacks}")
         elif isinstance(event, ev.HangOver):
-            lines.append(f"  it moved again after {duration(event.seconds)}")
+            lines.append(f"  progress resumed after {duration(event.seconds)}")
     return lines
 
 
 def _failures(events: Sequence[ev.Event]) -> list[str]:
-    """Each attempt that ended badly, told as at the time."""
+    """Return the failure report of each failed attempt."""
     lines = []
     for event in events:
         if isinstance(event, ev.Failed):

@@ -1,4 +1,4 @@
-"""``powertrain stacks``: what every thread of every rank is doing at this moment."""
+"""``powertrain stacks``: stacks of all threads of every rank."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def stacks(
     run: arguments.Run,
     storage: arguments.Storage = "",
     rank: arguments.Ranks = None,
-    json: Annotated[bool, typer.Option("--json", help="Print all that was seen as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Say where every rank is, with the stacks of all its threads; of a run that is over, those that were kept."""
+    """Print the stacks of every rank's threads; of a run that has ended, those saved when it hung."""
     ranks, found = parse_ranks(rank or ()), find_run(run, storage)
     if found.live is None:
         _print_kept(found, json=json)
@@ -57,7 +57,7 @@ def stacks(
 def page(
     name: str, stands: protocol.Description | None, seen: Sequence[protocol.RankSeen], *, each: bool
 ) -> list[str]:
-    """First where everybody is, those at the same place together; then all threads of one of each, or of ``each``."""
+    """Return the location of every rank, grouped; then all threads of one rank per group, or of ``each`` rank."""
     groups = _by_place(seen)
     lines = [_headline(name, stands, seen)] if stands is not None else []
     for words, members in groups.items():
@@ -65,13 +65,13 @@ def page(
     for members in groups.values():
         for one in members if each else members[:1]:
             alike = [other.rank for other in members if other is not one]
-            first, *rest = text([_without_ours(process) for process in one.processes]).splitlines()
-            lines += ["", first if each or not alike else f"{first}, and so {rank_list(alike)}", *rest]
+            first, *rest = text([_drop_own_threads(process) for process in one.processes]).splitlines()
+            lines += ["", first if each or not alike else f"{first}; same for {rank_list(alike)}", *rest]
     return lines
 
 
-def _without_ours(process: ProcessStack) -> ProcessStack:
-    """Without the threads that are ours: they say nothing of the user's code, and are in what ``--json`` prints."""
+def _drop_own_threads(process: ProcessStack) -> ProcessStack:
+    """Return the process without Powertrain's own threads, which only ``--json`` prints."""
     threads = [thread for thread in process.threads if not thread.name.startswith("powertrain-")]
     return msgspec.structs.replace(process, threads=threads)
 
@@ -105,13 +105,13 @@ def _as_json(
 
 
 def _print_kept(found: FoundRun, *, json: bool) -> None:
-    """Of a run that cannot be asked: the newest stacks that were kept when it hung, of all ranks that answered then."""
+    """Print the newest saved stacks of a run that cannot be reached."""
     watch = RunWatch(found)
     watch.look()
     print_line(watch.ending() if watch.is_over else out_of_reach(found), err=True)
     newest = _newest_kept(found.place)
     if newest is None:
-        print_line("No stacks were kept of it: they are when a run hangs.", err=True)
+        print_line("It has no saved stacks: they are saved when a run hangs.", err=True)
         raise typer.Exit(1)
     kept = found.place.get(newest).decode("utf-8", "replace")
     if json:
@@ -119,7 +119,7 @@ def _print_kept(found: FoundRun, *, json: bool) -> None:
         print_json({"run": found.name, "path": path, "kept_in": newest, "kept": kept})
         return
     when = ago(found.place.modified(newest), time.time())
-    print_line(f"These were kept {when} in {newest}:", err=True)
+    print_line(f"Stacks saved {when} in {newest}:", err=True)
     print_line("", err=True)
     print_text(kept, end="")
 

@@ -1,4 +1,4 @@
-"""``powertrain stop``: the end of a run or sweep that is under way, as its own Ctrl-C would bring it about."""
+"""``powertrain stop``: stop a live run or sweep, as Ctrl-C in its own terminal does."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from powertrain.terminal.text import clock
 if TYPE_CHECKING:
     from powertrain.cli.common.sweeps import SweepWatch
 
-#: Seconds between two looks at the run; between two words about how long it takes, at a terminal.
-_LOOK_EVERY = 0.1
-_WORD_EVERY = 1.0
+#: Seconds between two reads of the journal, and between two updates of the status line at a terminal.
+_POLL_INTERVAL_S = 0.1
+_STATUS_INTERVAL_S = 1.0
 
 
 def stop(
     run: arguments.Run,
     storage: arguments.Storage = "",
     now: Annotated[
-        bool, typer.Option("--now", help="End it at once, wherever its ranks are, as a second Ctrl-C does.")
+        bool,
+        typer.Option(
+            "--now", help="End it at once, without waiting for a boundary, as a second Ctrl-C does."
+        ),
     ] = False,
     timeout: Annotated[
         float,
         typer.Option(
-            help="Seconds for it to come to its boundary; then it is ended. However long it takes when left out.",
+            help="Seconds to wait for its next boundary before it is ended; no limit when omitted.",
             show_default=False,
             min=0.0,
         ),
@@ -46,7 +49,7 @@ def stop(
 ) -> None:
     """Stop a run at its next boundary, with a checkpoint if its loop can save. Exits with 0 when it was stopped.
 
-    A sweep begins no more trials, and those under way stop in the same way. It can be continued.
+    A sweep starts no more trials, and its running trials stop in the same way. It can be resumed.
     """
     found = find_run_or_sweep(run, storage)
     watch = _watch_of(found)
@@ -54,7 +57,7 @@ def stop(
     if found.live is None:
         print_line(watch.ending() if watch.is_over else out_of_reach(found), err=True)
         raise typer.Exit(1)
-    answer = ask(found, protocol.StopRequest(by=_asker(), now=now, within=timeout))
+    answer = ask(found, protocol.StopRequest(by=_requester(), now=now, within=timeout))
     print_message(answer.message, err=not answer.ok)
     if not answer.ok:
         raise typer.Exit(1)
@@ -70,7 +73,7 @@ def _watch_of(found: FoundRun) -> RunWatch | SweepWatch:
     return SweepWatch(found)
 
 
-def _asker() -> str:
+def _requester() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -79,23 +82,23 @@ def _asker() -> str:
 
 
 def _wait(watch: RunWatch | SweepWatch, found: FoundRun) -> None:
-    """Wait for the end of the run or sweep, and say what comes of it; Ctrl-C leaves it to itself."""
-    began, word_at = time.monotonic(), _WORD_EVERY
+    """Wait for the end of the run or sweep and print it; after Ctrl-C it keeps stopping by itself."""
+    began, status_at = time.monotonic(), _STATUS_INTERVAL_S
     shows_time = sys.stderr.isatty()
     try:
         while True:
             for fact in watch.look():
-                _tell(fact, shows_time)
+                _print_fact(fact, shows_time)
             if watch.is_over:
                 break
             waited = time.monotonic() - began
-            if shows_time and waited >= word_at:
-                word_at = waited + _WORD_EVERY
+            if shows_time and waited >= status_at:
+                status_at = waited + _STATUS_INTERVAL_S
                 print_status(f"waiting for {found.name!r} to stop: {clock(waited)}")
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_INTERVAL_S)
     except KeyboardInterrupt:
         print_line("", err=True)
-        print_line(f"The {found.noun} {found.name!r} goes on to its end by itself.", err=True)
+        print_line(f"The {found.noun} {found.name!r} keeps stopping by itself.", err=True)
         raise typer.Exit(130) from None
     _clear_line(shows_time)
     was_stopped = watch.has_stopped
@@ -106,7 +109,7 @@ def _wait(watch: RunWatch | SweepWatch, found: FoundRun) -> None:
         print_line(text)
 
 
-def _tell(fact: object, shows_time: bool) -> None:
+def _print_fact(fact: object, shows_time: bool) -> None:
     if isinstance(fact, ev.Committed):
         _clear_line(shows_time)
         print_line(f"{fact.checkpoint} is committed (row {fact.row}).")

@@ -1,4 +1,4 @@
-"""``powertrain trace``: what the ranks of a run recorded, for other programs."""
+"""``powertrain trace``: export the recorded steps of a run for other tools."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from powertrain.cli.common.output import print_line
 from powertrain.errors import StorageError
 from powertrain.terminal.text import data_size
 
-#: Bytes of a trace above which viewers in a browser have their trouble with it.
+#: Bytes of a trace above which viewers in a browser are slow.
 _LARGE = 200 * 10**6
 
-trace = typer.Typer(help="What the ranks of a run recorded, for other programs.", no_args_is_help=True)
+trace = typer.Typer(help="Export the recorded steps of a run for other tools.", no_args_is_help=True)
 
 
 @trace.callback()
 def _verbs() -> None:
-    """What the ranks of a run recorded, for other programs."""
+    """Export the recorded steps of a run for other tools."""
 
 
 @trace.command()
@@ -31,15 +31,13 @@ def export(
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", help="File to write; RUN.trace.json when left out.", show_default=False
+            "--output", "-o", help="File to write; RUN.trace.json when omitted.", show_default=False
         ),
     ] = "",
     attempt: arguments.Attempt = None,
     last: Annotated[
         int | None,
-        typer.Option(
-            "--last", help="Only the newest so many steps; all when left out.", show_default=False, min=1
-        ),
+        typer.Option("--last", help="Only the newest N steps; all when omitted.", show_default=False, min=1),
     ] = None,
 ) -> None:
     """Write a run's steps as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing."""
@@ -69,6 +67,6 @@ def _too_large(size: int, steps: int) -> str:
     fitting = max(1, steps * _LARGE // size)
     fitting -= fitting % 10 ** (len(str(fitting)) - 1)
     return (
-        f"It has {data_size(size)}, and viewers are slow with more than {data_size(_LARGE)}. "
+        f"It takes {data_size(size)}, and viewers are slow above {data_size(_LARGE)}. "
         f"`--last {fitting}` writes only the newest {fitting:,} steps."
     )

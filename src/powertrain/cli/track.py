@@ -20,19 +20,19 @@ def track(
         typer.Option(
             "--tracker",
             "-t",
-            help="tensorboard, mlflow, wandb or csv, with settings from the environment, in place of those that the "
+            help="tensorboard, mlflow, wandb or csv, with settings from the environment, instead of those that the "
             "run was started with. May be repeated.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Send a run's points to its trackers, as far as they have not got them."""
+    """Send the metrics of a run that its trackers have not received yet."""
     from powertrain.trackers import upkeep
 
     found = find_run(run, storage)
     if found.live is not None:
         raise StorageError(
-            f"{found.name!r} is under way and sends its points itself. Use this when it has ended."
+            f"{found.name!r} is running and sends its metrics itself. Run this command when it has ended."
         )
     is_complete = True
     for line, is_done in upkeep.bring_up_to_date(found.place, tracker or [], _command(found)):

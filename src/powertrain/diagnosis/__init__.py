@@ -1,1 +1,1 @@
-"""Why a run is slow: from what its ranks recorded to findings in plain words. Pure: tables in, findings out."""
+"""Diagnosis of a run: from recorded steps and samples to findings. Pure: tables in, findings out."""

@@ -25,7 +25,7 @@ _NO_BREAK = "\u00a0"
 
 
 def render(report: Report, width: int = 100) -> str:
-    """At most :data:`LINES` lines of about ``width`` characters, without a line break at the end."""
+    """Return at most :data:`LINES` lines of about ``width`` characters, without a line break at the end."""
     width = max(width, _LEAST_WIDTH)
     table = _table(report)
     below = [*table, *_speed(report), *_notes(report.notes, width)]
@@ -40,17 +40,17 @@ def _head(report: Report) -> str:
     ranks = len(report.ranks)
     parts = [f"{report.steps:,} steps", f"{ranks} {'rank' if ranks == 1 else 'ranks'}"]
     if report.start_up_steps:
-        parts.append(f"the first {report.start_up_steps} set apart as start-up")
+        parts.append(f"the first {report.start_up_steps} excluded as start-up")
     title = f"diagnosis of {report.name}" if report.name else "diagnosis"
     return f"{title}: {verdict} ({', '.join(parts)})"
 
 
 def _calm(report: Report) -> str:
-    return "healthy" if any(one.kind == "healthy" for one in report.findings) else "nothing to act on"
+    return "healthy" if any(one.kind == "healthy" for one in report.findings) else "no action needed"
 
 
 def _findings(findings: Sequence[Finding], room: int, width: int) -> list[str]:
-    """As many as fit, the weightiest first; how many are left out is said."""
+    """Return as many findings as fit, the costliest first, and the number of the others."""
     lines: list[str] = []
     for place, finding in enumerate(findings):
         block = _finding(finding, width)
@@ -66,7 +66,7 @@ def _finding(finding: Finding, width: int) -> list[str]:
     if finding.action:
         lines += _wrapped(f"   do: {finding.action}", width, 3)
     if finding.echoes:
-        lines += _wrapped(f"   with it: {'; '.join(_echo(echo) for echo in finding.echoes)}", width, 1)
+        lines += _wrapped(f"   also explains: {'; '.join(_echo(echo) for echo in finding.echoes)}", width, 1)
     return lines
 
 
@@ -88,11 +88,11 @@ def _wrapped(text: str, width: int, most: int) -> list[str]:
 
 
 def _table(report: Report) -> list[str]:
-    """The phases with most of the time, and which rank is longest in each."""
+    """Return the phases with most of the time, and the slowest rank in each."""
     largest = sorted(report.phases, key=lambda time: -time.share)[:_PHASES]
     if not largest:
         return []
-    rows = [*_base(report), f"   {'phase':<11}{'mean':>10}{'share':>8}   longest on"]
+    rows = [*_base(report), f"   {'phase':<11}{'mean':>10}{'share':>8}   slowest"]
     for time in (time for time in report.phases if time in largest):
         by_rank = {
             rank.rank: _mean(part)
@@ -111,12 +111,12 @@ def _table(report: Report) -> list[str]:
 
 
 def _base(report: Report) -> list[str]:
-    """What all times and shares of the card are parts of."""
+    """Return the line about the mean step, the base of all times and shares."""
     step = report.mean_step_seconds
     if step <= 0:
         return []
     who = " of the slowest rank" if len(report.ranks) > 1 else ""
-    return [f"   a step{who} takes {words.seconds(step)} on average after start-up; shares are parts of it"]
+    return [f"   mean step{who} after start-up: {words.seconds(step)}; shares are relative to it"]
 
 
 def _mean(time: PhaseTime) -> float:

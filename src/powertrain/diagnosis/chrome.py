@@ -1,9 +1,8 @@
 """Steps as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing. Pure, and event by event.
 
 Each rank is a process of the trace, with a row of steps, a row of phases and, with a device, a row of phases there.
-Within a step only the time of each phase is known: phases are laid out in the order in which a loop usually comes
-through them. Ranks are laid beside each other by their own clocks. A step whose times on the device were not taken has
-none in that row: the usual ones are what its record holds, and not its own.
+Within a step only the time of each phase is known: phases are drawn in their usual order. Ranks are aligned by their
+own clocks. A step without measured device times has none in that row: its record holds the usual times, not its own.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _ORDER = (
     phases.OPTIMIZER,
 )
 _ON_DEVICE = tuple(phase for phase in _ORDER if phase in phases.ON_DEVICE)
-#: What is drawn as a curve: a field of samples, and its name.
+#: Fields of samples that are drawn as curves, and their names.
 _CURVES = {
     "cpu": "CPU cores busy",
     "rss": "process memory (MiB)",
@@ -74,7 +73,7 @@ def write(file: IO[bytes], steps: Iterable[StepTable], samples: Mapping[int, Sam
 
 
 def parts(steps: StepTable, size: int = _PART) -> Iterator[StepTable]:
-    """The same steps in parts of ``size``, in order."""
+    """Yield the steps in parts of ``size``, in order."""
     for start in range(0, len(steps), size):
         yield _rows(steps, slice(start, start + size))
 
@@ -82,7 +81,7 @@ def parts(steps: StepTable, size: int = _PART) -> Iterator[StepTable]:
 def newest(
     steps: StepTable, samples: Mapping[int, Samples], count: int
 ) -> tuple[StepTable, dict[int, Samples]]:
-    """The last ``count`` steps, and of each rank's samples those since the first of these began."""
+    """Return the last ``count`` steps, and each rank's samples since the first of these began."""
     kept = _rows(steps, slice(max(0, len(steps) - count), None))
     began = dict(zip(kept.ranks, kept.start[0].tolist(), strict=True)) if len(kept) else {}
     first = min(began.values(), default=-np.inf)
@@ -99,7 +98,7 @@ def _rows(steps: StepTable, rows: slice) -> StepTable:
 
 
 def events(steps: Iterable[StepTable], samples: Mapping[int, Samples] | None = None) -> Iterator[Event]:
-    """The events of a trace, with times in microseconds since the first step."""
+    """Yield the events of a trace, with times in microseconds since the first step."""
     rest = iter(steps)
     first = next(rest, None)
     samples = samples or {}
@@ -121,7 +120,7 @@ def _beginning(steps: StepTable | None, samples: Mapping[int, Samples]) -> float
 
 
 def _names(steps: StepTable, named: set[tuple[int, int]]) -> Iterator[Event]:
-    """The names of ranks and their rows that come up with these steps; adds them to ``named``."""
+    """Yield the names of new ranks and rows of these steps; adds them to ``named``."""
     has_device = _on_device(steps).sum(axis=(0, 2)) > 0
     for column, (rank, host) in enumerate(zip(steps.ranks, steps.hosts, strict=True)):
         if (rank, STEPS) not in named:
@@ -135,12 +134,12 @@ def _names(steps: StepTable, named: set[tuple[int, int]]) -> Iterator[Event]:
 
 
 def _as_usual(steps: StepTable) -> NDArray[np.bool_]:
-    """(steps, ranks): whether what is recorded of the device is not that step's own."""
+    """Return (steps, ranks): whether the recorded device times are usual times, not measured ones."""
     return (steps.flags & phases.AS_USUAL_ON_DEVICE).astype(bool)
 
 
 def _on_device(steps: StepTable) -> Floats:
-    """(steps, ranks, phases): what was measured there."""
+    """Return (steps, ranks, phases): measured device times."""
     device = np.maximum(_numbers(steps.device), 0.0)
     return np.where(_as_usual(steps)[:, :, None], 0.0, device)
 
@@ -191,7 +190,7 @@ def _span(rank: int, row: int, name: str, start: float, seconds: float) -> Event
 
 
 def _numbers(values: Floats) -> Floats:
-    """JSON knows neither infinity nor NaN."""
+    """Return values without infinity and NaN, which JSON lacks."""
     return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 

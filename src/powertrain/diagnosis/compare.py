@@ -1,12 +1,12 @@
-"""Two runs held against each other: is the second faster, slower or the same, and in which phase. Pure.
+"""Compare two runs: whether the second is faster, slower or the same, and in which phase. Pure.
 
-Of each run the steps after start-up are drawn again in blocks, many times; the ratio of the medians of the two gives an
-interval. A run is worse only when the whole interval lies beyond the difference that does not count (3 %). The same is
-done with the means, because what comes every few steps (a checkpoint, an evaluation) moves no median; single hiccups
-make that interval wide, and then it decides nothing.
+The steps of each run after start-up are resampled in blocks (bootstrap); the ratio of the medians of the two gives an
+interval. A run is worse only when the whole interval lies beyond the tolerance (3 %). The same is done with the means,
+because periodic work (a checkpoint, an evaluation) moves no median; single hiccups make that interval wide, and then it
+decides nothing.
 
-Swapped runs get swapped words: ratios are held as logarithms, both runs are drawn with the same seeds, and what does
-not count is a part of the faster run's time, whichever of the two that is.
+Swapped runs get swapped verdicts: ratios are kept as logarithms, both runs are drawn with the same seeds, and the
+tolerance is relative to the faster run's time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from powertrain.text.printable import escape_controls
 from powertrain.trace.recording import phases
 
 BETTER, SAME, WORSE, UNKNOWN = "better", "same", "worse", "unknown"
-#: What `powertrain compare` exits with, for CI. 1 is an error, 2 a wrong call.
+#: Exit codes of `powertrain compare`, for CI. 1 is an error, 2 a usage error.
 EXIT_CODES = {BETTER: 0, SAME: 0, WORSE: 3, UNKNOWN: 4}
-#: A difference that does not count, as a part of the faster run's time.
+#: The tolerated difference, relative to the faster run's time.
 TOLERANCE = 0.03
 _CONFIDENCE = 0.95
 _SURE = 0.99
@@ -45,13 +45,13 @@ _OTHER_BATCH = 0.01
 
 
 class PhaseChange(msgspec.Struct, frozen=True):
-    """What became of one phase."""
+    """The change of one phase."""
 
     phase: str
     #: Seconds of a step, or of a sample where those are compared; medians or means, as the comparison's.
     before: float
     after: float
-    #: Where the difference in seconds lies with 95 % confidence.
+    #: The 95 % confidence interval of the difference in seconds.
     low: float
     high: float
     verdict: str
@@ -62,18 +62,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     #: "better", "same", "worse"; "unknown" where a run has too few steps.
     verdict: str
-    #: What has decided it: "median", or "mean" where only that has changed.
+    #: The deciding statistic: "median", or "mean" if only that has changed.
     by: str = "median"
-    #: Part of the draws that agree with the verdict.
+    #: Share of the bootstrap samples that agree with the verdict.
     confidence: float = 0.0
-    #: Time of the second by that of the first (of what ``by`` says), and where that lies with 95 % confidence.
+    #: Time of the second divided by that of the first (by the statistic ``by``), and its 95 % confidence interval.
     ratio: float = 0.0
     low: float = 0.0
     high: float = 0.0
     #: Seconds of both, likewise.
     before: float = 0.0
     after: float = 0.0
-    #: What the seconds are of: "step", or "sample" where the two runs have batches of different sizes.
+    #: The unit of the seconds: per "step", or per "sample" if the two runs have batches of different sizes.
     per: str = "step"
     #: Phases, the one that changed most first.
     phases: tuple[PhaseChange, ...] = ()
@@ -92,11 +92,11 @@ class _Series(NamedTuple):
 
 
 class _Measure(NamedTuple):
-    """What a run's time is taken to be, and how sure a difference in it must be."""
+    """A statistic of a run's step times, and the confidence that a difference needs."""
 
     name: str
     rows: statistics.Statistic
-    #: Makes one value of each few of a long run, so that the measure stays what it is.
+    #: Condenses the values of a long run without changing the statistic.
     condensed: Callable[[Floats, int], Floats]
     confidence: float
 
@@ -104,16 +104,16 @@ class _Measure(NamedTuple):
         return float(self.rows(values[None, :])[0])
 
     def draws(self, values: Floats, seed: int) -> Floats:
-        """Of the run drawn again in blocks."""
+        """Return the statistic of bootstrap samples of the run."""
         kept = self.condensed(values, max(1, len(values) // _MOST_STEPS))
         return statistics.bootstrap(
             kept, self.rows, block=max(1, len(kept) // _BLOCKS), repeats=_REPEATS // len(_SEEDS), seed=seed
         )
 
     def draws_of_both(self, before: Floats, after: Floats) -> tuple[Floats, Floats]:
-        """To be held against each other one by one: swapped runs give the same pairs, swapped and in another order.
+        """Return pairs of bootstrap samples of both runs: swapped runs give the same pairs, swapped and reordered.
 
-        A pair never has one seed, because what both runs do at the same steps would be drawn together.
+        A pair never shares a seed, because steps at the same positions of both runs would be drawn together.
         """
         old, new = ([self.draws(run, seed) for seed in _SEEDS] for run in (before, after))
         return np.concatenate(old), np.concatenate(new[::-1])
@@ -128,7 +128,7 @@ _MEAN = _Measure("mean", statistics.row_means, statistics.window_means, _SURE)
 
 
 def compare(a: StepTable, b: StepTable, tolerance: float = TOLERANCE) -> Comparison:
-    """What ``b`` is against ``a``. Never raises, whatever the numbers are."""
+    """Compare ``b`` with ``a``. Never raises for any numbers."""
     first, second = settled(a), settled(b)
     if min(len(first.numbers), len(second.numbers)) < LEAST_STEPS or min(first.step, second.step) <= 0:
         return _unknown(first, second)
@@ -158,7 +158,7 @@ def compare(a: StepTable, b: StepTable, tolerance: float = TOLERANCE) -> Compari
 
 
 def _decide(before: Floats, after: Floats, tolerance: float) -> tuple[_Measure, Floats, str]:
-    """The measure that finds a difference, the logarithms of the ratios drawn, and its verdict.
+    """Return the measure that finds a difference, the logarithms of the drawn ratios, and its verdict.
 
     Means count for more, they are the run's time. ``tolerance`` is a logarithm, too.
     """
@@ -174,12 +174,12 @@ def _decide(before: Floats, after: Floats, tolerance: float) -> tuple[_Measure, 
 
 def _unknown(first: SettledSteps, second: SettledSteps) -> Comparison:
     counts = f"{len(first.numbers)} and {len(second.numbers)}"
-    note = f"The runs have {counts} steps after start-up; comparing takes {LEAST_STEPS} of each."
+    note = f"The runs have {counts} steps after start-up; a comparison needs {LEAST_STEPS} of each."
     return Comparison(verdict=UNKNOWN, before=first.step, after=second.step, notes=(note,))
 
 
 def _batch(run: SettledSteps) -> float:
-    """Samples of all ranks in a usual step, 0 where that is not known."""
+    """Return the samples of all ranks in a usual step; 0 if unknown."""
     return statistics.median(run.steps.samples[run.begins :].sum(axis=1))
 
 
@@ -188,7 +188,7 @@ def _series(run: SettledSteps, by: float) -> _Series:
 
 
 def _interval(changes: Floats, confidence: float) -> statistics.Interval:
-    """Of changes with the other sign exactly the same with the other sign: each end is found as a lower one."""
+    """Return the interval of changes; negated changes give exactly the negated interval."""
     low = statistics.interval(changes, confidence).low
     return statistics.Interval(low, -statistics.interval(-changes, confidence).low)
 
@@ -211,7 +211,7 @@ def _agreeing(changes: Floats, verdict: str, tolerance: float) -> float:
 def _phase_changes(
     measure: _Measure, before: _Series, after: _Series, tolerance: float
 ) -> tuple[PhaseChange, ...]:
-    """A phase is better or worse when its difference is surely more than the run's tolerance in seconds."""
+    """Return the changes of phases; a phase changes if its interval lies beyond the tolerance in seconds."""
     changes = []
     for phase, name in enumerate(phases.NAMES):
         old, new = before.phases[:, phase], after.phases[:, phase]
@@ -236,14 +236,14 @@ def _notes(
     if by_sample:
         notes.append(
             f"A step has {sizes[0]:,.0f} samples in the first run and {sizes[1]:,.0f} in the second: "
-            "times are of a sample."
+            "times are per sample."
         )
     elif min(sizes) <= 0 < max(sizes):
-        notes.append("Only one of the runs says how many samples a step has: times are of a step.")
+        notes.append("Only one of the runs recorded its batch size: times are per step.")
     return notes
 
 
-# --------------------------------------------------------------------------- in words
+# --------------------------------------------------------------------------- as text
 
 
 def render_comparison(comparison: Comparison, first: str = "A", second: str = "B") -> str:
@@ -256,7 +256,7 @@ def render_comparison(comparison: Comparison, first: str = "A", second: str = "B
         f"{second} is {_said(comparison)} {first}: {words.seconds(comparison.after)} against "
         f"{words.seconds(comparison.before)} {per}",
         f"   ratio {comparison.ratio:.3f}, with 95 % confidence {comparison.low:.3f} to {comparison.high:.3f}; "
-        f"{words.share(comparison.confidence)} of the draws agree",
+        f"{words.share(comparison.confidence)} of the bootstrap samples agree",
     ]
     for change in comparison.phases:
         mark = {WORSE: "worse", BETTER: "better"}.get(change.verdict, "")
@@ -269,7 +269,7 @@ def render_comparison(comparison: Comparison, first: str = "A", second: str = "B
 
 def _said(comparison: Comparison) -> str:
     if comparison.verdict == SAME:
-        return "the same as" if comparison.confidence >= _CONFIDENCE else "not surely other than"
+        return "the same as" if comparison.confidence >= _CONFIDENCE else "not significantly different from"
     faster = comparison.verdict == BETTER
     by = words.share(abs(comparison.ratio - 1))
     return f"{by} {'better' if faster else 'worse'} than"

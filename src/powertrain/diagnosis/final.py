@@ -1,4 +1,4 @@
-"""The end of a run: its diagnosis is made, kept in ``final_summary.json`` and, where asked for, copied elsewhere."""
+"""The diagnosis at the end of a run: saved in ``final_summary.json`` and copied on request."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def conclude(storage: Storage, name: str) -> Report | None:
 def copy_to(directory: str, session: str, report: Report) -> str:
     """Put a copy of the summary below a directory of the user's, as ``{session}/final_summary.json``; returns its path.
 
-    It lies in a directory directly below, whatever the session is called: what would lead elsewhere is replaced.
-    Raises OSError where that cannot be written.
+    The directory is always directly below: path separators in the session are replaced.
+    Raises OSError if it cannot be written.
     """
     target = Path(os.path.expanduser(directory), _one_component(session or report.name or "run"), SUMMARY)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -52,21 +52,22 @@ def copy_to(directory: str, session: str, report: Report) -> str:
 
 
 def _one_component(name: str) -> str:
-    """``name`` as the name of a directory that lies where it is made; never empty."""
+    """Return ``name`` as a single path component; never empty."""
     plain = re.sub(r"[/\\\0]", "_", name) or "_"
     return plain if plain.strip(".") else "_" * len(plain)
 
 
 def report_of(storage: Storage, name: str) -> Report | None:
-    """What was found at the end of a run; or what can be found now, where that was not kept or cannot be read, which a
-    note says. None for a run of which nothing was recorded."""
+    """Return the saved diagnosis of a run, or a new one if it is missing or unreadable; None without telemetry."""
     notes: tuple[str, ...] = ()
     try:
         return from_json(storage.get(SUMMARY, limit=RECORD_BYTES_LIMIT))
     except FileNotFoundError:
         pass
-    except Exception as error:  # whatever is wrong with a file that can be made again
-        notes = (f"{SUMMARY} could not be read, so this was made again from the run's record. {error}",)
+    except Exception as error:  # any error: the file can be made again
+        notes = (
+            f"{SUMMARY} could not be read, so this report was made again from the run's telemetry. {error}",
+        )
         _logger.warning("%s of the run %r: %s", SUMMARY, name, notes[0])
     try:
         report = recorded.report_of(storage, name)
@@ -76,5 +77,5 @@ def report_of(storage: Storage, name: str) -> Report | None:
 
 
 def is_telling(report: Report) -> bool:
-    """Whether there is enough in it for a card: a run of a few steps is not worth one."""
+    """Return whether the report has enough steps for a card."""
     return report.steps - report.start_up_steps >= LEAST_STEPS

@@ -1,6 +1,6 @@
-"""What a run's directory has recorded, as tables; and so its diagnosis, made again at any time.
+"""The telemetry of a run's directory as tables, and the diagnosis of it at any time.
 
-Needs nothing but the directory: whatever ended the run, what its ranks had recorded until then is read.
+Needs only the directory: the records up to the end of the run are read, also after a crash.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ class Recorded:
     attempt: int
     steps: StepTable
     samples: dict[int, Samples]
-    #: What ranks have told of themselves, by rank.
+    #: Facts that ranks have sent about themselves, by rank.
     facts: Mapping[int, Mapping[str, Any]]
-    #: What whoever reads this should know, one sentence each.
+    #: Remarks for the reader, one sentence each.
     notes: tuple[str, ...]
 
 
-#: Records of all ranks together by which a run is judged, the newest: it takes a second for each of these.
-_JUDGED = 200_000
+#: Number of newest records of all ranks together that a diagnosis reads, which takes about a second.
+_RECORDS_LIMIT = 200_000
 
 
 def read(storage: Storage, attempt: int | None = None, *, most: int = 0) -> Recorded:
-    """The given attempt; the newest one with enough steps to judge by where none is given, else that with most steps.
+    """Return the given attempt; by default the newest one with enough steps, else that with most steps.
 
-    With ``most``, only so many records of all ranks together are read, the newest.
-    Raises StorageError where the run has recorded nothing, or has no such attempt.
+    With ``most``, only that many of the newest records of all ranks together are read.
+    Raises StorageError if the run has no records, or no such attempt.
     """
     telemetry = store.read(storage)
     recorded = sorted({*telemetry.steps, *telemetry.samples})
     if not recorded or (attempt is not None and attempt not in recorded):
-        raise StorageError(_nothing_there(storage, attempt, recorded))
+        raise StorageError(_explain_missing(storage, attempt, recorded))
     hosts = _hosts(storage)
     wanted = recorded if attempt is None else [attempt]
     every = {number: telemetry.steps.get(number, {}) for number in wanted}
     tables = {number: aligned(_newest(every[number], most), hosts.get(number, {})) for number in wanted}
-    chosen = _telling_attempt(tables) if attempt is None else attempt
+    chosen = _choose_attempt(tables) if attempt is None else attempt
     on_hosts = hosts.get(chosen, {})
     return Recorded(
         attempt=chosen,
@@ -66,8 +66,8 @@ def read(storage: Storage, attempt: int | None = None, *, most: int = 0) -> Reco
 
 
 def report_of(storage: Storage, name: str = "", attempt: int | None = None) -> Report:
-    """The diagnosis of a run from its directory alone. Raises as :func:`read` does."""
-    recorded = read(storage, attempt, most=_JUDGED)
+    """Return the diagnosis of a run from its directory alone. Raises like :func:`read`."""
+    recorded = read(storage, attempt, most=_RECORDS_LIMIT)
     return diagnose(
         recorded.steps,
         recorded.samples,
@@ -80,18 +80,18 @@ def report_of(storage: Storage, name: str = "", attempt: int | None = None) -> R
 
 
 def _hosts(storage: Storage) -> dict[int, dict[int, str]]:
-    """Host of each rank, by attempt."""
+    """Return the host of each rank, by attempt."""
     started = (event for event in journal.read(storage) if isinstance(event, ev.AttemptStarted))
     return {event.attempt: dict(enumerate(event.hosts)) for event in started}
 
 
-def _telling_attempt(tables: Mapping[int, StepTable]) -> int:
+def _choose_attempt(tables: Mapping[int, StepTable]) -> int:
     enough = [number for number, steps in tables.items() if len(steps) >= LEAST_STEPS]
     return max(enough) if enough else max(tables, key=lambda number: (len(tables[number]), number))
 
 
 def _first_of(facts: Mapping[int, Mapping[str, Any]], name: str, default: Any) -> Any:
-    """What the first rank that knows says."""
+    """Return the value of the first rank that has one."""
     return next((facts[rank][name] for rank in sorted(facts) if facts[rank].get(name)), default)
 
 
@@ -99,15 +99,15 @@ def _notes(attempt: int, recorded: list[int], steps: StepTable, hosts: Mapping[i
     notes = []
     if len(recorded) > 1:
         notes.append(
-            f"This is attempt {attempt} of {len(recorded)} that were recorded, from {recorded[0]} on."
+            f"This is attempt {attempt}; {len(recorded)} attempts were recorded, the first is {recorded[0]}."
         )
     if silent := sorted(set(hosts) - set(steps.ranks)):
-        notes.append(f"Nothing was recorded of {rank_names(silent)}.")
+        notes.append(f"No steps were recorded on {rank_names(silent)}.")
     return notes
 
 
 def _newest(ranks: Mapping[int, Any], most: int) -> Mapping[int, Any]:
-    """Of each rank's steps the newest, ``most`` of all ranks together; and none that other ranks never came to."""
+    """Return the newest steps of each rank, ``most`` in total, up to the last step that all have reached."""
     if not most or not all(map(len, ranks.values())) or not ranks:
         return ranks
     last = min(table["step"][-1] for table in ranks.values())
@@ -119,12 +119,12 @@ def _left_out(ranks: Mapping[int, Any], most: int) -> list[str]:
     kept, judged = max(map(len, ranks.values()), default=0), most // max(1, len(ranks))
     if not most or kept <= judged:
         return []
-    return [f"It is judged by the newest {judged:,} of {kept:,} steps that were kept."]
+    return [f"Findings are based on the newest {judged:,} of {kept:,} recorded steps."]
 
 
-def _nothing_there(storage: Storage, attempt: int | None, recorded: list[int]) -> str:
+def _explain_missing(storage: Storage, attempt: int | None, recorded: list[int]) -> str:
     place = without_secrets(storage.uri)
     if recorded:
         there = ", ".join(map(str, recorded))
-        return f"Nothing was recorded of attempt {attempt} of the run at {place}. It has {there}."
-    return f"Nothing was recorded of the steps of the run at {place}, so nothing can be said of them."
+        return f"The run at {place} has no recorded steps of attempt {attempt}, only of {there}."
+    return f"The run at {place} has no recorded steps, so there is nothing to diagnose."

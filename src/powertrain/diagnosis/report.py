@@ -1,4 +1,4 @@
-"""From what the ranks of a run recorded to the whole diagnosis: findings, where the time went, how fast it was."""
+"""The whole diagnosis from the records of all ranks: findings, phase times, throughput."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def diagnose(
     peak_flops: float = 0.0,
     notes: Sequence[str] = (),
 ) -> Report:
-    """Everything that can be said of one attempt. Never raises, whatever the numbers are.
+    """Return the diagnosis of one attempt. Never raises for any numbers.
 
-    ``hosts`` names the hosts of ranks whose tables do not. ``seen`` has for names of phases where in the user's code
-    ranks mostly were. FLOPs are those of one sample, forward and backward, and of one device in a second at its best.
+    ``hosts`` names the hosts of ranks whose tables do not. ``seen`` has by phase the most frequent line of the user's
+    code. FLOPs are those of one sample, forward and backward, and the peak of one device per second.
     """
     samples = _on_hosts(samples or {}, hosts or {})
     named = tuple(
@@ -79,7 +79,7 @@ def _on_hosts(samples: Mapping[int, Samples], hosts: Mapping[int, str]) -> dict[
 
 
 def _cores_of_a_rank(samples: Mapping[int, Samples]) -> float:
-    """How many each has for itself on the fullest machine; 0 where nobody looked."""
+    """Return the cores per rank on the machine with most ranks per core; 0 if unknown."""
     ranks = Counter(looks.host for looks in samples.values())
     parts = [
         float(looks.table["host_cores"].max()) / ranks[looks.host]
@@ -92,7 +92,7 @@ def _cores_of_a_rank(samples: Mapping[int, Samples]) -> float:
 def _all_findings(
     run: SettledSteps, samples: Mapping[int, Samples], seen: Mapping[str, str] | None
 ) -> tuple[tuple[Finding, ...], list[str]]:
-    """The findings, and for each kind that could not be looked for a sentence."""
+    """Return the findings, and a sentence for each check that failed."""
     steps = run.steps
     finders: dict[str, Callable[[], list[Finding]]] = {
         "step times": lambda: step_time.find(steps, seen, _cores_of_a_rank(samples)),
@@ -105,21 +105,21 @@ def _all_findings(
     for what, find in finders.items():
         try:
             found += find()
-        except Exception as error:  # a fault of ours must not take the rest of the diagnosis, nor the run
-            _logger.debug("Looking for trouble with %s failed.", what, exc_info=True)
-            failures.append(f"Trouble with {what} could not be looked for ({type(error).__name__}: {error}).")
+        except Exception as error:  # a bug of ours must not break the rest of the diagnosis, nor the run
+            _logger.debug("The check of %s failed.", what, exc_info=True)
+            failures.append(f"The check of {what} failed ({type(error).__name__}: {error}).")
     if not failures and not any(is_trouble(one) or _is_blind(one) for one in found):
         found.append(_uneven(run) or _healthy(run))
     return tuple(plain_finding(one) for one in fold(found)), failures
 
 
 def _is_blind(finding: Finding) -> bool:
-    """Too little was recorded to say that all is well."""
+    """Return whether too few steps were recorded to call the run healthy."""
     return finding.kind == "incomplete" and not finding.phase
 
 
 def _uneven(run: SettledSteps) -> Finding | None:
-    """Most of the time goes into a phase other than computing, and nothing that was looked for explains it."""
+    """Return a finding if a phase other than computing takes most of the time without a known cause."""
     if not run.enough:
         return None
     largest = max(range(phases.COUNT), key=run.mean_of)
@@ -147,7 +147,7 @@ def _healthy(run: SettledSteps) -> Finding:
     return Finding(
         kind="healthy",
         severity="info",
-        summary=f"Nothing holds this run up: {len(run.numbers):,} steps of {words.seconds(step)} on "
+        summary=f"No bottleneck was found: {len(run.numbers):,} steps of {words.seconds(step)} on "
         f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {words.share(computing)} of the time spent computing.",
         evidence={"step": step, "compute_share": computing},
     )

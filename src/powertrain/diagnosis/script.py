@@ -23,7 +23,7 @@ def init(
     :func:`~powertrain.diagnosis.so_far.final_summary` was called. The last call counts.
 
     Args:
-        mode: ``"auto"`` for everything, ``"manual"`` for nothing, ``"selective"`` for what the other arguments name.
+        mode: ``"auto"`` for everything, ``"manual"`` for nothing, ``"selective"`` for those that the arguments name.
         patch_dataloader: Whether to time batches of torch's DataLoader.
         patch_forward: Whether to time forward passes of modules.
         patch_backward: Whether to time backward passes.
@@ -48,7 +48,7 @@ def _begin() -> None:
 
 
 def _print_findings_at_exit(pid: int) -> None:
-    """Print the findings unless a summary was asked for before. Forked children inherit the call and print nothing."""
+    """Print the findings unless a summary was requested before. Forked children inherit the call and print nothing."""
     recorded = standalone.newest()
     if recorded is None or recorded.is_over or os.getpid() != pid:
         return

@@ -1,7 +1,7 @@
-"""The diagnosis of what has been recorded so far, for the loop that asks: ``summary()`` and ``final_summary()``.
+"""The diagnosis of the steps so far, for the training loop: ``summary()`` and ``final_summary()``.
 
-In a rank it is that of the whole run, read from the run's directory; where that lies elsewhere, and in a script that is
-no run, of this process.
+In a rank it covers the whole run, read from the run's directory; if that is not local, and in a plain script, only this
+process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from powertrain.trace.recording.standalone import RecordedProcess
 from powertrain.worker import session as worker_session
 from powertrain.worker.session import Session
 
-#: Seconds that other ranks' steps are waited for once one's own have arrived; ranks send theirs each second.
-_OTHERS_WITHIN = 3.0
-#: Steps that a rank may have noted and not made records of, where it waits for this one.
+#: Seconds to wait for other ranks' steps once the own have arrived; ranks send theirs each second.
+_OTHER_RANKS_TIMEOUT_S = 3.0
+#: Steps that a rank may not have turned into records yet while it waits for this one.
 _NOT_SETTLED = 50
-#: Of the keys that :func:`summary` gives.
+#: The prefix of the keys of :func:`summary`.
 _PREFIX = "trace"
 
 
@@ -46,14 +46,14 @@ def final_summary(
     print_text: bool = False,
     rank0_only: bool = True,
 ) -> dict[str, Any] | None:
-    """What ``final_summary.json`` holds, of everything recorded until now; ``print_text`` also prints the card.
+    """Return the content of ``final_summary.json`` for all steps so far; ``print_text`` also prints the card.
 
-    In a rank, recording goes on. It waits until what ranks have recorded has arrived where the run keeps it, for at
-    most ``timeout_sec``, looking every ``poll_interval_sec``. In a script that is no run, recording ends with it, and
-    it answers the same from then on.
+    In a rank, recording continues. The call waits until the records of the ranks are on disk, for at most
+    ``timeout_sec``, checking every ``poll_interval_sec``. In a plain script, the call ends recording, and later calls
+    return the same.
 
     None on other ranks than the first unless ``rank0_only=False``, and in a rank that is not traced. Raises
-    OutsideWorkerError (a RuntimeError) where nothing was ever recorded.
+    OutsideWorkerError (a RuntimeError) if nothing was ever recorded.
     """
     report = _report(rank0_only, timeout_sec, poll_interval_sec, final=True)
     if report is not None and print_text:
@@ -68,8 +68,7 @@ def summary(
     print_text: bool = False,
     rank0_only: bool = True,
 ) -> dict[str, Any] | None:
-    """As :func:`final_summary`, in a few plain values by name, as trackers of experiments take them; and recording goes
-    on everywhere."""
+    """Return a few plain values of :func:`final_summary` by name, for experiment trackers; recording continues."""
     report = _report(rank0_only, timeout_sec, poll_interval_sec, final=False)
     if report is not None and print_text:
         print(render(report))
@@ -77,7 +76,7 @@ def summary(
 
 
 def flat(report: Report) -> dict[str, Any]:
-    """The weightiest finding, times in milliseconds, and speeds, each under a name of its own."""
+    """Return the first finding, times in milliseconds, and throughput, each under its own key."""
     values: dict[str, Any] = {"steps": report.steps, "step_ms": report.step_seconds * 1e3}
     if report.findings:
         first = report.findings[0]
@@ -92,7 +91,7 @@ def flat(report: Report) -> dict[str, Any]:
 
 
 def say(kept: RecordedProcess) -> None:
-    """Print the card of a script that is no run, if it has made enough steps for one."""
+    """Print the card of a plain script, if it has made enough steps for one."""
     report = _report_of(kept)
     if is_telling(report):
         print(render(report), file=sys.stderr)
@@ -127,15 +126,15 @@ def _of_script(final: bool) -> Report:
         return _report_of(own.kept())
     if recorder is None:
         raise OutsideWorkerError(
-            "Nothing is recorded in this process, so there is nothing to sum up. Call powertrain.trace.init() before "
-            "the training loop, or give the loop to a trainer."
+            "Nothing is recorded in this process, so there is nothing to summarize. Call powertrain.trace.init() "
+            "before the training loop, or give the loop to a trainer."
         )
     recorder.flush()
     return _report_of(_in_ring(recorder, standalone.own_rank()))
 
 
 def _in_ring(recorder: Recorder, rank: int) -> RecordedProcess:
-    """The newest steps. They are not drained: that is for whoever keeps them."""
+    """Return the newest steps, without draining the ring."""
     _, steps = ring.read_ring(recorder._ring.buffer)
     return RecordedProcess(rank, socket.gethostname(), steps, b"", {})
 
@@ -159,14 +158,14 @@ def _of_run(session: Session, recorder: Recorder, until: float, every: float) ->
         tracing = session.service.tracing
         if recorder.steps and tracing is not None and not tracing.is_over:
             _wait(session, recorder.steps, until, every)
-        with contextlib.suppress(StorageError):  # nothing has arrived
+        with contextlib.suppress(StorageError):  # no records yet
             return report_of(session.storage, place.run.name, place.attempt)
-    note = f"Of rank {place.rank} only: what the others have recorded is not at hand here."
+    note = f"Only rank {place.rank} is covered: the records of the other ranks are not accessible here."
     return _report_of(_in_ring(recorder, place.rank), note)
 
 
 def _wait(session: Session, steps: int, until: float, every: float) -> None:
-    """Until this rank's first ``steps`` steps are on disk, and about as many of the others'; or time is up."""
+    """Wait until this rank's first ``steps`` steps and about as many of the others' are on disk; or for the timeout."""
     place, size = session.place, -1
     while time.monotonic() < until:
         there = sum(entry.size for entry in session.storage.list("telemetry"))
@@ -176,10 +175,10 @@ def _wait(session: Session, steps: int, until: float, every: float) -> None:
             if reached.get(place.rank, -1) >= steps:
                 if sum(number >= steps - _NOT_SETTLED for number in reached.values()) >= place.world_size:
                     return
-                until = min(until, time.monotonic() + _OTHERS_WITHIN)
+                until = min(until, time.monotonic() + _OTHER_RANKS_TIMEOUT_S)
         time.sleep(every)
 
 
 def _reached(records: dict[int, Any]) -> dict[int, int]:
-    """By rank, how many steps it has made as far as is known."""
+    """Return the known number of steps by rank."""
     return {rank: int(table["step"][-1]) + 1 for rank, table in records.items() if len(table)}

@@ -1,6 +1,6 @@
 """The whole diagnosis of a run as one value, and as JSON: ``final_summary.json``. Pure.
 
-``docs/diagnosis.md`` describes the fields for whoever reads the file without this package.
+``docs/diagnosis.md`` describes the fields for readers without this package.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class PhaseTime(msgspec.Struct, frozen=True):
     phase: str
     #: Median over the steps.
     seconds: float
-    #: Of all time, so that the shares of a table add up to 1.
+    #: Share of the total time; the shares of a table add up to 1.
     share: float
     #: Mean over the steps; 0 in files of earlier versions.
     mean_seconds: float = 0.0
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank's time went."""
+    """Phase times of one rank."""
 
     rank: int
     host: str
@@ -45,23 +45,23 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast all ranks together were after start-up; 0 where that is not known."""
+    """Throughput of all ranks together after start-up; 0 if unknown."""
 
     steps_per_second: float = 0.0
     samples_per_second: float = 0.0
     tokens_per_second: float = 0.0
     flops_per_second: float = 0.0
-    #: Model FLOPs utilisation, a part of what the devices could do at most; none where either is not known.
+    #: Model FLOPs utilisation, relative to the peak of the devices; None if either is unknown.
     mfu: float | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run spent its time on, and what is wrong with it."""
+    """The diagnosis of a run: phase times, throughput and findings."""
 
     schema_version: int = SCHEMA_VERSION
-    #: Of the run, "" where it has none.
+    #: Name of the run; "" if it has none.
     name: str = ""
-    #: Root causes, the weightiest first.
+    #: Root causes, the most severe and costliest first.
     findings: tuple[Finding, ...] = ()
     #: Steps that all ranks have recorded, and how many of those were start-up.
     steps: int = 0
@@ -76,7 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[PhaseTime, ...] = ()
     ranks: tuple[RankTimes, ...] = ()
     throughput: Throughput = Throughput()
-    #: What a reader should know of how this was made, one sentence each.
+    #: Remarks on the data for the reader, one sentence each.
     notes: tuple[str, ...] = ()
 
 
@@ -89,7 +89,7 @@ def to_json(report: Report) -> bytes:
 
 
 def from_json(data: bytes) -> Report:
-    """The report that :func:`to_json` was given. Raises StorageError where it is none, or of a later version."""
+    """Return the report that :func:`to_json` encoded. Raises StorageError if it is invalid, or of a later version."""
     try:
         check_seal(data)
         version = msgspec.json.decode(data, type=_Versioned).schema_version
@@ -110,7 +110,7 @@ class _Versioned(msgspec.Struct):
 
 
 def plain_finding(finding: Finding) -> Finding:
-    """The same in Python's own types, so that it reads the same after a journey through JSON."""
+    """Return the finding in Python's own types, so that it is unchanged by JSON."""
     return msgspec.structs.replace(
         finding,
         ranks=tuple(int(rank) for rank in finding.ranks),
@@ -122,7 +122,7 @@ def plain_finding(finding: Finding) -> Finding:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's, tuples as lists, and what is no number as nothing."""
+    """Return numpy's numbers as Python's, tuples as lists, and non-finite numbers as None."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, np.generic):

@@ -1,4 +1,4 @@
-"""Amounts in words, as findings and reports say them."""
+"""Amounts as text for findings and reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def long_time(amount: float) -> str:
 
 
 def hosts(names: Iterable[str]) -> str:
-    """Where something is, for the middle of a sentence: "", " on node-a", " on a and b"; at most four names."""
+    """Return hosts for the middle of a sentence: "", " on node-a", " on a and b"; at most four names."""
     known = sorted({name for name in names if name})
     if not known:
         return ""

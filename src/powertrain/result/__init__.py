@@ -1,1 +1,1 @@
-"""``Result``: what ``fit()`` returns, and how it is shown and drawn."""
+"""``Result``: the return value of ``fit()``, its display and its plots."""

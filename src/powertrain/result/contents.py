@@ -1,4 +1,4 @@
-"""What a result shows, read from the run's directory: the picture of its curves, and the card of a notebook."""
+"""Contents of a result, read from the run's directory: its curves, and the card for notebooks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MOST_METRICS = 60
 
 @dataclass(frozen=True)
 class Contents:
-    """A run as its directory has it. What is read later is read by these functions, each of which may raise."""
+    """A run as stored in its directory. Its functions read the rest on demand and may raise."""
 
     path: str
     storage: Callable[[], Storage]
@@ -53,13 +53,13 @@ class Contents:
     findings: Callable[[], Sequence[Finding]]
 
     def best(self) -> str:
-        """The name of the kept checkpoint with the best score; "" where the run was not told what to score."""
+        """Return the name of the kept checkpoint with the best score; "" if the run has no score."""
         try:
             run = run_json.read(self.storage()).get("run_config", {})
         except FileNotFoundError:
             return ""
         except StorageError as error:
-            _logger.warning("%s Which checkpoint is the best is not known.", error)
+            _logger.warning("%s The best checkpoint is unknown.", error)
             return ""
         config = run.get("checkpoint_config") or {}
         attribute, order = config.get("checkpoint_score_attribute"), config.get("checkpoint_score_order")
@@ -75,14 +75,14 @@ class Contents:
 def picture_of(
     run: Contents, metrics: str | Sequence[str] | None, *, x: str, rank: int | str, smooth: float
 ) -> Picture:
-    """The curves of the metrics asked for; raises :class:`ConfigError` where they cannot be drawn."""
+    """Return the curves of the requested metrics; raises :class:`ConfigError` if they cannot be drawn."""
     from powertrain.result.plot import Panel, Picture, is_smooth
 
     if x not in ("row", "time"):
-        raise ConfigError(f"x={x!r} is neither 'row' nor 'time'. Say what the curves are drawn over.")
+        raise ConfigError(f"x={x!r} is neither 'row' nor 'time'. It is the horizontal axis.")
     if not is_smooth(smooth):
         raise ConfigError(
-            f"smooth={smooth!r} cannot be used: it must be at least 0 and less than 1. 0.9 makes a line calm."
+            f"smooth={smooth!r} cannot be used: it must be at least 0 and less than 1. 0.9 smooths strongly."
         )
     storage, state, facts = run.storage(), run.state(), run.facts()
     there = curves.metric_names(storage, state)
@@ -108,21 +108,21 @@ def picture_of(
 
 
 class _Axis:
-    """Where things lie from left to right: at their row, or at their time."""
+    """The horizontal axis: rows or time."""
 
     def __init__(self, storage: Storage, state: RunState, begin: float | None) -> None:
         self._storage, self._state = storage, state
         #: Unix seconds at which the time axis begins; None for an axis of rows.
         self._begin = begin
-        #: When each rank reported its rows.
+        #: Times at which each rank reported its rows.
         self._times: dict[int, Curve] = {}
 
     def place(self, row: int, time: float) -> float:
-        """Of what happened at ``time``, when ``row`` was the newest."""
+        """Return the position of an event at ``time``, when ``row`` was the newest."""
         return float(row) if self._begin is None else time - self._begin
 
     def places(self, rows: Iterable[int], rank: int) -> NDArray[np.float64]:
-        """Of what a rank reported with these rows; no place over time for a rank that never reported."""
+        """Return the positions of a rank's reports with these rows; none over time for a rank that never reported."""
         import numpy as np
 
         wanted = np.asarray(list(rows), np.float64)
@@ -199,7 +199,7 @@ def _title(name: str, drawn: int, left_out: int, ranks: Sequence[int], most: int
 
 
 def _saved(run: Contents, axis: _Axis) -> tuple[PlottedCheckpoint, ...]:
-    """Where the reports with checkpoints lie, not the commits, which come later."""
+    """Return the positions of reports with checkpoints, not of the later commits."""
     from powertrain.result.plot import PlottedCheckpoint
 
     best, manifests = run.best(), run.manifests()
@@ -220,7 +220,7 @@ def card_of(
     metrics: dict[str, Any] | None,
     error: TrainingFailedError | None,
 ) -> ResultCard:
-    """What a notebook shows of a result. Never raises: a part that cannot be read says so."""
+    """Return the card of a result for notebooks. Never raises: an unreadable part shows its error."""
     facts = _read("its journal", run.facts)
     uri = _read("its place", lambda: run.storage().uri)
     card = ResultCard(
@@ -230,7 +230,7 @@ def card_of(
         error=str(error) if error is not None else "",
         metrics=None if metrics is None else tuple(metric_pairs(metrics, limit=_MOST_METRICS)),
     )
-    if isinstance(facts, Unread):  # nothing else is asked of storage that does not answer: somebody waits
+    if isinstance(facts, Unread):  # storage that does not reply is not read again: the user is waiting
         return replace(card, about=facts)
     return replace(
         card,
@@ -243,7 +243,7 @@ def card_of(
 
 
 def _about(facts: Sequence[ev.Event]) -> tuple[tuple[str, str], ...]:
-    """What the journal says of the newest start, in pairs."""
+    """Return facts of the newest start from the journal, in pairs."""
     starts = [fact for fact in facts if isinstance(fact, ev.RunStarted)]
     begun = starts[-1].time if starts else 0.0
     attempts = [fact for fact in facts if isinstance(fact, ev.AttemptStarted)]
@@ -270,7 +270,7 @@ def _about(facts: Sequence[ev.Event]) -> tuple[tuple[str, str], ...]:
 
 
 def _read(what: str, read: Callable[[], _T]) -> _T | Unread:
-    """A part of the run, or in words why it cannot be had: storage may be gone, and files damaged."""
+    """Return a part of the run, or the reason why it cannot be read: storage may be gone, and files damaged."""
     try:
         return read()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a Result holds that was made by hand, with the arguments of Ray Train's constructor: it needs no run."""
+"""Results constructed directly, with the arguments of Ray Train's constructor: they need no run."""
 
 from __future__ import annotations
 

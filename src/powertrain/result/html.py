@@ -1,7 +1,7 @@
 """Pure: a result as a piece of HTML, for notebooks.
 
 One element, with its styles in it: no script, no style sheet, nothing from elsewhere, so that it is shown the same by
-every viewer, also one that trusts nobody. Colours are those of the page around it, or half transparent: it can be read
+every viewer, also an untrusting one. Colours are those of the page around it, or half transparent: it can be read
 on light and on dark. Every word that comes from a run is escaped.
 """
 
@@ -31,7 +31,7 @@ _CELL = "padding:2px 14px 2px 0;text-align:left;vertical-align:top;background:tr
 
 @dataclass(frozen=True)
 class Unread:
-    """In place of a part that could not be read: why, in words."""
+    """The reason why a part could not be read."""
 
     words: str
 
@@ -68,11 +68,11 @@ class ResultCard:
     state: str
     reason: str = ""
     name: str = ""
-    #: What and how much, in pairs: ("workers", "2").
+    #: Labels and values: ("workers", "2").
     about: tuple[tuple[str, str], ...] | Unread = ()
     #: The report of a failure; "" where there is none.
     error: str = ""
-    #: What rank 0 reported last, by name; None when it never did.
+    #: The last metrics of rank 0 by name; None if it never reported.
     metrics: tuple[tuple[str, str], ...] | None = None
     #: The small curves, and how many there is no room for.
     sparks: tuple[tuple[Spark, ...], int] | Unread = ((), 0)
@@ -137,7 +137,7 @@ def _error(text: str) -> str:
 
 
 def _metrics(card: ResultCard) -> str:
-    """Curves, and beside them what of the last report has none."""
+    """Return curves, and the last metrics without a curve."""
     if isinstance(card.sparks, Unread):
         return _section("metrics", _pairs(card.metrics or ()) + _unread(card.sparks))
     sparks, hidden = card.sparks

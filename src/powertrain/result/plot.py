@@ -1,7 +1,7 @@
 """Curves of a run as a matplotlib figure.
 
-matplotlib's objects only, never pyplot: no window is opened, no backend is chosen, and no figure is kept by anybody but
-the caller. What is drawn are pixels, so a figure costs the same for a thousand points and for ten million.
+matplotlib's objects only, never pyplot: no window is opened, no backend is chosen, and only the caller keeps the
+figure. Curves are reduced to pixels, so a figure costs the same for a thousand points and for ten million.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Picture:
     #: True where the axis is seconds since the run began, False where it is rows.
     over_time: bool = False
     saved: tuple[PlottedCheckpoint, ...] = ()
-    #: What happened to the run, and where on the axis.
+    #: Events of the run, and their positions on the axis.
     happened: tuple[tuple[float, Milestone], ...] = ()
-    #: How much of a line is made of what came before: 0 for nothing.
+    #: Weight of previous values in the smoothed line; 0 for no smoothing.
     smooth: float = 0.0
 
 
@@ -130,7 +130,7 @@ def _draw_all(picture: Picture) -> Plot:
 
 
 def smoothed(values: Floats, weight: float) -> Floats:
-    """An exponential mean without the pull to 0 at its beginning. What is no number is passed over, and stays."""
+    """Return the bias-corrected exponential mean. Non-finite values are skipped, and stay."""
     smooth = values.copy()
     mean = share = 0.0
     for index in np.flatnonzero(np.isfinite(values)):
@@ -141,7 +141,7 @@ def smoothed(values: Floats, weight: float) -> Floats:
 
 
 def _scale(picture: Picture) -> tuple[float, str]:
-    """What the axis is divided by, and what it is called."""
+    """Return the divisor and the label of the axis."""
     if not picture.over_time:
         return 1.0, "row"
     longest = max(
@@ -152,7 +152,7 @@ def _scale(picture: Picture) -> tuple[float, str]:
 
 
 def _draw_panel(axes: Axes, picture: Picture, panel: Panel) -> list[Line2D]:
-    """Draw one metric; returns what a legend should name."""
+    """Draw one metric; returns the entries of its legend."""
     unit, _ = _scale(picture)
     axes.set_title(panel.name, loc="left", fontsize="medium")
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -185,7 +185,7 @@ def _draw_line(axes: Axes, line: MetricLine, unit: float, smooth: float, count: 
 
 
 def _draw_gaps(axes: Axes, panel: Panel, unit: float) -> list[Line2D]:
-    """Where a metric was NaN or infinite: the line is broken there, and the lower edge says so."""
+    """Mark NaN and infinite values at the lower edge, where the line is broken."""
     wrong = [line.at[~np.isfinite(line.last)] for line in panel.lines]
     at = np.concatenate([*wrong, np.empty(0)]) / unit
     if not len(at):
@@ -237,12 +237,12 @@ def drawable(values: Floats) -> Floats:
 
 
 def is_smooth(weight: Any) -> bool:
-    """Whether ``weight`` can be a weight of what came before."""
+    """Return whether ``weight`` is a valid smoothing weight."""
     return isinstance(weight, (int, float)) and math.isfinite(weight) and 0 <= weight < 1
 
 
 def ranks_drawn(world_size: int, most: int = 64) -> Sequence[int]:
-    """All ranks, or as many of them as can be told from a picture, evenly chosen."""
+    """Return all ranks, or as many as a plot can show, evenly chosen."""
     if world_size <= most:
         return range(world_size)
     return [round(index * (world_size - 1) / (most - 1)) for index in range(most)]

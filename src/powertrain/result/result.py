@@ -1,4 +1,4 @@
-"""Result: what ``fit`` returns, or what a run directory says."""
+"""Result: returned by ``fit``, or loaded from a run directory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from powertrain.diagnosis.finding import Finding
 
-#: Seconds for which storage that does not answer is asked again.
+#: Seconds for which requests to storage are retried.
 _READ_WITHIN = 60.0
 
 
@@ -102,12 +102,12 @@ class Result:
             self._given = GivenContents(checkpoint, metrics_dataframe, best_checkpoints, return_value)
             state = "finished" if error is None else "failed"
         self._config = config
-        #: "finished", "stopped", "failed", "preempted", or what the run is doing now; and why.
+        #: "finished", "stopped", "failed", "preempted", or the current state of a live run; and the reason.
         self.state = state
         self.reason = reason
         #: Exactly the dict that rank 0 reported last; None when it never did.
         self.metrics = metrics
-        #: What ``fit`` raised when training failed; None after any other end.
+        #: The error that ``fit`` raised when training failed; None after any other end.
         self.error: Any = error
         #: The pickled return value; None where only the run's directory may have it.
         self._value = value
@@ -116,7 +116,7 @@ class Result:
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
-        """The result of the run in this directory, whoever ran it and however it ended.
+        """Load the result of the run in this directory, of any user and after any end.
 
         ``path`` is a plain path or an address such as ``s3://bucket/runs/name``, or, with a pyarrow or fsspec file
         system, a path of that.
@@ -160,7 +160,7 @@ class Result:
 
     @cached_property
     def return_value(self) -> Any:
-        """What rank 0's function returned; None after a failure. Opened here, when it is asked for, and nowhere else.
+        """The return value of rank 0's function; None after a failure. Unpickled on access only.
 
         In another process than the one that trained it comes from the run's directory, and only where this user wrote
         it on this machine; otherwise a :class:`~powertrain.errors.StorageError` says what to do.
@@ -170,7 +170,7 @@ class Result:
     def open_return_value(self, *, trust: bool = False) -> Any:
         """As :attr:`return_value`; with ``trust`` also of a run that another user, or another machine, has trained.
 
-        That is to run code from the run's directory: only do it if you trust everybody who can write there.
+        That is to run code from the run's directory: only do it if you trust all users who can write there.
         """
         trust = as_flag(trust, "open_return_value(trust=...)")
         if self._given is not None:
@@ -243,7 +243,7 @@ class Result:
 
     @property
     def data_positions(self) -> dict[str, DataPosition]:
-        """By dataset how far it had been read at the newest committed checkpoint, and so where the run would go on."""
+        """Position of each dataset at the newest committed checkpoint, from which the run would resume."""
         return readable(positions_in(self._manifests[-1].extras)) if self._manifests else {}
 
     @property
@@ -282,8 +282,8 @@ class Result:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong with how the run spends its time, the weightiest first: what ``final_summary.json`` says, or
-        what follows from its record where it did not come to an end. Empty where nothing was recorded."""
+        """Findings of the diagnosis, the most severe and costliest first: from ``final_summary.json``, or from the
+        telemetry of a run that has not ended. Empty without telemetry."""
         from powertrain.diagnosis import final
 
         if self._given is not None:
@@ -301,18 +301,19 @@ class Result:
         smooth: float = 0.0,
         path: str | os.PathLike[str] | None = None,
     ) -> Figure:
-        """The curves of ``metrics`` (all that are numbers), one below the other, as a matplotlib figure.
+        """Plot ``metrics`` (by default all numeric ones), one below the other, as a matplotlib figure.
 
         Each is a line in the band from the smallest to the largest value; checkpoints are marked on it, the best with
         a star, and failures, restarts and changes of size as upright lines. ``x`` is "row" or "time", ``rank`` a number
-        or "all". ``smooth``, from 0 up to 1, is the weight of what came before. ``ax`` draws one metric into axes of
-        yours. ``path`` also saves the figure, in the form that its name says.
+        or "all". ``smooth``, from 0 up to 1, is the weight of previous values. ``ax`` draws one metric into axes of
+        yours. ``path`` also saves the figure, in the format of its suffix.
 
         Needs matplotlib: ``pip install 'powertrain[plot]'``.
         """
         if self._given is not None:
             raise ConfigError(
-                "Result.plot() draws the curves of a run, and this result was made by hand. Use Result.from_path."
+                "Result.plot() draws the curves of a run, and this result was not loaded from a run. Use "
+                "Result.from_path."
             )
         plot = _matplotlib()
         picture = contents.picture_of(self._contents, metrics, x=x, rank=rank, smooth=smooth)
@@ -327,7 +328,7 @@ class Result:
         return figure
 
     def _repr_html_(self) -> str:
-        """What notebooks show. Never raises: a part that cannot be read says so."""
+        """Return the card for notebooks. Never raises: an unreadable part shows its error."""
         if self._given is not None:
             return f"<pre>{html.escape(repr(self))}</pre>"
         card = contents.card_of(
@@ -352,7 +353,7 @@ class Result:
 
     @property
     def filesystem(self) -> FileSystem:
-        """A pyarrow file system on which ``path``, and what lies below it, can be read as it stands."""
+        """A pyarrow file system on which ``path``, and the files below it, can be read."""
         return Checkpoint(self._address, self._given_filesystem).filesystem
 
     def __repr__(self) -> str:
@@ -364,7 +365,7 @@ class Result:
         try:
             if self.checkpoint is not None:
                 fields.append(f"checkpoint={self.checkpoint!r}")
-        except (OSError, PowertrainError) as error:  # a result can be looked at when its storage is gone
+        except (OSError, PowertrainError) as error:  # a result can be shown when its storage is gone
             fields.append(f"checkpoint=<unread: {type(error).__name__}>")
         if self._unsaved:
             fields.append(f"unsaved_checkpoints={len(self._unsaved)}")
@@ -374,7 +375,7 @@ class Result:
 
 
 def _journal_of(storage: Storage, path: str) -> list[ev.Event]:
-    """Its facts. Raises :class:`StorageError` where there are none: one that is gone is no run without metrics."""
+    """Return the facts of a run. Raises :class:`StorageError` if there are none, because the run is gone."""
     facts = journal.read(storage)
     if not facts:
         raise StorageError(
@@ -431,7 +432,7 @@ def _matplotlib() -> Any:
 
 
 def _last_failures(facts: Sequence[ev.Event]) -> tuple[ev.WorkerFailure, ...]:
-    """Of the newest start's last attempt that failed; () where it failed before any worker did."""
+    """Return failures of the last failed attempt of the newest start; () if it failed before any worker did."""
     for fact in reversed(facts):
         if isinstance(fact, ev.Failed):
             return fact.failures
@@ -441,6 +442,6 @@ def _last_failures(facts: Sequence[ev.Event]) -> tuple[ev.WorkerFailure, ...]:
 
 
 def _returned_bytes(facts: Sequence[ev.Event]) -> int:
-    """How large the return value was when the run ended; 0 where it returned nothing, or goes on."""
+    """Return the size of the return value at the run's end; 0 if it returned nothing, or is live."""
     last = next((fact for fact in reversed(facts) if isinstance(fact, (ev.Ended, ev.RunStarted))), None)
     return last.returned if isinstance(last, ev.Ended) else 0

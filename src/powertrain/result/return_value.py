@@ -1,7 +1,7 @@
-"""What rank 0's function returned, kept in the run, so that it is there after the process is gone.
+"""The return value of rank 0's function, kept in the run for other processes.
 
-It is pickled, and signed (:mod:`powertrain.storage.signed`): only what this user wrote is opened, unless the
-caller trusts it.
+It is pickled, and signed (:mod:`powertrain.storage.signed`): only values that this user wrote are unpickled, unless the
+caller trusts them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def store(storage: Storage, data: bytes) -> str:
     if not data:
         return ""
     if len(data) > LARGEST:
-        return f"it has {data_size(len(data))}, and at most {data_size(LARGEST)} are kept"
+        return f"it takes {data_size(len(data))}, more than the limit of {data_size(LARGEST)}"
     try:
         signed.put(storage, signed.sign(storage, KEY, data))
     except Exception as error:  # of storage or of the key: the run itself is over, and well
@@ -69,19 +69,19 @@ def load(storage: Storage, *, trust: bool = False) -> bytes:
     except signed.NotOurs:
         raise StorageError(
             f"The return value of the run at {place!r} was not written by you on this machine, and opening it could "
-            "run any code. Open it as the user and on the machine that trained; or, if you trust everybody who can "
+            "run arbitrary code. Open it as the user and on the machine that trained; or, if you trust all who can "
             "write to that directory, call result.open_return_value(trust=True)."
         ) from None
 
 
 def opened(data: bytes) -> Any:
-    """The value itself; None for no bytes. Runs what is in the pickle."""
+    """Return the unpickled value; None for no bytes. Executes the pickle."""
     if not data:
         return None
     try:
         return kept_pickles.loads(data)
     except (ImportError, AttributeError) as error:  # its classes are not here
         raise StorageError(
-            f"The return value of the run cannot be opened in this process: {error}. Make what it consists of "
+            f"The return value of the run cannot be opened in this process: {error}. Make its types "
             "importable here, or return plain values."
         ) from error

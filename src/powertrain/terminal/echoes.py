@@ -14,17 +14,17 @@ _TRACEBACK = "Traceback (most recent call last):"
 #: A line of Python's warnings: file, line, category. The line of source code follows it, indented.
 _WARNING = re.compile(r"^\S.*?:\d+: (?P<category>\w*Warning): ")
 _DIGITS = re.compile(r"\d+")
-#: How many texts are remembered, and how many lines of a traceback are held until its end comes.
+#: Number of remembered texts, and of buffered lines of an incomplete traceback.
 _REMEMBERED, _HELD_LINES = 500, 2000
 
 
 class Echoes:
-    """Folds what a rank prints that another rank has printed before."""
+    """Folds output that another rank has printed before."""
 
     def __init__(self) -> None:
-        #: By text the rank that printed it first.
+        #: The rank that printed a text first, by text.
         self._first: OrderedDict[str, int] = OrderedDict()
-        #: By rank the lines of a traceback whose end has not come yet.
+        #: Lines of an incomplete traceback, by rank.
         self._held: dict[int, list[str]] = {}
         #: Ranks whose next line belongs to a warning that was folded.
         self._skipping: set[int] = set()
@@ -37,7 +37,7 @@ class Echoes:
         return shown
 
     def finish(self, rank: int) -> list[str]:
-        """Return what is held of ``rank``: no more lines of it will come."""
+        """Return the buffered lines of ``rank``, after its last line."""
         self._skipping.discard(rank)
         return self._held.pop(rank, [])
 
@@ -47,7 +47,7 @@ class Echoes:
             held.append(line)
             if line.startswith(" ") and len(held) < _HELD_LINES:
                 return []
-            return self._whole_traceback(rank, self._held.pop(rank))
+            return self._fold_traceback(rank, self._held.pop(rank))
         if rank in self._skipping:
             self._skipping.discard(rank)
             if line.startswith("  "):
@@ -56,17 +56,17 @@ class Echoes:
             self._held[rank] = [line]
             return []
         if found := _WARNING.match(line):
-            return self._warning(rank, line, found["category"])
+            return self._fold_warning(rank, line, found["category"])
         return [line]
 
-    def _whole_traceback(self, rank: int, block: list[str]) -> list[str]:
+    def _fold_traceback(self, rank: int, block: list[str]) -> list[str]:
         # Numbers in the message differ between ranks: ports, processes, ranks.
         first = self._first_rank("\n".join([*block[:-1], _DIGITS.sub("#", block[-1])]), rank)
         if first == rank:
             return block
-        return [f"{block[-1]} (traceback as that of rank {first}; in full in the log of this rank)"]
+        return [f"{block[-1]} (same traceback as rank {first}; in full in the log of this rank)"]
 
-    def _warning(self, rank: int, line: str, category: str) -> list[str]:
+    def _fold_warning(self, rank: int, line: str, category: str) -> list[str]:
         first = self._first_rank(line, rank)
         if first == rank:
             return [line]
@@ -74,7 +74,7 @@ class Echoes:
         return [f"the same {category} as rank {first} (in full in the log of this rank)"]
 
     def _first_rank(self, text: str, rank: int) -> int:
-        """The rank that printed ``text`` first, which is ``rank`` where it is new."""
+        """Return the rank that printed ``text`` first: ``rank`` if it is new."""
         first = self._first.setdefault(text, rank)
         self._first.move_to_end(text)
         if len(self._first) > _REMEMBERED:

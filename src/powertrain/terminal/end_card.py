@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def end_rows(view: RunView) -> list[tuple[str, str]]:
-    """Label and value of each line of the end card; the first is the state in a word."""
+    """Return label and value of each line of the end card; the first is the state."""
     ended = view.ended
     if ended is None:
         return []
@@ -42,7 +42,7 @@ def end_rows(view: RunView) -> list[tuple[str, str]]:
 
 
 def end_card(view: RunView) -> str:
-    """The end card as plain text; "" for a run that has not ended."""
+    """Return the end card as plain text; "" for a run that has not ended."""
     rows = end_rows(view)
     if not rows:
         return ""

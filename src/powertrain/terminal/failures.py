@@ -22,10 +22,10 @@ def failure_report(
     logs: str = "",
     width: int | None = None,
 ) -> str:
-    """What went wrong, for a person: plain text, no markup, also the message of ``TrainingFailedError``.
+    """Return the failure report as plain text; also the message of ``TrainingFailedError``.
 
-    First the rank whose failure came first and is not the echo of another's: where in the user's code, type,
-    message. Then the other ranks, folded. ``reason`` says what was decided, ``logs`` where the output lies.
+    First the rank that failed first and not because of another: type, message and line of the user's code.
+    Then the other ranks, folded. ``reason`` is the decision, ``logs`` the directory of the output.
     ``width`` wraps the lines that can be wrapped. No line holds a control character or a secret of an address.
     """
     if not failures:
@@ -59,14 +59,14 @@ def _first_failure(failure: ev.WorkerFailure) -> list[str]:
             lines.append(f"      {failure.source.strip()}")
         lines += _callers(failure)
     elif failure.traceback.strip():
-        # No frame of the user's is known: the end of the traceback is the best there is.
+        # No frame of the user's code is known: show the end of the traceback.
         lines += ["    " + line for line in failure.traceback.strip().splitlines()[-12:]]
     lines += ["  " + cause for cause in failure.causes]
     return [*lines, "  " + _circumstances(failure)]
 
 
 def _callers(failure: ev.WorkerFailure) -> list[str]:
-    """Where the user's own code called the line that failed, the nearest first."""
+    """Return the callers of the failed line in the user's own code, the nearest first."""
     frames = users_frames(failure.traceback)
     if not frames or (frames[-1].file, frames[-1].line) != (failure.file, failure.line):
         return []
@@ -106,7 +106,7 @@ def _other_failures(first: ev.WorkerFailure, others: Sequence[ev.WorkerFailure])
 def _essence(failure: ev.WorkerFailure) -> tuple[str, ...]:
     if failure.error_type:
         return (failure.error_type, failure.message)
-    # A summary names its rank, which alone makes no difference.
+    # Summaries that differ only in the rank are the same.
     return (failure.kind, re.sub(r"\brank \d+\b", "rank", failure.summary, flags=re.IGNORECASE))
 
 

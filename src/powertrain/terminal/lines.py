@@ -33,7 +33,7 @@ class Line:
             object.__setattr__(self, "text", indent_continuation(without_colours(redact(self.text))))
 
     def plain(self) -> str:
-        """As it stands on a stream without colours."""
+        """Return the line for a stream without colours."""
         return self.text if self.rank < 0 else f"[rank {self.rank}] {self.text}"
 
 
@@ -50,7 +50,7 @@ class LineAssembler:
     def __init__(self) -> None:
         self._current = bytearray()
         self._returned = False
-        #: True while the unfinished line has been started over: a progress bar.
+        #: True while the unfinished line has been restarted by a carriage return: a progress bar.
         self.is_bar = False
 
     def feed(self, data: bytes) -> list[str]:
@@ -70,11 +70,11 @@ class LineAssembler:
         return lines
 
     def finish(self) -> list[str]:
-        """The unfinished line, if there is one."""
+        """Return the unfinished line, if there is one."""
         return [self._take()] if self._current else []
 
     def unfinished(self) -> str:
-        """The unfinished line as it stands."""
+        """Return the unfinished line."""
         return _readable(bytes(self._current))
 
     def _take(self) -> str:

@@ -25,16 +25,16 @@ from powertrain.terminal.view import checkpoint_text, late_text
 if TYPE_CHECKING:
     from powertrain.terminal.view import RunView
 
-#: Plain mode: at most one progress line in this many seconds.
-_PROGRESS_SECONDS = 5.0
-#: A row that some ranks have not reported is worth a plain line after this many seconds.
-_LATE_SECONDS = 5.0
+#: Plain mode: at least this many seconds between two progress lines.
+_PROGRESS_INTERVAL_S = 5.0
+#: Seconds after which late ranks get a plain line.
+_LATE_DELAY_S = 5.0
 
 
 class Narrator:
-    """Decides which lines a fact is worth. Pure: the same facts at the same times give the same lines.
+    """Turns facts into plain lines. Pure: the same facts at the same times give the same lines.
 
-    ``progress=False`` leaves out what a live region shows anyway. ``verbose`` 0 keeps only warnings and
+    ``progress=False`` leaves out the content of a live region. ``verbose`` 0 keeps only warnings and
     failures, 2 adds each process, phase and commit.
     """
 
@@ -44,12 +44,12 @@ class Narrator:
         self._unannounced: ev.RunStarted | None = None
         self._last_progress = -math.inf
         self._new_commit = False
-        self._told_slots = ""
-        self._told_late: tuple[int, tuple[int, ...]] | None = None
-        self._next_late = _LATE_SECONDS
+        self._last_slots_text = ""
+        self._last_late: tuple[int, tuple[int, ...]] | None = None
+        self._next_late = _LATE_DELAY_S
 
     def on_event(self, event: ev.Fact) -> list[Line]:
-        """The lines for ``event``, which the view has already folded."""
+        """Return the lines for ``event``, which the view has already folded."""
         lines = self._announcement(event)
         match event:
             case ev.SlotsWaited():
@@ -59,7 +59,7 @@ class Narrator:
             case ev.StartupMeasured() if startup_report.is_told(event):
                 lines += self._startup_measured(event)
             case ev.AttemptStarted():
-                self._last_progress, self._told_late = -math.inf, None
+                self._last_progress, self._last_late = -math.inf, None
             case ev.TrainingStarted() if self._verbose > 0:
                 lines.append(self._own(self._training_started()))
             case ev.Committed():
@@ -67,16 +67,16 @@ class Narrator:
             case ev.Stopping() if self._verbose > 0:
                 lines.append(self._own(f"stopping ({event.cause}): {event.reason}", "yellow"))
             case ev.UploadLagged() | ev.CheckpointFailed() | ev.ValidationEnded():
-                lines += self._of_a_checkpoint(event)
+                lines += self._checkpoint_lines(event)
             case ev.Notified() | ev.HangNoticed() | ev.HangOver():
-                lines += self._looming(event)
+                lines += self._notice_lines(event)
             case ev.Failed() | ev.Lost() | ev.Resized() | ev.RanksAbsent() | ev.Warned():
-                lines += self._trouble(event)
+                lines += self._problem_lines(event)
         return lines
 
     def on_row(self, now: float) -> list[Line]:
-        """A progress line if one is due."""
-        if not self.progress or now - self._last_progress < _PROGRESS_SECONDS:
+        """Return a progress line if one is due."""
+        if not self.progress or now - self._last_progress < _PROGRESS_INTERVAL_S:
             return []
         self._last_progress = now
         view = self._view
@@ -88,12 +88,12 @@ class Narrator:
         return [self._own(", ".join(part for part in parts if part))]
 
     def on_waiting(self, now: float) -> list[Line]:
-        """A line when ranks are late for long, and again each time the wait has doubled."""
+        """Return a line when ranks are late for long, and again each time the wait has doubled."""
         late = self._view.late
         if late is None or not self.progress:
             return []
-        if self._told_late != (late.row, late.ranks):
-            self._told_late, self._next_late = (late.row, late.ranks), _LATE_SECONDS
+        if self._last_late != (late.row, late.ranks):
+            self._last_late, self._next_late = (late.row, late.ranks), _LATE_DELAY_S
         if late.waited(now) < self._next_late:
             return []
         self._next_late = 2 * late.waited(now)
@@ -103,7 +103,7 @@ class Narrator:
         return Line(f"[{self._view.name}] {text}", style=style)
 
     def _announcement(self, event: ev.Fact) -> list[Line]:
-        """The start line waits for the fact after ``RunStarted``, which knows the number of workers."""
+        """Return the start line, which is delayed until the fact after ``RunStarted`` has the number of workers."""
         if isinstance(event, ev.RunStarted):
             self._unannounced = event
             return []
@@ -113,15 +113,15 @@ class Narrator:
         workers = f", {counted(self._view.workers, 'worker')}" if isinstance(event, ev.SlotsRequested) else ""
         if started.min_workers < started.max_workers:
             workers = f", {started.min_workers} to {started.max_workers} workers"
-        onward = f", goes on from row {started.row}" if started.checkpoint else ""
+        onward = f", resumes from row {started.row}" if started.checkpoint else ""
         return [self._own(f"run started in {self._view.path} ({started.engine} engine{workers}{onward})")]
 
     def _slots_waited(self, event: ev.SlotsWaited) -> list[Line]:
-        told = f"{event.granted} of {event.count} slots are there, {event.reason}"
-        if told == self._told_slots or not self.progress:
+        text = f"{event.granted} of {event.count} slots are available, {event.reason}"
+        if text == self._last_slots_text or not self.progress:
             return []
-        self._told_slots = told
-        return [self._own(told)]
+        self._last_slots_text = text
+        return [self._own(text)]
 
     def _training_started(self) -> str:
         view = self._view
@@ -130,7 +130,7 @@ class Narrator:
         return f"training started on {where} after {duration(view.startup_seconds)}{begin}"
 
     def _startup_measured(self, event: ev.StartupMeasured) -> list[Line]:
-        """A line, and what could be done about it; where it came to no first step, something else is worth more."""
+        """Return the start-up line and its advice; nothing by default for a start without a first step."""
         if self._verbose == 0 or (event.unfinished and self._verbose < 2):
             return []
         lines = [self._own(startup_report.line(event))]
@@ -139,15 +139,15 @@ class Narrator:
         return lines + [self._own(f"of the start-up, {text}") for text in startup_report.advice(event)]
 
     def _committed(self, event: ev.Committed) -> list[Line]:
-        """Rare commits get a line of their own; frequent ones go into the next progress line."""
-        rare = self.progress and event.time - self._last_progress >= _PROGRESS_SECONDS
+        """Return a line for a rare commit; frequent ones are added to the next progress line."""
+        rare = self.progress and event.time - self._last_progress >= _PROGRESS_INTERVAL_S
         if self._verbose > 1 or rare:
             self._new_commit = False
             return [self._own(f"{checkpoint_text(self._view)} committed: {event.checkpoint}")]
         self._new_commit = True
         return []
 
-    def _of_a_checkpoint(
+    def _checkpoint_lines(
         self, event: ev.UploadLagged | ev.CheckpointFailed | ev.ValidationEnded
     ) -> list[Line]:
         match event:
@@ -167,8 +167,8 @@ class Narrator:
                 return [self._own(f"the validation of {event.checkpoint} failed: {event.reason}", "yellow")]
         return []
 
-    def _looming(self, event: ev.Notified | ev.HangNoticed | ev.HangOver) -> list[Line]:
-        """What may come to nothing: a notice, a pause that looks like a hang, and its end."""
+    def _notice_lines(self, event: ev.Notified | ev.HangNoticed | ev.HangOver) -> list[Line]:
+        """Return lines for a preemption notice, a suspected hang, and the end of a hang."""
         match event:
             case ev.Notified():
                 left = f" ({duration(max(0.0, event.deadline - event.time))} left)" if event.deadline else ""
@@ -179,9 +179,11 @@ class Narrator:
                 lines = [self._own(first, "yellow")]
                 return lines + [Line("  " + text, style="yellow") for text in (*more, *kept)]
             case ev.HangOver():
-                return [self._own(f"it moves again, after {duration(event.seconds)}", "yellow")]
+                return [self._own(f"progress resumed after {duration(event.seconds)}", "yellow")]
 
-    def _trouble(self, event: ev.Failed | ev.Lost | ev.Resized | ev.RanksAbsent | ev.Warned) -> list[Line]:
+    def _problem_lines(
+        self, event: ev.Failed | ev.Lost | ev.Resized | ev.RanksAbsent | ev.Warned
+    ) -> list[Line]:
         match event:
             case ev.Failed():
                 return self._failed(event)
@@ -190,7 +192,7 @@ class Narrator:
                 return [self._own(text, "yellow")]
             case ev.Resized():
                 workers = counted(event.world_size, "worker")
-                return [self._own(f"going on with {workers}: {event.reason}", "yellow")]
+                return [self._own(f"continuing with {workers}: {event.reason}", "yellow")]
             case ev.RanksAbsent():
                 text = (
                     f"warning: {rank_list(event.ranks)} never reported while others wait at row {event.row}; "
@@ -202,14 +204,14 @@ class Narrator:
                 return [self._own(f"warning{who}: {event.message}", "yellow")]
 
     def _failed(self, event: ev.Failed) -> list[Line]:
-        """The whole report when the run goes on; at its end one line, as the error raised has the report."""
+        """Return the whole report if the run continues; otherwise one line, because the raised error has the report."""
         if event.decision == "give_up":
             first = next((f for f in event.failures if not f.secondary), None)
             what = one_line(headline_of(first), 300) if first else "failed"
             return [self._own(f"attempt {event.attempt} failed: {what}; {event.reason}", "red")]
-        # Where ranks share the driver's own output there is no log of theirs to point at.
+        # Ranks that share the driver's output have no log files.
         logs = f"{self._view.path}/logs" if recorded_traits(self._view.engine).owns_processes else ""
         report = failure_report(event.failures, event.reason, logs=logs)
         when = f" in {duration(event.delay)}" if event.delay else ""
-        lines = [self._own(f"attempt {event.attempt} failed; the run goes on{when}", "red")]
+        lines = [self._own(f"attempt {event.attempt} failed; the run continues{when}", "red")]
         return lines + [Line("  " + text, style="red") for text in report.splitlines()]

@@ -1,4 +1,4 @@
-"""The terminal's owner: live region, plain lines, and a thread of its own that writes."""
+"""Terminal: live region, plain lines, and the thread that writes them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 
-#: Live mode: pictures a second, and how long the launch is left alone before rich is imported.
-_REFRESH_SECONDS = 1 / 8
-_RICH_DELAY_SECONDS = 0.25
-#: Characters kept for a stream that does not take them; beyond it the oldest lines are left out, and counted.
+#: Live mode: seconds between two refreshes, and from the launch to the import of rich.
+_REFRESH_INTERVAL_S = 1 / 8
+_RICH_DELAY_S = 0.25
+#: Characters buffered for a blocked stream; beyond it the oldest lines are dropped, and counted.
 _PENDING_LIMIT = 8 * 2**20
-_CLOSE_SECONDS = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 
 
 def wants_live(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> bool:
-    """Whether a live region makes sense: a real, capable, interactive terminal that is not a notebook."""
+    """Return whether the stream supports a live region: a capable, interactive terminal, not a notebook."""
     environ = os.environ if environ is None else environ
     if stream is None or type(stream).__module__.startswith("ipykernel"):
         return False
@@ -55,7 +55,7 @@ def wants_live(stream: TextIO | None, environ: Mapping[str, str] | None = None) 
 
 
 def _guarded(method: Callable[Concatenate[Terminal, _P], None]) -> Callable[Concatenate[Terminal, _P], None]:
-    """Failures of ``method`` are noted once and never reach the run; after ``close`` it does nothing."""
+    """Log the first failure of ``method`` and never raise; does nothing after ``close``."""
 
     @functools.wraps(method)
     def call(self: Terminal, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -64,7 +64,7 @@ def _guarded(method: Callable[Concatenate[Terminal, _P], None]) -> Callable[Conc
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # showing a run must not end it
-            self._note(error)
+            self._warn_once(error)
 
     return call
 
@@ -78,7 +78,7 @@ class Terminal:
     """Shows one run on one stream.
 
     All methods may be called from any thread, return at once and never raise; ``close`` alone waits until the
-    stream has taken what was said. Nothing is printed after ``close``.
+    stream has taken all lines. Nothing is printed after ``close``.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Terminal:
         self._echoes = Echoes()
         self._closed = self._noted = self._card_shown = False
         self._stop = threading.Event()
-        #: Set while somebody talks in this terminal; and while the live region keeps off it for that.
+        #: Set while a debugger uses this terminal; and while the live region is suspended for that.
         self._held, self._off = threading.Event(), threading.Event()
         wanted = wants_live(self._stream) if live is None else live
         self._live = wanted and verbose > 0 and self._stream is not None and self._claim_live()
@@ -121,21 +121,21 @@ class Terminal:
             self._thread = threading.Thread(target=self._show_live, name="powertrain-terminal", daemon=True)
             self._thread.start()
 
-    # -- what the run says
+    # -- events of the run
 
     @_guarded
     def event(self, event: ev.Event) -> None:
-        """A fact of the run."""
+        """Show a fact of the run."""
         with self._lock:
             if isinstance(event, ev.AttemptStarted):
-                self._finish_lines()  # of processes that are no more
+                self._finish_lines()  # of processes that have exited
             self.view.on_event(event)
             self._queue(self._narrator.on_event(event))
         self._write()
 
     @_guarded
     def row(self, row: int, by_rank: Sequence[Mapping[str, Any] | None], at: float) -> None:
-        """Row ``row`` closed at ``at`` (Unix seconds) with these metrics, in rank order."""
+        """Show that ``row`` closed at ``at`` (Unix seconds) with these metrics, in rank order."""
         with self._lock:
             self.view.on_row(row, by_rank[0] if by_rank else None, at)
             lines = self._narrator.on_row(at)
@@ -146,7 +146,7 @@ class Terminal:
 
     @_guarded
     def waiting(self, row: int, ranks: Sequence[int], seconds: float) -> None:
-        """``ranks`` have not reported ``row``, which others did ``seconds`` ago. Empty: nobody is late."""
+        """Show ranks that have not reported ``row``, which others did ``seconds`` ago; none if empty."""
         now = time.time()
         with self._lock:
             self.view.on_waiting(row, ranks, seconds, now)
@@ -155,13 +155,13 @@ class Terminal:
 
     @_guarded
     def data(self, text: str) -> None:
-        """Rank 0 has read its data so far, in words."""
+        """Show the position of rank 0 in its data."""
         with self._lock:
             self.view.on_data(text)
 
     @_guarded
     def output(self, rank: int, data: bytes) -> None:
-        """Bytes that ``rank`` wrote, cut anywhere."""
+        """Show output of ``rank``, cut at any byte."""
         if self._log_to_file:
             return
         with self._lock:
@@ -173,29 +173,30 @@ class Terminal:
 
     @_guarded
     def text(self, text: str) -> None:
-        """Lines about the run as a whole."""
+        """Show lines about the run as a whole."""
         if self._verbose > 0:
             self._queue([Line(line) for line in text.splitlines()])
             self._write()
 
     @_guarded
     def hold(self) -> None:
-        """Write nothing before :meth:`release`, because a debugger talks in this terminal: what comes meanwhile is
-        kept. Waits for the live region to be gone."""
+        """Buffer all output until :meth:`release`, because a debugger uses this terminal.
+
+        Waits until the live region is removed."""
         self._held.set()
         if self._live:
-            self._off.wait(_CLOSE_SECONDS)
+            self._off.wait(_CLOSE_TIMEOUT_S)
 
     @_guarded
     def release(self) -> None:
-        """Show what came since :meth:`hold`, and go on."""
+        """Show the output since :meth:`hold`, and continue."""
         self._held.clear()
         self._write()
 
     def close(self, metrics: Mapping[str, Any] | None = None, checkpoint: str | None = None) -> None:
-        """Print what is left and the end card (of a run that ended), and leave the terminal as it was.
+        """Print buffered lines and the end card (of a run that ended), and restore the terminal.
 
-        ``metrics`` and ``checkpoint`` replace what the view saw last. May be called twice.
+        ``metrics`` and ``checkpoint`` replace those of the view. May be called twice.
         """
         if self._closed:
             return
@@ -206,11 +207,11 @@ class Terminal:
                 self._finish_lines()
             self._stop.set()
             if self._thread is not None:
-                self._thread.join(_CLOSE_SECONDS)
+                self._thread.join(_CLOSE_TIMEOUT_S)
             if self._thread is None or not self._thread.is_alive():
                 self._print_rest()
         except Exception as error:  # showing a run must not end it
-            self._note(error)
+            self._warn_once(error)
         finally:
             self._closed = True
 
@@ -240,7 +241,7 @@ class Terminal:
                 self._left_out += 1
 
     def _take(self, size: int) -> list[Line]:
-        """The oldest queued lines, about ``size`` characters of them."""
+        """Remove and return the oldest queued lines, about ``size`` characters."""
         taken: list[Line] = []
         with self._lock:
             if self._left_out:
@@ -255,25 +256,25 @@ class Terminal:
                 taken.append(line)
         return taken
 
-    def _note(self, error: Exception) -> None:
-        """Say once that showing the run failed."""
+    def _warn_once(self, error: Exception) -> None:
+        """Print one warning that showing the run failed."""
         if self._noted:
             return
         self._noted = True
         what = one_line(f"{type(error).__name__}: {error}", 300)
-        note = f"[{self.view.name}] the terminal could not show something ({what}); the run goes on"
+        note = f"[{self.view.name}] the terminal output failed ({what}); the run continues"
         self._queue([Line(note)])
         try:
             self._write()
-        except Exception:  # there is nowhere left to say it
+        except Exception:  # the warning cannot be printed either
             self._stream = None
 
     # -- plain mode
 
     def _write(self, wait: bool = False) -> None:
-        """Hand the stream what is queued, as far as it takes it without blocking, or all of it if ``wait``.
+        """Write queued lines as far as the stream does not block, or all of them if ``wait``.
 
-        One thread writes at a time; another's lines are written by the one that is at it.
+        One thread writes at a time, also the lines of other threads.
         """
         if self._live or (self._held.is_set() and not wait) or (self._shared and self._hand_over()):
             return
@@ -287,7 +288,7 @@ class Terminal:
                 self._writing.release()
 
     def _write_queued(self, wait: bool) -> bool:
-        """False when the stream takes no more for now."""
+        """Write queued lines; return False when the stream would block."""
         while True:
             if not self._unwritten:
                 self._unwritten = self._encodable("".join(line.plain() + "\n" for line in self._take(2**15)))
@@ -297,7 +298,7 @@ class Terminal:
             if self._stream is None or getattr(self._stream, "closed", False):
                 self._unwritten = ""
                 continue
-            if not wait and not _takes_more(self._stream):
+            if not wait and not _can_write(self._stream):
                 return False
             # Forgotten before it is written: after an error the same piece must not come again.
             self._unwritten = self._unwritten[PIECE:]
@@ -315,7 +316,7 @@ class Terminal:
         return text.encode(encoding, "replace").decode(encoding)
 
     def _hand_over(self) -> bool:
-        """Give the queued lines to the terminal that has the live region, if there is one."""
+        """Pass the queued lines to the terminal that has the live region, if there is one."""
         with _live_owner_lock:
             if _live_owner is None:
                 return False
@@ -332,15 +333,15 @@ class Terminal:
             return _live_owner is self
 
     def _show_live(self) -> None:
-        """The refresh thread. Whatever happens in it, callers then write for themselves."""
+        """Run the refresh thread. After its end, callers write themselves."""
         global _live_owner
         try:
-            if not self._stop.wait(_RICH_DELAY_SECONDS):
+            if not self._stop.wait(_RICH_DELAY_S):
                 self._run_live()
         except OSError:
             self._stream = None
         except Exception as error:  # showing a run must not end it
-            self._note(error)
+            self._warn_once(error)
         finally:
             with _live_owner_lock, self._lock:
                 _live_owner, self._live = None, False
@@ -351,20 +352,20 @@ class Terminal:
 
         console = Console(file=self._stream, force_terminal=True, highlight=False, markup=False, emoji=False)
         while not self._stop.is_set():
-            self._keep_off(console)
+            self._wait_until_released(console)
             self._draw_until_held(console)
         rows = end_rows(self.view)
         if rows:
             console.print(end_panel(self.view.name, rows))
             self._card_shown = True
 
-    def _keep_off(self, console: Console) -> None:
-        """Wait while somebody talks in the terminal."""
+    def _wait_until_released(self, console: Console) -> None:
+        """Wait while a debugger uses the terminal."""
         if self._held.is_set():
             self._print_queued(console)
         while self._held.is_set() and not self._stop.is_set():
             self._off.set()
-            self._stop.wait(_REFRESH_SECONDS)
+            self._stop.wait(_REFRESH_INTERVAL_S)
         self._off.clear()
 
     def _draw_until_held(self, console: Console) -> None:
@@ -382,7 +383,7 @@ class Terminal:
         with live:
             # Rich hides the cursor; a killed driver could not bring it back.
             console.show_cursor(True)
-            while not self._held.is_set() and not self._stop.wait(_REFRESH_SECONDS):
+            while not self._held.is_set() and not self._stop.wait(_REFRESH_INTERVAL_S):
                 self._refresh(console, live)
             self._print_queued(console)
             live.update("", refresh=True)
@@ -404,8 +405,8 @@ class Terminal:
             console.print(Text("\n").join(_line_text(line) for line in lines), soft_wrap=True)
 
 
-def _takes_more(stream: TextIO) -> bool:
-    """Whether a write of one piece will not block. True where that cannot be known."""
+def _can_write(stream: TextIO) -> bool:
+    """Return whether a write of one piece will not block; True if unknown."""
     if not hasattr(select, "poll"):
         return True
     try:

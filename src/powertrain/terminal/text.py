@@ -27,7 +27,7 @@ STATE_COLOURS = {
 
 
 def number(value: float) -> str:
-    """At most four significant digits; whole numbers below 100,000 as they are; 1.2 k, 3.4 M, 5.6 G above."""
+    """Return at most four significant digits; whole numbers below 100,000 unchanged; 1.2 k, 3.4 M, 5.6 G above."""
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, int) and abs(value) < 100_000:
@@ -116,7 +116,7 @@ def metric_value(value: Any) -> str:
 
 
 def metric_pairs(metrics: Mapping[str, Any], limit: int = _METRICS_SHOWN) -> list[tuple[str, str]]:
-    """Names and values as shown; nested names joined by a slash; what is beyond ``limit`` is counted."""
+    """Names and values as shown; nested names joined by a slash; those beyond ``limit`` are counted."""
     flat = _flattened(metrics, "")
     pairs = [(one_line(name, 40), metric_value(value)) for name, value in itertools.islice(flat, limit)]
     hidden = sum(1 for _ in flat)

@@ -36,7 +36,7 @@ class Late:
 
     row: int
     ranks: tuple[int, ...]
-    #: How long the others had waited at ``at`` (Unix seconds).
+    #: Seconds that the others had waited at ``at`` (Unix seconds).
     seconds: float
     at: float
 
@@ -47,7 +47,7 @@ class Late:
 
 @dataclass
 class RunView:
-    """What is worth showing of a run, folded from facts. Its size does not grow with the run's length."""
+    """The displayed state of a run, folded from facts. Its size does not grow with the run's length."""
 
     name: str = ""
     path: str = ""
@@ -55,7 +55,7 @@ class RunView:
     state: str = lifecycle.NEW
     reason: str = ""
     started: float = 0.0
-    #: Workers asked for, and what is missing while slots are waited for.
+    #: Requested workers, and missing resources while slots are waited for.
     workers: int = 0
     waiting_for: str = ""
     #: Number of the attempt, how many this controller began, when this one began.
@@ -63,9 +63,9 @@ class RunView:
     attempts: int = 0
     attempt_started: float = 0.0
     world_size: int = 0
-    #: Ranks whose process has answered.
+    #: Ranks whose process has connected.
     up: set[int] = field(default_factory=set)
-    #: What the start has taken so far: seconds by what they went into.
+    #: Seconds of the start so far, by phase.
     phases: dict[str, float] = field(default_factory=dict)
     slots_requested: float = 0.0
     #: From the attempt's begin to its training; 0 until then.
@@ -74,7 +74,7 @@ class RunView:
     row_time: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     late: Late | None = None
-    #: How far rank 0 has read its data: "train: epoch 3, 45 %".
+    #: Position of rank 0 in its data: "train: epoch 3, 45 %".
     data: str = ""
     checkpoint: str = ""
     checkpoint_row: int = 0
@@ -85,7 +85,7 @@ class RunView:
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_SAMPLES))
 
     def on_event(self, event: ev.Fact) -> None:
-        """Fold one fact. A fact out of order is shown as it comes: judging it is not the view's business."""
+        """Fold one fact. A fact out of order is shown as it comes: the view does not validate it."""
         try:
             self.state = lifecycle.next_state(self.state, event)
         except lifecycle.IllegalTransition:
@@ -119,7 +119,7 @@ class RunView:
                 self.ended, self.reason, self.late = event, event.reason, None
 
     def on_row(self, row: int, metrics: Mapping[str, Any] | None, time: float) -> None:
-        """Row ``row`` closed at ``time``; ``metrics`` are rank 0's, None where it took no part."""
+        """Record that ``row`` closed at ``time``; ``metrics`` are rank 0's, None if it took no part."""
         self.row, self.row_time = row, time
         if metrics is not None:
             self.metrics = dict(metrics)
@@ -132,15 +132,15 @@ class RunView:
             self._samples.popleft()
 
     def on_waiting(self, row: int, ranks: Sequence[int], seconds: float, at: float = 0.0) -> None:
-        """``ranks`` have not reported ``row`` while others have for ``seconds``; nobody any more if empty."""
+        """Record ranks that have not reported ``row`` while others have for ``seconds``; none if empty."""
         self.late = Late(row, tuple(ranks), seconds, at) if ranks else None
 
     def on_data(self, text: str) -> None:
-        """Data have been read so far."""
+        """Record the position in the data."""
         self.data = text
 
     def rate(self) -> float:
-        """Rows a second of late; 0 until two rows are known."""
+        """Return the recent rows per second; 0 until two rows are known."""
         if not self._samples:
             return 0.0
         began, first = self._samples[0]
@@ -148,7 +148,7 @@ class RunView:
         return (self.row - first) / elapsed if elapsed > 0 and self.row > first else 0.0
 
     def not_up(self) -> tuple[int, ...]:
-        """Ranks whose process has not answered yet."""
+        """Return ranks whose process has not connected yet."""
         return tuple(rank for rank in range(self.world_size) if rank not in self.up)
 
     def _begin_run(self, event: ev.RunStarted) -> None:
@@ -168,7 +168,7 @@ class RunView:
 
 
 def phases_text(view: RunView) -> str:
-    """What the start has taken so far, in the order in which it came."""
+    """Return the phases of the start so far, in order."""
     return ", ".join(f"{name} {duration(seconds)}" for name, seconds in view.phases.items())
 
 
@@ -186,7 +186,7 @@ Span = tuple[str, str]
 
 
 def live_rows(view: RunView, now: float, bars: Sequence[tuple[int, str]] = ()) -> list[list[Span]]:
-    """The live region at ``now``, line by line. ``bars`` are the ranks' unfinished progress bars."""
+    """Return the live region at ``now``, line by line. ``bars`` are the ranks' unfinished progress bars."""
     rows = [_headline(view, now)]
     if view.state == lifecycle.WAITING and view.waiting_for:
         rows.append([(one_line(view.waiting_for, 300), "yellow")])
@@ -235,7 +235,7 @@ def _row_line(view: RunView, now: float) -> list[Span]:
 
 
 def _bar_text(bar: str) -> str:
-    """A progress bar keeps its spaces, which draw it, and loses colours and control characters."""
+    """Return a progress bar with its spaces, but without colours and control characters."""
     return escape_controls(without_colours(bar))[:300]
 
 

@@ -1,4 +1,4 @@
-"""What a training loop does with its time, and what processes are doing: phases, steps, samples, stacks.
+"""Tracing of training loops and processes: phases, steps, samples, stacks.
 
 ``import powertrain.trace as traceml`` serves a script that was written for TraceML. Each name is loaded when it is
 first used, so that importing this package costs nothing.
@@ -36,13 +36,13 @@ __all__ = [
     "wrap_optimizer",
 ]
 
-#: Where each name is. The verdict on a script belongs to the diagnosis, which reads what is recorded here.
+#: The module of each name. The findings of a script belong to the diagnosis, which reads these records.
 _HOMES = {
     "final_summary": "powertrain.diagnosis.so_far",
     "init": "powertrain.diagnosis.script",
     "summary": "powertrain.diagnosis.so_far",
 }
-#: Other spellings, for people who come from TraceML.
+#: Other spellings, for users of TraceML.
 _ALIASES = {"start": "init"}
 
 

@@ -24,7 +24,7 @@ from powertrain.trace.machine import samples
 from powertrain.trace.recording import phases
 
 #: Kinds of frames: records of steps, samples, and text (one JSON object).
-#: 1 is what looks were before they told of stolen cores: it is passed over.
+#: 1 are samples of earlier versions without stolen cores: they are skipped.
 STEPS, FACTS, SAMPLES = 0, 2, 3
 _END = 4
 #: Added to the kind of a frame whose head has a hash.
@@ -44,10 +44,10 @@ class PartFrame(NamedTuple):
 
 
 class PartContent(NamedTuple):
-    """What could be read of a part."""
+    """The readable content of a part."""
 
     frames: list[PartFrame]
-    #: What is wrong with what follows these frames; "" for nothing, or where a part that grows ends within a frame.
+    #: The error after these frames; "" for none, or if a growing part ends within a frame.
     damage: str = ""
 
 
@@ -73,7 +73,7 @@ def _head_of(frame: PartFrame) -> bytes:
 
 
 def read_part(data: bytes, is_growing: bool) -> PartContent:
-    """Decode a part up to its end, or to what is cut or damaged. Never raises.
+    """Decode a part up to its end, or to a cut or damaged frame. Never raises.
 
     Args:
         data: The content of the file.
@@ -118,7 +118,7 @@ class _Head(NamedTuple):
 
 
 def _read_head(data: bytes, offset: int) -> _Head | str | None:
-    """The head of the frame at ``offset``; what is wrong with it; None where the data end within it."""
+    """Return the head of the frame at ``offset``, or its error; None if the data end within it."""
     if offset + _HEAD.size > len(data):
         return None
     length, attempt, rank, kind, digest = _HEAD.unpack_from(data, offset)
@@ -133,7 +133,7 @@ def _read_head(data: bytes, offset: int) -> _Head | str | None:
 
 
 def _fault_of(frame: PartFrame) -> str:
-    """What keeps a frame from being read; "" for nothing."""
+    """Return the error of a frame; "" for none."""
     size = {STEPS: phases.RECORD_SIZE, SAMPLES: samples.SAMPLE_SIZE}.get(frame.kind)
     if size is not None and len(frame.data) % size:
         return "its data are not whole records"

@@ -1,8 +1,8 @@
-"""What ranks record, on disk: every step of every rank as long as there is room, then every few steps of the oldest.
+"""Records of ranks on disk: every step of every rank up to a size limit, then a selection of the oldest.
 
 The holder of the run's lease writes parts, ``telemetry/{lease}-{part}-{level}.frames``. A part is a row of frames, each
 with some records of one rank and its own checksum. The newest part is a file that grows, ``telemetry/{lease}.open``:
-what was added survives the death of the process at the latest a second later. When it is large enough it becomes a part
+records survive the death of the process at the latest a second later. When it is large enough it becomes a part
 that never changes again.
 
 When all parts together exceed the budget the oldest one is thinned: of each :data:`GROUP` steps the fastest, the median
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 BUDGET = 64 << 20
 #: Bytes of one part.
 PART = 4 << 20
-#: Of so many steps three stay when a part is thinned.
+#: Three of this many steps stay when a part is thinned.
 GROUP = 12
 #: Bytes that may wait to be written; more is dropped, oldest first, and counted.
 _BACKLOG = 16 << 20
@@ -82,7 +82,7 @@ def decode(data: bytes) -> Iterator[PartFrame]:
 
 
 def thinned(frames: Iterable[PartFrame], group: int = GROUP) -> list[PartFrame]:
-    """Of each ``group`` steps of an attempt the fastest, the median and the slowest, by the rank that took longest.
+    """Return the fastest, the median and the slowest of each ``group`` steps, by the slowest rank.
 
     Samples are thinned alike, to every fourth; facts stay. The same steps stay on every rank, so that they can still be
     compared.
@@ -144,12 +144,12 @@ def _telling_steps(tables: list[NDArray[np.void]], size: int) -> NDArray[np.uint
 class TelemetryStore:
     """The writing end, for the holder of lease ``lease``. ``add`` may be called by any thread, and never waits.
 
-    Telemetry is not worth a run: what storage does not take is dropped, and :attr:`dropped` counts it.
+    Telemetry never fails a run: records that storage refuses are dropped, and :attr:`dropped` counts them.
     """
 
     def __init__(self, storage: Storage, lease: int, *, budget: int = BUDGET, part: int = PART) -> None:
         """``storage`` is the run's; it must have real files for what grows (``local_path``)."""
-        # Less patient than for what counts: a storage that does not answer must not keep a run from its end.
+        # A shorter timeout than for checkpoints: storage that does not reply must not delay the run's end.
         self._storage, self._lease = storage.within(_PATIENCE), lease
         self._budget, self._part_size = budget, part
         #: Elsewhere the file that grew goes to storage as it is, by whoever carries it there.
@@ -177,14 +177,14 @@ class TelemetryStore:
                 self.dropped += 1
 
     def close(self) -> None:
-        """Write what is there, and stop. Again is fine."""
+        """Write pending records, and stop. May be called again."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
 
     def abandon(self) -> None:
-        """Stop and write nothing more: the directory was removed, and one made anew has files of the same names."""
+        """Stop without writing: the directory was removed, and a new one has files of the same names."""
         self._is_abandoned = True
         self.close()
 
@@ -198,7 +198,7 @@ class TelemetryStore:
             if self._is_abandoned:
                 self._open.close(keep=True)
                 return
-            # Whatever fails, of storage or of ours: a run is not ended for what it says of itself.
+            # Any error, of storage or of this code: telemetry must not end a run.
             try:
                 self._save(frames, closing)
                 if not recovered and not (closing and self._is_troubled):
@@ -214,9 +214,9 @@ class TelemetryStore:
     def _tell(self, trouble: str) -> None:
         """Say when it begins and when it is over, and not in between."""
         if trouble and not self._is_troubled:
-            _logger.warning("What ranks record of their time cannot be written: %s", trouble)
+            _logger.warning("Telemetry of the ranks cannot be written: %s", trouble)
         elif self._is_troubled and not trouble:
-            _logger.warning("What ranks record of their time is written again.")
+            _logger.warning("Telemetry of the ranks is written again.")
         self._is_troubled = bool(trouble)
 
     def _save(self, frames: list[PartFrame], closing: bool) -> None:
@@ -234,7 +234,7 @@ class TelemetryStore:
             self._keep_within_budget()
 
     def _recover(self) -> None:
-        """Make parts of what earlier holders of the lease have left open."""
+        """Turn the open files of earlier lease holders into parts."""
         for entry in self._storage.list("telemetry"):
             found = _OPEN_KEY.fullmatch(entry.key)
             if found and int(found[1]) != self._lease:
@@ -292,7 +292,9 @@ class _OpenPart:
         path = storage.local_path(f"telemetry/{lease:04d}.open")
         if path is None:
             where = without_secrets(storage.uri)
-            raise StorageError(f"Telemetry cannot be kept at {where!r}: what grows needs real files.")
+            raise StorageError(
+                f"Telemetry cannot be kept at {where!r}: growing files need a real file system."
+            )
         self._path = path
         self._file: FileIO | None = None
         self.size = 0
@@ -337,12 +339,12 @@ class RecordedTelemetry:
     steps: dict[int, dict[int, NDArray[np.void]]]
     samples: dict[int, dict[int, NDArray[np.void]]]
     facts: dict[int, dict[int, dict[str, Any]]]
-    #: How often the oldest part was thinned; 0 where every step is there.
+    #: Number of times the oldest part was thinned; 0 if every step is kept.
     level: int
 
 
 def read(storage: Storage) -> RecordedTelemetry:
-    """What is on disk, whatever happened to who wrote it: what is cut or damaged is passed over."""
+    """Return the records on disk; cut or damaged parts are skipped."""
     parts = _parts(storage)
     found = RecordedTelemetry({}, {}, {}, max((level for *_, level, _ in parts), default=0))
     pieces: dict[tuple[int, int, int], list[bytes]] = {}
@@ -362,7 +364,7 @@ def read(storage: Storage) -> RecordedTelemetry:
 
 
 def _frames(storage: Storage, key: str) -> list[PartFrame]:
-    """The frames of a part or of what grows, with a warning where it is damaged or cannot be read."""
+    """Return the frames of a part or growing file, with a warning if it is damaged or unreadable."""
     try:
         content = _content_of(storage, key)
     except FileNotFoundError:  # it became a part, or was thinned, meanwhile
@@ -376,7 +378,7 @@ def _frames(storage: Storage, key: str) -> list[PartFrame]:
 
 
 def _content_of(storage: Storage, key: str) -> PartContent:
-    """What is in a part or in what grows; a file that is larger than any of ours is damaged."""
+    """Return the content of a part or growing file; a file above the size limit is damaged."""
     try:
         data = storage.get(key, limit=LARGE_RECORD_BYTES_LIMIT)
     except OSError as error:
@@ -387,11 +389,11 @@ def _content_of(storage: Storage, key: str) -> PartContent:
 
 
 def _warn_of_damage(key: str, why: str) -> None:
-    _logger.warning("The telemetry file %r is damaged, and what follows in it was passed over: %s", key, why)
+    _logger.warning("The telemetry file %r is damaged, and the rest of it was skipped: %s", key, why)
 
 
 def _once(records: NDArray[np.void], field: str) -> NDArray[np.void]:
-    """Ascending by the field, each value once: a crash can leave records in a part and in what it was made of."""
+    """Return records ascending by the field, without duplicates, which a crash can leave."""
     import numpy as np
 
     _, first = np.unique(records[field], return_index=True)

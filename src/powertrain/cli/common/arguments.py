@@ -1,4 +1,4 @@
-"""What several verbs are told in the same way."""
+"""Arguments and options that several verbs share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-Run = Annotated[
-    str, typer.Argument(help="A run: its name, its path, or its address; SWEEP/TRIAL for one of a sweep.")
-]
+Run = Annotated[str, typer.Argument(help="Run name, path or address; SWEEP/TRIAL for a trial of a sweep.")]
 Storage = Annotated[
-    str, typer.Option(help="Storage path; the default one when left out.", show_default=False)
+    str, typer.Option(help="Storage path; the default storage path when omitted.", show_default=False)
 ]
 Ranks = Annotated[
     list[str] | None,
@@ -19,7 +17,7 @@ Ranks = Annotated[
 Attempt = Annotated[
     int | None,
     typer.Option(
-        help="Which attempt of the run; the newest with enough steps when left out.",
+        help="Attempt to read; the newest with enough steps when omitted.",
         show_default=False,
         min=0,
     ),

@@ -1,4 +1,4 @@
-"""Asking a run that is under way, and what to say when it is not."""
+"""Requests to a live run, and the errors for a run that cannot be reached."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from powertrain.storage.addresses import without_secrets
 if TYPE_CHECKING:
     from powertrain.cli.common.finding import FoundRun
 
-#: Seconds for a run to say how it stands; one whose process is suspended (Ctrl-Z) says nothing.
-_STANDS_WITHIN = 3.0
+#: Seconds to wait for the status of a run; a suspended process (Ctrl-Z) does not reply.
+_STATUS_TIMEOUT_S = 3.0
 
 
 def ask(
-    run: FoundRun, question: protocol.Question, told: Callable[[protocol.Part], None] | None = None
+    run: FoundRun, question: protocol.Question, on_part: Callable[[protocol.Part], None] | None = None
 ) -> protocol.Answer:
-    """The answer of a run; ``told`` is called with each part that comes before it.
+    """Send a request to a run and return its final reply; ``on_part`` is called with each part before it.
 
-    Raises :class:`StorageError` that says where the run is, where it cannot be asked from here.
+    Raises :class:`StorageError` with the location of the run if it cannot be reached from here.
     """
     if run.live is None:
         raise StorageError(out_of_reach(run))
@@ -31,33 +31,33 @@ def ask(
         for reply in protocol.ask_run(run.live.directory, question):
             if isinstance(reply, protocol.Answer):
                 return reply
-            if told is not None:
-                told(reply)
+            if on_part is not None:
+                on_part(reply)
     except OSError as error:
         raise StorageError(
             f"The {run.noun} {run.name!r} (process {run.live.card.pid}) did not answer: {error}. 'powertrain show' "
-            "says whether it has ended."
+            "tells whether it has ended."
         ) from error
     raise AssertionError("a reply ends with an answer")
 
 
 def how_it_stands(live: protocol.LiveRun) -> protocol.Description | None:
-    """What a run under way says of itself; None where it does not answer any more."""
+    """Return the status of a live run; None if it does not reply."""
     try:
-        parts = list(protocol.ask_run(live.directory, protocol.Describe(), _STANDS_WITHIN))
+        parts = list(protocol.ask_run(live.directory, protocol.Describe(), _STATUS_TIMEOUT_S))
     except OSError:
         return None
     return next((part for part in parts if isinstance(part, protocol.Description)), None)
 
 
 def out_of_reach(run: FoundRun) -> str:
-    """Why a run that does not listen here cannot be asked: who runs it, or that nobody does."""
+    """Return the reason why a run cannot be reached here: it has ended, or another user or host runs it."""
     where = f"The {run.noun} {run.name!r} at {without_secrets(run.place.uri)}"
-    about = f"{where} is not under way on this machine as this user"
+    about = f"{where} is not running on this machine as this user"
     holder = current_holder(run.place)
     if holder is None or holder.released:
-        return f"{about}: it has ended. 'powertrain ls' lists the runs that are under way."
+        return f"{about}: it has ended. 'powertrain ls' lists active runs."
     who = f"process {holder.pid} of user {holder.user!r} on host {holder.host!r}"
     if holder.host != socket.gethostname():
-        return f"{about}. It was started by {who}: ask there, as that user."
-    return f"{about}. It was started by {who}, which is gone, or does not listen to this user."
+        return f"{about}. It was started by {who}: run this command there, as that user."
+    return f"{about}. It was started by {who}, which has exited, or does not accept connections of this user."

@@ -1,4 +1,4 @@
-"""Which run or sweep is meant: by a path, an address, or a name, the same for every verb."""
+"""Find a run or sweep by path, address or name, the same for every verb."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from powertrain.storage.base import RECORD_BYTES_LIMIT, TEMPORARY_PREFIX
 from powertrain.storage.files.descriptors import open_below
 from powertrain.storage.files.private_roots import runtime_roots
 
-#: What only runs have below their directory: most have all of these.
-_OF_A_RUN = ("journal", "telemetry", "lease")
-#: Seconds for storage to answer whether the environment has credentials for it.
+#: Directories that only runs have: most have all of these.
+_RUN_DIRECTORIES = ("journal", "telemetry", "lease")
+#: Seconds to wait for storage when its credentials from the environment are checked.
 _ANSWER_TIMEOUT_S = 3.0
-#: Bytes of a journal's first line that tell what it is of.
+#: Bytes of a journal's first line, which tells runs from sweeps.
 _FIRST_LINE_BYTES = 4096
-#: Names that are told to somebody who asked for one that is not there.
-_NAMES_TOLD = 10
+#: Names listed in the error for an unknown run.
+_NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run or a sweep, where it is kept, and how to reach it where it is under way on this machine."""
+    """A run or sweep: its storage, and its connection if it is live on this machine."""
 
     name: str
     place: Storage
@@ -39,43 +39,43 @@ class FoundRun:
 
     @property
     def noun(self) -> str:
-        """What it is, in words."""
+        """The noun for messages."""
         return "sweep" if self.is_sweep else "run"
 
     @property
     def places(self) -> list[Storage]:
-        """Where its journal and its logs are to be found. On storage without real files, those of a run under way on
-        this machine grow in a directory of this machine, which comes first and is gone when the run has ended."""
+        """Storages that hold its journal and logs. On storage without real files, those of a live run grow in a
+        directory of this machine, which comes first and is removed when the run has ended."""
         files = self.live.card.files if self.live is not None else ""
         growing = [open_storage(files)] if files and files != self.place.uri else []
         return [*growing, self.place]
 
 
 def find_run(run: str, storage: str = "") -> FoundRun:
-    """The run that is meant; raises :class:`StorageError` that says where was looked, where there is none.
+    """Return the named run; raises :class:`StorageError` with the searched locations if there is none.
 
     With a storage path it is the run of that name there. A run with a slash, or ".", is itself a path or an address; if
-    there is none, it is SWEEP/TRIAL. A bare name is looked for among the runs under way on this machine, then in the
+    there is none, it is SWEEP/TRIAL. A bare name is looked up among the live runs of this machine, then in the
     default storage path.
     """
     found = find_run_or_sweep(run, storage)
     if found.is_sweep:
         raise StorageError(
-            f"{found.name!r} is a sweep, and this is for runs. Name one of its trials: {found.name}/TRIAL, or its "
-            f"path. 'powertrain show {found.name}' lists them."
+            f"{found.name!r} is a sweep, and this command takes a run. Name one of its trials: {found.name}/TRIAL, "
+            f"or its path. 'powertrain show {found.name}' lists them."
         )
     return found
 
 
 def find_run_or_sweep(run: str, storage: str = "") -> FoundRun:
-    """As :func:`find_run`, for verbs that know sweeps."""
+    """Return the named run or sweep, like :func:`find_run`."""
     found = _find(run, storage)
     return replace(found, is_sweep=_is_sweep(found))
 
 
 def _find(run: str, storage: str) -> FoundRun:
     if not run:
-        raise StorageError("The name of the run is empty. See 'powertrain ls' for those that are there.")
+        raise StorageError("The name of the run is empty. 'powertrain ls' lists the runs.")
     live = protocol.live_runs(*runtime_roots())
     if storage:
         return _in_storage(run, open_storage(storage), live)
@@ -84,14 +84,14 @@ def _find(run: str, storage: str) -> FoundRun:
     named = [one for one in live if one.card.name == run]
     if len(named) > 1:
         paths = ", ".join(without_secrets(one.card.path) for one in named)
-        raise StorageError(f"{len(named)} runs named {run!r} are under way: {paths}. Name one by its path.")
+        raise StorageError(f"{len(named)} active runs are named {run!r}: {paths}. Name one by its path.")
     if named:
         return FoundRun(run, _place_of(named[0].card), named[0])
     return _in_storage(run, open_storage(default_storage()), live)
 
 
 def _place_of(card: protocol.Card) -> Storage:
-    """Where a live run is kept; one on a file system of its user's own has only its growing files to be seen here."""
+    """Return the storage of a live run; for a user's own file system, only its growing files are accessible here."""
     try:
         place = open_storage(card.path)
         if card.has_credentials:  # the environment may have others that do as well
@@ -102,14 +102,14 @@ def _place_of(card: protocol.Card) -> Storage:
 
 
 def _at_path(run: str, live: Iterable[protocol.LiveRun]) -> FoundRun | None:
-    """The run at a path or an address; None where there is none."""
+    """Return the run at a path or an address; None if there is none."""
     place = open_storage(run.rstrip("/") or "/")
     found = FoundRun(_name_at(place.uri), place, _of_path(live, place.uri))
     return found if found.live is not None or _is_run(place) else None
 
 
 def _trial_of_sweep(run: str, live: list[protocol.LiveRun]) -> FoundRun:
-    """The trial that SWEEP/TRIAL names, of a sweep under way on this machine or in the default storage path."""
+    """Return the trial SWEEP/TRIAL of a live sweep on this machine or of one in the default storage path."""
     sweep, _, trial = run.rstrip("/").rpartition("/")
     if not _is_name_of_trial(sweep, trial):
         raise StorageError(
@@ -132,7 +132,7 @@ def _trial_of_sweep(run: str, live: list[protocol.LiveRun]) -> FoundRun:
 
 
 def _is_name_of_trial(sweep: str, trial: str) -> bool:
-    """Whether two parts of what was given can be names, and not only parts of a path or an address."""
+    """Return whether both parts can be names, rather than parts of a path or an address."""
     return bool(sweep and trial) and "/" not in sweep and not {sweep, trial} & {".", "..", "~"}
 
 
@@ -152,19 +152,19 @@ def _of_path(live: Iterable[protocol.LiveRun], path: str) -> protocol.LiveRun | 
 
 
 def _name_at(path: str) -> str:
-    """The name of the run at a path or an address: what follows a "?" in an address is none of it."""
+    """Return the name of the run at a path or an address, without the query of an address."""
     address = path.partition("?")[0] if "://" in path else path
     return address.rstrip("/").rpartition("/")[2]
 
 
 def _is_run(place: Storage) -> bool:
-    return any(place.list(prefix) for prefix in _OF_A_RUN)
+    return any(place.list(prefix) for prefix in _RUN_DIRECTORIES)
 
 
 def _is_sweep(found: FoundRun) -> bool:
     if found.live is None:
         return _has_sweep_record(found.place)
-    # Its growing journal says it without a request to storage, which may not even be within reach of this process.
+    # Its growing journal is read without a request to storage, which this process may not be able to reach.
     files = open_storage(found.live.card.files or found.place.uri)
     for entry in files.list("journal") if files.local_path("journal") is not None else []:
         with contextlib.suppress(OSError), open(_descriptor_of(files, entry.key), "rb") as file:
@@ -178,7 +178,7 @@ def _has_sweep_record(place: Storage) -> bool:
         place.get(SWEEP_RECORD, limit=RECORD_BYTES_LIMIT)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
-    except OSError:  # it is there, and whoever reads it says what is wrong with it
+    except OSError:  # it exists, and its reader reports the error
         return True
     return True
 
@@ -191,44 +191,44 @@ def _descriptor_of(files: Storage, key: str) -> int:
 
 def _unknown(run: str, place: Storage, live: list[str]) -> str:
     names = run_names(place)
-    near = difflib.get_close_matches(run, names, _NAMES_TOLD)
-    told = near or names[:_NAMES_TOLD]
+    near = difflib.get_close_matches(run, names, _NAMES_SHOWN)
+    told = near or names[:_NAMES_SHOWN]
     hidden = len(names) - len(told)
-    there = f"It has {', '.join(map(repr, told))}" if told else "It has no run at all"
+    there = f"It has {', '.join(map(repr, told))}" if told else "It has no runs"
     more = f" and {hidden} more" if hidden else ""
-    going = f"Under way on this machine: {', '.join(map(repr, sorted(set(live))))}." if live else ""
+    going = f"Active on this machine: {', '.join(map(repr, sorted(set(live))))}." if live else ""
     return " ".join(
         part
         for part in (
             f"There is no run {run!r} in {without_secrets(place.uri)}. {there}{more}.",
             going,
-            "Name one of its runs, or another place with --storage.",
+            "Name one of its runs, or another storage path with --storage.",
         )
         if part
     )
 
 
-#: What only sweeps have in their directory.
+#: The file that only sweeps have.
 SWEEP_RECORD = "sweep.json"
 
 
 def real_path(path: str) -> str:
-    """The path or address of a run, the same for all ways that lead to it."""
+    """Return the canonical path or address of a run."""
     return strip_secrets(path) if "://" in path else os.path.realpath(path)
 
 
 def default_storage() -> str:
-    """Where runs go that name no storage path."""
+    """Return the default storage path."""
     return str(RunConfig().storage_root)
 
 
 def run_names(place: Storage) -> list[str]:
-    """Names below ``place`` that have a journal, or something in its place."""
+    """Return names below ``place`` that have a journal, or another file in its place."""
     return names_in(place)[0]
 
 
 def names_in(place: Storage) -> tuple[list[str], list[str]]:
-    """Names below ``place`` that have a journal, or something in its place; and those of them that are of sweeps."""
+    """Return names below ``place`` that have a journal, or another file in its place; and the sweeps among them."""
     inside = place.local_path("x")
     if inside is not None:  # one run at a time: a run that cannot be listed keeps no other from being listed
         names = sorted(name for name in _directories_in(inside.parent) if _has_journal(place.child(name)))
@@ -240,7 +240,7 @@ def names_in(place: Storage) -> tuple[list[str], list[str]]:
 
 
 def _directories_in(path: Path) -> list[str]:
-    """Names of the directories in ``path`` itself, without links and unfinished writes."""
+    """Return names of the directories in ``path`` itself, without links and unfinished writes."""
     try:
         entries = list(os.scandir(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -253,7 +253,7 @@ def _directories_in(path: Path) -> list[str]:
 
 
 def _has_journal(run: Storage) -> bool:
-    """True where a run of real storage has a journal with something in it, or something else in its place."""
+    """Return whether a run of real storage has a non-empty journal, or another file in its place."""
     path = run.local_path("journal")
     try:
         return path is not None and bool(os.listdir(path))

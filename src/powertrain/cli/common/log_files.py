@@ -21,7 +21,7 @@ _RANKS_LOG = re.compile(r"logs/attempt-(\d+)/rank-(\d+)\.log")
 
 @dataclass(frozen=True, order=True)
 class LogFile:
-    """What one rank of one attempt wrote."""
+    """The log of one rank in one attempt."""
 
     attempt: int
     rank: int
@@ -35,17 +35,17 @@ class LogFiles:
     def __init__(self, run: FoundRun) -> None:
         self._places = run.places
         self._fetched: tempfile.TemporaryDirectory[str] | None = None
-        #: True when looking costs next to nothing.
+        #: True when listing costs next to nothing.
         self.are_near = run.places[0].local_path("logs") is not None
 
     def close(self) -> None:
-        """Remove what was fetched. Again is fine."""
+        """Remove fetched files. May be called again."""
         if self._fetched is not None:
             self._fetched.cleanup()
             self._fetched = None
 
     def list(self, attempt: int | None = None) -> list[LogFile]:
-        """By attempt and rank. Those of one attempt are all in the same place, so that no other is asked for them."""
+        """Return log files by attempt and rank. Those of one attempt are all in the same storage."""
         below = "logs" if attempt is None else f"logs/attempt-{attempt}"
         found: dict[str, LogFile] = {}
         for place in self._places:
@@ -59,7 +59,7 @@ class LogFiles:
 
     @contextlib.contextmanager
     def open(self, log: LogFile) -> Iterator[BinaryIO]:
-        """The file as it is now; raises ``FileNotFoundError`` where it is gone."""
+        """Open the current file; raises ``FileNotFoundError`` if it is gone."""
         for place in self._places:
             path = place.local_path(log.key) or self._fetch(place, log.key)
             try:
@@ -77,7 +77,7 @@ class LogFiles:
         raise FileNotFoundError(log.key)
 
     def _fetch(self, place: Storage, key: str) -> Path:
-        """The file on this machine as it is in ``place`` now; it is not there where it is gone."""
+        """Download the file from ``place`` and return its path, which does not exist if the file is gone."""
         if self._fetched is None:
             self._fetched = tempfile.TemporaryDirectory(prefix="powertrain-logs-")
         path = Path(self._fetched.name, key)
@@ -94,7 +94,7 @@ class _Reading:
 
 
 class Readings:
-    """How far each file has been read. ``show`` is called with lines of a rank, in the order of its file."""
+    """Read positions of log files. ``show`` is called with lines of a rank, in the order of its file."""
 
     def __init__(
         self, files: LogFiles, show: Callable[[int, list[bytes]], None], pattern: re.Pattern[str] | None
@@ -103,7 +103,7 @@ class Readings:
         self._by_key: dict[str, _Reading] = {}
 
     def read(self, log: LogFile, last: int | None = None) -> None:
-        """Show what is new in the file; when it is read first, only its ``last`` so many lines where given."""
+        """Show new lines of the file; on the first read only the ``last`` lines, if given."""
         reading = self._by_key.get(log.key)
         if reading is not None and log.size <= reading.offset:
             return
@@ -119,12 +119,12 @@ class Readings:
                 self._show_lines(log.rank, reading.lines.feed(piece))
 
     def finish(self, log: LogFile) -> None:
-        """Nothing more comes: show what is left of a line without an end."""
+        """Show the rest of an unterminated line, after the last read."""
         if (reading := self._by_key.get(log.key)) is not None:
             self._show_lines(log.rank, reading.lines.finish())
 
     def _begin(self, log: LogFile, file: BinaryIO, last: int | None) -> int:
-        """Where to read on from; the last lines that match have been shown by then, where those are asked for."""
+        """Return the offset to read from; shows the last matching lines first if they are limited."""
         if last is None:
             return 0
         if self._pattern is None:

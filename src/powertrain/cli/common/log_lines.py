@@ -1,7 +1,7 @@
-"""Lines of log files: cut out of what a file holds, found from its end, made fit for a terminal.
+"""Lines of log files: split, read from the end, made safe for a terminal.
 
-A log holds whatever a rank wrote: no line has to end, be text, or be short. Memory holds little of one file at a time,
-and a line that is longer than :data:`LONGEST` comes in pieces.
+A log holds arbitrary output of a rank: lines may be unterminated, binary or long. Little of one file is in memory at a
+time, and a line that is longer than :data:`LONGEST` comes in pieces.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PIECE = 1 << 16
 
 
 class LineSplitter:
-    """Cuts what is fed to it into lines, without their ends."""
+    """Splits bytes into lines, without their ends."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in ``data``; of one that gets too long, pieces."""
+        """Return the lines that end in ``data``; a line that is too long comes in pieces."""
         *whole, rest = (self._rest + data).split(b"\n")
         if max(map(len, whole), default=0) > LONGEST:
             whole = [piece for line in whole for piece in _pieces(line)]
@@ -34,24 +34,24 @@ class LineSplitter:
         return whole + full
 
     def finish(self) -> list[bytes]:
-        """What is left of a line that never ended."""
+        """Return the rest of an unterminated line."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
 
 def _pieces(line: bytes) -> list[bytes]:
-    """``line`` in pieces that are not too long; at least one."""
+    """Return ``line`` in pieces that are not too long; at least one."""
     return [line[start : start + LONGEST] for start in range(0, len(line), LONGEST)] or [b""]
 
 
 def read_pieces(file: BinaryIO) -> Iterator[bytes]:
-    """What the file holds from where it stands, in pieces."""
+    """Yield the rest of the file in pieces."""
     while piece := file.read(_PIECE):
         yield piece
 
 
 def start_of_last(file: BinaryIO, count: int) -> int:
-    """Where the last ``count`` lines begin. Only the end of the file is read, in pieces."""
+    """Return the offset of the last ``count`` lines. Only the end of the file is read, in pieces."""
     end = position = file.seek(0, os.SEEK_END)
     if count <= 0 or end == 0:
         return end
@@ -71,9 +71,9 @@ def start_of_last(file: BinaryIO, count: int) -> int:
 
 
 def last_matching(file: BinaryIO, count: int, pattern: re.Pattern[str]) -> tuple[list[bytes], int]:
-    """The last ``count`` lines of the file in which ``pattern`` is found, and where to read on.
+    """Return the last ``count`` lines of the file that match ``pattern``, and the offset to read from.
 
-    A line that has not ended is left to be read on; where it matches so far, it is one of the ``count``.
+    An unterminated line is left to the next read; if it matches so far, it is one of the ``count``.
     """
     lines, found = LineSplitter(), deque[bytes](maxlen=count)
     for piece in read_pieces(file):
@@ -85,11 +85,11 @@ def last_matching(file: BinaryIO, count: int, pattern: re.Pattern[str]) -> tuple
 
 
 def matches(line: bytes, pattern: re.Pattern[str] | None) -> bool:
-    """True when the pattern is found in the line, or there is none."""
+    """Return whether the line matches the pattern, or there is no pattern."""
     return pattern is None or pattern.search(line.decode("utf-8", "replace")) is not None
 
 
 def for_terminal(line: bytes) -> bytes:
-    """Return a line for a terminal: coloured text without other controls; of a progress bar what it showed last."""
+    """Return a line for a terminal: coloured text without other controls; of a progress bar the last state."""
     text = line.decode("utf-8", "replace").rstrip("\r")
     return reset_colours(clean_output(text[text.rfind("\r") + 1 :])).encode()

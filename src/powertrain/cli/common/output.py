@@ -1,4 +1,4 @@
-"""The one way from a verb to the terminal: whatever a run directory holds, its strings are shown and never obeyed.
+"""Printing for all verbs: strings of a run directory are shown, and their control sequences never obeyed.
 
 A verb prints lines, messages, JSON or a table with these functions and nothing else. The only escape sequences that
 come out are colours and :func:`print_status`'s own.

@@ -11,7 +11,7 @@ _LAST_RANK = 1 << 20
 
 
 def parse_ranks(words: Sequence[str]) -> tuple[int, ...]:
-    """The ranks of ``["0-3,7", "9"]``, in order, each once; raises ``typer.BadParameter`` for what is none."""
+    """Return the ranks of ``["0-3,7", "9"]``, sorted and unique; raises ``typer.BadParameter`` for invalid ones."""
     ranks: set[int] = set()
     for word in words:
         for part in word.split(","):

@@ -18,7 +18,7 @@ from powertrain.run.remote import protocol
 from powertrain.storage import Storage
 from powertrain.terminal.text import clock
 
-#: What is said of a run whose process is gone, and that did not come to an end.
+#: The state of a run whose process is gone before its end.
 INTERRUPTED = "interrupted"
 #: The state of a run whose journal cannot be read.
 UNREADABLE = "unreadable"
@@ -26,7 +26,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in one line, as its journal tells it. ``seconds`` is how long it has gone on, as far as is known."""
+    """A run in one line, from its journal. ``seconds`` is its known duration."""
 
     name: str
     state: str
@@ -42,7 +42,7 @@ class RunSummary:
 
 
 def with_life(summary: RunSummary, live: protocol.LiveRun | None) -> RunSummary:
-    """With what a run under way on this machine says of itself."""
+    """Return the summary updated with the status of a live run."""
     if live is None:
         return summary
     stands = how_it_stands(live)
@@ -67,7 +67,7 @@ def summaries_in(place: Storage, names: Iterable[str]) -> Iterable[RunSummary]:
 
 
 def _has_unreadable_journal(run: Storage) -> bool:
-    """True where a run of real storage has a journal that holds something, but no fact that can be read."""
+    """Return whether a run of real storage has a non-empty journal without a readable fact."""
     path = run.local_path("journal")
     if path is None or not os.path.lexists(path):
         return False
@@ -83,7 +83,7 @@ def _unreadable(name: str) -> RunSummary:
 
 
 def summarize(name: str, events: Sequence[ev.Event], rows: int = 0) -> RunSummary:
-    """What ``events`` add up to; ``rows`` where more is known than the journal says."""
+    """Summarize ``events``; ``rows`` if more rows are known than the journal has."""
     run = journal.replay(events)
     starts = [event for event in events if isinstance(event, ev.RunStarted)]
     ended = [event.rows for event in events if isinstance(event, ev.Ended)]
@@ -104,7 +104,7 @@ def summarize(name: str, events: Sequence[ev.Event], rows: int = 0) -> RunSummar
 
 
 def state_in_words(run: lifecycle.RunState, starts: Sequence[ev.RunStarted]) -> str:
-    """The state; "interrupted" where the run was going on in a process of this machine that is gone."""
+    """Return the state; "interrupted" if the run's process on this machine is gone."""
     if run.state in lifecycle.ENDED or not starts:
         return run.state
     start = starts[-1]
@@ -114,7 +114,7 @@ def state_in_words(run: lifecycle.RunState, starts: Sequence[ev.RunStarted]) -> 
 
 
 def was_running(pid: int, at: float) -> bool:
-    """True when the process ``pid`` of today is the one that existed at ``at``."""
+    """Return whether the current process ``pid`` is the one that existed at ``at``."""
     import psutil
 
     try:
@@ -130,7 +130,7 @@ def was_running(pid: int, at: float) -> bool:
 
 
 def ago(then: float, now: float) -> str:
-    """How long ago ``then`` was, for people."""
+    """Return the time since ``then`` as text."""
     return f"{clock(now - then)} ago"
 
 

@@ -23,16 +23,16 @@ from powertrain.tune.sweep.journal import record as sweep_record
 from powertrain.tune.sweep.journal.state import SweepState
 from powertrain.tune.trial import Trial
 
-#: How a sweep has ended, in words.
+#: Endings of a sweep as text.
 _ENDED = {"finished": "has finished", "stopped": "was stopped", "failed": "has failed"}
 #: States in which no driver works on a sweep that can be continued.
 _LEFT = frozenset({"stopped", "failed", INTERRUPTED})
 
 
 class SweepWatch:
-    """One sweep, looked at again and again.
+    """Follows one sweep by its journal.
 
-    ``sweep`` is what its facts add up to so far; of the history of a metric only the last value is right.
+    ``sweep`` is its state so far; of the history of a metric only the last value is right.
     """
 
     def __init__(self, found: FoundRun) -> None:
@@ -43,7 +43,7 @@ class SweepWatch:
         self.newest = 0.0
 
     def look(self) -> list[ev.SweepEvent]:
-        """Return the facts that are new since the last look."""
+        """Return the facts since the last call."""
         facts: list[ev.SweepEvent] = self._tail.new_facts()
         for fact in leave_out_superseded(facts):
             self.sweep.apply(fact)
@@ -59,7 +59,7 @@ class SweepWatch:
 
     @property
     def state(self) -> str:
-        """The state; "interrupted" where the sweep was going on in a process of this machine that is gone."""
+        """The state; "interrupted" if the sweep's process on this machine is gone."""
         start = self.start
         if self.sweep.state != "running" or start is None or start.host != socket.gethostname():
             return self.sweep.state
@@ -67,36 +67,36 @@ class SweepWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of this driver: it has left the sweep, or its process is gone."""
+        """Whether this driver has left the sweep, or its process is gone."""
         return self.state != "running"
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it was left to be continued."""
+        """Whether it was stopped and can be resumed."""
         return self.sweep.state == "stopped"
 
     def ending(self) -> str:
-        """How it ended, in one sentence; or that its process is gone."""
+        """Return one sentence about its end, or that its process is gone."""
         name, done = self._found.name, sum(trial.is_ended for trial in self.trials)
         trials = f"{done} of {len(self.trials)} trials are done"
         if self.sweep.state == "running":
             pid = self.start.pid if self.start is not None else 0
-            return f"The sweep {name!r} is not under way any more: its process ({pid}) is gone. {trials}."
+            return f"The sweep {name!r} is no longer running: its process ({pid}) is gone. {trials}."
         reason = f": {self.sweep.reason.rstrip('.')}" if self.sweep.reason else ""
         return f"The sweep {name!r} {_ENDED.get(self.sweep.state, self.sweep.state)}{reason}. {trials}."
 
     def continuing(self) -> str:
-        """How it is continued; "" where there is nothing left to do."""
+        """Return how to resume it; "" if nothing is left to do."""
         if self.state not in _LEFT:
             return ""
         path = without_secrets(self._found.place.uri)
-        return f"The same script continues it, or Tuner.restore({path!r}).fit()."
+        return f"Start the same script again to resume it, or call Tuner.restore({path!r}).fit()."
 
 
 def leave_out_superseded(facts: Sequence[ev.SweepEvent]) -> list[ev.SweepEvent]:
-    """Return the facts without reports that change nothing of where a trial stands: most of those of a long sweep.
+    """Return the facts without superseded reports: most of those of a long sweep.
 
-    The last two reports of a trial stay, because the time between them is told, and so does the last one with each of
+    The last two reports of a trial stay, because the time between them is shown, and so does the last one with each of
     its metrics.
     """
     kept: list[ev.SweepEvent] = []
@@ -109,7 +109,7 @@ def leave_out_superseded(facts: Sequence[ev.SweepEvent]) -> list[ev.SweepEvent]:
                 continue
             reports.append(names)
         elif isinstance(fact, (ev.SweepStarted, ev.TrialRevived)):
-            later.clear()  # what came before a restart counts by itself
+            later.clear()  # reports before a restart count separately
         kept.append(fact)
     return kept[::-1]
 
@@ -119,7 +119,7 @@ def leave_out_superseded(facts: Sequence[ev.SweepEvent]) -> list[ev.SweepEvent]:
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """A sweep in one line. ``total`` is None where nobody knows how many trials there will be."""
+    """A sweep in one line. ``total`` is None if the number of trials is unknown."""
 
     name: str
     state: str
@@ -140,7 +140,7 @@ def summarize(found: FoundRun) -> SweepSummary:
 
 
 def read_record(found: FoundRun) -> dict[str, Any]:
-    """Return what ``sweep.json`` says; {} where it is out of reach, as on a file system of its user's own."""
+    """Return the content of ``sweep.json``; {} if it cannot be reached, as on a user's own file system."""
     try:
         return sweep_record.read(found.place)
     except ConfigError:  # there is none
@@ -201,7 +201,7 @@ def print_summaries(sweeps: Sequence[SweepSummary]) -> None:
     for column in ("sweep", "state"):
         table.add_column(column, overflow="fold")
     table.add_column("trials", justify="right")
-    for column in ("best", "started", "under way"):
+    for column in ("best", "started", "process"):
         table.add_column(column)
     now = time.time()
     for sweep in sweeps:
@@ -227,12 +227,12 @@ def print_summaries(sweeps: Sequence[SweepSummary]) -> None:
 
 
 def show_sweep(found: FoundRun, *, as_json: bool) -> None:
-    """Print a sweep: what was asked for, its trials, and how it stands."""
+    """Print a sweep: its arguments, its trials, and its state."""
     watch = SweepWatch(found)
     watch.look()
     uri = without_secrets(found.place.uri)
     if watch.start is None:
-        raise StorageError(f"Nothing is known of the sweep at {uri}: it has no journal.")
+        raise StorageError(f"The sweep at {uri} cannot be shown: it has no journal.")
     record = read_record(found)
     summary = _summary(found, watch, record)
     metric, mode = objective(watch.sweep, record)
@@ -264,14 +264,14 @@ def show_sweep(found: FoundRun, *, as_json: bool) -> None:
 def describe_sweep(
     summary: SweepSummary, uri: str, watch: SweepWatch, record: Mapping[str, Any], now: float
 ) -> list[str]:
-    """Return what was asked for, and how the sweep stands, in lines of text."""
+    """Return the arguments and the state of the sweep as lines of text."""
     reason, starts = watch.sweep.reason, watch.sweep.starts
     times = f", {starts} starts" if starts > 1 else ""
     lines = [
         f"sweep      {summary.name}",
         f"path       {uri}",
         f"state      {summary.state}" + (f": {reason}" if reason else ""),
-        f"started    {ago(summary.started, now)}, went on for {duration(summary.seconds)}{times}",
+        f"started    {ago(summary.started, now)}, ran for {duration(summary.seconds)}{times}",
     ]
     if summary.pid:
         lines.append(f"process    {summary.pid}")

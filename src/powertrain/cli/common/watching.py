@@ -1,7 +1,7 @@
-"""How a run goes on, seen from its journal by somebody who waits: new facts, and whether it is over.
+"""Follow a run by its journal: new facts, and its end.
 
-Facts are read as they are appended. Where the run is under way on this machine and its storage has no real files, they
-are read where they grow, and once it is over from storage.
+Facts are read as they are appended. If the run is live on this machine and its storage has no real files, they
+are read where they grow, and once it has ended from storage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT, join_within, too_l
 from powertrain.storage.files.descriptors import open_below
 from powertrain.terminal.text import duration
 
-#: How a run has ended, in words.
+#: Endings of a run as text.
 _ENDED = {
     lifecycle.FINISHED: "has finished",
     lifecycle.STOPPED: "was stopped",
@@ -54,9 +54,9 @@ class JournalTail:
         return facts
 
     def _files(self) -> dict[str, tuple[int, Storage]]:
-        """The journal's files with their sizes, each where it is largest.
+        """Return the journal's files with their sizes, each where it is largest.
 
-        After the first look, storage across a network is asked again only once nothing grows on this machine any more.
+        After the first call, remote storage is listed again only once no file grows on this machine any more.
         """
         found: dict[str, tuple[int, Storage]] = {}
         for place in self._places:
@@ -68,7 +68,7 @@ class JournalTail:
         return found
 
     def _facts_of(self, place: Storage, key: str) -> list[Any]:
-        """What whole lines are new in a file."""
+        """Return the facts of new complete lines of a file."""
         before = self._read.get(key, 0)
         try:
             new = _content_from(place, key, before)
@@ -87,7 +87,7 @@ class JournalTail:
 
 
 class RunWatch:
-    """One run, looked at again and again. ``run`` is what its facts add up to so far."""
+    """Follows one run by its journal. ``run`` is its state so far."""
 
     def __init__(self, found: FoundRun) -> None:
         self._found = found
@@ -99,53 +99,53 @@ class RunWatch:
         self._is_gone = False
 
     def look(self) -> list[ev.Event]:
-        """The facts that are new since the last look."""
+        """Return the facts since the last call."""
         facts = self._new_facts()
         if self._is_behind or self.is_over or not self._process_is_gone():
             return facts
-        facts += self._new_facts()  # what it wrote before it went
+        facts += self._new_facts()  # facts that it wrote before it exited
         self._is_gone = not self.has_ended
         return facts
 
     @property
     def has_ended(self) -> bool:
-        """True when its journal says so."""
+        """Whether its journal records its end."""
         return self.run.state in lifecycle.ENDED and not self._is_behind
 
     @property
     def _is_behind(self) -> bool:
-        """True while the journal tells only of earlier starts than the one that is under way on this machine."""
+        """Whether the journal has only facts of earlier starts than the live one of this machine."""
         return self._found.live is not None and self.run.lease < self._found.live.card.lease
 
     @property
     def is_over(self) -> bool:
-        """True when nothing more will come of it: it has ended, or its process is gone."""
+        """Whether it has ended, or its process is gone."""
         return self.has_ended or self._is_gone
 
     @property
     def has_stopped(self) -> bool:
-        """True when it ended because it was asked to."""
+        """Whether it ended by a stop request."""
         return self.run.state == lifecycle.STOPPED
 
     def continuing(self) -> str:
-        """How it goes on; "" where it has no checkpoint."""
+        """Return how to resume it; "" if it has no checkpoint."""
         if not self.run.committed:
             return ""
         row, checkpoint = self.run.committed[-1]
-        return f"The same script goes on from {checkpoint} (row {row})."
+        return f"Start the same script again to resume from {checkpoint} (row {row})."
 
     @property
     def engine(self) -> str:
         return self._start.engine if self._start is not None else ""
 
     def ending(self) -> str:
-        """How it ended, in one sentence; or that its process is gone."""
+        """Return one sentence about its end, or that its process is gone."""
         name = self._found.name
         if self._end is None or not self.has_ended:
             pid = self._start.pid if self._start is not None else 0
             return (
-                f"The run {name!r} is not under way any more: its process ({pid}) is gone, and left it "
-                f"{self.run.state}. The same script goes on with it."
+                f"The run {name!r} is no longer running: its process ({pid}) is gone, and left it "
+                f"{self.run.state}. Start the same script again to resume it."
             )
         reason = f": {self._end.reason.rstrip('.')}" if self._end.reason else ""
         return f"The run {name!r} {_ENDED[self._end.state]} after {duration(self._end.seconds)}{reason}."
@@ -167,7 +167,7 @@ class RunWatch:
             self._end = fact
 
     def _process_is_gone(self) -> bool:
-        """True when it ran on this machine and does no more. Of another machine's nothing is known."""
+        """Return whether its process on this machine is gone; False for another machine."""
         start = self._start
         return (
             start is not None

@@ -1,5 +1,4 @@
-"""What a machine says of itself: GPUs that stand idle or run below their clock, more threads than cores, and who else
-uses the cores."""
+"""Rules for the machine: idle or throttled GPUs, more threads than cores, and other users of the cores."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from powertrain.run.health.hang_report import rank_names
 from powertrain.trace.machine.samples import HARDWARE, POWER, THERMAL, THROTTLE_WORDS
 from powertrain.trace.recording import phases
 
-#: Fewer looks say nothing.
+#: Minimum number of samples.
 LEAST_LOOKS = 10
 #: A GPU that is busy for less than this part of the time is idle.
 BUSY = 0.5
@@ -27,15 +26,15 @@ _THROTTLED_LOOKS = 3
 #: Threads for each core, and cores of all that must be busy: without work for them, too many threads cost nothing.
 _THREADS_PER_CORE = 1.5
 _CORES_BUSY = 0.7
-#: Cores of all that must be busy, and cores of all that others must have of them, to hold up the ranks on a machine.
+#: Shares of all cores that must be busy, and that other processes must use, to delay the ranks on a machine.
 _NO_CORE_LEFT = 0.9
 _CORES_OF_OTHERS = 0.25
-#: Cores of all that a virtual machine must be kept from using to be worth a word.
+#: Minimum share of stolen cores for a finding.
 _STOLEN = 0.05
 
 
 def find(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
-    """What is wrong with the machines; nothing where nothing is, or where too little was recorded to say."""
+    """Return findings about the machines; none if there are too few samples."""
     training = {rank: looks.while_training() for rank, looks in samples.items()}
     return [
         *_idle_gpus(steps, training),
@@ -50,7 +49,7 @@ def find(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
 
 
 def _idle_gpus(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
-    """One finding for all ranks whose GPU waits for them more than it works."""
+    """Return one finding for all ranks whose GPU is idle most of the time."""
     busy = {rank: _median_busy(samples[rank]) for rank in sorted(samples)}
     idle = tuple(rank for rank, part in busy.items() if part < BUSY)
     if not idle:
@@ -62,7 +61,7 @@ def _idle_gpus(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding
         Finding(
             kind="gpu_idle",
             severity="warning",
-            summary=f"The GPU of {rank_names(idle)}{words.hosts(hosts)} works only {words.share(worst)} of the time.",
+            summary=f"The GPU of {rank_names(idle)}{words.hosts(hosts)} is busy only {words.share(worst)} of the time.",
             action=_IDLE_ACTIONS.get(longest, _IDLE_ACTIONS[""]),
             phase=longest,
             ranks=idle,
@@ -74,23 +73,23 @@ def _idle_gpus(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding
 
 
 _IDLE_ACTIONS = {
-    "": "Give it more to do at a time: a larger batch, or torch.compile(model, mode='reduce-overhead') where kernels "
+    "": "Give it more work at a time: a larger batch, or torch.compile(model, mode='reduce-overhead') where kernels "
     "are short.",
     "input": "It waits for batches: more loader workers, or more of them prefetched.",
     "report": "It waits for reports and checkpoints: make them rarer, or save without waiting.",
-    "outside": "It waits for what the loop does between steps: do that rarely, or on another thread.",
+    "outside": "It waits for work between steps: do it less often, or on another thread.",
 }
 
 
 def _median_busy(looks: Samples) -> float:
-    """The busy share of a rank's GPU over its looks; infinite where it has none, or too few looks were taken."""
+    """Return the median busy share of a rank's GPU; infinite if it has none, or too few samples."""
     busy = looks.column("gpu_busy")[np.isfinite(looks.known("gpu_memory_total"))]
     busy = busy[np.isfinite(busy)]
     return float(np.median(busy)) if len(busy) >= LEAST_LOOKS else math.inf
 
 
 def _longest_host_phase(steps: StepTable, ranks: Sequence[int]) -> str:
-    """Which of the phases without a device takes longest on these ranks, "" where none takes a fifth of the time."""
+    """Return the longest phase without a device on these ranks; "" if none takes a fifth of the time."""
     columns = [column for column, rank in enumerate(steps.ranks) if rank in ranks]
     spent = np.nan_to_num(steps.phases[:, columns]).sum(axis=(0, 1))
     candidates = (phases.INPUT, phases.REPORT, phases.OUTSIDE)
@@ -99,7 +98,7 @@ def _longest_host_phase(steps: StepTable, ranks: Sequence[int]) -> str:
 
 
 def _throttled_gpus(samples: Mapping[int, Samples]) -> list[Finding]:
-    """One finding for all ranks whose GPU runs below its clock; a power limit alone is what a busy GPU runs into."""
+    """Return one finding for all ranks with a throttled GPU; a power limit alone is normal for a busy GPU."""
     reasons = {rank: _throttle_shares(samples[rank]) for rank in sorted(samples)}
     held_back = {rank: shares for rank, shares in reasons.items() if shares}
     defects = tuple(rank for rank, shares in held_back.items() if set(shares) - {POWER})
@@ -115,7 +114,7 @@ def _throttled_gpus(samples: Mapping[int, Samples]) -> list[Finding]:
             kind="gpu_throttled",
             severity="warning" if defects else "info",
             summary=f"The GPU of {rank_names(ranks)}{words.hosts(hosts)} runs below its clock in {words.share(part)} "
-            f"of the looks: {THROTTLE_WORDS[reason]}{f', up to {hottest:.0f} degrees' if hottest > 0 else ''}.",
+            f"of the samples: {THROTTLE_WORDS[reason]}{f', up to {hottest:.0f} degrees' if hottest > 0 else ''}.",
             action=_THROTTLE_ACTIONS[reason],
             ranks=ranks,
             hosts=hosts,
@@ -129,14 +128,14 @@ def _throttled_gpus(samples: Mapping[int, Samples]) -> list[Finding]:
 
 
 _THROTTLE_ACTIONS = {
-    THERMAL: "Have its cooling looked at (fans, dust, air flow, a neighbour that heats it), or use another machine.",
-    HARDWARE: "Have its power supply and cables looked at: the board itself slows it down; or use another machine.",
+    THERMAL: "Check its cooling (fans, dust, air flow, hot neighbours), or use another machine.",
+    HARDWARE: "Check its power supply and cables, because the board itself slows it down; or use another machine.",
     POWER: "A GPU that works hard reaches its power limit; raise the limit (nvidia-smi -pl) where the machine allows.",
 }
 
 
 def _throttle_shares(looks: Samples) -> dict[int, float]:
-    """By reason, in which part of the looks the GPU was held back; only reasons that count."""
+    """Return the share of samples with a throttled GPU by reason; only relevant reasons."""
     flags = looks.flags("throttle")[np.isfinite(looks.known("gpu_memory_total"))]
     if len(flags) < LEAST_LOOKS:
         return {}
@@ -152,7 +151,7 @@ def _throttle_shares(looks: Samples) -> dict[int, float]:
 
 
 def _too_many_threads(samples: Mapping[int, Samples]) -> list[Finding]:
-    """One finding for all hosts whose ranks use more threads than there are cores, and keep the cores busy."""
+    """Return one finding for all hosts whose ranks use more threads than there are cores, and keep the cores busy."""
     crowded = [on_host for on_host in by_host(samples).values() if _is_crowded(on_host)]
     if not crowded:
         return []
@@ -204,9 +203,9 @@ def _fair_threads(ranks: Sequence[Samples]) -> int:
 
 
 def _others_on_the_machine(samples: Mapping[int, Samples]) -> list[Finding]:
-    """One finding for all hosts whose cores are busy, many of them with something else than ranks.
+    """Return one finding for all hosts whose cores are busy, many of them with other processes than ranks.
 
-    By itself only worth knowing: whether it holds the run up is seen from what it explains.
+    Informational by itself: its severity follows from the findings that it explains.
     """
     shared = [on_host for on_host in by_host(samples).values() if _is_shared(on_host)]
     if not shared:
@@ -219,9 +218,9 @@ def _others_on_the_machine(samples: Mapping[int, Samples]) -> list[Finding]:
             kind="machine_shared",
             severity="info",
             summary=f"Processes other than the ranks keep {others:.1f} of the {cores:.0f} cores{words.hosts(hosts)} "
-            "busy, and none is free: ranks are held up wherever they need one.",
-            action="Stop what else runs there, or give the run a machine or cores of its own; what is said of it here "
-            "may be different then.",
+            "busy, and none is free: ranks are delayed in every phase.",
+            action="Stop the other processes, or give the run a machine or cores of its own; other findings "
+            "may change once it is gone.",
             ranks=_ranks_on(shared),
             hosts=hosts,
             evidence={"cores": cores, "busy_cores": _mean(worst, "host_cpu"), "others_cores": others},
@@ -233,7 +232,9 @@ def _is_shared(ranks: Sequence[Samples]) -> bool:
     cores = _cores(ranks)
     if not _were_looked_at(ranks):
         return False
-    if not all(_mean([looks], "cpu") > 0 for looks in ranks):  # then all of it would look like others'
+    if not all(
+        _mean([looks], "cpu") > 0 for looks in ranks
+    ):  # otherwise all of it would be attributed to other processes
         return False
     is_full = _mean(ranks, "host_cpu") >= _NO_CORE_LEFT * cores
     return is_full and _cores_of_others(ranks) >= _CORES_OF_OTHERS * cores
@@ -244,9 +245,9 @@ def _cores_of_others(ranks: Sequence[Samples]) -> float:
 
 
 def _stolen_cores(samples: Mapping[int, Samples]) -> list[Finding]:
-    """One finding for all hosts that are virtual machines and do not get the cores that they are said to have.
+    """Return one finding for all hosts that are virtual machines and do not get all of their cores.
 
-    As with :func:`_others_on_the_machine`, it is as severe as what it explains.
+    As with :func:`_others_on_the_machine`, its severity follows from the findings that it explains.
     """
     robbed = [on_host for on_host in by_host(samples).values() if _is_robbed(on_host)]
     if not robbed:
@@ -259,9 +260,9 @@ def _stolen_cores(samples: Mapping[int, Samples]) -> list[Finding]:
             kind="cpu_stolen",
             severity="info",
             summary=f"Of the {cores:.0f} cores{words.hosts(hosts)}, {stolen:.1f} are taken away when they are needed: "
-            "it is a virtual machine, and others on the same hardware get them. Ranks are held up at any moment.",
-            action="Use a kind of machine whose cores are not shared, or another one of this kind; what is said of the "
-            "run here may be different then.",
+            "it is a virtual machine, and others on the same hardware get them. Ranks are delayed at any moment.",
+            action="Use a kind of machine whose cores are not shared, or another one of this kind; other findings "
+            "may change once it is gone.",
             ranks=_ranks_on(robbed),
             hosts=hosts,
             evidence={"cores": cores, "stolen_cores": stolen},
@@ -277,14 +278,14 @@ def _is_robbed(ranks: Sequence[Samples]) -> bool:
 
 
 def _mean(ranks: Sequence[Samples], name: str) -> float:
-    """Of all values of these ranks that are numbers, 0 where there are none."""
+    """Return the mean of all finite values of these ranks; 0 if there are none."""
     values = np.concatenate([looks.column(name) for looks in ranks])
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else 0.0
 
 
 def _median(ranks: Sequence[Samples], name: str) -> float:
-    """Of all known values of these ranks, 0 where there are none."""
+    """Return the median of all known values of these ranks; 0 if there are none."""
     values = np.concatenate([looks.known(name) for looks in ranks])
     values = values[np.isfinite(values)]
     return float(np.median(values)) if len(values) else 0.0
@@ -296,7 +297,7 @@ def _largest(looks: Samples, name: str) -> float:
 
 
 def _were_looked_at(ranks: Sequence[Samples]) -> bool:
-    """Often enough to say something about the cores of their host."""
+    """Return whether there are enough samples of the cores of their host."""
     return _cores(ranks) > 0 and all(len(looks) >= LEAST_LOOKS for looks in ranks)
 
 

@@ -25,12 +25,12 @@ _NEARLY_FULL = 0.97
 #: Looks that must find it so; or so many at the very end, of a run that may have been ended by it.
 _FULL_LOOKS = 3
 _FULL_LAST_LOOKS = 2
-#: Of the device: more than this part in use that torch's tensors do not explain is its cache, or somebody else's.
+#: Device memory in use beyond this share that is not torch's tensors is its cache, or another process's.
 _UNEXPLAINED = 0.2
 #: The part that should stay free.
 _FREE = 0.1
 
-#: Growth that is worth a word, in MiB and as a part of what was there at first.
+#: Minimum growth for a finding, in MiB and relative to the initial memory.
 _GROWTH = 16.0
 _GROWTH_SHARE = 0.02
 #: The first tenth of a run fills caches and pools.
@@ -48,7 +48,7 @@ _HOST_DIFFERENCE = 256.0
 
 
 def find(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
-    """What is wrong with memory; nothing where nothing is, or where too little was recorded to say."""
+    """Return findings about memory; none if there are too few records."""
     with np.errstate(all="ignore"):
         return [
             *_host_leaks(samples),
@@ -118,7 +118,7 @@ def _device_creep(steps: StepTable, samples: Mapping[int, Samples]) -> list[Find
 
 
 class _Series(NamedTuple):
-    """MiB of a rank's device, and what it is held against."""
+    """MiB of a rank's device, over steps or seconds."""
 
     rank: int
     host: str
@@ -129,7 +129,7 @@ class _Series(NamedTuple):
 
 
 def _device_memory(steps: StepTable, samples: Mapping[int, Samples]) -> Iterator[_Series]:
-    """Of each rank after its start-up: as its steps left it, else as it was looked at."""
+    """Return the device memory of each rank after start-up: at the end of steps, else from samples."""
     begin = int(len(steps) * _STARTUP)
     columns = {rank: column for column, rank in enumerate(steps.ranks)}
     for rank in sorted({*columns, *samples}):
@@ -183,8 +183,8 @@ def _pace(one: _Growing) -> str:
 
 
 _LEAK_ACTION = (
-    "Look for what outlives its step: tensors or losses appended to a list without .item() or .detach(), a cache "
-    "without a bound, a dataset that keeps what it has decoded; fewer loader workers only delay it."
+    "Look for objects that outlive their step: tensors or losses appended to a list without .item() or .detach(), a "
+    "cache without a bound, a dataset that keeps decoded samples; fewer loader workers only delay it."
 )
 _CREEP_ACTION = (
     "Look for tensors that outlive their step: a loss kept with its graph (use .item() or .detach()), outputs appended "
@@ -193,20 +193,20 @@ _CREEP_ACTION = (
 
 
 def _without_startup(looks: Samples) -> Samples:
-    """What is left is not less than judging needs, if there is as much."""
+    """Return the values without start-up, but at least as many as a trend needs if there are as many."""
     begin = min(int(len(looks) * _STARTUP), max(0, len(looks) - LEAST_VALUES))
     return Samples(looks.rank, looks.host, looks.table[begin:])
 
 
 def _against(looks: Samples) -> tuple[Floats, bool]:
-    """What growth is held against, and whether that is steps: seconds where none are counted."""
+    """Return the axis of growth, and whether it is steps: seconds if no steps are counted."""
     steps = looks.column("step")
     advances = len(steps) > 0 and bool(steps[-1] > steps[0])
     return (steps if advances else looks.column("time")), advances
 
 
 def _per_minute(numbers: Floats, seconds: Floats) -> float:
-    """How far ``numbers`` advance in a minute, 0 where time is not known."""
+    """Return the advance of ``numbers`` in a minute; 0 if the time is unknown."""
     if len(numbers) < 2 or not seconds[-1] > seconds[0]:
         return 0.0
     return float((numbers[-1] - numbers[0]) / (seconds[-1] - seconds[0]) * 60)
@@ -223,7 +223,7 @@ def _full_in(looks: Samples | None, used: str, total: str, per_minute: float) ->
 
 
 def _host_pressure(samples: Mapping[int, Samples]) -> list[Finding]:
-    """One finding for all hosts whose memory is short."""
+    """Return one finding for all hosts that are short of memory."""
     short: list[tuple[float, list[Samples]]] = []
     for on_host in by_host(samples).values():
         peak = max(_peak_when_full(looks.known("ram_used") / looks.known("ram_total")) for looks in on_host)
@@ -250,7 +250,7 @@ def _host_pressure(samples: Mapping[int, Samples]) -> list[Finding]:
 
 
 def _device_pressure(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
-    """One finding for all ranks whose device is short of memory."""
+    """Return one finding for all ranks whose device is short of memory."""
     short: list[tuple[float, float, Samples]] = []
     for rank in sorted(samples):
         looks = samples[rank].while_training()
@@ -329,7 +329,7 @@ def _device_imbalance(steps: StepTable) -> list[Finding]:
 
 
 def _host_imbalance(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
-    """Of the ranks' own memory. Only where no device is: beside one it is of no matter how the rest is spread."""
+    """Return a finding about the ranks' host memory; only without devices, where its balance matters."""
     if np.any(steps.memory > 0) or np.any(steps.peak_memory > 0) or len(steps.ranks) < 2:
         return []
     tables = [_without_startup(samples[rank].while_training()) for rank in steps.ranks if rank in samples]
@@ -341,7 +341,7 @@ def _host_imbalance(steps: StepTable, samples: Mapping[int, Samples]) -> list[Fi
 
 
 def _imbalance(where: str, steps: StepTable, memory: Floats, least: float, severity: str) -> list[Finding]:
-    """Ranks whose column of ``memory`` (rows, ranks) stays above the median of the other columns."""
+    """Return a finding for ranks whose column of ``memory`` (rows, ranks) stays above the median of the others."""
     if memory.shape[0] < _LEAST_ROWS or memory.shape[1] < 2:
         return []
     others = np.stack(
@@ -384,7 +384,7 @@ def _positive(values: Floats) -> Floats:
 
 
 def _last(looks: Samples, name: str) -> float:
-    """The newest known value, 0 where there is none."""
+    """Return the newest known value; 0 if there is none."""
     values = looks.known(name)
     values = values[np.isfinite(values)]
     return float(values[-1]) if len(values) else 0.0

@@ -1,4 +1,4 @@
-"""Which finding is the cause and which only its echo, and which matters most. Pure.
+"""Fold findings into root causes with the findings that they explain, ordered by severity and cost. Pure.
 
 One late rank makes all others wait; a leak fills a machine. Each is one fault and should be read as one.
 """
@@ -18,7 +18,7 @@ _COMPUTE_STRAGGLERS = frozenset(
 STRAGGLERS = _COMPUTE_STRAGGLERS | {"input_straggler", "transfer_straggler", "outside_straggler"}
 #: Share of steps from which on a rank is late in every one.
 _EVERY_STEP = 0.95
-#: What ranks that wait for each other lose at most, for each part of their cores that is stolen.
+#: Maximum time that ranks which wait for each other lose, per share of stolen cores.
 _LOST_PER_STOLEN = 3.0
 _BOUNDS = frozenset({"input_bound", "transfer_bound", "outside_bound", "checkpoint_bound"})
 
@@ -45,13 +45,13 @@ def _within_defect(cause: Finding, echo: Finding) -> bool:
 
 
 def _comes_and_goes(cause: Finding, echo: Finding) -> bool:
-    """Whoever waits for a core does so now and then; what comes in every step has another cause."""
+    """Return whether the finding is intermittent, as a wait for a core is; a delay in every step has another cause."""
     return float(echo.evidence.get("late_in") or 0.0) < _EVERY_STEP
 
 
 def _robs_enough(cause: Finding, echo: Finding) -> bool:
-    """A core that is gone for a moment holds up everybody, so that more is lost than was stolen; but not much more, and
-    not by ranks elsewhere."""
+    """Return whether stolen cores can cost that much: a missing core delays all ranks, so that more is lost than was
+    stolen, but not much more, and not by ranks on other hosts."""
     stolen = float(cause.evidence.get("stolen_cores") or 0.0) / float(cause.evidence.get("cores") or 1.0)
     are_there = not echo.ranks or set(echo.ranks) <= set(cause.ranks)
     return are_there and echo.cost <= _LOST_PER_STOLEN * stolen and _comes_and_goes(cause, echo)
@@ -68,7 +68,7 @@ def _meets_on(where: str) -> Callable[[Finding, Finding], bool]:
     return meets
 
 
-#: Which kinds stand as causes above which is a tree, so that nothing becomes an echo of itself.
+#: Kinds that explain other kinds. A tree, so that no finding explains itself.
 _RULES = (
     _Rule(frozenset({"gpu_throttled"}), _COMPUTE_STRAGGLERS | {"slow_node"}, _within_defect),
     _Rule(frozenset({"slow_node"}), STRAGGLERS, _within),
@@ -100,9 +100,9 @@ _RULES = (
 
 
 def fold(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Causes, the weightiest first, each with its echoes; a finding that was made twice is there once.
+    """Return the root causes, the most severe and costliest first, each with its echoes and without duplicates.
 
-    A cause matters as much as what it explains, and costs as much where its own cost is not known.
+    A cause is as severe as the findings that it explains, and as costly if its own cost is unknown.
     """
     ranked = _ranked(_once(findings))
     parents = {place: _cause_of(place, ranked) for place in range(len(ranked))}
@@ -126,7 +126,7 @@ def _with_echoes(cause: Finding, echoes: Sequence[Finding]) -> Finding:
 
 
 def is_trouble(finding: Finding) -> bool:
-    """True for what somebody should act on."""
+    """Return whether the finding needs an action."""
     return finding.severity != "info"
 
 

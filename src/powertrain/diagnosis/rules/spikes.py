@@ -15,7 +15,7 @@ from powertrain.trace.recording import phases
 
 Rows = NDArray[np.int64]
 
-#: What counts as a spike, in usual steps; the higher ones find large spikes among many small hiccups.
+#: Thresholds of a spike, in usual steps; the higher ones find large spikes among many small hiccups.
 _LEVELS = (0.3, 0.8, 2.0, 6.0)
 #: From this height three of them are enough, below it takes four.
 _CLEAR = 0.8
@@ -24,9 +24,9 @@ _USUAL_WINDOW = 31
 _COVERED = 0.8
 #: Share of all spikes' time that those at one distance must explain.
 _EXPLAINED = 0.5
-#: How far most of them may be from their usual size, as a share of it.
+#: Maximum relative deviation of most spikes from their usual size.
 _ALIKE = 0.4
-#: How likely spikes that come by chance may be to look like this.
+#: Maximum probability of such a pattern by chance.
 _CHANCE = 1e-4
 #: Fewer of them are not a rhythm, and fewer steps have no room for them.
 _FEWEST_SPIKES = 3
@@ -82,7 +82,7 @@ class _Spikes:
 
 
 def _costliest(series: Floats, held_up: Floats, step: float) -> _Spikes | None:
-    """Those of one phase's ``series`` that hold the run up as well, by most of what they are longer."""
+    """Return the spikes of one phase's ``series`` that also lengthen the step by most of their excess."""
     excess = series - statistics.running_median(series, _USUAL_WINDOW)
     noise = statistics.mad(excess)
     best: _Spikes | None = None
@@ -111,7 +111,7 @@ def _first_of_unbroken(settled: SettledSteps) -> int:
 
 
 def _spikes(excess: Floats, bound: float) -> Rows:
-    """Where each begins: neighbours are one spike."""
+    """Return the start of each spike; neighbours are one spike."""
     rows = np.flatnonzero(excess > bound)
     if len(rows) * 3 > len(excess):
         return rows[:0]
@@ -149,14 +149,14 @@ def _distances(rows: Rows, longest: int) -> list[int]:
 
 
 def _by_chance(hits: int, slots: int, spikes: int, count: int) -> float:
-    """How likely spikes at random places would fill as many places at one of all the distances there are."""
+    """Return the probability that spikes at random places fill as many places at one of all distances."""
     elsewhere = (spikes - hits + 0.5) / max(1, count - slots)
     tries = (count / max(3, hits)) ** 2 / 2.0
     return statistics.sign_test(hits, slots, elsewhere) * tries
 
 
 def _placed(settled: SettledSteps, phase: int, spikes: _Spikes, first: int) -> Periodic | None:
-    """With the ranks on which the phase grows; None where ranks or sizes differ from one to the next, as hiccups do.
+    """Return the spike with the ranks on which the phase grows; None if ranks or sizes vary, as with hiccups.
 
     Rows count from ``first``.
     """

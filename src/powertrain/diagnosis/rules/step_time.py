@@ -1,8 +1,7 @@
-"""What all ranks of a run spend too much of a step on, how it started, and what comes back every so many steps. Pure.
+"""Rules for step times: bottlenecks of all ranks, slow starts and periodic spikes. Pure.
 
-What every rank spends in a phase is the run's matter and judged here. What one rank spends beyond the others is that
-rank's and judged in :mod:`powertrain.diagnosis.rules.stragglers`, so that neither reports the other's cause a second
-time.
+Time that every rank spends in a phase is handled here. Time that one rank spends beyond the others is handled in
+:mod:`powertrain.diagnosis.rules.stragglers`, so that no cause is reported twice.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.diagnosis.words import seconds, share
 from powertrain.trace.recording import phases
 
-#: Shares of a step from which a phase is what the run is bound by, and seconds below which none is.
+#: Minimum shares of a step, and minimum seconds, for a bottleneck.
 _BOUND = {
     phases.INPUT: 0.15,
     phases.H2D: 0.15,
@@ -32,10 +31,10 @@ _BOUND = {
 }
 _LEAST = 1e-3
 _COMPUTE = (phases.FORWARD, phases.BACKWARD, phases.OPTIMIZER, phases.INSIDE)
-#: From here on a run does little but compute; and what is neither model nor optimizer takes too much of it.
+#: Shares above which a run is compute bound, and the rest of the step takes too much of it.
 _COMPUTE_BOUND = 0.6
 _HEAVY_INSIDE = 1 / 3
-#: What a first batch may take, in usual steps and in seconds; and the same for the first steps on the whole.
+#: Limits of a first batch, in usual steps and in seconds; and the same for the first steps in total.
 _FIRST_BATCH = (5.0, 0.2)
 _FIRST_STEPS = (20.0, 2.0)
 #: Share of the run, and seconds, that make a start-up worth a warning; and the share that makes a spike worth one.
@@ -45,15 +44,15 @@ _COSTLY_SPIKE = 0.01
 _BURST = 4
 #: More loader workers than this are not advised: the machine has no cores for them.
 _MOST_WORKERS = 64
-#: What reports should cost at most, for the advice how often to make them.
+#: Target share of reports, for the advice how often to make them.
 _REPORT_SHARE = 0.05
 
 
 def find(steps: StepTable, seen: Mapping[str, str] | None = None, cores: float = 0.0) -> list[Finding]:
-    """What the run is bound by, the costliest first; ``incomplete`` alone where there are too few steps to say.
+    """Return the bottlenecks, the costliest first; only ``incomplete`` if there are too few steps.
 
-    ``seen`` has for names of phases where in the user's code they were mostly seen ("train.py:31 in evaluate");
-    ``cores`` is how many of its machine's a rank has for itself, 0 where that is not known.
+    ``seen`` has by phase the most frequent line of the user's code ("train.py:31 in evaluate");
+    ``cores`` is the number of cores per rank, 0 if unknown.
     """
     run = settled(steps)
     if not run.enough:
@@ -62,12 +61,12 @@ def find(steps: StepTable, seen: Mapping[str, str] | None = None, cores: float =
     periodic = spikes.find(run)
     bounds = _bounds(run, periodic, lines, cores)
     findings = [*bounds, *_unseen_phases(run), *_slow_start(run), *_compute_bound(run, bool(bounds), lines)]
-    findings += [_spike(run, spike, lines) for spike in periodic if not _told_as_bound(spike, bounds)]
+    findings += [_spike(run, spike, lines) for spike in periodic if not _is_explained_by_bound(spike, bounds)]
     return sorted(findings, key=lambda finding: -finding.cost)
 
 
-def _told_as_bound(spike: spikes.Periodic, bounds: list[Finding]) -> bool:
-    """Whether a bound already says what the spikes are: bursts of a loader, or checkpoints that cost much."""
+def _is_explained_by_bound(spike: spikes.Periodic, bounds: list[Finding]) -> bool:
+    """Return whether a bottleneck already explains the spikes: bursts of a loader, or costly checkpoints."""
     bound_by = {finding.phase for finding in bounds}
     if spike.phase == phases.REPORT:
         return "report" in bound_by
@@ -113,7 +112,7 @@ def _bounds(
 
 
 def _spent_by_every_rank(run: SettledSteps, phase: int, rows: Rows) -> Floats:
-    """Of windows of steps, in seconds a step.
+    """Return the time of every rank in windows of steps, in seconds per step.
 
     Processes of a loader deliver in bursts, and those of ranks come in different steps: each rank waits in its own, all
     of them as much in the end.
@@ -126,9 +125,9 @@ def _spent_by_every_rank(run: SettledSteps, phase: int, rows: Rows) -> Floats:
 
 
 def _mean_of_every_rank(run: SettledSteps, phase: int, rows: Rows | None) -> tuple[str, float]:
-    """Mean seconds a step that every rank spends in ``phase``, and a word for what that is to the mean of all ranks.
+    """Return the mean seconds per step that every rank spends in ``phase``, and "at least " if it is a lower bound.
 
-    ``rows`` are steps to look at, where others are named as spikes of the same phase.
+    ``rows`` selects steps, if others are reported as spikes of the same phase.
     """
     chosen = slice(None) if rows is None else rows
     if phase == phases.INPUT and not (_fetches(run).any() and _made_in_loop(run)):
@@ -166,7 +165,7 @@ def _bound(
         )
     else:
         kind, said = "outside_bound", f"is between two steps{_at(lines, name)}"
-        action = f"Take what the loop does between steps out of it, or do it every tenth step only; {saved}."
+        action = f"Move the work between steps out of the loop, or do it every tenth step only; {saved}."
     return Finding(
         kind=kind,
         severity="critical" if part >= 0.5 else "warning",
@@ -203,7 +202,7 @@ def _transfer_advice(pageable: bool, saved: str) -> str:
 
 
 def _loader_advice(run: SettledSteps, step: float, rest: float, cores: float) -> tuple[str, dict[str, Any]]:
-    """What would hide the loading, sized from how long making a batch takes and how long the rest of a step does."""
+    """Return the remedy for slow loading, sized from the times of making a batch and of the rest of a step."""
     rest = max(rest, 0.02 * step)
     fetches = _fetches(run)
     fetch = max(_usual(column) for column in fetches.T)
@@ -248,7 +247,7 @@ def _fetches(run: SettledSteps) -> Floats:
 
 
 def _made_in_loop(run: SettledSteps) -> bool:
-    """Whether the training thread makes its batches itself: then it waits for as long as that takes."""
+    """Return whether the training thread makes its batches itself, and so waits for as long."""
     fetches, waited = _fetches(run), run.table[:, :, phases.INPUT]
     return bool(np.abs(fetches - waited).sum() <= 0.25 * fetches.sum())
 
@@ -256,7 +255,7 @@ def _made_in_loop(run: SettledSteps) -> bool:
 def _checkpoint_bound(
     run: SettledSteps, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str]
 ) -> list[Finding]:
-    """What reports and checkpoints add to the rank that is last, which may be one rank that saves for all."""
+    """Return a finding if reports and checkpoints delay the last rank, which may be one rank that saves for all."""
     work = run.work()
     reports = run.between[:, :, phases.REPORT]
     added = run.longest(phases.REPORT)
@@ -358,7 +357,7 @@ def _compute_bound(run: SettledSteps, otherwise_bound: bool, lines: Mapping[str,
 
 
 def _on_computing(step: float, whole: float, time: float, name: str) -> tuple[str, str]:
-    """What a rank does, and the cure."""
+    """Return the sentence about computing, and the remedy."""
     said = (
         f"computes for {seconds(whole)} of each {seconds(step)} step ({share(whole / step)}); the largest part is "
         f"{name}: {seconds(time)} ({share(time / step)})"
@@ -372,7 +371,7 @@ def _on_heavy_inside(step: float, time: float, where: str) -> tuple[str, str]:
         f"optimizer: in loss, metrics or clipping{where}"
     )
     action = (
-        f"Look at what the step does beside model and optimizer: without it a step would take "
+        f"Look at the work of the step beside model and optimizer: without it a step would take "
         f"{seconds(step - time)} instead of {seconds(step)}."
     )
     return said, action
@@ -383,7 +382,7 @@ def _usual(values: Floats) -> float:
 
 
 def _slow_start(run: SettledSteps) -> list[Finding]:
-    """The first batch, or what else the first steps took much longer for; other ranks' waiting for it is an echo."""
+    """Return a finding for a slow first batch, or slow first steps; other ranks' waiting for it is an echo."""
     if not run.start_up:
         return []
     usual = np.median(run.table, axis=0)

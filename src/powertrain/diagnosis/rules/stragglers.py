@@ -1,7 +1,7 @@
-"""Who holds the others up, and where: one rank, all ranks of a host, or another rank in each step. Pure.
+"""Rules for stragglers: one rank, all ranks of a host, or another rank in each step. Pure.
 
-Ranks meet where they exchange gradients. Whoever does more before a meeting comes last and waits least; the others'
-wait is its echo and is told under it. Durations are compared, never clocks.
+Ranks meet where they exchange gradients. The rank with most work before a meeting comes last and waits least; the
+others' wait is listed under it. Durations are compared, never clocks.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.diagnosis.words import seconds, share
 from powertrain.trace.recording import phases
 
-#: How much later than the others a rank must be, as a share of a step and in seconds.
+#: Minimum delay of a straggler, as a share of a step and in seconds.
 _LATE = 0.1
 _LEAST = 1e-3
 #: Share of steps in which it must be.
 _MOSTLY = 0.6
 #: Share of steps from which on it is the others' turn to be late too often to call one rank the late one.
 _OTHER_TURN = 0.25
-#: How likely chance may be to put a rank behind in as many parts of a run.
+#: Maximum probability of such a delay by chance.
 _CHANCE = 0.01
-#: Share of steps in which somebody must be late by turns, and share of those in which it must be in one phase: what
+#: Share of steps in which some rank must be late by turns, and share of those in which it must be in one phase: what
 #: interrupts processes at random hits any phase.
 _BY_TURNS = 0.6
 _SAME_PHASE = 0.7
 #: From here on being late by turns costs so much that it needs no two clear levels, long and short.
 _COSTLY_TURNS = 0.2
-#: How far apart those levels are otherwise, in spreads of the short one.
+#: Minimum distance of those levels otherwise, in spreads of the lower one.
 _LEVELS_APART = 3.0
 #: A machine is slow, not one phase on it, where no phase has more than this share of what is lost.
 _ONE_PHASE = 0.7
@@ -52,7 +52,7 @@ KINDS = {
     phases.OUTSIDE: "outside_straggler",
 }
 _LIKE_THE_OTHERS = (
-    "See that {who} gets no larger batches than the others and has its device or cores to itself"
+    "Check that {who} gets no larger batches than the others and has its device or cores to itself"
 )
 _ADVICE = {
     phases.INPUT: "Look at where {who} reads from and give every rank as much to read and decode",
@@ -64,9 +64,9 @@ _ADVICE = {
     phases.OUTSIDE: "Look at what the loop does between steps on {who} alone (logging, evaluation, saving)",
 }
 #: The same where ranks are late by turns.
-_EQUAL_WORK = "Give all ranks of a step equally much to do (batches of one length, as many rows)"
+_EQUAL_WORK = "Give all ranks the same amount of work in each step (batches of one length, as many rows)"
 _BY_THE_WAY = (
-    "Look at what single ranks do there by turns (logging, saving), and do it on all of them at once"
+    "Look at the work that single ranks do there by turns (logging, saving), and do it on all of them at once"
 )
 _TURNS_ADVICE = {
     phases.INPUT: "Load further ahead on every rank, so that one slow batch is not waited for",
@@ -93,7 +93,7 @@ class _Late:
 
 
 def find(steps: StepTable) -> list[Finding]:
-    """Who holds the others up, the costliest first; [] where nobody does, and where there are too few steps to say."""
+    """Return stragglers, the costliest first; [] if there are none, or too few steps."""
     run = settled(steps)
     if not run.enough or len(run.steps.ranks) < 2:
         return []
@@ -145,7 +145,7 @@ def _saved(work: Floats, columns: Sequence[int], expected: Floats) -> float:
 
 
 def _is_late(run: SettledSteps, excess: Floats) -> bool:
-    """In most steps, and in more parts of the run than chance would have it."""
+    """Return whether a rank is late in most steps, and in more parts of the run than by chance."""
     behind = excess > 0.5 * _floor(run)
     parts = statistics.window_means(behind, statistics.block_length(len(behind)))
     chance = statistics.sign_test(int((parts > 0.5).sum()), len(parts))
@@ -238,7 +238,7 @@ def _evidence(run: SettledSteps, late: _Late) -> dict[str, object]:
 
 
 def _echoes(run: SettledSteps, late: _Late) -> tuple[Finding, ...]:
-    """The wait of the others, which is no cause of its own."""
+    """Return findings for the wait of the others, which is an effect of the straggler."""
     waits = np.median(run.between[:, :, phases.COLLECTIVE], axis=0)
     least = float(waits[list(late.columns)].min())
     columns = [column for column in range(len(waits)) if column not in late.columns]
@@ -263,7 +263,7 @@ def _echoes(run: SettledSteps, late: _Late) -> tuple[Finding, ...]:
 
 
 def _slow_node(run: SettledSteps, late: _Late) -> str:
-    """The host whose ranks these are, all of them and no other's; "" where there is none.
+    """Return the host with exactly these ranks; "" if there is none.
 
     One rank alone on its host is a slow node only if it loses time all over, not in one phase.
     """
@@ -279,7 +279,7 @@ def _slow_node(run: SettledSteps, late: _Late) -> str:
 
 
 def _late_by_turns(run: SettledSteps) -> list[Finding]:
-    """Nobody is late all along, but somebody is in most steps."""
+    """Return a finding if no rank is always late, but some rank is in most steps."""
     work = run.work()
     steps, ranks = work.shape
     last = work.argmax(axis=1)
@@ -309,7 +309,7 @@ def _phase_by_turns(run: SettledSteps, late: NDArray[np.int64], last: NDArray[np
 
 
 def _two_levels(run: SettledSteps, late: NDArray[np.int64], last: NDArray[np.int64], phase: int) -> bool:
-    """Whether that phase is either short or long, rather than anything between: a fault, not jitter."""
+    """Return whether that phase is either short or long, rather than in between: a fault, not jitter."""
     chosen = np.zeros(run.between.shape[:2], dtype=bool)
     chosen[late, last[late]] = True
     times = run.between[:, :, phase]

@@ -1,8 +1,8 @@
-"""Steady growth, told from noise, from one jump, and from something that grows until it is large enough.
+"""Detect steady growth, as opposed to noise, one jump, or growth up to a limit.
 
 The series is cut into blocks of which only the medians count. Growth is steady when nearly every block lies above the
-one before it, when no few rises make up the whole, when it goes on to the end, and when the rises are large against
-their own scatter. The last is what also turns down a random walk, which climbs for long stretches without a cause.
+one before it, when no few rises make up the whole, when it continues to the end, and when the rises are large against
+their own scatter. The last condition also rejects a random walk, which climbs for long stretches without a cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from powertrain.diagnosis.tables import statistics
 from powertrain.diagnosis.tables.steps import Floats
 
-#: Fewer values say nothing.
+#: Minimum number of values.
 LEAST_VALUES = 30
 _MOST_BLOCKS = 16
 _LEAST_IN_BLOCK = 3
@@ -31,10 +31,10 @@ _CERTAIN_RISES = 15
 
 @dataclass(frozen=True)
 class Trend:
-    """By how much a series grows, for one unit of what it is held against."""
+    """The growth of a series per unit of its axis."""
 
     slope: float
-    #: Where it lies with a confidence of 95 %, from the blocks.
+    #: Its 95 % confidence interval, from the blocks.
     low: float
     high: float
     #: Before and after: the medians of the first and the last block.
@@ -47,9 +47,9 @@ class Trend:
 
 
 def steady_growth(against: Floats, values: Floats) -> Trend | None:
-    """The growth of ``values`` over ``against`` (ascending, of the same length), ``None`` where there is no steady one.
+    """Return the growth of ``values`` over ``against`` (ascending, of the same length); None if there is no steady one.
 
-    Values that are no numbers are passed over. What grows only in the second half of the series is found too.
+    Non-finite values are skipped. Growth in only the second half of the series is found too.
     """
     known = np.isfinite(against) & np.isfinite(values)
     x, y = against[known], values[known]

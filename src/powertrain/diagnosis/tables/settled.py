@@ -11,16 +11,16 @@ from powertrain.diagnosis.tables import statistics
 from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.trace.recording import phases
 
-#: Fewer steps say nothing about a run, nor do fewer after its start-up.
+#: Minimum number of steps of a run, and after its start-up.
 LEAST_STEPS = 20
 LEAST_SETTLED = 12
-#: So many of the newest steps, none of them missing, say more than all of which some are.
+#: This many newest steps without gaps are preferred to all steps with gaps.
 _LEAST_UNBROKEN = 200
 #: Steps whose mean counts as one value: loaders deliver in bursts that are shorter, hiccups are rarer.
 WINDOW = 20
-#: Where a thread is held up rather than busy: late ranks are not late because of them.
+#: Phases in which a thread waits rather than works: they make no rank late.
 WAITS = (phases.COLLECTIVE, phases.REPORT)
-#: What a rank is doing in a phase, for the middle of a sentence.
+#: The activity of a rank in a phase, for the middle of a sentence.
 DOING = {
     phases.INPUT: "waiting for a batch",
     phases.H2D: "copying a batch to the device",
@@ -32,7 +32,7 @@ DOING = {
     phases.REPORT: "in report or saving",
     phases.OUTSIDE: "between steps",
 }
-#: What start-up is made of: at most this many steps, or this share of the run where that is more.
+#: Limit of start-up: this many steps, or this share of the run if that is more.
 _START_STEPS = 20
 _START_SHARE = 0.1
 #: A step belongs to start-up while it takes this much longer than a usual one.
@@ -58,30 +58,30 @@ class SettledSteps:
     #: The same from one meeting of the ranks to the next: with the optimizer of the step before, which comes after that
     #: step's meeting, so that a rank that is late at a meeting is late in the same row.
     between: Floats
-    #: How long each step took on the rank that was last, and the meeting itself.
+    #: Seconds of each step on the last rank, and of the meeting itself.
     critical: Floats
-    #: Of a usual step.
+    #: Seconds of a usual step.
     step: float
 
     @property
     def enough(self) -> bool:
-        """Whether there is enough to judge by, and anything at all was measured."""
+        """Whether there are enough steps, and any time was measured."""
         return len(self.steps) >= LEAST_STEPS and len(self.numbers) >= LEAST_SETTLED and self.step > 0.0
 
     def work(self) -> Floats:
-        """(steps, ranks): what each rank did by itself before it met the others."""
+        """Return (steps, ranks): each rank's own work before it met the others."""
         waits = self.between[:, :, list(WAITS)]
         return np.asarray(self.between.sum(axis=2) - waits.sum(axis=2), np.float64)
 
     def common(self) -> Floats:
-        """(steps, phases): what every rank spends in a phase. More than that is a rank's own matter, not the run's."""
+        """Return (steps, phases): the time that every rank spends in a phase, the minimum over ranks."""
         return np.asarray(self.table.min(axis=1), np.float64)
 
     def longest(self, phase: int) -> Floats:
-        """How long each step was held up by a phase on the rank that was longest in it.
+        """Return the delay of each step by a phase on its slowest rank.
 
-        Of an exchange that is its own part, without the wait for late ranks; of reports it is what they add to the
-        rank that is last, without the wait at their barriers.
+        For an exchange only its own time, without the wait for late ranks; for reports the time that they add to the
+        last rank, without the wait at their barriers.
         """
         times = self.between[:, :, phase]
         if phase == phases.COLLECTIVE:
@@ -113,7 +113,7 @@ class SettledSteps:
         return max(0.0, self.mean_step - max(0.0, saved))
 
     def critical_without(self, phase: int) -> Floats:
-        """How long each step would take if nobody spent time in ``phase``; waiting for late ranks stays."""
+        """Return the seconds of each step if no rank spent time in ``phase``; waiting for late ranks stays."""
         if phase == phases.COLLECTIVE:
             return self.critical - self.longest(phase)
         between = self.between.copy()
@@ -149,7 +149,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def settled(steps: StepTable) -> SettledSteps:
-    """What is left of ``steps`` once start-up is cut off; never raises, whatever the numbers are."""
+    """Return ``steps`` without start-up; never raises for any numbers."""
     table = spent(steps)
     between = _between_meetings(table, steps)
     critical = _critical(between)
@@ -176,10 +176,10 @@ def _first_unbroken(steps: StepTable) -> int:
 
 
 def spent(steps: StepTable) -> Floats:
-    """(steps, ranks, phases): where the time went.
+    """Return (steps, ranks, phases): the attributed time.
 
-    Without a device that is what the threads did. With one, a thread runs ahead and then waits somewhere for it: the
-    phases on the device count with their time there, and only what the device was idle for is left to the thread's
+    Without a device that is the time of the threads. With one, a thread runs ahead and then waits somewhere for it: the
+    phases on the device count with their time there, and only the idle time of the device is left to the thread's
     other phases, those before the step's work first.
     """
     thread = _clean(steps.phases)
@@ -202,7 +202,7 @@ def spent(steps: StepTable) -> Floats:
 
 
 def _clean(values: Floats) -> Floats:
-    """Without what no clock can have said."""
+    """Return values without impossible times."""
     return np.maximum(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), 0.0)
 
 
@@ -235,9 +235,9 @@ def _critical(between: Floats) -> Floats:
 
 
 def _start_up(critical: Floats, steps: StepTable) -> int:
-    """How many rows belong to start-up: the first step of an attempt always, then those longer than a usual one.
+    """Return the number of start-up rows: the first step of an attempt always, then those longer than a usual one.
 
-    It goes on over a single quick step, as long as two of the next three are slow.
+    It continues over a single quick step, as long as two of the next three are slow.
     """
     rows = len(critical)
     limit = min(max(_START_STEPS, int(rows * _START_SHARE)), rows // 2)

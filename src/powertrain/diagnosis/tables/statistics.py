@@ -1,7 +1,7 @@
 """Statistics that hold on noisy machines: medians, spreads, intervals, steps and slopes. Pure; numpy alone.
 
-Everything here is deterministic: what is drawn is drawn from a generator with a fixed seed, so the same records always
-give the same findings. Values that are not finite are left out.
+Everything here is deterministic: generators have a fixed seed, so the same records always give the same
+findings. Values that are not finite are left out.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Statistic = Callable[[Floats], Floats]
 #: The spread of a normal distribution in units of its median absolute deviation.
 _NORMAL = 1.4826
 _SEED = 20210
-#: How many values one repetition of a bootstrap draws at most; more would cost time and change nothing.
+#: Maximum number of values per bootstrap sample; more would cost time and change nothing.
 _DRAWN = 4_000
-#: How many points Theil-Sen compares pair by pair.
+#: Maximum number of points that Theil-Sen compares pair by pair.
 _PAIRED = 300
 
 
 class Interval(NamedTuple):
-    """Where a number lies, with the confidence that was asked for. NaN on both ends where nothing is known."""
+    """A confidence interval. NaN on both ends if nothing is known."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ class TrendLine(NamedTuple):
 
 
 def finite(values: ArrayLike) -> Floats:
-    """As a flat array of floats, without what is not finite."""
+    """Return the finite values as a flat array of floats."""
     flat = np.asarray(values, np.float64).ravel()
     return flat[np.isfinite(flat)]
 
@@ -67,7 +67,7 @@ def mad(values: ArrayLike) -> float:
 
 
 def running_median(values: ArrayLike, window: int) -> Floats:
-    """Of the ``window`` values around each (an even one counts as the next odd one); as long as ``values``.
+    """Return the median of the ``window`` values around each (an even window counts as the next odd one).
 
     Windows that reach over an end are those at that end: there the result is flat.
     """
@@ -81,9 +81,9 @@ def running_median(values: ArrayLike, window: int) -> Floats:
 
 
 def window_means(values: ArrayLike, width: int) -> Floats:
-    """Means of windows of ``width`` that follow each other; a rest at the end that fills none is left out.
+    """Return means of consecutive windows of ``width``; an incomplete last window is left out.
 
-    Their median is a mean that single outliers cannot move, and that sees what comes every few values.
+    Their median is a mean that single outliers cannot move, and that includes periodic values.
     """
     return row_means(_windows(values, width))
 
@@ -123,7 +123,7 @@ def row_means(table: Floats) -> Floats:
 
 
 def block_length(count: int) -> int:
-    """How many values in a row count as one draw: neighbours are alike, but at least eight blocks must be there."""
+    """Return the block length of the bootstrap: neighbours are alike, but there must be at least eight blocks."""
     return max(1, min(10, count // 8))
 
 
@@ -135,9 +135,9 @@ def bootstrap(
     repeats: int = 300,
     seed: int = _SEED,
 ) -> Floats:
-    """``repeats`` times the statistic of as many values, drawn again in whole blocks of neighbours.
+    """Return the statistic of ``repeats`` bootstrap samples, drawn in whole blocks of neighbours.
 
-    Of a long series each repetition draws a part, so that what comes out spreads wider, never narrower. Empty where
+    Of a long series each sample draws a part, so that the result spreads wider, never narrower. Empty if
     there are no values. Draws of two series with different seeds are independent, and may be divided one by one.
     """
     series = finite(values)
@@ -162,12 +162,12 @@ def interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def median_interval(values: ArrayLike, confidence: float = 0.95, block: int | None = None) -> Interval:
-    """Where the median lies, from a bootstrap over blocks."""
+    """Return the confidence interval of the median, from a bootstrap over blocks."""
     return interval(bootstrap(values, row_medians, block=block, repeats=200), confidence)
 
 
 def theil_sen(x: ArrayLike, y: ArrayLike) -> TrendLine:
-    """The line whose slope is the median over all pairs of points: up to 29 % of them may be anything.
+    """Return the line whose slope is the median over all pairs of points, which tolerates 29 % of outliers.
 
     Long series are compared through the medians of blocks. A slope of 0.0 where fewer than two places differ.
     """
@@ -180,7 +180,7 @@ def theil_sen(x: ArrayLike, y: ArrayLike) -> TrendLine:
 
 
 def slope_interval(x: ArrayLike, y: ArrayLike, confidence: float = 0.95, blocks: int = 16) -> Interval:
-    """Where the slope lies: Sen's interval over the medians of ``blocks`` blocks, which are too long to be alike.
+    """Return Sen's confidence interval of the slope, over the medians of ``blocks`` blocks.
 
     NaN on both ends where there are fewer than five places.
     """
@@ -197,7 +197,7 @@ def slope_interval(x: ArrayLike, y: ArrayLike, confidence: float = 0.95, blocks:
 
 
 def _block_medians(x: ArrayLike, y: ArrayLike, most: int) -> tuple[Floats, Floats]:
-    """At most ``most`` points, each the medians of neighbours in the order of ``x``."""
+    """Return at most ``most`` points, each the medians of neighbours in the order of ``x``."""
     places, values = np.asarray(x, np.float64).ravel(), np.asarray(y, np.float64).ravel()
     kept = np.isfinite(places) & np.isfinite(values)
     places, values = places[kept], values[kept]

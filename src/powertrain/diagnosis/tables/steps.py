@@ -1,4 +1,4 @@
-"""The steps of a run as tables: steps x ranks x phases, what came before the run had settled set apart."""
+"""The steps of a run as tables: steps x ranks x phases, aligned by their number."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StepTable:
     flags: NDArray[np.int64]
     samples: Floats
     tokens: Floats
-    #: How many steps of the attempt each row stands for: 1 unless older steps were thinned.
+    #: Number of steps that each row represents: 1 unless older steps were thinned.
     weight: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -88,7 +88,7 @@ def aligned(records: Mapping[int, NDArray[np.void]], hosts: Mapping[int, str]) -
 
 
 def _ascending(records: NDArray[np.void]) -> NDArray[np.void]:
-    """By step, the last of each that occurs more than once."""
+    """Return records by step, the last of each duplicate."""
     backwards = records[::-1]
     _, first = np.unique(backwards["step"], return_index=True)
     return backwards[first]

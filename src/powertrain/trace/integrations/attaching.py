@@ -1,4 +1,4 @@
-"""What a framework's callback needs: everything its training does is traced, for as long as it goes on."""
+"""Attachment of a framework's callback: traces the whole training while it runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from powertrain.trace.recording import patches
 
 
 class Attachment:
-    """Patches what is not patched yet, and puts back what was there before.
+    """Installs missing patches, and restores the previous ones at the end.
 
     What input and copies to a device cost stays as it was chosen: loops wrap those themselves. Models, backward passes
-    and optimizers are the framework's own, so nobody else could say when they begin and end.
+    and optimizers are the framework's own, so only patches see when they begin and end.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Attachment:
         self._ours: patches.Patches | None = None
 
     def begin(self) -> None:
-        """In a process that records nothing yet, recording begins, and goes on after :meth:`end`."""
+        """Start recording in a process that does not record yet; it continues after :meth:`end`."""
         self.end()
         before = patches.installed()
         if before is None:
@@ -32,7 +32,7 @@ class Attachment:
             self._ours = patches.install(before.recorder, wider)
 
     def end(self) -> None:
-        """Again is fine. Whatever somebody else has patched meanwhile stays."""
+        """Restore the previous patches. May be called again; patches of others since then stay."""
         before, ours = self._before, self._ours
         self._before = self._ours = None
         if before is not None and ours is patches.installed():

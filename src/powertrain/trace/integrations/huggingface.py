@@ -19,13 +19,13 @@ def _callback_base() -> Any:
         return import_module("transformers").TrainerCallback
     except ImportError as error:
         raise ImportError(
-            f"transformers cannot be imported ({error}), and there is nothing else that this callback could be given "
-            "to. Install it: pip install transformers."
+            f"transformers cannot be imported ({error}), and this callback is for it "
+            "alone. Install it: pip install transformers."
         ) from error
 
 
 class _Attached:
-    """The hooks. A step is what the Trainer does from one update of the weights to the next; batches of an evaluation
+    """The hooks. A step is the time from one update of the weights to the next; batches of an evaluation
     lie outside of steps."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Attached:
         self._attachment = Attachment()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attachment.begin()  # which also ends what a training that raised has left
+        self._attachment.begin()  # also ends an attachment that a failed training left open
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._attachment.end()
@@ -44,5 +44,5 @@ TraceCallback: Any = type(
     "TraceCallback", (_Attached, _callback_base()), {"__module__": __name__, "__doc__": _Attached.__doc__}
 )
 
-#: The other spelling, for people who come from TraceML.
+#: The other spelling, for users of TraceML.
 TraceMLTrainerCallback = TraceCallback

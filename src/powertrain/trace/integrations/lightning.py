@@ -33,13 +33,13 @@ def _callback_bases() -> tuple[Any, ...]:
             return (import_module(_NAMES[1]).Callback,)
         except ImportError:
             raise ImportError(
-                f"Neither lightning nor pytorch_lightning can be imported ({error}), and there is nothing else that "
-                "this callback could be given to. Install Lightning: pip install lightning."
+                f"Neither lightning nor pytorch_lightning can be imported ({error}), and "
+                "this callback is for them alone. Install Lightning: pip install lightning."
             ) from error
 
 
 class _Attached:
-    """The hooks. A step is what Lightning does from one update of the weights to the next, whatever number of batches
+    """The hooks. A step is the time from one update of the weights to the next, for any number of batches
     and optimizers that takes; batches of a validation lie outside of steps."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Attached:
         self._detach()  # Lightning calls this instead of teardown
 
     def _time_training_step(self, strategy: Any) -> None:
-        """Lightning calls it within the optimizer's step, so what it does beside the model would count as that."""
+        """Time ``training_step``, which Lightning calls within the optimizer's step."""
         plain = strategy.training_step
 
         @functools.wraps(plain)
@@ -86,5 +86,5 @@ TraceCallback: Any = type(
     "TraceCallback", (_Attached, *_callback_bases()), {"__module__": __name__, "__doc__": _Attached.__doc__}
 )
 
-#: The other spelling, for people who come from TraceML.
+#: The other spelling, for users of TraceML.
 TraceMLCallback = TraceCallback

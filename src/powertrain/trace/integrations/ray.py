@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from powertrain.torch.trainer import TorchTrainer
 
     class TraceMLTorchTrainer(TorchTrainer):
-        """As :func:`_trainer_class` makes it."""
+        """The class that :func:`_trainer_class` returns."""
 
         def __init__(
             self, train_loop_per_worker: Any, *, traceml_config: TraceConfig | None = None, **arguments: Any
@@ -32,21 +32,21 @@ TraceMLRayConfig = TraceConfig
 
 
 def with_trace(run_config: RunConfig | None, traceml_config: TraceConfig | None) -> RunConfig:
-    """The run's config, traced as told. Raises ConfigError where the two say different things about it."""
+    """Return the run's config with this tracing. Raises ConfigError if the two contradict each other."""
     run: RunConfig = as_config(run_config, RunConfig, "run_config")
     if traceml_config is None:
         return run
     trace: TraceConfig = as_config(traceml_config, TraceConfig, "traceml_config")
     if run.trace not in (TraceConfig(), trace):
         raise ConfigError(
-            f"traceml_config={trace!r} and RunConfig(trace={run.trace!r}) say different things of the same run. Give "
+            f"traceml_config={trace!r} and RunConfig(trace={run.trace!r}) contradict each other. Give "
             "one of them."
         )
     return replace(run, trace=trace)
 
 
 def _trainer_class() -> type[TorchTrainer]:
-    """A trainer stands far above tracing, so it is loaded when it is asked for."""
+    """Return the trainer's class, loaded on first use because trainers are a layer above tracing."""
     from powertrain.torch.trainer import TorchTrainer
 
     class TraceMLTorchTrainer(TorchTrainer):

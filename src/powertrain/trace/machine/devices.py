@@ -1,4 +1,4 @@
-"""What kinds of GPUs can do at best, as their makers say."""
+"""Peak FLOPs of GPU models, from their vendors."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ _PEAK = (
 
 
 def peak_flops(name: str) -> float:
-    """Of one device with this name, as torch gives it; 0 for one that is not known here."""
+    """Return the peak FLOPs of a device by its name in torch; 0 for an unknown one."""
     return next((flops for part, flops in _PEAK if part.lower() in name.lower()), 0.0)

@@ -1,6 +1,6 @@
-"""What the kernel says of a process: its state, who traces it, which signals reach it.
+"""Kernel data of a process: its state, its tracer, and its signals.
 
-Where there is no /proc, nothing is known, and every answer is the careful one.
+Without /proc nothing is known, and every function returns the safe value.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 import time
 from collections.abc import Iterator
 
-#: States in which a process handles no signal: by psutil's words.
+#: States in which a process handles no signal, by psutil's names.
 CANNOT_ANSWER = frozenset({"stopped", "tracing-stop", "disk-sleep", "zombie", "dead", "gone"})
 
 
 def state(pid: int) -> str:
-    """The kernel's word for what ``pid``'s first thread is doing: "running", "sleeping", …; "gone" for none."""
+    """Return the kernel's state of ``pid``'s first thread: "running", "sleeping", …; "gone" for none."""
     import psutil
 
     try:
@@ -63,18 +63,18 @@ def age(pid: int) -> float:
 
 
 def is_traced(pid: int) -> bool:
-    """True while another process holds it as a debugger does. A py-spy that only looks does not count."""
+    """Return whether a debugger traces the process. A py-spy that only reads does not count."""
     tracer = int(status(pid).get("TracerPid", "0"))
     return tracer > 0 and name(tracer) != "py-spy"
 
 
 def catches(pid: int, number: int) -> bool:
-    """True when a handler of its own awaits the signal; without one the signal may end it."""
+    """Return whether the process has its own handler for the signal; without one the signal may end it."""
     return _has(status(pid), "SigCgt", number)
 
 
 def has_open(pid: int, path: str) -> bool:
-    """True when the process has this file open."""
+    """Return whether the process has this file open."""
     path = os.path.realpath(path)
     try:
         return any(_link(f"/proc/{pid}/fd/{entry}") == path for entry in os.listdir(f"/proc/{pid}/fd"))
@@ -92,17 +92,17 @@ def threads(pid: int) -> list[int]:
 
 
 def runs(pid: int, thread: int) -> bool:
-    """True when the thread is on a processor, or waits for one."""
+    """Return whether the thread is on a processor, or waits for one."""
     return status(pid, thread).get("State", "").startswith("R")
 
 
 def blocks(pid: int, thread: int, number: int) -> bool:
-    """True while the thread holds the signal off, as it does when it is inside the signal's own handler."""
+    """Return whether the thread blocks the signal, as it does inside the signal's own handler."""
     return _has(status(pid, thread), "SigBlk", number)
 
 
 def awaits_delivery(pid: int, thread: int, number: int) -> bool:
-    """True while the signal was sent and nobody has taken it."""
+    """Return whether the signal is pending."""
     fields = status(pid, thread)
     return _has(fields, "SigPnd", number) or _has(fields, "ShdPnd", number)
 

@@ -1,7 +1,7 @@
-"""Looks at the machine beside a rank: processor, memory, disk, network, and the rank's own GPU.
+"""Samplers of a rank's machine: processor, memory, disk, network, and the rank's own GPU.
 
-A look takes about a millisecond and is taken on the service thread, once a second by default. It must never disturb the
-training: what cannot be read is 0, and a GPU is looked at only once the rank itself uses it.
+A sample takes about a millisecond on the service thread, once a second by default. It must never disturb the
+training: unreadable values are 0, and a GPU is sampled only once the rank itself uses it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Sampler:
     """Looks of one process at itself and its machine. One thread only."""
 
     def __init__(self, gpu: Callable[[], int | None] = lambda: None) -> None:
-        """``gpu`` answers with the number of the one that is trained on, as far as that is known."""
+        """``gpu`` returns the index of the training device, if known."""
         self._gpu_number = gpu
         self._process = psutil.Process()
         self._below: dict[int, psutil.Process] = {}
@@ -36,7 +36,7 @@ class Sampler:
         self._before = self._counters()
 
     def look(self, step: int) -> Sample:
-        """What holds now, and rates since the look before."""
+        """Return current values, and rates since the previous sample."""
         counters, before = self._counters(), self._before
         self._before = counters
         seconds = max(1e-3, counters["time"] - before["time"])
@@ -61,7 +61,7 @@ class Sampler:
         )
 
     def _counters(self) -> dict[str, float]:
-        """What only grows, by the name of its rate."""
+        """Return cumulative counters by the name of their rate."""
         host, disk, net = (
             psutil.cpu_times(),
             _quietly(psutil.disk_io_counters),
@@ -109,7 +109,7 @@ def _busy(process: psutil.Process) -> float:
 
 
 def _quietly(ask: Any) -> Any:
-    """None on machines where the kernel does not tell."""
+    """Return the value, or None if the kernel does not provide it."""
     try:
         return ask()
     except (OSError, RuntimeError, psutil.Error):
@@ -117,7 +117,7 @@ def _quietly(ask: Any) -> Any:
 
 
 def _threads() -> int:
-    """How many threads computations use here. Never imports torch."""
+    """Return the number of compute threads. Never imports torch."""
     torch = sys.modules.get("torch")
     try:
         return (
@@ -128,7 +128,7 @@ def _threads() -> int:
 
 
 class _Gpu:
-    """The GPU that this process trains on, as NVIDIA's management library tells."""
+    """The training GPU of this process, by NVIDIA's management library."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
@@ -184,7 +184,7 @@ _REASONS = {
 
 
 def throttling(reasons: int) -> int:
-    """The bits of ``Sample.throttle`` for those of NVML; being idle or asked to run slower by the user are none."""
+    """Return the bits of ``Sample.throttle`` for those of NVML, without idling and user-set clocks."""
     found = 0
     for bit, meaning in _REASONS.items():
         if reasons & bit:

@@ -1,4 +1,4 @@
-"""What a machine does beside its ranks, once a second or so, as a record. Pure: loads neither torch nor numpy."""
+"""One sample of a rank's machine as a record. Pure: loads neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLOATS = (
     "cpu",
     "host_cpu",
     "host_cores",
-    #: Cores that it would have used, and that whatever it is a virtual machine on gave to others.
+    #: Stolen cores: those that the hypervisor gave to other virtual machines.
     "stolen",
     #: Threads that torch and OpenMP use in this process.
     "threads",
@@ -43,7 +43,7 @@ FIELDS = (("time", "<f8"), ("step", "<u4"), ("throttle", "<u4"), *((name, "<f4")
 
 
 class Sample(NamedTuple):
-    """One look. ``time`` is Unix seconds, ``step`` how many steps the rank had made."""
+    """One sample. ``time`` is Unix seconds, ``step`` the number of steps of the rank."""
 
     time: float
     step: int

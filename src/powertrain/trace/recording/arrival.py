@@ -14,14 +14,14 @@ from typing import Any
 class Arrival(MetaPathFinder):
     """Calls ``then`` once, when the module ``name`` has been loaded: at once if it is there already.
 
-    What ``then`` raises is not raised where the module is imported: it goes to ``failed``.
+    Exceptions of ``then`` are not raised by the import: they are passed to ``failed``.
     """
 
     def __init__(self, name: str, then: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         self._name, self._then, self._failed = name, then, failed
 
     def wait(self) -> None:
-        """From here on. Raises what ``then`` raises where the module is there already."""
+        """Start waiting. Raises exceptions of ``then`` if the module is loaded already."""
         there = sys.modules.get(self._name)  # None also for one that may not be imported
         if there is not None and not _is_being_loaded(there):
             self._then()
@@ -36,7 +36,7 @@ class Arrival(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders say of the module, told apart only by that it is noticed when it has been loaded."""
+        """Return the spec of the other finders, with a hook that runs when the module has been loaded."""
         if fullname != self._name:
             return None
         self.give_up()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-#: Copies below it leave pageable memory at once, and tell nothing about the loader.
+#: Smaller copies leave pageable memory at once, and are ignored.
 SMALL_COPY = 64 * 1024
 
 _SEQUENCES = (tuple, list)
@@ -19,7 +19,7 @@ def size_of(batch: Any) -> tuple[int, int]:
         if type(batch) in _SEQUENCES and (shape := getattr(batch[0], "shape", None)) and (count := shape[0]):
             return int(count), 0
         return _size_of(batch, depth=3)
-    except Exception:  # what a user's own kind of batch answers is no reason to end a training
+    except Exception:  # an error of a user's own batch type must not end training
         return 0, 0
 
 
@@ -45,7 +45,7 @@ _NOT_DEVICES = ("cpu", "meta")
 
 
 def goes_to_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True where ``tensor.to(*args, **kwargs)`` of one in the host's memory copies it to a device."""
+    """Return whether ``tensor.to(*args, **kwargs)`` copies a host tensor to a device."""
     if args and type(args[0]) is str:  # as usual
         return not args[0].startswith(_NOT_DEVICES)
     target = kwargs.get("device") or kwargs.get("other") or (args[0] if args else None)

@@ -1,8 +1,8 @@
-"""What a rank's GPU does in each phase: events put on its stream where phases change, read once they have happened.
+"""GPU times of each phase: CUDA events recorded where phases change, read once they are complete.
 
 Where steps are short, only every second, fourth, … is timed, so that timing costs at most a quarter of a percent; the
-records of those between have the usual times of the timed ones. Nothing here waits for the device: events are asked
-whether they have happened, by a side thread, and not while the loop captures a graph. The counters of peak memory are
+records of those between have the usual times of the timed ones. Nothing here waits for the device: events are polled
+by a side thread, and not while the loop captures a graph. The counters of peak memory are
 read and never reset. Loading this module does not load torch.
 """
 
@@ -70,7 +70,7 @@ class Captures:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Weak, because a graph that is gone is not captured any more, whether somebody has ended that or not.
+        #: Weak, because a deleted graph is not captured any more, even if its capture was never ended.
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begins(self, graph: Any) -> None:
@@ -191,7 +191,7 @@ class DeviceTimer:
         return unresolved
 
     def _times_once_done(self, marks: list[Mark]) -> list[float] | None:
-        """None where the work is not done, or nothing may be asked now."""
+        """Return the times; None if the work is not done, or the device must not be queried now."""
         with self._captures.kept_out() as may_ask:
             return times_on_device(marks) if may_ask and marks[-1].event.query() else None
 
@@ -203,12 +203,12 @@ def _write(slot: memoryview, memory: tuple[float, float], times: list[float]) ->
     """Add them to a record."""
     _MEMORY.pack_into(slot, _MEMORY_AT, *memory)
     _TIMES.pack_into(slot, _DEVICE_AT, *times)
-    # Last, because whoever reads the record meanwhile must not take half of the times for all.
+    # Last, so that a concurrent reader does not take half of the times for all.
     _FLAGS.pack_into(slot, _FLAGS_AT, _FLAGS.unpack_from(slot, _FLAGS_AT)[0] | TIMED_ON_DEVICE)
 
 
 class Rhythm:
-    """How often steps are timed: as often as costs at most a thousandth. Counts in nanoseconds."""
+    """The timing frequency of steps, which costs at most a thousandth. Counts in nanoseconds."""
 
     __slots__ = ("_before", "_cost", "_step", "every", "spent")
 

@@ -13,7 +13,7 @@ _is_kept = False
 
 
 def current() -> Recorder:
-    """This process's recorder: its rank's, or one that is made now for the thread that asks."""
+    """Return this process's recorder: its rank's, or a new one for the calling thread."""
     global _current, _is_kept
     if _current is None:
         _current, _is_kept = Recorder(), False
@@ -21,18 +21,18 @@ def current() -> Recorder:
 
 
 def recording() -> Recorder | None:
-    """This process's recorder, where there is one: for code that notes what it does only if anybody records."""
+    """Return this process's recorder, or None: for code that adds marks only while recording."""
     return _current
 
 
 def is_kept() -> bool:
-    """Whether somebody keeps what this process records: not where there is a recorder only because it was asked for."""
+    """Return whether the records of this process are kept: not for a recorder that :func:`current` made."""
     return _current is not None and _is_kept
 
 
 @contextmanager
 def phase(number: int) -> Iterator[None]:
-    """What is within belongs to a phase, where this process records at all."""
+    """Attribute the time within to a phase, if this process records."""
     recorder = _current
     if recorder is None:
         yield
@@ -45,7 +45,7 @@ def phase(number: int) -> Iterator[None]:
 
 
 def use(recorder: Recorder | None) -> None:
-    """Let ``recorder`` be this process's, which somebody keeps; None for none yet."""
+    """Set this process's recorder, whose records are kept; None for none yet."""
     global _current, _is_kept
     _current, _is_kept = recorder, True
 

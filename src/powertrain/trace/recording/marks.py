@@ -1,4 +1,4 @@
-"""Marks: what the recorder notes, as small numbers."""
+"""Marks: events of the recorder, as small numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from powertrain.trace.recording.phases import (
     ON_DEVICE,
 )
 
-#: No thread's number: a recorder that nobody records with.
+#: No thread's number: a recorder without a recording thread.
 NOBODY = -1
-#: What :meth:`Recorder.enter` gives to threads that do not record.
+#: The return value of :meth:`Recorder.enter` for threads that do not record.
 IGNORED = -1
 #: With these a step begins, where it is found from the optimizer: what comes around them is inside it.
 BEGIN_A_STEP = frozenset({H2D, FORWARD, BACKWARD, COLLECTIVE})
-#: What a batch costs that was only looked at, in an evaluation.
+#: The cost of a batch that was only evaluated.
 OF_A_BATCH = (INPUT, H2D, FORWARD, COLLECTIVE, INSIDE)
 NO_TIMES = (0.0,) * COUNT
 NO_MEMORY = (0.0, 0.0)

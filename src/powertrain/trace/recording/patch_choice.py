@@ -1,4 +1,4 @@
-"""Which torch functions are patched for tracing."""
+"""The choice of patched torch functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MODES = ("auto", "manual", "selective")
 
 @dataclass(frozen=True)
 class Choice:
-    """What is patched."""
+    """The patched functions."""
 
     dataloader: bool
     forward: bool
@@ -28,7 +28,7 @@ def choose(
     patch_backward: bool | None = None,
     patch_h2d: bool | None = None,
 ) -> Choice:
-    """What a mode means. Raises :class:`~powertrain.errors.ConfigError` where the arguments do not go together."""
+    """Return the choice of a mode. Raises :class:`~powertrain.errors.ConfigError` for contradictory arguments."""
     given = {
         "patch_dataloader": patch_dataloader,
         "patch_forward": patch_forward,

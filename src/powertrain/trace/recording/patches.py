@@ -1,4 +1,4 @@
-"""Tracing a loop that knows nothing of it: torch is made to say when a phase begins and ends.
+"""Patches of torch that mark phases, for tracing without changes to the loop.
 
 Nothing is put on the user's models, loaders or optimizers: torch's own classes and functions are replaced, and put back
 by :meth:`Patches.close`. Only DDP's parameters get hooks, which torch keeps out of copies and files. Compiled code sees
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class _Within:
-    """What the thread that records is in, for patches that must be quick."""
+    """The current context of the recording thread, for fast patches."""
 
     __slots__ = ("model",)
 
@@ -52,10 +52,10 @@ class _Within:
 
 
 class Patches:
-    """Torch as it says what it does to a recorder, until :meth:`close`."""
+    """Patches of torch for a recorder, until :meth:`close`."""
 
     def __init__(self, recorder: Recorder, choice: Choice) -> None:
-        """Installs them. ``choice`` says which."""
+        """Install the patches of ``choice``."""
         self.recorder, self.choice = recorder, choice
         self._within = _Within()
         self._replaced = Replacements(recorder)
@@ -131,14 +131,14 @@ class Patches:
         self._patch_loaders_processes()
 
     def seconds_of_newest(self, batches: Any) -> float:
-        """How long the newest batch of a loader's iterator was made, as :meth:`Recorder.batch` wants to know it."""
+        """Return the seconds of making the newest batch of a loader's iterator, for :meth:`Recorder.batch`."""
         if not getattr(batches, "_num_workers", 1):
             return MADE_HERE
         times = self._making.get(batches)
         return 0.0 if times is None else times.newest()
 
     def _patch_loaders_processes(self) -> None:
-        """Let them say how long they make batches."""
+        """Patch loader processes so that they report the time of making batches."""
         from torch.utils.data import dataloader
 
         iterator: Any = dataloader._MultiProcessingDataLoaderIter
@@ -228,7 +228,7 @@ class Patches:
         self._met.pop(key, None)
 
     def _watch_gradients(self, module: Any) -> None:
-        """Of every part of it that exchanges them with other ranks."""
+        """Watch the gradients of every submodule that exchanges them with other ranks."""
         from torch.nn.parallel import DistributedDataParallel
 
         known = [exchange.model() for exchange in self._exchanges]
@@ -364,7 +364,7 @@ _installed: Patches | None = None
 
 
 def install(recorder: Recorder, choice: Choice) -> Patches | None:
-    """Patch torch for this process, instead of what was patched before. Nothing, where nobody records."""
+    """Patch torch for this process, replacing earlier patches; nothing without a recorder."""
     global _installed
     uninstall()
     if recorder.thread != NOBODY:
@@ -381,5 +381,5 @@ def uninstall() -> None:
 
 
 def installed() -> Patches | None:
-    """What is patched in this process now."""
+    """Return the current patches of this process."""
     return _installed

@@ -1,4 +1,4 @@
-"""What a training loop does with its time, and one step of it as a record.
+"""Phases of a training loop, and one step as a record.
 
 Every moment of a rank belongs to exactly one phase, so the phases of a step add up to the time from the end of the step
 before it to its own end. Pure: numbers, names and the layout of a record; loads neither torch nor numpy.
@@ -22,7 +22,7 @@ OPTIMIZER = 5
 INSIDE = 6
 #: In ``report``, in saving state and files.
 REPORT = 7
-#: Between two steps: logging, evaluation, whatever the loop does beside.
+#: Between two steps: logging, evaluation and other work.
 OUTSIDE = 8
 
 NAMES = ("input", "h2d", "forward", "backward", "collective", "optimizer", "inside", "report", "outside")
@@ -45,7 +45,7 @@ AS_USUAL_ON_DEVICE = 8
 _LAYOUT = struct.Struct(f"<IIdfff{COUNT}f{COUNT}fII")
 #: Bytes of one record.
 RECORD_SIZE = _LAYOUT.size
-#: Names and numpy types of a record's fields, in order, for whoever reads many of them at once.
+#: Names and numpy types of a record's fields, in order, for readers of many records at once.
 FIELDS: tuple[tuple[str, str] | tuple[str, str, tuple[int]], ...] = (
     ("step", "<u4"),
     ("flags", "<u4"),

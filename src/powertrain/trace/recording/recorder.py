@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Notes what a loop does, at the price of reading a clock, and makes steps of it every few steps.
+    """Records marks of a loop at the cost of reading a clock, and turns them into steps every few steps.
 
     What code costs that runs once in a millisecond is mostly finding its way back into the processor's caches; so it is
     short here, and the rest is done for many steps at once. A process that is killed loses what it has noted since
@@ -91,7 +91,7 @@ class Recorder:
         """``buffer`` has :func:`ring_size` bytes, of any content; ``clock`` gives nanoseconds, ``now`` Unix seconds."""
         self._ring = Ring(bytearray(ring_size()) if buffer is None else buffer)
         self.clock = clock
-        #: What went wrong here, where something did: nothing is recorded from then on.
+        #: The error that ended recording; "" for none.
         self.trouble = ""
         #: Identifies the thread that records; 0 for none, as in a forked child.
         self.thread = get_ident() if thread is None else thread
@@ -104,7 +104,7 @@ class Recorder:
         self.note = self.log.extend
         self.due = began + SETTLE_EVERY
         self.depth = self._within = 0
-        #: What was said last of batches and of the optimizer.
+        #: The last amounts of batches, and the last optimizer.
         self.amounts = (0, 0, 0.0)
         self.which = 0
         #: Once the device is timed at all, its timer; and the same where this step's work on it is.
@@ -164,7 +164,7 @@ class Recorder:
             self.settle()
 
     def enter_forward(self, with_gradients: bool) -> int:
-        """As ``enter(FORWARD)``; says whether anything can be learned from it."""
+        """Enter the phase :data:`FORWARD`, with or without gradients."""
         return self.enter(LEARN if with_gradients else LOOK)
 
     @contextmanager
@@ -177,7 +177,7 @@ class Recorder:
             self.leave(depth)
 
     def gradients_are_there(self, *_: object) -> None:
-        """In a backward pass the last gradients were computed: from here on it waits for the other ranks.
+        """Mark that the last gradients of a backward pass were computed: from here on it waits for the other ranks.
 
         When it is called again in the same pass, there was more to compute until then. With gradients on a device it is
         called in a thread of torch's, while the thread that records waits for it: then only the device's time is split.
@@ -275,7 +275,7 @@ class Recorder:
             self.note((BEGIN_MARKED, self.clock()))
 
     def end_marked_step(self, failed: bool = False) -> None:
-        """``trace_step`` is left. What a failed step took goes to the next one."""
+        """End a step of ``trace_step``. The time of a failed step is added to the next one."""
         if get_ident() == self.thread and self._within:
             self._within -= 1
             now = self.clock()
@@ -308,7 +308,7 @@ class Recorder:
             self.settle()
 
     def settle(self) -> None:
-        """Make steps of what was noted until here.
+        """Turn all marks so far into steps.
 
         A fault of ours ends recording, and nothing else. An exception of the user's that comes here, as a signal's
         handler raises it, is the user's; what was noted until then is left out.
@@ -340,10 +340,10 @@ class Recorder:
         is_timing = self.timing is not None
         self._steps = self._steps.begun_anew(self.clock(), self.depth, self._within, is_timing)
 
-    # -- for whoever keeps the steps
+    # -- for readers of the steps
 
     def phase_now(self) -> int:
-        """What time belongs to at this moment, as far as was noted. Any thread; it may be late by a moment."""
+        """Return the current phase by the marks so far. Any thread; may lag slightly."""
         return self._steps.phase_after(self.log.copy())
 
     @property
@@ -354,11 +354,11 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """How many steps were made of what was noted. Any thread."""
+        """Number of steps so far. Any thread."""
         return self._ring.written
 
     def time_on(self, make: Callable[[], DeviceTimer]) -> None:
-        """From here on also time what a device does, with a timer that is made now. Again is fine."""
+        """Start timing a device, with a new timer. May be called again."""
         if get_ident() == self.thread and self.device is None:
             self.device = self.timing = self._steps.device = make()
 
@@ -378,12 +378,12 @@ class Recorder:
         return first, records[: max(end - first, 0) * RECORD_SIZE]
 
 
-#: Where the code lies that makes steps.
+#: The directory of the code that makes steps.
 _HERE = os.path.dirname(__file__)
 
 
 def _is_of_ours(error: BaseException) -> bool:
-    """Whether an exception that came up in :meth:`Recorder.settle` is a fault of what is called there.
+    """Return whether an exception in :meth:`Recorder.settle` is a bug of this package.
 
     A signal's handler is a call of somebody else's code, however deep within ours. What other threads can raise in this
     one comes from no call; it is told by its class, because what is ours is one of Python's own.

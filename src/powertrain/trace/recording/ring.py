@@ -9,14 +9,14 @@ from typing import Union
 
 from powertrain.trace.recording.phases import RECORD_SIZE, StepRecord, pack_into
 
-#: Where records are kept: memory, or a mapped file that outlives the process.
+#: The buffer of records: memory, or a mapped file that outlives the process.
 Buffer = Union[bytearray, mmap, memoryview]
 
 _MAGIC = b"PTSTEPS1"
 _HEADER = struct.Struct("<8sIIQ")
 HEADER_SIZE = _HEADER.size
 _COUNT_AT = 16
-#: Steps that a ring holds unless somebody says otherwise: 1.6 MB, and more than a side thread may fall behind.
+#: Default number of steps of a ring: 1.6 MB, and more than a side thread may fall behind.
 RECORDS = 16_384
 
 
@@ -36,7 +36,7 @@ def read_ring(buffer: Buffer | bytes, after: int = 0) -> tuple[int, bytes]:
     magic, size, capacity, _ = _HEADER.unpack_from(view)
     if magic != _MAGIC or size != RECORD_SIZE or len(view) < ring_size(capacity) or capacity < 2:
         raise ValueError(
-            f"These {len(view)} bytes are no ring of steps with records of {RECORD_SIZE} bytes: they begin with "
+            f"These {len(view)} bytes are not a step ring with records of {RECORD_SIZE} bytes: they begin with "
             f"{magic!r} and speak of {capacity} records of {size} bytes. They were written by another version, or "
             "are something else."
         )

@@ -1,4 +1,4 @@
-"""Tracing a script that is no run: what it records is kept in its own memory, until somebody asks or it ends."""
+"""Tracing of a plain script: records are kept in its own memory until its end."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _logger = module_logger(__name__)
 
 
 class RecordedProcess(NamedTuple):
-    """What was recorded of one process."""
+    """The records of one process."""
 
     rank: int
     host: str
     #: Records of :mod:`powertrain.trace.recording.phases` and of :mod:`powertrain.trace.machine.samples`.
     steps: bytes
     samples: bytes
-    #: By phase, where the loop mostly was.
+    #: The most frequent line of the loop, by phase.
     seen: dict[str, str]
 
 
 class Alone:
-    """Records what the thread does that makes it. A thread of its own takes the steps out of the ring."""
+    """Records its creating thread. Another thread drains the ring."""
 
     def __init__(self, most: int = _MOST) -> None:
         self.recorder = Recorder()
@@ -61,7 +61,7 @@ class Alone:
         return self._over.is_set()
 
     def kept(self) -> RecordedProcess:
-        """Everything until now. On the recording thread also what was noted last."""
+        """Return all records so far; on the recording thread also the newest marks."""
         self.recorder.settle()
         self._take()
         with self._lock:
@@ -92,8 +92,8 @@ class Alone:
                     next_look = time.monotonic() + _LOOK_EVERY
                     self._samples.append(samples.pack(sampler.look(self.recorder.steps)))
                     self._take()
-            except Exception:  # whatever the machine answers is no reason to end a training
-                _logger.debug("A look at this process failed.", exc_info=True)
+            except Exception:  # errors of samplers must not end training
+                _logger.debug("Sampling this process failed.", exc_info=True)
 
     def _take(self, final: bool = False) -> None:
         """Keep the steps that have come since the last time."""
@@ -126,7 +126,7 @@ def _steps_of(frames: Iterable[store.PartFrame]) -> bytes:
 
 
 def own_rank() -> int:
-    """As a launcher such as torchrun has told it; 0 where none has."""
+    """Return the rank of the environment, as set by torchrun; 0 without one."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() else 0
 
@@ -142,7 +142,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Nothing is recorded any more, and torch is left as it was. What was recorded stays. Again is fine."""
+    """Stop recording and remove the patches. Records stay. May be called again."""
     from powertrain.trace.recording import patches
 
     if _alone is None or _alone.is_over:
@@ -154,12 +154,12 @@ def end() -> None:
 
 
 def newest() -> Alone | None:
-    """What this process records now or has recorded last, outside runs."""
+    """Return the current or last recording of this process, outside runs."""
     return _alone
 
 
 def forget() -> None:
-    """End it, and let go of what was recorded. Nothing is said at the end of the process."""
+    """Stop recording and drop the records. Nothing is printed at exit."""
     global _alone
     end()
     _alone = None

@@ -1,4 +1,4 @@
-"""Loaders whose fetches are timed."""
+"""Loaders with timed fetches."""
 
 from __future__ import annotations
 

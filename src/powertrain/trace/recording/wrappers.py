@@ -1,4 +1,4 @@
-"""What a loop may say itself about where its time goes. All of it works in a worker and elsewhere, patched or not.
+"""Wrappers for training loops that mark phases. They work in a worker and elsewhere, patched or not.
 
 Two that see the same moment count it once, so none of them needs to know what else is there. Loads torch when it is
 needed, never before.
@@ -57,7 +57,7 @@ class _MarkedStep:
 
 
 def trace_step(model: Any = None) -> Any:
-    """What is within is one training step, from ``zero_grad`` to ``optimizer.step``::
+    """Mark the code within as one training step, from ``zero_grad`` to ``optimizer.step``::
 
         for batch in loader:
             with trace_step(model):
@@ -97,7 +97,7 @@ class _TimedIterator:
         return batch
 
     def _seconds_of_newest(self) -> float:
-        """For how long it was made; where it comes from processes that torch was made to tell of, they say."""
+        """Return the seconds of making the newest batch, from the loader's processes if it has timed ones."""
         if self._is_made_here:
             return marks.MADE_HERE
         installed = patches.installed() if hasattr(self._batches, "_num_workers") else None
@@ -134,7 +134,7 @@ class _TimedIterable:
 
 
 def _is_made_here(loader: Any, batches: Any) -> bool:
-    """True where a batch is made in ``next`` itself, so that its time is what making it takes."""
+    """Return whether a batch is made in ``next`` itself, so that the call's time is the time of making it."""
     return isinstance(batches, GeneratorType) or getattr(loader, "num_workers", None) == 0
 
 

@@ -1,4 +1,4 @@
-"""Whose code a frame is, and so where a rank is in the user's own terms.
+"""Classification of frames, to locate a rank in the user's own code.
 
 Which files are this package's or installed is :mod:`powertrain.text.tracebacks`'s to say.
 """
@@ -19,7 +19,7 @@ from powertrain.wire.values import Frame, ProcessStack, Where
 #: (file, line, function) of one frame.
 Line = tuple[str, int, str]
 
-#: Calls the user's function. What is further out belongs to whoever started the rank.
+#: Calls the user's function. Outer frames belong to the launcher of the rank.
 _LAUNCHER = f"worker{os.sep}main.py"
 #: Parts of torch.distributed that enclose whole computations; where they communicate, they call the other parts.
 _ENCLOSING = ("fsdp", "checkpoint", "elastic", "pipelining", "optim", "tensor", "algorithms", "launcher")
@@ -34,7 +34,7 @@ _PASS_ON = frozenset(
 
 @lru_cache(maxsize=8192)
 def kind_of(file: str) -> str:
-    """Whose code a file holds: "user"; "launcher", "run" or "ours" within this package; "debugger", "collective",
+    """Return the owner of a file: "user"; "launcher", "run" or "ours" within this package; "debugger", "collective",
     "loader", "autograd" or "library" within installed ones."""
     if file.startswith(OURS):
         inner = file[len(OURS) :]
@@ -61,7 +61,7 @@ def _part_of_torch(inner: list[str]) -> str:
 
 
 def is_users(file: str) -> bool:
-    """True for a file outside this package and everything installed."""
+    """Return whether a file is outside this package and installed packages."""
     return kind_of(file) == "user"
 
 
@@ -94,7 +94,7 @@ def _sendable(text: str) -> str:
 
 
 def where(lines: Iterable[Line], averages_gradients: bool) -> Where | None:
-    """Where a thread is: the user's innermost frame, and what it waits in. ``lines`` has the innermost first.
+    """Return the location of a thread: the user's innermost frame and its wait. ``lines`` has the innermost first.
 
     Where no frame is the user's, the outermost of a library stands for it. ``averages_gradients`` says that a backward
     pass waits for the other ranks. ``None`` for no frame at all.
@@ -112,7 +112,7 @@ def where(lines: Iterable[Line], averages_gradients: bool) -> Where | None:
 
 
 def _where_without_user(within: list[Line], averages_gradients: bool) -> Where:
-    """A rank that sets itself up, or waits to be told what to do."""
+    """Return the location of a rank without a user's frame: it is starting, or waits for a command."""
     foreign = [line for line in within if not line[0].startswith(OURS)]
     telling = [line for line in foreign if line[2] not in _PASS_ON] or foreign or within
     outermost = telling[-1]
@@ -121,7 +121,7 @@ def _where_without_user(within: list[Line], averages_gradients: bool) -> Where:
 
 
 def _inside(within: list[Line], averages_gradients: bool) -> str:
-    """What the innermost frame that tells anything is part of."""
+    """Return the kind of the innermost meaningful frame."""
     for file, _, function in within:
         kind = kind_of(file)
         if kind in ("collective", "loader", "run"):
@@ -147,7 +147,7 @@ def _name(line: Line) -> str:
 
 
 def where_of(process: ProcessStack, averages_gradients: bool = True) -> Where | None:
-    """The same for a process that was looked at from outside: by its main thread, C frames left out."""
+    """Return the location of a process read from outside: by its main thread, without C frames."""
     for thread in process.threads:
         if thread.main:
             lines = ((frame.file, frame.line, frame.function) for frame in thread.frames if frame.line > 0)
@@ -156,7 +156,7 @@ def where_of(process: ProcessStack, averages_gradients: bool = True) -> Where | 
 
 
 def is_debugged(lines: Iterable[Line]) -> bool:
-    """True when a debugger stands on the stack of a rank's thread, as it does while it waits for a command."""
+    """Return whether a debugger is on the stack of a rank's thread, as while it waits for a command."""
     for file, _, _ in lines:
         kind = kind_of(file)
         if kind == "debugger":
@@ -167,7 +167,7 @@ def is_debugged(lines: Iterable[Line]) -> bool:
 
 
 def averages_gradients() -> bool:
-    """True when this process is one of several in a torch process group. Never imports torch."""
+    """Return whether this process is one of several in a torch process group. Never imports torch."""
     distributed = sys.modules.get("torch.distributed")
     try:
         return (

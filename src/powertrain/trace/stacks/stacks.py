@@ -1,7 +1,7 @@
 """Every thread's stack, on demand: of this process, of those it has started, of any other on this machine.
 
-A process that can answer is asked in its own words (:func:`own_stacks`). Of one that cannot, because its interpreter is
-held inside C or its thread stands still, the stacks come from outside (:func:`stacks_of`): from py-spy where that is
+A responsive process reads its own stacks (:func:`own_stacks`). Of one that cannot, because its interpreter lock is
+held in C or its thread is blocked, the stacks come from outside (:func:`stacks_of`): from py-spy where that is
 installed, else by a signal. A rank is *armed* for that signal: a handler written in C, which needs no interpreter,
 appends all stacks to a file. Processes that the rank forks, such as a DataLoader's workers, inherit both.
 
@@ -38,7 +38,7 @@ from powertrain.trace.machine import processes
 from powertrain.trace.stacks import frames
 from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
-#: By which a process is asked for its stacks; 0 where the platform has no signals to spare.
+#: The signal that requests stacks; 0 if the platform has none to spare.
 SIGNAL = int(signal.SIGRTMIN) + 11 if hasattr(signal, "SIGRTMIN") else 0
 #: Frames of one thread that are kept, the innermost: an endless recursion has thousands.
 _DEPTH = 200
@@ -46,7 +46,7 @@ _DEPTH = 200
 _ANSWER_WITHIN = 0.3
 _CHILDREN_WITHIN = 2.0
 _TURN_WITHIN = 3.0
-#: Seconds between looks at a process that is writing.
+#: Seconds between two checks of a process that is writing.
 _LOOK_EVERY = 0.002
 #: A younger process may be about to become another program, which would not survive the signal.
 _OLD_ENOUGH = 0.5
@@ -62,7 +62,7 @@ _STANDARD_ERROR = 2
 class _Armed:
     path: str
     file: BinaryIO
-    #: True when crashes leave a traceback because of us.
+    #: True if this module enabled tracebacks of crashes.
     reports_crashes: bool
 
 
@@ -74,7 +74,7 @@ _rank_thread = 0
 def arm(path: str) -> None:
     """Answer :data:`SIGNAL` from now on by appending all stacks to ``path``, here and in processes forked from here.
 
-    Called in the thread that runs the user's function. A handler that somebody else has put there stays, and then
+    Called in the thread that runs the user's function. An existing handler of other code stays, and then
     nothing is written. A crash in native code leaves a Python traceback on standard error from now on.
     """
     global _armed, _rank_thread
@@ -92,7 +92,7 @@ def arm(path: str) -> None:
 
 
 def _report_crashes() -> bool:
-    """Let a crash be told on standard error, unless somebody has it told already; True when it was done."""
+    """Enable tracebacks of crashes on standard error; return whether this call enabled them."""
     if faulthandler.is_enabled():
         return False
     try:
@@ -117,7 +117,7 @@ def disarm() -> None:
 
 
 def dump_path() -> str:
-    """Where this process, and those forked from it, write their stacks; "" while it is not armed."""
+    """Return the dump file of this process and its forks; "" while it is not armed."""
     return _armed.path if _armed is not None else ""
 
 
@@ -146,17 +146,17 @@ def _main_thread() -> int:
 
 
 def own_where(main: FrameType | None) -> Where | None:
-    """Where the thread of this innermost frame is: see :func:`powertrain.trace.stacks.frames.where`."""
+    """Return the location of the thread of this innermost frame: see :func:`powertrain.trace.stacks.frames.where`."""
     return frames.where(frames.lines_of(main), frames.averages_gradients())
 
 
 def own_debugged(main: FrameType | None) -> bool:
-    """True while a debugger holds this process, or stands on the stack of this innermost frame."""
+    """Return whether a debugger is attached to this process, or is on the stack of this innermost frame."""
     return frames.is_debugged(frames.lines_of(main)) or processes.is_traced(os.getpid())
 
 
 def own_stacks() -> list[ThreadStack]:
-    """What every Python thread of this process is doing, the main one first. Any thread."""
+    """Return the stacks of all Python threads of this process, the main one first. Any thread."""
     main = _main_thread()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = [
@@ -180,7 +180,7 @@ def own_process(title: str) -> ProcessStack:
 
 
 def stacks_of(pid: int, title: str, dump: str) -> ProcessStack:
-    """What a process is doing, seen from outside. ``dump`` is what it was armed with, "" for nothing."""
+    """Return the stacks of a process, read from outside. ``dump`` is its dump file, "" for none."""
     state = processes.state(pid)
     if state in ("gone", "zombie", "dead"):
         return ProcessStack(pid=pid, title=title, state=state, remark="It has ended.")
@@ -192,9 +192,9 @@ def stacks_of(pid: int, title: str, dump: str) -> ProcessStack:
 
 
 def children_stacks(pid: int, title: str, dump: str) -> list[ProcessStack]:
-    """What the processes below ``pid`` are doing; ``title`` is what ``pid`` is called, such as "rank 1".
+    """Return the stacks of the processes below ``pid``; ``title`` is the name of ``pid``, such as "rank 1".
 
-    Takes about 10 ms for each, and no more than two seconds: whoever is left then is named without stacks.
+    Takes about 10 ms for each, and at most two seconds: the remaining ones are named without stacks.
     """
     deadline = time.monotonic() + _CHILDREN_WITHIN
     return [_child(child, title, dump, deadline) for child in processes.descendants(pid)]
@@ -204,7 +204,7 @@ def _child(pid: int, parent: str, dump: str, deadline: float) -> ProcessStack:
     state, name = processes.state(pid), processes.name(pid)
     threads: list[ThreadStack] = []
     if time.monotonic() > deadline:
-        remark = "There was no time left to look at it: its parent has many processes, or slow ones."
+        remark = "No time was left to read its stacks: its parent has many processes, or slow ones."
     else:
         threads, remark = _by_signal(pid, state, dump)
         if not threads and (threads := _by_py_spy(pid, native=False)):
@@ -222,7 +222,7 @@ def _is_loader_worker(threads: Sequence[ThreadStack]) -> bool:
 
 
 def _by_signal(pid: int, state: str, dump: str) -> tuple[list[ThreadStack], str]:
-    """The stacks that a process writes when it is asked to; or none, and why."""
+    """Return the stacks that a process dumps on the signal; or none, and the reason."""
     if remark := _why_not_to_ask(pid, state, dump):
         return [], remark
     try:
@@ -230,7 +230,7 @@ def _by_signal(pid: int, state: str, dump: str) -> tuple[list[ThreadStack], str]
             before = file.seek(0, os.SEEK_END)
             asked = _ask(pid)
             if not asked:
-                return [], "Every thread of it holds signals off, so it cannot say what it is doing."
+                return [], "All of its threads block signals, so its stacks cannot be read."
             answered = _await_answer(pid, asked, file, before)
             file.seek(before)
             threads = parse_dump(file.read().decode("utf-8", "replace"))
@@ -247,9 +247,9 @@ def _by_signal(pid: int, state: str, dump: str) -> tuple[list[ThreadStack], str]
 def _why_not_to_ask(pid: int, state: str, dump: str) -> str:
     """Why the signal would not be answered, or would do harm; "" when it can be sent."""
     if state in processes.CANNOT_ANSWER:
-        return f"Its state is {state!r}, in which a process cannot say what it is doing."
+        return f"Its state is {state!r}, in which the stacks of a process cannot be read."
     if not dump or not processes.has_open(pid, dump) or not processes.catches(pid, SIGNAL):
-        return "It was not forked from a rank that can be asked, so it cannot say what it is doing."
+        return "It was not forked from a rank that can dump stacks, so its stacks cannot be read."
     if processes.age(pid) < _OLD_ENOUGH:
         return "It had only just started."
     return ""
@@ -257,7 +257,7 @@ def _why_not_to_ask(pid: int, state: str, dump: str) -> str:
 
 @contextlib.contextmanager
 def _reading(dump: str) -> Iterator[BinaryIO]:
-    """The dump file, with nobody else reading answers from it. Raises ``TimeoutError`` when it is not our turn."""
+    """Open the dump file exclusively. Raises ``TimeoutError`` if another reader keeps it."""
     with open(dump, "rb", buffering=0) as file:
         deadline = time.monotonic() + _TURN_WITHIN
         while True:
@@ -407,7 +407,7 @@ def text(looked_at: Sequence[ProcessStack]) -> str:
 
 
 def _of_the_rank(lines: Sequence[Frame]) -> Sequence[Frame]:
-    """Without what a rank was forked from: its own stack begins where the user's function was called."""
+    """Return the stack of a rank without the frames of its fork server."""
     for number, frame in enumerate(lines):
         if frame.file == _RANKS_LIFE and frame.function == "_train":
             return lines[: number + 1]

@@ -1,4 +1,4 @@
-"""Where in the user's code a rank mostly is, phase by phase: looked at a few times a second, by another thread."""
+"""The most frequent line of the user's code in each phase, sampled a few times a second by another thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PlaceCounts:
 
     def __init__(self) -> None:
         self._found: dict[str, Counter[str]] = {}
-        #: Seen since the newest step ended; what comes after the last one is no part of the training.
+        #: Samples since the newest step ended; those after the last step are not part of the training.
         self._since: list[tuple[str, str]] = []
         self._steps = 0
         self._told: dict[str, str] = {}
