@@ -121,7 +121,7 @@ def test_storage_that_does_not_answer_costs_no_lease(
 
 
 def test_the_watch_reports_a_loss_once(run: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT_EVERY", 0.01)
+    monkeypatch.setattr(leases, "BEAT_INTERVAL_S", 0.01)
     told: list[str] = []
     heard = threading.Event()
 

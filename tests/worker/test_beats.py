@@ -67,7 +67,7 @@ def progress() -> Progress:
 
 @pytest.fixture
 def service(listener: Listener, progress: Progress, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(service_module, "_BEAT_EVERY", 0.02)
+    monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", 0.02)
     service = Service(listener.door, 3, 0, Gate(), progress)
     yield service
     service.close(timeout=2.0)

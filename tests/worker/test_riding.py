@@ -173,7 +173,7 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture
 def service(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(service_module, "_BEAT_EVERY", EVERY)
+    monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", EVERY)
     service = Service(listener.door, 0, 0, Gate(), Progress())
     yield service
     service.close(timeout=2.0)
@@ -202,7 +202,7 @@ def test_a_beat_that_is_nearly_due_goes_in_the_envelope_of_a_report(
 def test_a_lone_report_leaves_at_once_and_waits_for_no_beat(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "_BEAT_EVERY", 1e6)
+    monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", 1e6)
     service = Service(listener.door, 0, 0, Gate(), Progress())
     service.post(Point(row=1, at=0.0, metrics={}))
     listener.wait_until(lambda: bool(listener.of(Point)))

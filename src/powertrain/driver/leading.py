@@ -217,7 +217,7 @@ def _make_controller(
 
 def _send_messages(controller: Controller, messages: list[str]) -> None:
     for message in messages:
-        controller.say(message)
+        controller.post_warning(message)
 
 
 def run_to_end(

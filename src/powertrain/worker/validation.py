@@ -32,7 +32,7 @@ from powertrain.worker.values import Drop, DroppedValues, normalise, resolve
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.validation:run"
 #: Seconds for the run to hear of the result. It may be busy, but it never is for so long.
-_TOLD_WITHIN = 60.0
+_SEND_TIMEOUT_S = 60.0
 
 
 class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ def _tell(door: Door, told: Validated) -> bool:
     link = Link(door, -1, 0)
     try:
         link.send([told], 0, 0)
-        deadline = time.monotonic() + _TOLD_WITHIN
+        deadline = time.monotonic() + _SEND_TIMEOUT_S
         while not link.settled and time.monotonic() < deadline:
             link.poll(1.0)
         return link.settled

@@ -19,7 +19,7 @@ _STANDS_WITHIN = 3.0
 
 
 def ask(
-    run: FoundRun, question: protocol.Question, told: Callable[[protocol.Part], None] | None = None
+    run: FoundRun, question: protocol.Request, told: Callable[[protocol.Part], None] | None = None
 ) -> protocol.Answer:
     """The answer of a run; ``told`` is called with each part that comes before it.
 
@@ -28,7 +28,7 @@ def ask(
     if run.live is None:
         raise StorageError(out_of_reach(run))
     try:
-        for reply in protocol.ask_run(run.live.directory, question):
+        for reply in protocol.send_request(run.live.directory, question):
             if isinstance(reply, protocol.Answer):
                 return reply
             if told is not None:
@@ -44,7 +44,7 @@ def ask(
 def how_it_stands(live: protocol.LiveRun) -> protocol.Description | None:
     """What a run under way says of itself; None where it does not answer any more."""
     try:
-        parts = list(protocol.ask_run(live.directory, protocol.Describe(), _STANDS_WITHIN))
+        parts = list(protocol.send_request(live.directory, protocol.Describe(), _STANDS_WITHIN))
     except OSError:
         return None
     return next((part for part in parts if isinstance(part, protocol.Description)), None)

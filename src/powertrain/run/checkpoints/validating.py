@@ -90,7 +90,7 @@ class Validating:
         if not run.validations.busy or run.stop.is_fenced or run.stop.is_urgent:
             return False
         self._next = then
-        run.slots.want_no_more()
+        run.slots.withdraw_demand()
         if run.validations.wants_slot:  # it may be one that the ranks held, which have exited
             run.slots.release()
         run.validations.training_over()

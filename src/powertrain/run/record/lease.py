@@ -8,7 +8,7 @@ drops the lock when the holder dies in whatever way, so a rerun after SIGKILL st
 
 Elsewhere a live holder puts ``lease/NNNN.beat`` every few seconds from a thread of its own. A start that finds a
 lease which was not given back takes the run at once if the holder's process is seen to be gone, and otherwise
-watches: a beat means that the run is in use, :data:`SILENT_AFTER` seconds without one that it is free. How old the
+watches: a beat means that the run is in use, :data:`SILENCE_TIMEOUT_S` seconds without one that it is free. How old the
 last beat is goes by the storage's clock, by which two objects are compared. A holder that was taken for dead and
 was not finds the newer lease when it beats again, and is told so.
 
@@ -51,14 +51,14 @@ _logger = module_logger(__name__)
 #: What a file system without locks answers.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 #: How long a refused taker looks for the name of a holder that has the lock and is still writing its lease.
-_HOLDER_APPEARS_WITHIN = 2.0
+_HOLDER_TIMEOUT_S = 2.0
 #: A holder without a lock beats this often, and is taken for dead when it has not for so long (seconds).
-BEAT_EVERY = 5.0
-SILENT_AFTER = 15.0
+BEAT_INTERVAL_S = 5.0
+SILENCE_TIMEOUT_S = 15.0
 #: How long giving back is tried: a lease that could not be given back is free when it has been silent.
 _RELEASE_SECONDS = 30.0
 #: How often a start looks for the next beat of a holder that may be dead.
-_LOOK_EVERY = 0.5
+_POLL_INTERVAL_S = 0.5
 #: Names of leases, and the largest number of one. Manifests can hold it, and no run comes near it.
 _NUMBER = re.compile(r"[0-9]{4,9}")
 _LARGEST = 10**9 - 1
@@ -288,7 +288,7 @@ class _Heart:
         self, storage: Storage, holder: LeaseHolder, on_lost: Callable[[LeaseHolder], None] | None
     ) -> None:
         #: A beat that cannot be put soon is overtaken by the next.
-        self._storage = storage.within(BEAT_EVERY)
+        self._storage = storage.within(BEAT_INTERVAL_S)
         self._holder, self._on_lost = holder, on_lost
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="powertrain-lease", daemon=True)
@@ -298,7 +298,7 @@ class _Heart:
         """No more beats after this, but for one on its way to storage that does not answer."""
         self._stopping.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(2 * BEAT_EVERY)
+            self._thread.join(2 * BEAT_INTERVAL_S)
 
     def _run(self) -> None:
         count = 0
@@ -313,7 +313,7 @@ class _Heart:
                 if self._on_lost is not None and not self._stopping.is_set():
                     self._on_lost(newer)
                 return
-            if self._stopping.wait(BEAT_EVERY):
+            if self._stopping.wait(BEAT_INTERVAL_S):
                 return
 
 
@@ -331,14 +331,14 @@ def _claim_watching(storage: Storage, host: str, pid: int) -> tuple[LeaseHolder,
 
 
 def _falls_silent(storage: Storage, holder: LeaseHolder) -> bool:
-    """True when ``holder`` is dead or has not beaten for :data:`SILENT_AFTER`, False when it gave its lease back.
+    """True when ``holder`` is dead or has not beaten for :data:`SILENCE_TIMEOUT_S`, False when it gave its lease back.
 
     Raises :class:`RunInUseError` as soon as it beats.
     """
     seen = _beat(storage, holder)
     silent_since = time.monotonic() - _age_of_beat(storage, holder)
-    while not _is_gone(holder) and time.monotonic() - silent_since < SILENT_AFTER:
-        time.sleep(_LOOK_EVERY)
+    while not _is_gone(holder) and time.monotonic() - silent_since < SILENCE_TIMEOUT_S:
+        time.sleep(_POLL_INTERVAL_S)
         if _beat(storage, holder) != seen:
             newest = current_holder(storage)
             if newest is not None and newest.number == holder.number and newest.released:
@@ -467,7 +467,7 @@ def _holder_of_a_taken_lock(storage: Storage) -> LeaseHolder | None:
 
     Between locking and claiming, the newest lease is still that of an earlier holder, which is not named: it is over.
     """
-    deadline = time.monotonic() + _HOLDER_APPEARS_WITHIN
+    deadline = time.monotonic() + _HOLDER_TIMEOUT_S
     while time.monotonic() <= deadline:
         holder = current_holder(storage)
         if holder and not holder.released and _may_live(holder):

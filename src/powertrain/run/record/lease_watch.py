@@ -58,7 +58,7 @@ def look(lease: Lease) -> Seen:
 
 def why_lost(lease: Lease, seen: Seen) -> str:
     """Return :func:`verdict` of a look, with the newest holder read from the storage where it matters."""
-    place, other = lease.storage.within(leases.BEAT_EVERY), None
+    place, other = lease.storage.within(leases.BEAT_INTERVAL_S), None
     if seen in ("replaced", "removed"):
         with contextlib.suppress(OSError, StorageError):
             newest = leases.current_holder(place)
@@ -75,7 +75,7 @@ def is_displaced(lease: Lease) -> bool:
         return lease.was_displaced
     try:
         return look(lease) in ("removed", "replaced") and not leases.is_in_storage(
-            lease.storage.within(leases.BEAT_EVERY), lease.holder
+            lease.storage.within(leases.BEAT_INTERVAL_S), lease.holder
         )
     except (OSError, StorageError):
         return False
@@ -94,7 +94,7 @@ def watching(
         before: Seen = "held"
         while True:
             try:
-                holder = taken_by.get(timeout=leases.BEAT_EVERY)
+                holder = taken_by.get(timeout=leases.BEAT_INTERVAL_S)
             except queue.Empty:
                 seen = look(lease)
                 # A mount that comes and goes is not there for a moment: only what is gone twice is removed.
@@ -115,11 +115,11 @@ def watching(
         yield
     finally:
         taken_by.put(None)
-        thread.join(2 * leases.BEAT_EVERY)  # it may be waiting for storage that does not answer
+        thread.join(2 * leases.BEAT_INTERVAL_S)  # it may be waiting for storage that does not answer
 
 
 def _look_at_lease(lease: Lease) -> Seen:
-    place = lease.storage.within(leases.BEAT_EVERY)
+    place = lease.storage.within(leases.BEAT_INTERVAL_S)
     try:
         if leases.is_in_storage(place, lease.holder):
             return "held"

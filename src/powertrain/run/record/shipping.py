@@ -34,13 +34,13 @@ from powertrain.storage.local import LocalStorage
 from powertrain.text.loggers import module_logger
 
 #: Changed files are put this often (seconds).
-SHIP_EVERY = 3.0
+SHIP_INTERVAL_S = 3.0
 #: After a put that took so long, the file is left alone for this many times as long.
 _REST_FACTOR = 10.0
 #: How long one put of the shipping thread tries: what fails is put again in the next round anyway.
-_PUT_SECONDS = 20.0
+_PUT_TIMEOUT_S = 20.0
 #: How long ``close`` tries by default.
-CLOSE_SECONDS = 60.0
+CLOSE_TIMEOUT_S = 60.0
 
 _logger = module_logger(__name__)
 
@@ -201,7 +201,7 @@ class Shipped:
 
     # -- shipping
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Put what has changed and stop; the spool directory is gone then. Again is fine.
 
         Raises :class:`StorageError` naming what could not be put within ``timeout`` seconds; that stays in the spool.
@@ -226,7 +226,7 @@ class Shipped:
 
     def _run(self) -> None:
         storage = self._storage
-        while not self._stopping.wait(SHIP_EVERY):
+        while not self._stopping.wait(SHIP_INTERVAL_S):
             self._ship(storage, everything=False)
 
     def _ship(self, storage: Storage, everything: bool, deadline: float = math.inf) -> Sequence[str]:
@@ -242,7 +242,7 @@ class Shipped:
                 refused.append(key)
                 continue
             try:
-                self._ship_one(storage.within(min(_PUT_SECONDS, max(1.0, remaining))), key)
+                self._ship_one(storage.within(min(_PUT_TIMEOUT_S, max(1.0, remaining))), key)
             except (OSError, StorageError) as error:
                 refused.append(key)
                 problem = str(error)

@@ -46,7 +46,7 @@ class Holds:
         for member in attempt.running():
             self._send(member, from_controller.Hold(hold=self._count))
 
-    def held(self, member: Member, message: Held) -> bool:
+    def on_held(self, member: Member, message: Held) -> bool:
         """A rank has answered; True when all have, and none has been sent on yet."""
         hold = member.attempt.hold
         if hold is None or hold.number != message.hold:
@@ -67,9 +67,9 @@ class Holds:
         assert hold is not None
         hold.boundary = hold.agreed() or hold.boundary
         hold.stops = action == "stop"
-        self._tell(attempt, hold.goto(action))
+        self._send_goto(attempt, hold.goto(action))
 
-    def reached(self, member: Member, message: Reached) -> bool:
+    def on_reached(self, member: Member, message: Reached) -> bool:
         """A rank waits at the boundary; True when it is the first to."""
         hold = member.attempt.hold
         if hold is None or hold.number != message.hold or hold.boundary != message.boundary:
@@ -92,7 +92,7 @@ class Holds:
         assert hold is not None
         hold.boundary += 1
         hold.reached.clear()
-        self._tell(attempt, hold.goto("step"))
+        self._send_goto(attempt, hold.goto("step"))
 
     def stop_here(self, attempt: Attempt) -> None:
         """End the function of all who wait."""
@@ -100,14 +100,14 @@ class Holds:
         assert hold is not None
         hold.reached.clear()
         hold.stops = True
-        self._tell(attempt, hold.goto("stop"))
+        self._send_goto(attempt, hold.goto("stop"))
 
     def let_go(self, attempt: Attempt) -> None:
         """Give it up: everybody goes on as if nothing had been asked."""
         if attempt.hold is not None:
-            self._tell(attempt, attempt.hold.goto("go"))
+            self._send_goto(attempt, attempt.hold.goto("go"))
             attempt.hold = None
 
-    def _tell(self, attempt: Attempt, goto: Goto) -> None:
+    def _send_goto(self, attempt: Attempt, goto: Goto) -> None:
         for member in attempt.running():
             self._send(member, goto)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 #: Seconds for which more slots must have been there before a run grows: what comes and goes is not worth a restart.
-SETTLE = 5.0
+SETTLE_DELAY_S = 5.0
 
 
 def in_words(workers: int) -> str:
@@ -45,7 +45,7 @@ class Elastic:
     def is_elastic(self) -> bool:
         return self.min_workers < self.max_workers
 
-    def tell_capacity(self, count: int, now: float) -> None:
+    def set_capacity(self, count: int, now: float) -> None:
         """The engine could give so many slots, those held included."""
         self.capacity = count
         for size in range(self.min_workers, self.max_workers + 1):
@@ -74,7 +74,7 @@ class Elastic:
         since = self._room_since[target]
         if target == self.limit and self._limit_reason:
             return Resize(target, f"{self._limit_reason}, and there is room", max(since, self._limited_at))
-        return Resize(target, f"there is room for {in_words(target)}", since + SETTLE)
+        return Resize(target, f"there is room for {in_words(target)}", since + SETTLE_DELAY_S)
 
     def prospect(self, workers: int, size: int) -> str:
         """What comes of a wish for ``workers`` in a run that has ``size``, in words."""

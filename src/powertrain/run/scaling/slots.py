@@ -46,7 +46,7 @@ class Slots:
 
     # -- asking
 
-    def look(self) -> None:
+    def begin(self) -> None:
         """Ask for slots; a run that can do with fewer first hears how many there are."""
         if self._elastic.is_elastic and self._engine.restarts:
             self._awaits_capacity = True
@@ -59,12 +59,12 @@ class Slots:
         """Hear from now on how many there are; the engine hears how many the run would use."""
         self._engine.watch_capacity(self._spec.shape, self._elastic.limit)
 
-    def want_no_more(self) -> None:
+    def withdraw_demand(self) -> None:
         """Nobody trains any more: nothing is to be added to the cluster for this run."""
         if self._elastic.is_elastic and self._engine.restarts:
             self._engine.watch_capacity(self._spec.shape, 0)
 
-    def capacity_known(self) -> None:
+    def on_capacity_known(self) -> None:
         """The engine has said how many there are, or will not."""
         self._deadlines.cancel(Deadline.CAPACITY)
         if self._awaits_capacity:
@@ -77,9 +77,9 @@ class Slots:
         self.held = []
         problem: ResourceError | None = None
         for count in policy.sizes_to_try(self._spec.min_workers, self._elastic.size()):
-            self._say_requested(count)
+            self._record_request(count)
             try:
-                self._ask_for(count)
+                self._request_count(count)
                 return
             except ResourceError as error:
                 problem = problem or error
@@ -88,11 +88,11 @@ class Slots:
     def again(self) -> None:
         """Use those that are held again, and others for those that are gone."""
         if len(self.held) == self.wanted:
-            self._say_requested(self.wanted)
+            self._record_request(self.wanted)
             self.on_complete()
         elif self._engine.replaces and self.held and not self._elastic.is_elastic:
-            self._say_requested(self.wanted)
-            self._ask_for(self.wanted - len(self.held))
+            self._record_request(self.wanted)
+            self._request_count(self.wanted - len(self.held))
         else:
             self.request()
 
@@ -100,20 +100,20 @@ class Slots:
         """Go on with so many: with those that are held, and new ones where they are short."""
         self._engine.release(self.held[workers:])
         self.held = self.held[:workers]
-        self._say_requested(workers)
+        self._record_request(workers)
         missing = workers - len(self.held)
         if missing == 0:
             self.on_complete()
             return
         try:
-            self._ask_for(missing)
+            self._request_count(missing)
         except (ResourceError, EngineError):
-            self.overdue()
+            self.on_overdue()
             return
         if len(self.held) >= self._spec.min_workers and len(self.held) < self.wanted:
             self._deadlines.set(Deadline.SLOTS, _MORE_SLOTS_TIMEOUT_S)
 
-    def overdue(self) -> None:
+    def on_overdue(self) -> None:
         """Those to be added are not to be had after all: go on with what there is, if that is enough."""
         self._give_up_claim()
         if len(self.held) >= self._spec.min_workers:
@@ -122,14 +122,14 @@ class Slots:
         else:
             self.request()
 
-    def _ask_for(self, count: int) -> None:
+    def _request_count(self, count: int) -> None:
         self._give_up_claim()
         self.reason = ""
         if self._spec.queue_timeout is not None:
             self._deadlines.set(Deadline.QUEUE, self._spec.queue_timeout)
         self._claim = self._engine.request(count, self._spec.shape)
 
-    def waited_long_enough(self) -> str:
+    def timeout_message(self) -> str:
         """What to say of slots that did not come within the time that was set."""
         self._give_up_claim()
         missing = self.reason or f"{len(self.held)} of {self.wanted} workers were placed"
@@ -149,14 +149,14 @@ class Slots:
             self._engine.withdraw(self._claim)
             self._claim = None
 
-    def _say_requested(self, count: int) -> None:
+    def _record_request(self, count: int) -> None:
         self.wanted = count
         number = self._facts.state.attempt + 1
         self._facts.record(ev.SlotsRequested(time=self._deadlines.clock.time(), attempt=number, count=count))
 
     # -- what the engine says
 
-    def granted(self, event: base.Granted) -> None:
+    def on_granted(self, event: base.Granted) -> None:
         """Keep what was asked for; what comes after it was given up goes back."""
         if not self.owns_claim(event.claim):
             self._engine.release(event.slots)
@@ -166,7 +166,7 @@ class Slots:
             self._deadlines.cancel(Deadline.SLOTS, Deadline.QUEUE)
             self.on_complete()
 
-    def waited(self, event: base.Waiting) -> None:
+    def on_waiting(self, event: base.Waiting) -> None:
         state = self._facts.state
         self.reason = event.reason
         if state.state == WAITING:
@@ -176,11 +176,11 @@ class Slots:
                     attempt=state.attempt + 1,
                     granted=max(event.granted, len(self.held)),
                     count=self.wanted,
-                    reason=f"{event.reason}; {self._until()}",
+                    reason=f"{event.reason}; {self._wait_limit()}",
                 )
             )
 
-    def _until(self) -> str:
+    def _wait_limit(self) -> str:
         left = self._deadlines.seconds_left(Deadline.QUEUE)
         if left is None:
             return "it waits as long as it takes (queue_timeout_s sets an end)"

@@ -67,11 +67,11 @@ class Steering:
         workers = self.regroup.workers if self.regroup is not None else 0
         self.holds.begin(attempt, reason, preemption=preemption, resize_to=workers)
 
-    def held(self, member: Member, message: Held) -> None:
-        if self.holds.held(member, message):
+    def on_held(self, member: Member, message: Held) -> None:
+        if self.holds.on_held(member, message):
             self._send_on(member.attempt)
 
-    def rank_ended(self, member: Member) -> None:
+    def on_rank_ended(self, member: Member) -> None:
         """A function is over: the others need not wait for it. Where it has returned there is nothing to resize for."""
         attempt = member.attempt
         others_may_have_ended = attempt.hold is not None and attempt.hold.stops
@@ -80,7 +80,7 @@ class Steering:
             return
         if self.holds.is_ready(attempt):
             self._send_on(attempt)
-        self.look_at_commits(attempt)
+        self.check_commits(attempt)
 
     def _send_on(self, attempt: Attempt) -> None:
         """All who still run have answered: send them to the first boundary none has passed."""
@@ -120,20 +120,20 @@ class Steering:
         if not is_free or self.regroup is not None or any(m.outcome is not None for m in attempt.members):
             return
         self.regroup = Regroup("resize", wanted.reason, wanted.workers)
-        self._ask_to_come_together(attempt, self.regroup)
+        self._request_hold(attempt, self.regroup)
 
-    def _ask_to_come_together(self, attempt: Attempt, regroup: Regroup) -> None:
+    def _request_hold(self, attempt: Attempt, regroup: Regroup) -> None:
         self._asked_at = self._deadlines.now()
-        self._deadlines.set(Deadline.TOGETHER, self._together_within(attempt))
+        self._deadlines.set(Deadline.TOGETHER, self._together_timeout_s(attempt))
         self.holds.begin(attempt, regroup.reason, needs_commit=True, resize_to=regroup.workers)
 
-    def reached(self, member: Member, message: Reached) -> None:
+    def on_reached(self, member: Member, message: Reached) -> None:
         """A rank waits at a boundary to be sent on."""
-        if self.holds.reached(member, message):
-            self._deadlines.set(Deadline.TOGETHER, self._together_within(member.attempt))
-        self.look_at_commits(member.attempt)
+        if self.holds.on_reached(member, message):
+            self._deadlines.set(Deadline.TOGETHER, self._together_timeout_s(member.attempt))
+        self.check_commits(member.attempt)
 
-    def look_at_commits(self, attempt: Attempt) -> None:
+    def check_commits(self, attempt: Attempt) -> None:
         """Where all ranks wait at the same row: end them if its checkpoint is committed, send them on otherwise."""
         row = self.holds.row_of_all(attempt)
         if row is None or attempt.rows.closed < row or attempt.phase != phases.TRAINING:
@@ -146,19 +146,19 @@ class Steering:
         self._deadlines.cancel(Deadline.TOGETHER)
         if newest is not None and newest.row == row:
             self.holds.stop_here(attempt)
-        elif self.regroup is not None and self._is_to_be_asked_again(attempt):
-            self._ask_to_come_together(attempt, self.regroup)
+        elif self.regroup is not None and self._should_ask_again(attempt):
+            self._request_hold(attempt, self.regroup)
         else:
             self.holds.step(attempt)
 
-    def _is_to_be_asked_again(self, attempt: Attempt) -> bool:
+    def _should_ask_again(self, attempt: Attempt) -> bool:
         """True when ranks that are sent from report to report may be able to save by now: without that, a loop that
         leaves its checkpoints to us would be sent on for ever."""
         answers = attempt.hold.answers.values() if attempt.hold is not None else ()
         had_not_begun = any(answer.boundary == 0 for answer in answers)
         return had_not_begun or self._deadlines.now() - self._asked_at >= _ASK_INTERVAL_S
 
-    def not_together(self, attempt: Attempt | None) -> None:
+    def on_late_ranks(self, attempt: Attempt | None) -> None:
         """A rank did not answer, or does not make the reports that others make, or storage is slow: wait no longer."""
         if attempt is None or not self._is_resizing():
             return
@@ -177,11 +177,11 @@ class Steering:
             self._deadlines.set(Deadline.RESIZE, _RETRY_INTERVAL_S)
 
     @staticmethod
-    def _together_within(attempt: Attempt) -> float:
+    def _together_timeout_s(attempt: Attempt) -> float:
         """Longer after each time that it was not enough: one rank may evaluate before it reports."""
         return float(_TOGETHER_TIMEOUT_S * 2**attempt.misses)
 
-    def committed(self, seconds: float) -> bool:
+    def on_commit(self, seconds: float) -> bool:
         """A checkpoint is, so long after it was reported; True when it is the run's first."""
         first, self._has_committed, self._commit_seconds = not self._has_committed, True, seconds
         return first

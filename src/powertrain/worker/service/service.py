@@ -59,12 +59,12 @@ if TYPE_CHECKING:
 
 
 #: Seconds within which messages are gathered into one batch, once one has just been sent.
-_GATHER = 0.003
+_GATHER_DELAY_S = 0.003
 #: Reports kept in memory; more go to the spill file.
 _MEMORY_LIMIT = 20_000
-_BEAT_EVERY = 1.0
+_BEAT_INTERVAL_S = 1.0
 #: Seconds without a word of the run, and since its end, after which a process that was asked to end does so.
-_SILENT_RUN, _LEFT_ALONE = 10.0, 2.0
+_SILENCE_TIMEOUT_S, _DISMISSAL_TIMEOUT_S = 10.0, 2.0
 _NOTHING = Opened(sync=0)
 #: What the training thread can wait for.
 Answer = Union[Opened, CheckpointSettled, Reported]
@@ -119,7 +119,7 @@ class Service:
         self.stop_at_row = ""
         self._asks = 0
         self._when_over: list[Callable[[], None]] = []
-        self._beats: BeatTimes | SharedTimes = BeatTimes(_BEAT_EVERY)
+        self._beats: BeatTimes | SharedTimes = BeatTimes(_BEAT_INTERVAL_S)
         #: Seconds for which reports gather: see ``wire.Train``. And whether one is queued that must not wait: set after
         #: it is in the queue, and taken back before the queue is emptied, so none is ever overlooked.
         self.gather = 0.0
@@ -267,7 +267,7 @@ class Service:
             return False
         if self._urgent or self._closing:
             return True
-        return now - last_send >= _GATHER and not self._can_wait()
+        return now - last_send >= _GATHER_DELAY_S and not self._can_wait()
 
     def _can_wait(self) -> bool:
         """Whether all that is queued may wait for the next beat."""
@@ -298,7 +298,10 @@ class Service:
         # Where nothing is watched the engine ends the process, or it is the user's own.
         if not self._notices or self._watch < 0:
             return False
-        return self._link.silence > _SILENT_RUN or time.monotonic() - self._dismissed_at > _LEFT_ALONE
+        return (
+            self._link.silence > _SILENCE_TIMEOUT_S
+            or time.monotonic() - self._dismissed_at > _DISMISSAL_TIMEOUT_S
+        )
 
     def _tell_unreachable(self, why: str) -> None:
         """In the rank's log: the run itself cannot be told."""
@@ -328,10 +331,10 @@ class Service:
             self._awake = True
             if self._link.room <= 0:
                 return 0.05  # an acknowledgement ends the wait
-            return max(0.0, last_send + _GATHER - now)
-        if now - last_send < _GATHER:
+            return max(0.0, last_send + _GATHER_DELAY_S - now)
+        if now - last_send < _GATHER_DELAY_S:
             self._awake = True
-            return _GATHER
+            return _GATHER_DELAY_S
         due = self._beats.alone_at if self.tracing is None else min(self._beats.alone_at, self.tracing.due)
         return max(0.0, due - now)
 
