@@ -261,7 +261,7 @@ def test_a_validation_gets_the_slot_of_the_ranks_when_those_have_left(run: Run) 
 
     def play(worker: ScriptedWorker) -> None:
         three_saves(worker)
-        told.append(worker.service.ask_checkpoints(worker.row, True, -1.0))
+        told.append(worker.service.query_checkpoints(worker.row, True, -1.0))
 
     config = ValidationConfig(fn=anything, ray_remote_kwargs={"num_gpus": 1})
     engine = StingyEngine(play, programs={process.ENTRY: Player()})

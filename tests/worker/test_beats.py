@@ -110,7 +110,7 @@ def test_every_counter_that_grows_is_progress(count: str) -> None:
             "commit of row 7",
         ),
         (
-            lambda service: service.ask_checkpoints(7, False, -1.0),
+            lambda service: service.query_checkpoints(7, False, -1.0),
             Reported(ask=1, checkpoints=[]),
             "checkpoints",
         ),
