@@ -86,11 +86,13 @@ def test_only_validations_without_an_end_are_made_again() -> None:
     again = validations.cut_off(made, lambda m: status[m.name])
 
     assert [m.row for m in again] == [2, 4]
-    assert validations.asked_for(again[0]) == ValidationRequest(arguments={"batch": 8}, timeout=2.0)
+    assert validations.requested_validation(again[0]) == ValidationRequest(
+        arguments={"batch": 8}, timeout=2.0
+    )
 
 
 def test_an_extra_that_is_no_request_is_none() -> None:
-    assert validations.asked_for(manifest(1, {"validation": "yes"})) is None
+    assert validations.requested_validation(manifest(1, {"validation": "yes"})) is None
 
 
 @pytest.mark.parametrize(

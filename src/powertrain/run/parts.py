@@ -105,7 +105,7 @@ class Parts:
             before_commit=lambda: run.metrics.wait_spooled(_SPOOL_TIMEOUT_S),
             settled=self.settling.on_settled,
             unstaged=self.settling.on_unstaged,
-            tell=run.warn,
+            warn=run.warn,
             clock=run.clock.monotonic,
         )
 

@@ -1,4 +1,4 @@
-"""What ranks record of where their time goes, taken in and kept. It never ends a run."""
+"""Telemetry of ranks, received and stored. It never ends a run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class TelemetryWriter:
         self._spec, self._storage, self._lease, self._warn_once = spec, storage, lease, warn_once
         self._is_kept = spec.trace is not None
         self._store: TelemetryStore | None = None
-        #: By attempt and rank the number of the first step that has not come yet.
+        #: By attempt and rank the number of the next expected step.
         self._next: dict[tuple[int, int], int] = {}
 
     def _add(self, frame: PartFrame) -> None:
-        """Keep it, if anything can be kept; made when there is something to keep."""
+        """Store a frame, if possible. The store is made with the first."""
         if self._store is None and self._is_kept:
             try:
                 self._store = TelemetryStore(self._storage, self._lease)
@@ -41,7 +41,7 @@ class TelemetryWriter:
             self._store.add(frame)
 
     def on_telemetry(self, member: Member, message: from_worker.Telemetry) -> None:
-        """A rank says what it has recorded since it last said so."""
+        """Store the telemetry that a rank has sent."""
         if not self._is_kept:
             return
         attempt, rank = member.attempt.number, member.rank
@@ -55,8 +55,8 @@ class TelemetryWriter:
             self._next[attempt, rank] = message.first + len(message.steps) // RECORD_SIZE
 
     def on_rank_gone(self, member: Member, event: base.Exited | None) -> None:
-        """Take in what a rank had recorded and not sent: it lies in a file of its node. On another machine than this
-        the engine has looked, where there was one to ask."""
+        """Store the unsent telemetry of a rank that is gone: it lies in a file of its node. For other machines the
+        engine has read it, where there was an agent."""
         if not self._is_kept:
             return
         attempt, rank = member.attempt.number, member.rank
@@ -75,7 +75,7 @@ class TelemetryWriter:
             self._store.abandon()
 
     def close(self) -> None:
-        """Write what is there, and say how much of it was lost."""
+        """Flush, and warn of lost messages."""
         if self._store is not None:
             self._store.close()
             if self._store.dropped:
@@ -86,7 +86,7 @@ class TelemetryWriter:
 
 
 def why_unusable(message: from_worker.Telemetry) -> str:
-    """ "" for a message of whole records; otherwise what is wrong with it. Pure."""
+    """Return why a message cannot be used; "" for one of whole records. Pure."""
     if len(message.steps) % RECORD_SIZE or len(message.samples) % SAMPLE_SIZE:
         return (
             f"{len(message.steps)} bytes of steps and {len(message.samples)} of samples are no whole records of "
