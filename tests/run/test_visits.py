@@ -35,9 +35,9 @@ from powertrain.worker.service.service import Service
 class RunClient:
     """A client of the run that keeps the replies."""
 
-    def __init__(self, run: Run, request: protocol.Request, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, run: Run, asked: protocol.Request, then: Callable[[], None] = lambda: None) -> None:
         self.replies: list[protocol.Reply] = []
-        self._run, self._request, self._then = run, request, then
+        self._run, self._request, self._then = run, asked, then
         self._thread = threading.Thread(target=self._receive)
 
     def __call__(self) -> None:
@@ -138,7 +138,7 @@ def test_a_rank_that_raises_while_it_is_stopped_is_a_failure(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "can_be_ended", "said"),
+    ("asked", "can_be_ended", "said"),
     [
         (
             StopRequest(by=""),
@@ -157,11 +157,11 @@ def test_a_rank_that_raises_while_it_is_stopped_is_a_failure(run: Run) -> None:
         ),
     ],
 )
-def test_what_will_come_of_it_is_said_before(request: StopRequest, can_be_ended: bool, said: str) -> None:
+def test_what_will_come_of_it_is_said_before(asked: StopRequest, can_be_ended: bool, said: str) -> None:
     attempt = Attempt(0, [], 1)
     attempt.phase = TRAINING
     state = RunState(state="training", name="digits", committed=((3, "checkpoint_000003"),))
-    words = status.stop_prospect(state, attempt, request, ends_in_place=False, can_be_ended=can_be_ended)
+    words = status.stop_prospect(state, attempt, asked, ends_in_place=False, can_be_ended=can_be_ended)
     assert re.match(f"The run 'digits' {said}", words), words
 
 
