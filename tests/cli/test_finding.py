@@ -38,7 +38,7 @@ def going() -> Iterator[Going]:
             directory = Path(tempfile.mkdtemp(dir=Path(root, "powertrain")))
             card = protocol.Card(name=name, path=path, pid=os.getpid(), files=path)
             return protocol.listening(
-                directory, card, lambda _, visitor: visitor.answer(name) if answers else None
+                directory, card, lambda _, client: client.answer(name) if answers else None
             )
 
         Path(root, "powertrain").mkdir()

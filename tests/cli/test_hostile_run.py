@@ -55,16 +55,18 @@ def live(place: Storage) -> Iterator[Storage]:
     directory.mkdir(parents=True, mode=0o700)
     card = protocol.Card(name=name, path=_path(going), pid=os.getpid(), files=_path(going), lease=2)
 
-    def answer(question: protocol.Question, visitor: protocol.Visitor) -> None:
+    def answer(question: protocol.Request, client: protocol.ControlClient) -> None:
         frame = Frame(file=HOSTILE, line=3, function=HOSTILE, source=HOSTILE)
         thread = ThreadStack(name=HOSTILE, main=True, frames=[frame])
         process = ProcessStack(pid=1, title=HOSTILE, state=HOSTILE, threads=[thread], remark=HOSTILE)
         where = Where(frame=frame, inside="collective", call=HOSTILE)
         if not isinstance(question, (protocol.StopRequest, protocol.ResizeRequest)):
-            visitor.tell(protocol.Description(state=HOSTILE, reason=HOSTILE, workers=1, checkpoint=HOSTILE))
+            client.send_part(
+                protocol.Description(state=HOSTILE, reason=HOSTILE, workers=1, checkpoint=HOSTILE)
+            )
         if isinstance(question, protocol.LookAround):
-            visitor.tell(protocol.RankSeen(rank=0, processes=[process], where=where, awaits=HOSTILE))
-        visitor.answer(HOSTILE)
+            client.send_part(protocol.RankSeen(rank=0, processes=[process], where=where, awaits=HOSTILE))
+        client.answer(HOSTILE)
 
     with protocol.listening(directory, card, answer):
         yield going

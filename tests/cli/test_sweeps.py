@@ -358,10 +358,10 @@ def visits() -> Iterator[SimpleNamespace]:
     loop: Any = FakeLoop(replay(facts))
     made = SweepVisits(loop, "digits")
 
-    def ask(question: protocol.Question) -> list[protocol.Reply]:
-        visitor = protocol.Visitor()
-        made.visit(question, visitor)
-        return list(visitor.replies())
+    def ask(question: protocol.Request) -> list[protocol.Reply]:
+        client = protocol.ControlClient()
+        made.post_request(question, client)
+        return list(client.replies())
 
     yield SimpleNamespace(loop=loop, ask=ask)
     made.close()
@@ -483,7 +483,7 @@ def test_a_sweep_under_way_is_found_and_stopped_so_that_it_can_be_continued(
     assert found.is_sweep
     assert found.live is not None
     assert summarize(found).pid == live_sweep.pid
-    *_, answer = protocol.ask_run(found.live.directory, protocol.LookAround())
+    *_, answer = protocol.send_request(found.live.directory, protocol.LookAround())
     assert "Name one of its trials: live/TRIAL" in getattr(answer, "message", "")
 
     one = invoke("stop", f"live/{first}")

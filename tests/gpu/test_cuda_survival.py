@@ -51,7 +51,7 @@ def test_collectives_of_nccl_are_counted(tmp_path: Path) -> None:
 def test_a_rank_that_waits_for_its_gpu_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "FLOOR", 1.0)
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 1.0)
 
     def waits(config: dict[str, Any]) -> None:
         import torch

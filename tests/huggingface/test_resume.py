@@ -66,14 +66,14 @@ def test_after_a_restart(
 ) -> None:
     session = begin(monkeypatch, places.checkpoint)
     if has_asked:
-        session.data.checkpoint_was_asked_for()
+        session.data.on_checkpoint_requested()
     expected = {"run": str(places.checkpoint / "checkpoint"), None: None, **places.given}[begins_at]
     trainer = places.trainer()
     with resumed(trainer, places.given.get(given, given)) as directory:
         assert directory == expected
         assert trainer.has_resumed is (begins_at is not None)
     # The data move on with the checkpoint, and only with it.
-    assert session.data.has_asked_for_checkpoint is (has_asked or begins_at == "run")
+    assert session.data.has_requested_checkpoint is (has_asked or begins_at == "run")
 
 
 @pytest.mark.parametrize(("given", "step"), [(None, None), (True, 9), ("path", 3), (False, None)])
@@ -83,7 +83,7 @@ def test_at_the_first_start(
     session = begin(monkeypatch, None)
     with resumed(places.trainer(), places.given.get(given, given)) as directory:
         assert directory is None if step is None else Path(str(directory)).name == f"checkpoint-{step}"
-    assert not session.data.has_asked_for_checkpoint
+    assert not session.data.has_requested_checkpoint
 
 
 def test_true_with_nothing_to_resume_from_begins_anew_and_says_so(
@@ -112,4 +112,4 @@ def test_a_checkpoint_without_a_trainers_files_is_left_to_the_function(
     session = begin(monkeypatch, tmp_path / "other")
     with resumed(places.trainer(), None) as directory:
         assert directory is None
-    assert not session.data.has_asked_for_checkpoint
+    assert not session.data.has_requested_checkpoint

@@ -17,13 +17,13 @@ from powertrain.run.remote import protocol
 from powertrain.run.remote.protocol import (
     Answer,
     Card,
+    ControlClient,
     Describe,
     Description,
     LookAround,
     RankSeen,
     ResizeRequest,
     StopRequest,
-    Visitor,
 )
 from powertrain.wire.values import ProcessStack
 
@@ -44,8 +44,8 @@ def room(root: Path) -> Path:
     return root / "run"
 
 
-def answer_with_the_question(question: protocol.Question, visitor: Visitor) -> None:
-    visitor.answer(msgspec.json.encode(question).decode())
+def answer_with_the_question(question: protocol.Request, client: ControlClient) -> None:
+    client.answer(msgspec.json.encode(question).decode())
 
 
 @pytest.mark.parametrize(
@@ -57,45 +57,45 @@ def answer_with_the_question(question: protocol.Question, visitor: Visitor) -> N
         Describe(),
     ],
 )
-def test_every_question_arrives_as_it_was_asked(room: Path, question: protocol.Question) -> None:
+def test_every_question_arrives_as_it_was_asked(room: Path, question: protocol.Request) -> None:
     with protocol.listening(room, _CARD, answer_with_the_question):
-        (answer,) = protocol.ask_run(room, question)
+        (answer,) = protocol.send_request(room, question)
     assert isinstance(answer, Answer)
-    assert msgspec.json.decode(answer.message, type=protocol.Question) == question
+    assert msgspec.json.decode(answer.message, type=protocol.Request) == question
 
 
 def test_a_reply_in_many_large_parts_arrives_whole_and_in_order(room: Path) -> None:
     wide = ProcessStack(pid=1, title="x" * (1 << 20), state="running")
 
-    def look(_: protocol.Question, visitor: Visitor) -> None:
+    def look(_: protocol.Request, client: ControlClient) -> None:
         for rank in range(8):
-            visitor.tell(RankSeen(rank=rank, processes=[wide]))
-        visitor.answer("that was all")
+            client.send_part(RankSeen(rank=rank, processes=[wide]))
+        client.answer("that was all")
 
     with protocol.listening(room, _CARD, look):
-        *parts, last = protocol.ask_run(room, LookAround())
+        *parts, last = protocol.send_request(room, LookAround())
     assert [part.rank for part in parts if isinstance(part, RankSeen)] == list(range(8))
     assert all(isinstance(part, RankSeen) and part.processes == [wide] for part in parts)
     assert last == Answer(ok=True, message="that was all")
 
 
 def test_who_waits_holds_nobody_up(room: Path) -> None:
-    waiting: list[Visitor] = []
+    waiting: list[ControlClient] = []
 
-    def ask(question: protocol.Question, visitor: Visitor) -> None:
+    def ask(question: protocol.Request, client: ControlClient) -> None:
         if isinstance(question, LookAround):
-            waiting.append(visitor)
+            waiting.append(client)
         else:
-            visitor.answer("at once")
+            client.answer("at once")
             waiting[0].answer("at last")
 
     said: list[protocol.Reply] = []
     with protocol.listening(room, _CARD, ask):
-        first = threading.Thread(target=lambda: said.extend(protocol.ask_run(room, LookAround())))
+        first = threading.Thread(target=lambda: said.extend(protocol.send_request(room, LookAround())))
         first.start()
         while not waiting:
             first.join(0.01)
-        assert list(protocol.ask_run(room, Describe())) == [Answer(ok=True, message="at once")]
+        assert list(protocol.send_request(room, Describe())) == [Answer(ok=True, message="at once")]
         first.join()
     assert said == [Answer(ok=True, message="at last")]
 
@@ -103,11 +103,11 @@ def test_who_waits_holds_nobody_up(room: Path) -> None:
 def test_more_than_the_run_can_attend_to_are_turned_away_in_words(
     room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "_VISITORS", 1)
+    monkeypatch.setattr(protocol, "_MAX_CLIENTS", 1)
     with protocol.listening(room, _CARD, answer_with_the_question), socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(room / "control.sock"))
-        (refused,) = protocol.ask_run(room, Describe())
-    assert refused == Answer(ok=False, message="1 others are asking the run already. Try again soon.")
+        (refused,) = protocol.send_request(room, Describe())
+    assert refused == Answer(ok=False, message="1 other requests to the run are open. Try again soon.")
 
 
 def test_an_answer_is_read_from_a_run_that_hung_up_before_the_question(tmp_path: Path) -> None:
@@ -116,14 +116,14 @@ def test_an_answer_is_read_from_a_run_that_hung_up_before_the_question(tmp_path:
         door.listen()
 
         def hang_up_first(connection: socket.socket) -> bool:
-            visitor, _ = door.accept()
-            with visitor:
-                visitor.sendall(msgspec.json.encode(Answer(ok=False, message="too many")) + b"\n")
+            client, _ = door.accept()
+            with client:
+                client.sendall(msgspec.json.encode(Answer(ok=False, message="too many")) + b"\n")
             return True
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(protocol, "_is_own_peer", hang_up_first)  # called between connecting and asking
-            assert list(protocol.ask_run(tmp_path, Describe())) == [Answer(ok=False, message="too many")]
+            assert list(protocol.send_request(tmp_path, Describe())) == [Answer(ok=False, message="too many")]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_is_no_question_is_answered_in_words(room: Path, line: bytes) -> No
         connection.sendall(line + b"\n")
         answer = msgspec.json.decode(connection.makefile("rb").readline(), type=Answer)
     assert not answer.ok
-    assert answer.message.startswith("The run does not understand the question")
+    assert answer.message.startswith("The run does not understand the request")
 
 
 def test_what_a_later_version_adds_to_a_question_is_passed_over(room: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_reply_of_another_version_is_told_as_it_came(room: Path) -> None:
 
         run = threading.Thread(target=reply)
         run.start()
-        (answer,) = protocol.ask_run(room, Describe())
+        (answer,) = protocol.send_request(room, Describe())
         run.join()
     assert isinstance(answer, Answer)
     assert not answer.ok
@@ -177,7 +177,7 @@ def test_who_still_waits_when_the_run_ends_is_told_so(room: Path) -> None:
     asked = threading.Event()
     said: list[protocol.Reply] = []
     with protocol.listening(room, _CARD, lambda _, __: asked.set()):
-        waiting = threading.Thread(target=lambda: said.extend(protocol.ask_run(room, Describe())))
+        waiting = threading.Thread(target=lambda: said.extend(protocol.send_request(room, Describe())))
         waiting.start()
         assert asked.wait(10)
     waiting.join(10)
@@ -187,11 +187,11 @@ def test_who_still_waits_when_the_run_ends_is_told_so(room: Path) -> None:
 def test_who_does_not_listen_to_its_answer_does_not_hold_up_the_end_of_the_run(
     room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "_LEAVE_WITHIN", 0.2)
+    monkeypatch.setattr(protocol, "_EXIT_TIMEOUT_S", 0.2)
     told = threading.Event()
 
-    def ask(_: protocol.Question, visitor: Visitor) -> None:
-        visitor.answer("x" * (16 << 20))  # more than a socket holds
+    def ask(_: protocol.Request, client: ControlClient) -> None:
+        client.answer("x" * (16 << 20))  # more than a socket holds
         told.set()
 
     began = time.monotonic()
@@ -209,7 +209,7 @@ def test_a_run_that_hangs_up_is_an_error(room: Path) -> None:
         hang_up = threading.Thread(target=lambda: door.accept()[0].close())
         hang_up.start()
         with pytest.raises(OSError, match=r"hung up|Broken pipe|reset"):
-            list(protocol.ask_run(room, Describe()))
+            list(protocol.send_request(room, Describe()))
         hang_up.join()
 
 
@@ -231,9 +231,9 @@ def test_the_card_of_a_process_that_was_killed_is_no_live_run(room: Path) -> Non
 def test_a_description_survives_the_way(room: Path) -> None:
     stands = Description(state="training", row=3, row_age=0.25, awaited=[1], uploads=1, debugged=[0])
 
-    def describe(_: protocol.Question, visitor: Visitor) -> None:
-        visitor.tell(stands)
-        visitor.answer("")
+    def describe(_: protocol.Request, client: ControlClient) -> None:
+        client.send_part(stands)
+        client.answer("")
 
     with protocol.listening(room, _CARD, describe):
-        assert list(protocol.ask_run(room, Describe())) == [stands, Answer(ok=True)]
+        assert list(protocol.send_request(room, Describe())) == [stands, Answer(ok=True)]

@@ -524,12 +524,12 @@ def stop_in_a_debugger(worker: ScriptedWorker, seconds: float, opened: threading
     """Be held for so long by a debugger that has this process's own terminal."""
     opened, frame = opened or threading.Event(), Frame(file="train.py", line=31, function="train_func")
     worker.service.on_debug = lambda _: opened.set()
-    worker.service.say(DebugOpened(frame=frame, native=True))
+    worker.service.send_now(DebugOpened(frame=frame, native=True))
     worker.wait_for(opened)
     enough = threading.Event()
     threading.Timer(seconds, enough.set).start()
     worker.wait_for(enough)
-    worker.service.say(DebugClosed())
+    worker.service.send_now(DebugClosed())
 
 
 def test_nobody_is_absent_while_a_debugger_is_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,7 +573,7 @@ def test_a_run_that_is_taken_over_while_a_failure_waits_for_a_debugger_does_not_
         if worker.attempt == 0:
             worker.service.on_debug = lambda _: opened.set()
             frame = Frame(file="train.py", line=31, function="f")
-            worker.service.say(DebugOpened(frame=frame, native=True))
+            worker.service.send_now(DebugOpened(frame=frame, native=True))
             worker.wait_for(failed)
             threading.Timer(0.2, run.controller.lost_the_lease, ["somebody else has it"]).start()
             worker.hang()
@@ -586,7 +586,7 @@ def test_a_run_whose_debugger_is_quit_is_stopped_and_says_where(run: Run) -> Non
     def play(worker: ScriptedWorker) -> None:
         if worker.rank == 1:
             frame = Frame(file="/home/me/train.py", line=31, function="train_func")
-            worker.service.say(DebugQuit(frame=frame))
+            worker.service.send_now(DebugQuit(frame=frame))
         worker.hang()
 
     outcome = run.go(ScriptedEngine(play))

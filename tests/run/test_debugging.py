@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from powertrain.engine.base import Slot
 from powertrain.run.debugging import keyboard, sessions
 from powertrain.run.debugging.keyboard import Keyboard, Typed
-from powertrain.run.debugging.sessions import DebuggerSession, Debugging, Turns, header, passed_over
+from powertrain.run.debugging.sessions import DebuggerSession, Debugging, Turns, header, unopened_message
 from powertrain.run.workers.attempt import CLEARING, TRAINING, Attempt, Member
 from powertrain.run.workers.placement import Placement
 from powertrain.wire.envelope import FromController
@@ -80,7 +80,7 @@ def test_one_has_the_terminal_and_the_others_get_it_in_the_order_they_came(
     for action, rank in steps:
         if action == "ask":
             line += [rank] if rank not in line else []
-            assert turns.ask(rank) == (line[0] == rank)
+            assert turns.request(rank) == (line[0] == rank)
         else:
             had_it = line[:1] == [rank]
             line = [other for other in line if other != rank]
@@ -128,7 +128,7 @@ def test_the_header_says_who_stopped_where(count: int, error: str, said: str) ->
 
 
 def test_what_is_passed_over_is_said_with_its_place_and_its_reason() -> None:
-    assert passed_over(DebugOpened(frame=AT), "standard input is not a terminal").startswith(
+    assert unopened_message(DebugOpened(frame=AT), "standard input is not a terminal").startswith(
         "breakpoint() was passed over at train.py:31: standard input is not a terminal. "
     )
 
@@ -150,7 +150,7 @@ class Talk:
             self,
             send=self._send,
             post=post,
-            tell_once=self.told.append,
+            warn_once=self.told.append,
             begun=lambda: self.pauses.append("begun"),
             over=lambda _: self.pauses.append("over"),
         )
@@ -171,7 +171,7 @@ class Talk:
         """Whether the rank gets the terminal; None where it has to wait for it."""
         self.sent.clear()
         opened = DebugOpened(frame=AT, **{"native": True, **about})
-        self.debugging.heard(self.members[rank], opened)
+        self.debugging.on_message(self.members[rank], opened)
         return next((m.granted for r, m in self.sent if r == rank and isinstance(m, DebugGrant)), None)
 
 
@@ -191,7 +191,7 @@ def test_an_attempt_that_is_ending_gets_no_debugger() -> None:
 
 def test_under_torchrun_it_is_said_that_there_is_no_terminal() -> None:
     talk = Talk("torchrun")
-    talk.debugging.heard(talk.members[1], DebugOpened(frame=AT))
+    talk.debugging.on_message(talk.members[1], DebugOpened(frame=AT))
     assert talk.sent == [(1, DebugGrant(granted=False))]
     assert talk.told[0].startswith("breakpoint() was passed over at train.py:31: torchrun has the terminal. ")
 
@@ -199,10 +199,10 @@ def test_under_torchrun_it_is_said_that_there_is_no_terminal() -> None:
 def test_timeouts_stand_still_from_the_first_debugger_to_the_last() -> None:
     talk = Talk()
     assert (talk.opens(0), talk.opens(1)) == (True, None)
-    talk.debugging.heard(talk.members[0], DebugClosed())
+    talk.debugging.on_message(talk.members[0], DebugClosed())
     assert talk.sent[-1] == (1, DebugGrant(granted=True))
     assert talk.pauses == ["begun"]
-    talk.debugging.gone(talk.members[1])
+    talk.debugging.on_process_gone(talk.members[1])
     assert talk.pauses == ["begun", "over"]
     assert not talk.debugging.is_open
 
@@ -225,29 +225,29 @@ def test_plain_pdb_is_left_only_by_who_types_in_it() -> None:
     talk.opens(0)
     talk.debugging.end("the run is stopping")
     assert talk.debugging.is_open
-    talk.debugging.heard(talk.members[0], DebugClosed())
+    talk.debugging.on_message(talk.members[0], DebugClosed())
     assert not talk.debugging.is_open
 
 
 def test_what_is_typed_goes_to_the_one_that_talks_and_what_the_next_has_said_is_kept(
     terminal: Terminal,
 ) -> None:
-    talk = Talk(post=lambda typed: talk.debugging.typed(typed))
+    talk = Talk(post=lambda typed: talk.debugging.on_typed(typed))
     first, second = talk.members[:2]
     terminal.become_standard()
     for rank in (0, 1):
         talk.opens(rank, native=False)
-    talk.debugging.heard(second, DebugOutput(text="of the second\n"))
-    talk.debugging.heard(first, DebugPrompt(number=7, text="(Pdb) "))
+    talk.debugging.on_message(second, DebugOutput(text="of the second\n"))
+    talk.debugging.on_message(first, DebugPrompt(number=7, text="(Pdb) "))
     terminal.await_shown("(Pdb) ")
     talk.sent.clear()
     os.write(terminal.ours, b"c\n")
     talk.await_sent(DebugLine)
     assert talk.sent == [(0, DebugLine(number=7, text="c\n"))]
     assert "of the second" not in terminal.shown
-    talk.debugging.heard(first, DebugClosed())
+    talk.debugging.on_message(first, DebugClosed())
     terminal.await_shown("of the second\n")
-    talk.debugging.gone(second)
+    talk.debugging.on_process_gone(second)
     talk.debugging.close()
 
 
@@ -257,14 +257,14 @@ def test_who_gets_the_terminal_back_is_named(terminal: Terminal) -> None:
     terminal.become_standard()
     for rank in (0, 1):
         talk.opens(rank, native=False)
-    talk.debugging.share()  # the first steps over something that the second must come to
-    talk.debugging.heard(second, DebugPrompt(number=1, text="(Pdb) "))
-    talk.debugging.heard(first, DebugPrompt(number=1, text="(Pdb) "))
+    talk.debugging.on_turn_over()  # the first steps over something that the second must come to
+    talk.debugging.on_message(second, DebugPrompt(number=1, text="(Pdb) "))
+    talk.debugging.on_message(first, DebugPrompt(number=1, text="(Pdb) "))
     terminal.await_shown("rank 0 waits with its debugger\n")
     assert "talks again" not in terminal.shown
-    talk.debugging.heard(second, DebugClosed())
+    talk.debugging.on_message(second, DebugClosed())
     terminal.await_shown("rank 0 talks again\n(Pdb) ")
-    talk.debugging.gone(first)
+    talk.debugging.on_process_gone(first)
     talk.debugging.close()
 
 
@@ -272,7 +272,7 @@ def test_without_a_terminal_a_rank_is_sent_on_and_the_user_is_told(monkeypatch: 
     monkeypatch.setattr(sessions, "why_unusable", lambda: "standard input is not a terminal")
     talk = Talk()
     assert talk.opens(0) is True
-    talk.debugging.heard(talk.members[1], DebugOpened(frame=AT))
+    talk.debugging.on_message(talk.members[1], DebugOpened(frame=AT))
     assert talk.sent[-1] == (1, DebugGrant(granted=False))
     assert len(talk.told) == 1
 
@@ -301,30 +301,30 @@ def screen(terminal: Terminal) -> Iterator[Screen]:
 
 def test_a_line_that_is_typed_answers_the_question(screen: Screen) -> None:
     screen.keyboard.show("stopped\n")
-    screen.keyboard.ask(1, "(Pdb) ")
+    screen.keyboard.prompt(1, "(Pdb) ")
     screen.await_shown("stopped\n(Pdb) ")
     os.write(screen.ours, b"p x\nn\n")
     assert screen.typed.get(timeout=PATIENCE) == Typed(1, "p x\n")
-    screen.keyboard.ask(2, "(Pdb) ")
+    screen.keyboard.prompt(2, "(Pdb) ")
     assert screen.typed.get(timeout=PATIENCE) == Typed(2, "n\n")
 
 
 def test_an_end_of_input_is_an_empty_line(screen: Screen) -> None:
-    screen.keyboard.ask(1, "(Pdb) ")
+    screen.keyboard.prompt(1, "(Pdb) ")
     screen.await_shown("(Pdb) ")
     os.write(screen.ours, b"\x04")
     assert screen.typed.get(timeout=PATIENCE) == Typed(1, "")
 
 
 def test_a_prompt_is_written_again_after_what_comes_in_between(screen: Screen) -> None:
-    screen.keyboard.ask(1, "(Pdb) ")
+    screen.keyboard.prompt(1, "(Pdb) ")
     screen.await_shown("(Pdb) ")
     screen.keyboard.show("rank 2 waits\n")
     screen.await_shown("(Pdb) \nrank 2 waits\n(Pdb) ")
 
 
 def test_nothing_is_read_while_no_line_is_asked_for(screen: Screen) -> None:
-    screen.keyboard.ask(1, "(Pdb) ")
+    screen.keyboard.prompt(1, "(Pdb) ")
     screen.keyboard.withdraw()
     os.write(screen.ours, b"mine\n")
     screen.keyboard.show("done\n")
@@ -337,7 +337,7 @@ def test_nothing_is_read_while_no_line_is_asked_for(screen: Screen) -> None:
 
 def test_a_process_in_the_background_does_not_read(screen: Screen) -> None:
     screen.terminal.is_in_foreground = False
-    screen.keyboard.ask(1, "(Pdb) ")
+    screen.keyboard.prompt(1, "(Pdb) ")
     screen.await_shown("(Pdb) ")
     os.write(screen.ours, b"c\n")
     screen.keyboard.show("still here\n")
@@ -367,7 +367,7 @@ def test_descriptors_beyond_what_select_can_take_are_fine(terminal: Terminal) ->
         for descriptor in taken:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    screen.keyboard.ask(1, "(Pdb) ")
+    screen.keyboard.prompt(1, "(Pdb) ")
     screen.await_shown("(Pdb) ")
     os.write(screen.ours, b"c\n")
     assert screen.typed.get(timeout=PATIENCE) == Typed(1, "c\n")

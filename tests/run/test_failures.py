@@ -57,7 +57,7 @@ def test_exit_code_0_without_a_word_is_a_failure_of_a_function(run: Run) -> None
 def test_a_program_that_has_made_optimizer_steps_is_tried_again_at_once(run: Run) -> None:
     def play(worker: ScriptedWorker) -> None:
         if worker.attempt == 0:
-            worker.service.say(Beat(reports=0, steps=1, batches=0, idle=0.0))
+            worker.service.send_now(Beat(reports=0, steps=1, batches=0, idle=0.0))
             worker.meet()  # by then the controller has read it
             worker.die(1)
 

@@ -107,7 +107,7 @@ def test_a_live_holder_in_another_process_is_named_with_what_to_do(storage: Stor
 
 
 def test_a_holder_is_named_only_while_it_holds(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "_HOLDER_APPEARS_WITHIN", 0.05)
+    monkeypatch.setattr(lease_module, "_HOLDER_TIMEOUT_S", 0.05)
     Lease.take(storage, host="first-host").release()
     path = storage.local_path("lease/lock")
     assert path is not None
@@ -125,7 +125,7 @@ def test_a_rerun_after_sigkill_starts_at_once(storage: Storage, monkeypatch: pyt
     with other_process_holds(storage) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
-        monkeypatch.setattr(lease_module, "SILENT_AFTER", 3600.0)
+        monkeypatch.setattr(lease_module, "SILENCE_TIMEOUT_S", 3600.0)
         with Lease.take(storage) as lease:
             assert lease.number == 2
 
@@ -291,7 +291,7 @@ _QUICK_HOLDER = """
 import sys
 from powertrain.run.record import lease
 from powertrain.storage import open_storage
-lease.BEAT_EVERY = 0.2
+lease.BEAT_INTERVAL_S = 0.2
 held = lease.Lease.take(open_storage(sys.argv[1]), on_lost=lambda by: print("lost to", by.number, flush=True))
 print(held.number, flush=True)
 sys.stdin.readline()
@@ -307,14 +307,14 @@ class TestOnObjectStores:
 
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lease_module, "BEAT_EVERY", 0.2)
-        monkeypatch.setattr(lease_module, "_LOOK_EVERY", 0.1)
-        monkeypatch.setattr(lease_module, "SILENT_AFTER", 3.0)
+        monkeypatch.setattr(lease_module, "BEAT_INTERVAL_S", 0.2)
+        monkeypatch.setattr(lease_module, "_POLL_INTERVAL_S", 0.1)
+        monkeypatch.setattr(lease_module, "SILENCE_TIMEOUT_S", 3.0)
 
     def test_leases_are_given_back_and_taken_again_at_once(
         self, storage: Storage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lease_module, "SILENT_AFTER", 3600.0)
+        monkeypatch.setattr(lease_module, "SILENCE_TIMEOUT_S", 3600.0)
         for number in (1, 2, 3):
             with Lease.take(storage) as lease:
                 assert (lease.number, lease.previous_released) == (number, True)
@@ -339,7 +339,9 @@ class TestOnObjectStores:
         with other_process_holds(storage, _QUICK_HOLDER) as process:
             process.kill()
             process.wait()
-            monkeypatch.setattr(lease_module, "SILENT_AFTER", 3600.0)  # whose end no test would live to see
+            monkeypatch.setattr(
+                lease_module, "SILENCE_TIMEOUT_S", 3600.0
+            )  # whose end no test would live to see
             with Lease.take(storage) as lease:
                 assert (lease.number, lease.previous_released) == (2, False)
 
@@ -350,13 +352,13 @@ class TestOnObjectStores:
         began = time.monotonic()
         with Lease.take(storage) as lease:
             assert (lease.number, lease.previous_released) == (2, False)
-        assert time.monotonic() - began >= lease_module.SILENT_AFTER - 1.1  # S3 tells whole seconds
+        assert time.monotonic() - began >= lease_module.SILENCE_TIMEOUT_S - 1.1  # S3 tells whole seconds
 
     def test_a_holder_that_was_silent_for_long_is_passed_over_at_once(
         self, storage: Storage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease_module._claim(storage, 1, "elsewhere", 1)
-        monkeypatch.setattr(lease_module, "SILENT_AFTER", 3600.0)
+        monkeypatch.setattr(lease_module, "SILENCE_TIMEOUT_S", 3600.0)
         monkeypatch.setattr(lease_module, "_age_of_beat", lambda storage, holder: 7200.0)
         Lease.take(storage).release()
 

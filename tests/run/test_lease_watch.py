@@ -48,15 +48,15 @@ def test_what_follows_from_a_look(seen: Any, other: LeaseHolder | None, expected
 
 def test_a_held_lock_has_its_name(storage: Storage) -> None:
     with Lease.take(storage) as lease:
-        assert lease_watch.look(lease) == "held"
+        assert lease_watch.check(lease) == "held"
         assert not lease_watch.is_displaced(lease)
-    assert lease_watch.look(lease) == "held", "given back, it lies in the storage"
+    assert lease_watch.check(lease) == "held", "given back, it lies in the storage"
 
 
 def test_a_removed_directory_is_seen_and_nothing_is_made_there_again(run: Path, storage: Storage) -> None:
     with Lease.take(storage) as lease:
         shutil.rmtree(run)
-        assert lease_watch.look(lease) == "removed"
+        assert lease_watch.check(lease) == "removed"
         assert "was removed" in lease_watch.why_lost(lease, "removed")
         assert lease_watch.is_displaced(lease)
     assert not run.exists()
@@ -70,7 +70,7 @@ def test_a_second_start_in_a_new_directory_is_seen_and_its_lease_is_not_given_ba
         monkeypatch.setattr(leases, "_held", {})  # as in another process
         with Lease.take(storage, host="second", pid=2) as second:
             assert first.number == second.number == 1
-            seen = lease_watch.look(first)
+            seen = lease_watch.check(first)
             assert seen == "replaced"
             assert lease_watch.why_lost(first, seen) == (
                 "process 2 on host 'second' has taken over this run (lease 1)"
@@ -87,7 +87,7 @@ def test_a_copy_in_the_place_of_the_directory_is_still_the_holders(run: Path, st
     with Lease.take(storage) as lease:
         run.rename(run.with_name("moved"))
         shutil.copytree(run.with_name("moved"), run)
-        seen = lease_watch.look(lease)
+        seen = lease_watch.check(lease)
         assert seen == "replaced"
         assert lease_watch.why_lost(lease, seen) == ""
         assert not lease_watch.is_displaced(lease)
@@ -98,13 +98,13 @@ def test_without_locks_the_lease_itself_is_looked_at(
 ) -> None:
     with Lease.take(storage) as lease:
         monkeypatch.setattr(Lease, "lock", None)
-        assert lease_watch.look(lease) == "held"
+        assert lease_watch.check(lease) == "held"
         shutil.rmtree(run / "lease")
-        assert lease_watch.look(lease) == "removed"
+        assert lease_watch.check(lease) == "removed"
         monkeypatch.setattr(leases, "_held", {})  # as in another process
         (run / "lease" / "lock").unlink(missing_ok=True)
         with Lease.take(open_storage(run), host="second", pid=2):
-            assert lease_watch.look(lease) == "replaced"
+            assert lease_watch.check(lease) == "replaced"
 
 
 def test_storage_that_does_not_answer_costs_no_lease(
@@ -116,12 +116,12 @@ def test_storage_that_does_not_answer_costs_no_lease(
     with Lease.take(storage) as lease:
         with monkeypatch.context() as patch:
             patch.setattr(os, "stat", fail)
-            assert lease_watch.look(lease) == "unknown"
+            assert lease_watch.check(lease) == "unknown"
         assert lease_watch.why_lost(lease, "unknown") == ""
 
 
 def test_the_watch_reports_a_loss_once(run: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT_EVERY", 0.01)
+    monkeypatch.setattr(leases, "BEAT_INTERVAL_S", 0.01)
     told: list[str] = []
     heard = threading.Event()
 

@@ -17,7 +17,7 @@ from powertrain.run.health import hangs, waits
 from powertrain.run.health.hang_report import explain
 from powertrain.run.health.pace import Pace
 from powertrain.run.health.waits import RankState
-from powertrain.run.health.watchdog import FLOOR, HangNotice, Suspect, Watchdog
+from powertrain.run.health.watchdog import NOTICE_DELAY_S, HangNotice, Suspect, Watchdog
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.placement import arrange
 from powertrain.run.workers.rows import WINDOW_REPORTS, RowTable
@@ -161,15 +161,15 @@ def test_beats_reports_and_ends_look_at_one_rank_each(counted: Callable[[Any, st
     states, usual = counted(Watchdog, "_state"), counted(Pace, "usual")
     for second in range(1, 4):
         for rank in range(RANKS):
-            dog.beat(rank, beat(second), float(second))
-            dog.row(rank, float(second))
-    assert dog.look(3.1) is None
+            dog.on_beat(rank, beat(second), float(second))
+            dog.on_report(rank, float(second))
+    assert dog.poll(3.1) is None
     assert not states  # a look at a run that moves makes up nobody's state
     assert len(usual) == RANKS
     for rank in range(RANKS):
-        dog.ended(rank, 3.2)
+        dog.on_rank_ended(rank, 3.2)
         assert dog.due() > 3.2  # and the end of one is no reason to look at all
-    assert dog.look(4.5) is None
+    assert dog.poll(4.5) is None
     assert dog.due() == float("inf")
 
 
@@ -179,18 +179,18 @@ def test_one_of_a_thousand_that_hangs_is_found_in_a_few_looks_at_each(
     dog, culprit = Watchdog(RANKS, 0.0, timeout=None), RANKS // 2
     for second in range(1, 4):
         for rank in range(RANKS):
-            dog.beat(rank, beat(second, collectives=second), float(second))
-    for second in range(4, 4 + int(FLOOR) + 1):
+            dog.on_beat(rank, beat(second, collectives=second), float(second))
+    for second in range(4, 4 + int(NOTICE_DELAY_S) + 1):
         for rank in range(RANKS):
             where, count = (IN_OWN_CODE, 3) if rank == culprit else (IN_ALL_REDUCE, 4)
             stuck = beat(3, where, count)
-            dog.beat(rank, Beat(**{**_fields(stuck), "idle": second - 3.0}), float(second))
+            dog.on_beat(rank, Beat(**{**_fields(stuck), "idle": second - 3.0}), float(second))
     awaited, inside = counted(waits, "_awaited"), counted(RankState, "inside")
     found: list[Suspect | HangNotice] = []
-    now = 3.0 + FLOOR
+    now = 3.0 + NOTICE_DELAY_S
     while not any(isinstance(one, HangNotice) for one in found):
         now = max(now + 0.1, dog.due())
-        if (decision := dog.look(now)) is not None:
+        if (decision := dog.poll(now)) is not None:
             assert isinstance(decision, (Suspect, HangNotice))
             found.append(decision)
     notice = found[-1]
@@ -226,10 +226,10 @@ def test_all_ranks_that_wait_for_the_same_share_one_set_of_those_who_are_missing
 def test_a_rank_whose_connection_ended_counts_as_silent_until_it_is_heard_of_again() -> None:
     dog = Watchdog(2, 0.0, timeout=None)
     for rank in (0, 1):
-        dog.beat(rank, beat(1), 1.0)
-    dog.parted(1)
+        dog.on_beat(rank, beat(1), 1.0)
+    dog.on_disconnect(1)
     assert [dog._state(known, 1.1).silent for known in dog._ranks] == [False, True]
-    dog.beat(1, beat(2), 1.2)
+    dog.on_beat(1, beat(2), 1.2)
     assert [dog._state(known, 1.3).silent for known in dog._ranks] == [False, False]
 
 
@@ -240,7 +240,7 @@ def test_a_rank_whose_connection_ended_counts_as_silent_until_it_is_heard_of_aga
 def test_all_of_a_few_ranks_are_asked_and_of_many_the_suspects_and_some_who_wait(
     running: set[int], suspects: set[int]
 ) -> None:
-    asked = hangs.whom_to_ask(sorted(running), suspects)
+    asked = hangs.ranks_to_ask(sorted(running), suspects)
     assert len(asked) == len(set(asked)) == min(len(running), hangs.ASKED_AT_MOST)
     assert set(asked) <= running
     blamed = suspects & running

@@ -77,7 +77,7 @@ def test_what_comes_of_a_wish_is_told_in_numbers_that_agree(
     wish: int, size: int, room: int, words: str
 ) -> None:
     elastic = Elastic(1, 4)
-    elastic.tell_capacity(room, 0.0)
+    elastic.set_capacity(room, 0.0)
     elastic.set_limit(wish, "asked for", 0.0)
     assert elastic.prospect(wish, size) == words
 

@@ -22,7 +22,7 @@ SENDS = {
         ("Expected `int` >= 0", "row"),
     ),
     "a question": (
-        'session.service.ask_checkpoints(0, False, "5")',
+        'session.service.query_checkpoints(0, False, "5")',
         ("Expected `float`, got `str`", "timeout"),
     ),
     "an arrival": (

@@ -25,7 +25,7 @@ def run_in_which_rank_1_returned(step: float = 0.2, **more: Any) -> tuple[Run, f
     for rank in (0, 2):
         run.set(rank, where=IN_ALL_REDUCE, collectives=run.ranks[rank].collectives + 1)
     run.set(1, phase="end")
-    run.dog.ended(1, run.now)
+    run.dog.on_rank_ended(1, run.now)
     return run, run.now
 
 
@@ -54,7 +54,7 @@ def test_a_wait_for_a_returned_rank_before_the_first_step_is_acted_on_as_soon() 
     run.seen.clear()
     run.set(0, where=IN_ALL_REDUCE, collectives=1)
     run.set(1, phase="end")
-    run.dog.ended(1, run.now)
+    run.dog.on_rank_ended(1, run.now)
     returned = run.now
     run.go(15, moving=())
     assert run.only(Act)[0] - returned == pytest.approx(10.0, abs=1.5)
@@ -75,7 +75,7 @@ def test_what_may_still_end_is_not_acted_on_before_two_minutes(waiting: dict[str
     assert run.ranks[0].collectives == 100
     run.set(0, **waiting)
     run.set(1, phase="end")
-    run.dog.ended(1, run.now)
+    run.dog.on_rank_ended(1, run.now)
     run.go(60, moving=(2,))
     assert not run.all(Act)
 
@@ -85,7 +85,7 @@ def test_a_count_from_before_the_end_of_the_function_proves_nothing() -> None:
     run.go(20)
     run.set(0, where=IN_ALL_REDUCE, collectives=101)
     run.set(1, beats=False)
-    run.dog.ended(1, run.now)
+    run.dog.on_rank_ended(1, run.now)
     run.go(60, moving=())
     assert run.all(HangNotice)
     assert not run.all(Act)

@@ -24,9 +24,9 @@ from powertrain.storage import Storage, open_storage
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipping, "SHIP_EVERY", 0.05)
+    monkeypatch.setattr(shipping, "SHIP_INTERVAL_S", 0.05)
     monkeypatch.setattr(shipping, "_REST_FACTOR", 0.0)
-    monkeypatch.setattr(lease_module, "BEAT_EVERY", 0.2)
+    monkeypatch.setattr(lease_module, "BEAT_INTERVAL_S", 0.2)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_close_names_what_could_not_be_shipped_and_where_it_is(s3: S3Server, tmp
 
 
 def test_trouble_is_seen_and_passes(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipping, "_PUT_SECONDS", 0.5)
+    monkeypatch.setattr(shipping, "_PUT_TIMEOUT_S", 0.5)
     with Proxy(s3.port) as proxy:
         storage = open_storage(proxy.uri(f"runs/{secrets.token_hex(4)}"), timeout=20)
         shipped = Shipped(storage, tmp_path / "spool")

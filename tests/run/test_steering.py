@@ -19,8 +19,8 @@ from powertrain.run.remote import protocol
 from powertrain.run.scaling import policy, steering
 
 
-class Asks(protocol.Visitor):
-    """Hands its answer on."""
+class AnswerHandler(protocol.ControlClient):
+    """Passes the answer on."""
 
     def __init__(self, take: Callable[[str, bool], Any]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Asks(protocol.Visitor):
 
 
 def ask_to_resize(run: Run, workers: int, take: Callable[[str, bool], Any]) -> None:
-    run.controller.visit(protocol.ResizeRequest(workers=workers), Asks(take))
+    run.controller.post_request(protocol.ResizeRequest(workers=workers), AnswerHandler(take))
 
 
 class Elastic:
@@ -72,7 +72,7 @@ def sizes(run: Run) -> list[int]:
 
 @pytest.fixture
 def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "SETTLE", 0.0)
+    monkeypatch.setattr(policy, "SETTLE_DELAY_S", 0.0)
 
 
 def at_row(run: Run, row: int, act: Any) -> None:

@@ -58,8 +58,8 @@ def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
     storage = open_storage(spec.run.path)
     kept = TelemetryWriter(spec, storage, 1, pytest.fail)
     steps = recorded(3)
-    kept.heard(member(0), from_worker.Telemetry(steps=steps, facts=b'{"device": "a"}'))
-    kept.heard(
+    kept.on_telemetry(member(0), from_worker.Telemetry(steps=steps, facts=b'{"device": "a"}'))
+    kept.on_telemetry(
         member(1), from_worker.Telemetry(steps=steps[: 2 * RECORD_SIZE], samples=b"\0" * samples.SAMPLE_SIZE)
     )
     kept.close()
@@ -72,8 +72,8 @@ def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
 def test_what_is_no_record_is_told_once_and_not_kept(spec: RunSpec) -> None:
     storage, told = open_storage(spec.run.path), []
     kept = TelemetryWriter(spec, storage, 1, lambda message: told.append(message))
-    kept.heard(member(1), from_worker.Telemetry(steps=b"half"))
-    kept.heard(member(1), from_worker.Telemetry(facts=b"[1, 2]"))
+    kept.on_telemetry(member(1), from_worker.Telemetry(steps=b"half"))
+    kept.on_telemetry(member(1), from_worker.Telemetry(facts=b"[1, 2]"))
     kept.close()
     assert "rank 1" in told[0]
     assert "no whole records" in told[0]
@@ -96,10 +96,10 @@ def test_a_dead_rank_is_given_the_steps_that_it_had_not_sent(spec: RunSpec) -> N
     kept = TelemetryWriter(spec, storage, 1, pytest.fail)
     ring = launch.ring_path(spec, 0, 1)
     steps = recorded(10, ring)
-    kept.heard(member(1), from_worker.Telemetry(steps=steps[: 4 * RECORD_SIZE]))
-    kept.rank_is_gone(member(1), None)
+    kept.on_telemetry(member(1), from_worker.Telemetry(steps=steps[: 4 * RECORD_SIZE]))
+    kept.on_rank_gone(member(1), None)
     slot = base.Slot(id="a", host="other", address="10.0.0.2")
-    kept.rank_is_gone(member(0), base.Exited(slot, 1, -9, steps=steps[-2 * RECORD_SIZE :]))
+    kept.on_rank_gone(member(0), base.Exited(slot, 1, -9, steps=steps[-2 * RECORD_SIZE :]))
     kept.close()
     found = store.read(storage)
     assert found.steps[0][1]["step"].tolist() == list(range(10))
@@ -112,7 +112,7 @@ def test_without_tracing_nothing_is_written(spec: RunSpec) -> None:
 
     storage = open_storage(spec.run.path)
     kept = TelemetryWriter(dataclasses.replace(spec, trace=None), storage, 1, pytest.fail)
-    kept.heard(member(0), from_worker.Telemetry(steps=recorded(1)))
-    kept.rank_is_gone(member(0), None)
+    kept.on_telemetry(member(0), from_worker.Telemetry(steps=recorded(1)))
+    kept.on_rank_gone(member(0), None)
     kept.close()
     assert storage.list("telemetry") == []

@@ -86,11 +86,13 @@ def test_only_validations_without_an_end_are_made_again() -> None:
     again = validations.cut_off(made, lambda m: status[m.name])
 
     assert [m.row for m in again] == [2, 4]
-    assert validations.asked_for(again[0]) == ValidationRequest(arguments={"batch": 8}, timeout=2.0)
+    assert validations.requested_validation(again[0]) == ValidationRequest(
+        arguments={"batch": 8}, timeout=2.0
+    )
 
 
 def test_an_extra_that_is_no_request_is_none() -> None:
-    assert validations.asked_for(manifest(1, {"validation": "yes"})) is None
+    assert validations.requested_validation(manifest(1, {"validation": "yes"})) is None
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_a_validation_gets_the_slot_of_the_ranks_when_those_have_left(run: Run) 
 
     def play(worker: ScriptedWorker) -> None:
         three_saves(worker)
-        told.append(worker.service.ask_checkpoints(worker.row, True, -1.0))
+        told.append(worker.service.query_checkpoints(worker.row, True, -1.0))
 
     config = ValidationConfig(fn=anything, ray_remote_kwargs={"num_gpus": 1})
     engine = StingyEngine(play, programs={process.ENTRY: Player()})

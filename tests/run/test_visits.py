@@ -19,40 +19,45 @@ from powertrain.engine.base import Inspection, Slot
 from powertrain.run import events as ev
 from powertrain.run.lifecycle import RunState
 from powertrain.run.remote import inspections, protocol, status
-from powertrain.run.remote.protocol import Answer, Description, LookAround, RankSeen, StopRequest, Visitor
+from powertrain.run.remote.protocol import (
+    Answer,
+    ControlClient,
+    Description,
+    LookAround,
+    RankSeen,
+    StopRequest,
+)
 from powertrain.run.workers.attempt import TRAINING, Attempt
 from powertrain.wire.values import ProcessStack
 from powertrain.worker.service.service import Service
 
 
-class Asking:
-    """Somebody who asks the run, and keeps what it says."""
+class RunClient:
+    """A client of the run that keeps the replies."""
 
-    def __init__(
-        self, run: Run, question: protocol.Question, then: Callable[[], None] = lambda: None
-    ) -> None:
-        self.said: list[protocol.Reply] = []
-        self._run, self._question, self._then = run, question, then
-        self._thread = threading.Thread(target=self._hear)
+    def __init__(self, run: Run, asked: protocol.Request, then: Callable[[], None] = lambda: None) -> None:
+        self.replies: list[protocol.Reply] = []
+        self._run, self._request, self._then = run, asked, then
+        self._thread = threading.Thread(target=self._receive)
 
     def __call__(self) -> None:
-        self._visitor = Visitor()
-        self._run.controller.visit(self._question, self._visitor)
+        self._client = ControlClient()
+        self._run.controller.post_request(self._request, self._client)
         self._thread.start()
 
-    def _hear(self) -> None:
-        self.said += self._visitor.replies()
+    def _receive(self) -> None:
+        self.replies += self._client.replies()
         self._then()
 
     @property
     def answer(self) -> Answer:
         self._thread.join(10)
-        last = self.said[-1]
+        last = self.replies[-1]
         assert isinstance(last, Answer)
         return last
 
     def parts(self, kind: type[Any]) -> list[Any]:
-        return [part for part in self.said if isinstance(part, kind)]
+        return [part for part in self.replies if isinstance(part, kind)]
 
 
 def reports_then_hangs(worker: ScriptedWorker) -> None:
@@ -65,7 +70,7 @@ def reports_then_hangs(worker: ScriptedWorker) -> None:
 
 def test_a_run_that_is_asked_to_stop_saves_at_the_boundary_and_ends_as_stopped(run: Run) -> None:
     play = Elastic(steps=10_000, every=10_000, asks=True, pace=0.001)
-    asking = Asking(run, StopRequest(by="me@here pid 7"))
+    asking = RunClient(run, StopRequest(by="me@here pid 7"))
     at_row(run, 5, asking)
     outcome = run.go(ScriptedEngine(play))
     assert (outcome.state, outcome.reason) == ("stopped", "powertrain stop, asked by me@here pid 7")
@@ -77,7 +82,7 @@ def test_a_run_that_is_asked_to_stop_saves_at_the_boundary_and_ends_as_stopped(r
 
 
 def test_a_run_that_is_not_to_wait_for_its_boundary_longer_is_ended(run: Run) -> None:
-    asking = Asking(run, StopRequest(by="me", within=0.2))
+    asking = RunClient(run, StopRequest(by="me", within=0.2))
     at_row(run, 1, asking)
     began = time.monotonic()
     assert run.go(ScriptedEngine(reports_then_hangs)).state == "stopped"
@@ -90,7 +95,7 @@ def test_more_patience_does_not_lengthen_a_grace_that_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("powertrain.run.ending.INTERRUPT_TIMEOUT_S", 0.2)
-    asking = Asking(run, StopRequest(by="me", within=600.0))
+    asking = RunClient(run, StopRequest(by="me", within=600.0))
     run.watcher.on_event = lambda event: asking() if isinstance(event, ev.Stopping) else None
     at_row(run, 1, lambda: run.controller.interrupt())
     assert run.go(ScriptedEngine(reports_then_hangs)).interrupted
@@ -98,8 +103,8 @@ def test_more_patience_does_not_lengthen_a_grace_that_runs(
 
 
 def test_now_ends_what_was_asked_to_stop_before(run: Run) -> None:
-    now = Asking(run, StopRequest(by="me", now=True))
-    first = Asking(run, StopRequest(by="you"), then=now)
+    now = RunClient(run, StopRequest(by="me", now=True))
+    first = RunClient(run, StopRequest(by="you"), then=now)
     at_row(run, 1, first)
     outcome = run.go(ScriptedEngine(reports_then_hangs))
     assert (outcome.state, outcome.reason) == ("stopped", "powertrain stop, asked by you")
@@ -109,7 +114,7 @@ def test_now_ends_what_was_asked_to_stop_before(run: Run) -> None:
 
 
 def test_a_run_that_waits_for_slots_ends_at_once(run: Run) -> None:
-    asking = Asking(run, StopRequest(by="me", now=True))
+    asking = RunClient(run, StopRequest(by="me", now=True))
 
     def ask(event: ev.Event) -> None:
         if isinstance(event, ev.SlotsWaited):
@@ -128,12 +133,12 @@ def test_a_rank_that_raises_while_it_is_stopped_is_a_failure(run: Run) -> None:
         worker.wait_for(asked)
         raise ValueError("its own fault")
 
-    at_row(run, 1, Asking(run, StopRequest(by="me"), then=asked.set))
+    at_row(run, 1, RunClient(run, StopRequest(by="me"), then=asked.set))
     assert run.go(ScriptedEngine(raises)).state == "failed"
 
 
 @pytest.mark.parametrize(
-    ("question", "can_be_ended", "said"),
+    ("asked", "can_be_ended", "said"),
     [
         (
             StopRequest(by=""),
@@ -152,11 +157,11 @@ def test_a_rank_that_raises_while_it_is_stopped_is_a_failure(run: Run) -> None:
         ),
     ],
 )
-def test_what_will_come_of_it_is_said_before(question: StopRequest, can_be_ended: bool, said: str) -> None:
+def test_what_will_come_of_it_is_said_before(asked: StopRequest, can_be_ended: bool, said: str) -> None:
     attempt = Attempt(0, [], 1)
     attempt.phase = TRAINING
     state = RunState(state="training", name="digits", committed=((3, "checkpoint_000003"),))
-    words = status.stop_prospect(state, attempt, question, ends_in_place=False, can_be_ended=can_be_ended)
+    words = status.stop_prospect(state, attempt, asked, ends_in_place=False, can_be_ended=can_be_ended)
     assert re.match(f"The run 'digits' {said}", words), words
 
 
@@ -174,9 +179,9 @@ def test_a_run_whose_training_is_over_says_so(now: bool, said: str) -> None:
 
 
 def test_every_rank_says_what_its_threads_are_doing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspections, "_ANSWER_WITHIN", 60.0)  # or a slow rank is looked at from outside
-    monkeypatch.setattr(inspections, "DEADLINE", 60.0)
-    asking = Asking(run, LookAround(), then=lambda: run.interrupt())
+    monkeypatch.setattr(inspections, "_ANSWER_TIMEOUT_S", 60.0)  # or a slow rank is looked at from outside
+    monkeypatch.setattr(inspections, "INSPECTION_TIMEOUT_S", 60.0)
+    asking = RunClient(run, LookAround(), then=lambda: run.interrupt())
     at_row(run, 1, asking)
     run.go(ScriptedEngine(Elastic(steps=10_000, every=10_000, pace=0.001)))
     (stands,) = asking.parts(Description)
@@ -187,8 +192,8 @@ def test_every_rank_says_what_its_threads_are_doing(run: Run, monkeypatch: pytes
 
 
 def test_only_ranks_that_there_are_can_be_named(run: Run) -> None:
-    some = Asking(run, LookAround(ranks=(1,)), then=lambda: run.interrupt())
-    wrong = Asking(run, LookAround(ranks=(0, 5)), then=some)
+    some = RunClient(run, LookAround(ranks=(1,)), then=lambda: run.interrupt())
+    wrong = RunClient(run, LookAround(ranks=(0, 5)), then=some)
     at_row(run, 1, wrong)
     run.go(ScriptedEngine(Elastic(steps=10_000, every=10_000, pace=0.001)))
     assert wrong.answer == Answer(ok=False, message="There is no rank 5 in attempt 0: its last is rank 1.")
@@ -218,7 +223,7 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return answers(self, ask)
 
     monkeypatch.setattr(Service, "_stacks", silent)
-    monkeypatch.setattr(inspections, "_ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr(inspections, "_ANSWER_TIMEOUT_S", 1.0)
     return released
 
 
@@ -229,7 +234,7 @@ def test_a_rank_that_does_not_answer_is_looked_at_from_outside(run: Run, mute: t
 
     may_look = threading.Event()
     may_look.set()
-    asking = Asking(run, LookAround(), then=over)
+    asking = RunClient(run, LookAround(), then=over)
     at_row(run, 1, asking)
     run.go(Blind(Elastic(steps=10_000, every=10_000, pace=0.001), may_look))
     assert asking.answer == Answer(ok=True)
@@ -242,7 +247,7 @@ def test_who_neither_answers_nor_can_be_seen_is_named_at_the_deadline(
     mute: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inspections, "DEADLINE", 4.0)
+    monkeypatch.setattr(inspections, "INSPECTION_TIMEOUT_S", 4.0)
     may_look = threading.Event()
 
     def over() -> None:
@@ -250,7 +255,7 @@ def test_who_neither_answers_nor_can_be_seen_is_named_at_the_deadline(
         may_look.set()
         run.interrupt()
 
-    asking = Asking(run, LookAround(), then=over)
+    asking = RunClient(run, LookAround(), then=over)
     at_row(run, 1, asking)
     run.go(Blind(Elastic(steps=10_000, every=10_000, pace=0.001), may_look))
     assert asking.answer == Answer(ok=True, message="Rank 1 did not answer within 4 s.")
@@ -258,7 +263,7 @@ def test_who_neither_answers_nor_can_be_seen_is_named_at_the_deadline(
 
 
 def test_a_run_without_ranks_has_no_stacks(run: Run) -> None:
-    asking = Asking(run, LookAround(), then=lambda: run.interrupt())
+    asking = RunClient(run, LookAround(), then=lambda: run.interrupt())
 
     def ask(event: ev.Event) -> None:
         if isinstance(event, ev.SlotsWaited):

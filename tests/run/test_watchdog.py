@@ -106,7 +106,7 @@ class Run:
                 if fake.rank in movers and (self._ticks - begin) % every == 0:
                     self._step(fake)
                 if fake.beats and (self._ticks + fake.rank) % self._beat_ticks == 0:
-                    self.dog.beat(fake.rank, fake.beat(self.now), self.now)
+                    self.dog.on_beat(fake.rank, fake.beat(self.now), self.now)
 
     def _step(self, fake: Fake) -> None:
         fake.steps, fake.batches, fake.moved = fake.steps + 1, fake.batches + 1, self.now
@@ -115,7 +115,7 @@ class Run:
     def look_until(self, now: float) -> None:
         while self.dog.due() <= now:
             moment = max(self.now, self.dog.due())
-            decision = self.dog.look(moment)
+            decision = self.dog.poll(moment)
             assert self.dog.due() > moment, "it would be asked again at once, for ever"
             if decision is not None:
                 self.seen.append((moment, decision))
@@ -185,7 +185,7 @@ def test_a_missed_all_reduce_names_who_has_returned_and_the_line_where_the_other
     run.set(0, where=IN_ALL_REDUCE, collectives=51)
     run.set(1, collectives=50)
     run.go(1, moving=())
-    run.dog.ended(1, run.now)
+    run.dog.on_rank_ended(1, run.now)
     run.set(1, beats=False)
     run.go(8, moving=())
     verdict = verdict_of(run)
@@ -291,7 +291,7 @@ def test_what_is_heard_later_is_judged_later_and_not_otherwise(
 def test_a_rank_whose_connection_ended_is_silent_at_once_however_seldom_it_beats() -> None:
     run = Run(2, gather=4.0)
     run.go(20)
-    run.dog.parted(1)
+    run.dog.on_disconnect(1)
     run.set(1, beats=False)
     run.go(12, moving=())
     _, notice = run.only(HangNotice)
@@ -526,7 +526,7 @@ def test_an_evaluation_whose_batches_grow_is_no_hang_however_long_others_wait() 
     run.go(10)
     run.set(1, 2, 3, where=IN_ALL_REDUCE, collectives=51)
     run.set(0, collectives=-1)
-    run.dog.beat(0, run.ranks[0].beat(run.now), run.now)  # the evaluation of rank 0 begins no collectives
+    run.dog.on_beat(0, run.ranks[0].beat(run.now), run.now)  # the evaluation of rank 0 begins no collectives
     for _ in range(150):
         run.set(0, batches=run.ranks[0].batches + 5, moved=run.now)
         run.go(1, moving=())
@@ -640,7 +640,7 @@ def test_a_debugger_that_is_seen_from_outside_counts_too() -> None:
     run = Run(2)
     run.go(10)
     run.set(1, beats=False)
-    run.dog.held_by_debugger(1, run.now)
+    run.dog.on_debugger_attached(1, run.now)
     run.go(60, moving=(0,))
     assert run.seen == []
     run.set(1, beats=True)
@@ -652,7 +652,7 @@ def test_a_debugger_that_is_seen_from_outside_counts_too() -> None:
 def test_a_stop_of_the_whole_machine_is_nobodys_fault(seconds: int) -> None:
     run = Run(2)
     run.go(10)
-    run.dog.stood_still(seconds)
+    run.dog.on_standstill(seconds)
     run.began += seconds  # the ranks' own clocks stood still too: their idle time does not grow
     for fake in run.ranks:
         fake.moved += seconds
@@ -682,7 +682,7 @@ def test_ranks_that_all_stay_silent_are_all_named() -> None:
 def test_a_rank_that_ends_while_others_train_on_is_no_hang() -> None:
     run = Run(3, collectives=False)
     run.go(10)
-    run.dog.ended(2, run.now)
+    run.dog.on_rank_ended(2, run.now)
     run.set(2, beats=False)
     run.go(60, moving=(0, 1))
     assert run.seen == []
@@ -692,19 +692,19 @@ def test_reports_between_beats_are_moves() -> None:
     dog = Watchdog(1, 0.0, timeout=None)
     silent = Fake(0, 0.0)
     for second in range(1, 40):
-        dog.row(0, second - 0.5)
-        dog.beat(0, silent.beat(second), second)
-        assert dog.look(second) is None
+        dog.on_report(0, second - 0.5)
+        dog.on_beat(0, silent.beat(second), second)
+        assert dog.poll(second) is None
 
 
 def test_a_notice_has_the_row_of_the_newest_report_although_the_beats_are_older() -> None:
     dog = Watchdog(1, 0.0, timeout=None)
     rank = Fake(0, moved=0.0, reports=1)
-    dog.beat(0, rank.beat(0.5), 0.5)
-    dog.row(0, 1.0, 7)
+    dog.on_beat(0, rank.beat(0.5), 0.5)
+    dog.on_report(0, 1.0, 7)
     decision = None
     while not isinstance(decision, HangNotice):
-        decision = dog.look(dog.due())
+        decision = dog.poll(dog.due())
     assert [state.row for state in decision.states] == [7]
 
 
@@ -714,22 +714,22 @@ def test_a_notice_has_the_row_of_the_newest_report_although_the_beats_are_older(
 def test_a_beat_that_only_counts_reports_which_have_come_withdraws_nothing() -> None:
     dog = Watchdog(1, 0.0, timeout=None)
     rank = Fake(0, moved=0.0, reports=1)
-    dog.beat(0, rank.beat(0.5), 0.5)
+    dog.on_beat(0, rank.beat(0.5), 0.5)
     for number, now in ((2, 1.0), (3, 1.5), (4, 2.0)):
         rank.reports, rank.moved = number, now
-        dog.row(0, now)
-    dog.beat(0, rank.beat(2.0), 2.0)
+        dog.on_report(0, now)
+    dog.on_beat(0, rank.beat(2.0), 2.0)
     rank.reports, rank.moved = 5, 2.5
-    dog.row(0, 2.51)
+    dog.on_report(0, 2.51)
     told: list[Decision | None] = []
     while not any(isinstance(decision, HangNotice) for decision in told):
-        told.append(dog.look(dog.due()))
+        told.append(dog.poll(dog.due()))
     later = dog.due()
-    dog.beat(0, rank.beat(later), later)
-    assert dog.look(later) is None
+    dog.on_beat(0, rank.beat(later), later)
+    assert dog.poll(later) is None
     rank.reports, rank.moved = 6, later + 1
-    dog.row(0, later + 1)
-    assert isinstance(dog.look(later + 1), Withdrawn)
+    dog.on_report(0, later + 1)
+    assert isinstance(dog.poll(later + 1), Withdrawn)
 
 
 def test_a_notice_is_withdrawn_when_the_culprit_moves_with_how_long_it_took() -> None:
@@ -807,7 +807,7 @@ def test_a_rank_that_returns_while_another_waits_is_counted_from_its_end() -> No
         run.set(0, batches=run.ranks[0].batches + 1, moved=run.now)
         run.go(1, moving=())
     assert run.quiet()
-    run.dog.ended(0, run.now)
+    run.dog.on_rank_ended(0, run.now)
     ended = run.now
     run.set(0, beats=False)
     run.go(10, moving=())
@@ -819,13 +819,13 @@ def test_nothing_is_due_when_all_are_over() -> None:
     run = Run(2)
     run.go(3)
     for rank in (0, 1):
-        run.dog.ended(rank, run.now)
-    assert run.dog.look(run.now) is None
+        run.dog.on_rank_ended(rank, run.now)
+    assert run.dog.poll(run.now) is None
     assert run.dog.due() == math.inf
 
 
 def test_a_shorter_floor_is_taken_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "FLOOR", 2.0)
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 2.0)
     run = Run(2)
     run.go(10)
     began = run.now
@@ -888,26 +888,26 @@ def replay(
     totals = {rank: [0, 0, 0] for rank in range(4)}
     for number, (seconds, rank, event) in enumerate(history):
         if pause is not None and number == pause[0]:
-            dog.stood_still(pause[1])
+            dog.on_standstill(pause[1])
             now += pause[1]
             begin += pause[1]
         now += seconds
         while dog.due() <= now:
             moment = max(dog.due(), now - seconds)
-            decision = dog.look(moment)
+            decision = dog.poll(moment)
             assert dog.due() > moment
             check(dog, moment, decision)
             if decision is not None:
                 found.append((moment - begin, decision))
         if event == "row":
-            dog.row(rank, now)
+            dog.on_report(rank, now)
         elif event == "ended":
-            dog.ended(rank, now)
+            dog.on_rank_ended(rank, now)
         elif isinstance(event, dict):
             for index, name in enumerate(("reports", "steps", "batches")):
                 totals[rank][index] += event[name]
             counts = dict(zip(("reports", "steps", "batches"), totals[rank], strict=True))
-            dog.beat(rank, Beat(**{**event, **counts}), now)
+            dog.on_beat(rank, Beat(**{**event, **counts}), now)
     return found
 
 
@@ -934,7 +934,9 @@ def test_there_is_no_notice_while_every_rank_has_moved_within_the_floor(
 ) -> None:
     def check(dog: Watchdog, now: float, decision: Decision | None) -> None:
         if isinstance(decision, HangNotice):
-            assert any(state.idle >= watchdog.FLOOR - 1e-6 for state in decision.states if not state.over)
+            assert any(
+                state.idle >= watchdog.NOTICE_DELAY_S - 1e-6 for state in decision.states if not state.over
+            )
 
     replay(history, 1024.0, check=check)
 

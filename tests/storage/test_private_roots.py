@@ -134,7 +134,7 @@ def test_a_process_of_another_user_is_not_asked(shared: Path, other_user: OtherU
         other_user.holding(listening_as_forged_run, str(elsewhere)),
         pytest.raises(PermissionError, match="another user"),
     ):
-        list(protocol.ask_run(elsewhere / "forged-1-x", protocol.Describe()))
+        list(protocol.send_request(elsewhere / "forged-1-x", protocol.Describe()))
 
 
 def ask_without_looking(path: str) -> bytes:
@@ -152,9 +152,9 @@ def test_a_run_does_not_answer_another_user(shared: Path, other_user: OtherUser)
     card = protocol.Card(name="mine", path="/runs/mine", pid=os.getpid())
     asked = []
 
-    def answer(question: protocol.Question, visitor: protocol.Visitor) -> None:
+    def answer(question: protocol.Request, client: protocol.ControlClient) -> None:
         asked.append(question)
-        visitor.answer("yes")
+        client.answer("yes")
 
     try:
         with protocol.listening(directory, card, answer):
@@ -162,7 +162,7 @@ def test_a_run_does_not_answer_another_user(shared: Path, other_user: OtherUser)
                 path.chmod(0o777)  # as if the modes had failed to keep others out
             assert other_user.run(ask_without_looking, str(directory / "control.sock")) == b""
             assert asked == []
-            told = list(protocol.ask_run(directory, protocol.Describe()))[-1]
+            told = list(protocol.send_request(directory, protocol.Describe()))[-1]
             assert isinstance(told, protocol.Answer)
             assert told.ok
     finally:

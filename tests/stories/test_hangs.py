@@ -50,7 +50,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "FLOOR", 1.0)
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 1.0)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def _acts_once_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noticed(self: Hangs, *told: Any) -> ev.HangNoticed:
         assert self._dog is not None
-        self._dog._timeout, self._dog._due = watchdog.FLOOR, 0.0
+        self._dog._timeout, self._dog._due = watchdog.NOTICE_DELAY_S, 0.0
         return tell(self, *told)
 
     if kind != ON_TIME:
@@ -134,7 +134,7 @@ def test_what_only_takes_long_is_not_acted_on_and_nobody_else_is_blamed(
     fits: Any, kind: str, culprit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two minutes are half a second here: what is left alone is so because of what it is, and not for want of time.
-    monkeypatch.setattr(watchdog, "ACT", 0.5)
+    monkeypatch.setattr(watchdog, "ACT_TIMEOUT_S", 0.5)
     outcome = fits.outcome(getattr(hanging, kind), kind=TorchTrainer, train_loop_config={"seconds": 3.0})
     assert (outcome["raised"], outcome["metrics"]) == ("", {"step": hanging.STEPS - 1}), outcome
     named = {fact.ranks for fact in notices(fits, kind)}
@@ -168,7 +168,7 @@ def test_under_torchrun_a_hang_ends_the_process_so_that_torchrun_can_begin_again
 
 
 def test_a_stop_of_everything_is_nobodys_hang(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "FLOOR", 3.0)
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 3.0)
     trainer = fits.trainer(hanging.steady, kind=TorchTrainer, train_loop_config={"seconds": 8.0})
 
     def ours() -> list[psutil.Process]:

@@ -90,7 +90,7 @@ def trainer_of(fits: Any, loop: Callable[..., Any], workers: Any, **options: Any
 def test_an_elastic_run_goes_on_with_the_node_that_is_left_and_grows_when_one_joins(
     fits: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "SETTLE", 0.5)
+    monkeypatch.setattr(policy, "SETTLE_DELAY_S", 0.5)
     rows = 1200  # enough to last until the cluster has handed over the slots of a new node
     given = powertrain.data.from_items([{"id": number} for number in range(rows)]).random_shuffle()
     trainer = trainer_of(

@@ -44,7 +44,7 @@ def ended(fits: Any, how: str) -> Result:
 def stop_once_it_goes_on() -> None:
     story.await_told("rank 0 goes on", "rank 1 goes on")
     (live,) = protocol.live_runs(runtime_root())
-    assert list(protocol.ask_run(live.directory, protocol.StopRequest(by="a story")))
+    assert list(protocol.send_request(live.directory, protocol.StopRequest(by="a story")))
 
 
 @pytest.mark.smoke

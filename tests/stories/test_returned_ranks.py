@@ -20,7 +20,7 @@ from powertrain.torch import TorchConfig, TorchTrainer
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "FLOOR", 1.0)
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 1.0)
 
 
 def failed(fits: Any, name: str) -> ev.Failed:
@@ -42,7 +42,9 @@ def test_a_rank_that_returns_while_others_wait_in_all_reduce_ends_the_run_at_onc
     assert [failure.rank for failure in fact.failures if not failure.secondary] == [1]
     # A machine that stood still for a second may have been noticed before, and that notice withdrawn.
     *_, noticed = [fact for fact in fits.facts(loop.__name__) if isinstance(fact, ev.HangNoticed)]
-    assert fact.time - noticed.time < watchdog.ACT / 4, "it was not the usual two minutes that ended it"
+    assert fact.time - noticed.time < watchdog.ACT_TIMEOUT_S / 4, (
+        "it was not the usual two minutes that ended it"
+    )
 
 
 @ON_BOTH

@@ -312,7 +312,7 @@ def test_with_on_full_wait_report_waits_for_storage_and_nothing_is_given_up(
 def be_brief_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a run tries storage several more times."""
     monkeypatch.setattr(lease, "_RELEASE_SECONDS", 1.0)
-    monkeypatch.setattr(lease, "BEAT_EVERY", 1.0)
+    monkeypatch.setattr(lease, "BEAT_INTERVAL_S", 1.0)
     monkeypatch.setattr(shipping, "_PUT_SECONDS", 1.0)
 
 

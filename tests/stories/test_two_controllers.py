@@ -37,7 +37,7 @@ _NAME = "run"
 #: A story that does not get on within this time has hung.
 PATIENCE = 60.0
 #: A holder's beats, and how long it is awaited: in a hurry, and as they are.
-QUICK_LEASE = {"BEAT_EVERY": 0.5, "SILENT_AFTER": 2.0, "_LOOK_EVERY": 0.1}
+QUICK_LEASE = {"BEAT_INTERVAL_S": 0.5, "SILENCE_TIMEOUT_S": 2.0, "_POLL_INTERVAL_S": 0.1}
 REAL_LEASE: dict[str, float] = {}
 
 

@@ -139,7 +139,7 @@ class ScriptedWorker:
             place.saving.staging, place.attempt, place.rank, limit=place.saving.staging_bytes
         )
         self._carrier = uploader.Carrier(
-            lambda: pickle.loads(self.spec.storage), self.service.say, self.spec.sync_timeout
+            lambda: pickle.loads(self.spec.storage), self.service.send_now, self.spec.sync_timeout
         )
         self.service.on_carry = self._carry
         self.service.on_settled = lambda settled: self._staging.settled(settled.row)
@@ -176,13 +176,13 @@ class ScriptedWorker:
 
     def should_checkpoint(self) -> bool:
         """As ``powertrain.should_checkpoint``."""
-        told = self._boundaries.ask()
+        told = self._boundaries.check_save()
         self.process.check()
         return told
 
     def preemption(self) -> Preemption | None:
         """As ``powertrain.get_preemption_info``."""
-        known = self._boundaries.look()
+        known = self._boundaries.check_preemption()
         self.process.check()
         return known
 
@@ -193,7 +193,7 @@ class ScriptedWorker:
 
     def notice(self, signal: str = "SIGTERM", times: int = 1) -> None:
         """Say that this rank's process was asked to end."""
-        self.service.say(Noticed(signal=signal, times=times))
+        self.service.send_now(Noticed(signal=signal, times=times))
 
     def meet(self, data: bytes = b"") -> bytes:
         """Wait for all ranks at the next collective; returns what rank 0 brought."""
@@ -224,7 +224,7 @@ class ScriptedWorker:
     def live(self, play: Callable[[ScriptedWorker], Any]) -> int:
         """From hello to dismissal."""
         try:
-            self.service.say(Hello(pid=self.process.pid, host=self.process.slot.host))
+            self.service.send_now(Hello(pid=self.process.pid, host=self.process.slot.host))
             code = 0
             while True:
                 command = self._next_command()
@@ -251,7 +251,7 @@ class ScriptedWorker:
         return command
 
     def _train(self, play: Callable[[ScriptedWorker], Any]) -> int:
-        self.progress.startup.begin(self.service.say)
+        self.progress.startup.begin(self.service.send_now)
         try:
             return self._play(play)
         finally:
@@ -275,7 +275,7 @@ class ScriptedWorker:
         return 0
 
     def _stands_at(self, hold: int, boundary: int) -> None:
-        self.service.say(Reached(hold=hold, boundary=boundary, row=self.row))
+        self.service.send_now(Reached(hold=hold, boundary=boundary, row=self.row))
 
     def _stage(self, files: Mapping[str, bytes], name: str) -> CheckpointPart:
         directory = self._staging.new_directory()

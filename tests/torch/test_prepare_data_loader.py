@@ -475,7 +475,7 @@ def test_a_restarted_run_goes_on_by_itself(as_rank: Callable[..., Session]) -> N
     saved = session.data.positions()
     assert set(saved) == {"loader", "loader-2", "mine", "loader-3"}
     session = as_rank(0, 2, saved)
-    session.data.checkpoint_was_asked_for()
+    session.data.on_checkpoint_requested()
     again: Any = prepare_data_loader(make())
     assert again.epoch == 0
     assert seen + rows(again) == whole
@@ -488,7 +488,7 @@ def test_a_loader_that_is_not_used_yet_keeps_its_saved_place(as_rank: Callable[.
     session = as_rank(0, 1, saved)
     loader: Any = prepare_data_loader(DataLoader(counting(24)))
     session.data.described()
-    session.data.checkpoint_was_asked_for()
+    session.data.on_checkpoint_requested()
     session.data.described()
     assert session.data.positions() == saved
     assert place_of(loader) == (3, 7)
@@ -515,7 +515,7 @@ def test_set_epoch_of_the_epoch_under_way_goes_on_with_its_rest(
 ) -> None:
     prepared: Any = prepare_data_loader(DataLoader(counting(24)))
     session = as_rank(0, 1, {"loader": {**prepared.state_dict(), "epoch": 3, "position": 7}})
-    session.data.checkpoint_was_asked_for()
+    session.data.on_checkpoint_requested()
     loader: Any = prepare_data_loader(DataLoader(counting(24)))
     loader.sampler.set_epoch(told)
     assert rows(loader) == expected

@@ -67,7 +67,7 @@ def progress() -> Progress:
 
 @pytest.fixture
 def service(listener: Listener, progress: Progress, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(service_module, "_BEAT_EVERY", 0.02)
+    monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", 0.02)
     service = Service(listener.door, 3, 0, Gate(), progress)
     yield service
     service.close(timeout=2.0)
@@ -110,7 +110,7 @@ def test_every_counter_that_grows_is_progress(count: str) -> None:
             "commit of row 7",
         ),
         (
-            lambda service: service.ask_checkpoints(7, False, -1.0),
+            lambda service: service.query_checkpoints(7, False, -1.0),
             Reported(ask=1, checkpoints=[]),
             "checkpoints",
         ),

@@ -36,10 +36,10 @@ class Person:
     def hear(self, message: FromWorker) -> None:
         self.heard.append(message)
         if isinstance(message, DebugOpened):
-            self.dialogue.heard(DebugGrant(granted=self.grants))
+            self.dialogue.on_reply(DebugGrant(granted=self.grants))
         elif isinstance(message, DebugPrompt):
             text = f"{self.lines.pop(0)}\n" if self.lines else ""
-            self.dialogue.heard(DebugLine(number=message.number, text=text))
+            self.dialogue.on_reply(DebugLine(number=message.number, text=text))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -156,7 +156,7 @@ def test_a_rank_whose_run_ends_is_not_held_at_its_prompt(end: FromController) ->
     thread.start()
     assert asked.wait(PATIENCE)
     assert person.dialogue.is_open
-    person.dialogue.heard(end)
+    person.dialogue.on_reply(end)
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert not person.dialogue.open(Frame(file="", line=0, function=""))

@@ -165,20 +165,20 @@ def test_registered_state_is_saved_with_the_agreed_report() -> None:
 
 def test_a_loop_that_asks_is_told_first_and_ends_at_the_report_after() -> None:
     loop = Loop()
-    assert loop.boundaries.ask() is False
+    assert loop.boundaries.check_save() is False
     assert loop.gate.can_save()
     loop.stop_at(2)
     assert loop.report() == "goes on", "it has not been told yet"
-    assert loop.boundaries.ask() is True
+    assert loop.boundaries.check_save() is True
     assert loop.report() == "ends"
 
 
 def test_what_is_known_of_a_preemption_appears_at_the_agreed_boundary() -> None:
     loop, coming = Loop(), Preemption(deadline_ms=5, ranks={"node": [1]})
     loop.stop_at(2, preemption=coming, resize_to=3)
-    loop.boundaries.ask()
+    loop.boundaries.check_save()
     assert (loop.boundaries.preemption, loop.boundaries.resize_to) == (None, 0)
-    loop.boundaries.ask()
+    loop.boundaries.check_save()
     assert (loop.boundaries.preemption, loop.boundaries.resize_to) == (coming, 3)
 
 
@@ -213,12 +213,12 @@ def test_what_a_rank_is_told_while_it_makes_its_report_is_not_lost() -> None:
 def test_a_loop_that_only_looks_for_a_preemption_is_told_of_one_and_cannot_save_for_anything_else() -> None:
     for preemption, ends in ((None, "ends"), (Preemption(deadline_ms=5, ranks={"node": [1]}), "goes on")):
         loop = Loop()
-        loop.boundaries.look()
+        loop.boundaries.check_preemption()
         assert not loop.gate.can_save()
         loop.stop_at(2, preemption=preemption)
         assert loop.report() == ends
         if preemption is not None:
-            assert loop.boundaries.look() == preemption
+            assert loop.boundaries.check_preemption() == preemption
             assert loop.report() == "ends"
 
 

@@ -134,7 +134,7 @@ def test_what_a_broken_service_leaves_is_an_error_and_no_wait(in_loop: Any) -> N
         from powertrain.worker import session as worker_session
 
         session = worker_session.current("test")
-        session.service.ask_checkpoints(0, False, Awkward())  # type: ignore[arg-type]
+        session.service.query_checkpoints(0, False, Awkward())  # type: ignore[arg-type]
 
     with pytest.raises(powertrain.TrainingFailedError) as raised:
         in_loop(send_what_cannot_be_sent)

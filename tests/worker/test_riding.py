@@ -43,7 +43,7 @@ def play(reports: list[float], until: float, every: float = 1.0) -> list[tuple[f
         rides = bool(coming) and coming[0] <= now
         if rides:
             coming.pop(0)
-            times.other_went(now)
+            times.on_other_sent(now)
         if times.is_due(now, rides=rides):
             times.sent(now)
             beats.append((now, not rides))
@@ -95,7 +95,7 @@ def test_beats_of_a_rank_keep_to_moments_of_its_own(pauses: list[float], rank: i
     for pause in pauses:
         now += pause
         before = times.alone_at
-        times.other_went(now)
+        times.on_other_sent(now)
         assert times.alone_at == before
         assert times.is_due(now, rides=True) == times.is_due(now, rides=False) == (now >= before)
         if now >= before:
@@ -173,7 +173,7 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture
 def service(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(service_module, "_BEAT_EVERY", EVERY)
+    monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", EVERY)
     service = Service(listener.door, 0, 0, Gate(), Progress())
     yield service
     service.close(timeout=2.0)
@@ -202,7 +202,7 @@ def test_a_beat_that_is_nearly_due_goes_in_the_envelope_of_a_report(
 def test_a_lone_report_leaves_at_once_and_waits_for_no_beat(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "_BEAT_EVERY", 1e6)
+    monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", 1e6)
     service = Service(listener.door, 0, 0, Gate(), Progress())
     service.post(Point(row=1, at=0.0, metrics={}))
     listener.wait_until(lambda: bool(listener.of(Point)))
@@ -280,7 +280,7 @@ def test_what_is_urgent_goes_at_once_and_takes_along_what_has_gathered(
     listener.wait_until(lambda: bool(listener.of(Held)))
     assert listener.rows() == [[1, 2]]
     post(service, 3)
-    service.say(Reached(hold=1, boundary=3, row=3))
+    service.send_now(Reached(hold=1, boundary=3, row=3))
     listener.wait_until(lambda: bool(listener.of(Reached)))
     assert listener.rows() == [[1, 2], [3]]
 
@@ -325,7 +325,7 @@ def test_what_is_recorded_goes_as_seldom_as_the_rank_sends_unless_there_are_many
     tracing = Tracing.begin(TraceSettings(mode="manual"), lambda _: None, every=1000.0)
     assert tracing is not None
     try:
-        tracing._next_look = tracing._next_glance = time.monotonic() + 1e6
+        tracing._next_sample = tracing._next_place = time.monotonic() + 1e6
         tracing._next_send = time.monotonic() + 500.0
         tracing._facts["device"] = "news"
         assert tracing.due > time.monotonic() + 500.0
@@ -342,7 +342,7 @@ def test_what_is_recorded_rides_a_little_early_and_goes_by_itself_a_little_late(
     tracing = Tracing.begin(TraceSettings(mode="manual"), lambda _: None)
     assert tracing is not None
     try:
-        tracing._next_look = tracing._next_glance = time.monotonic() + 1000.0
+        tracing._next_sample = tracing._next_place = time.monotonic() + 1000.0
         tracing._next_send = time.monotonic() + 0.1
         assert tracing.rides_from < time.monotonic() < tracing._next_send < tracing.due
         tracing._facts["device"] = "news"

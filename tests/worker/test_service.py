@@ -108,7 +108,7 @@ def test_what_is_said_goes_ahead_of_what_waits(controller: Controller, service: 
     controller.reads.clear()
     for row in range(1, 20_001):
         service.post(point(row))
-    service.say(Noted(message="urgent"))
+    service.send_now(Noted(message="urgent"))
     controller.reads.set()
     controller.wait_until(lambda: len(controller.messages(Point)) == 20_000)
     before = [type(m) for e in controller.envelopes for m in e.messages].index(Noted)

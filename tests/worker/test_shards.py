@@ -207,7 +207,7 @@ def test_looking_at_a_shard_before_the_checkpoint_is_asked_for_decides_nothing(r
     rank = ranks(data_positions={"train": state_after(ranks, 2)})
     shard = rank.data.shard("train")
     assert (shard.epoch, shard.state_dict()["position"], rank.said) == (0, 0, [])
-    rank.data.checkpoint_was_asked_for()
+    rank.data.on_checkpoint_requested()
     assert shard.state_dict()["position"] == 16
     assert rank.said == []
 
@@ -226,7 +226,7 @@ def test_a_place_that_the_user_has_chosen_is_no_reason_to_warn(ranks: Any) -> No
 def test_datasets_not_touched_yet_keep_their_place_if_the_checkpoint_counts(ranks: Any) -> None:
     saved = {"train": state_after(ranks, 2), "eval": state_after(ranks, 1, "eval")}
     going_on, anew = ranks(data_positions=saved), ranks(data_positions=saved)
-    going_on.data.checkpoint_was_asked_for()
+    going_on.data.on_checkpoint_requested()
     going_on.read(1)
     anew.read(1)
     assert going_on.data.positions()["eval"] == saved["eval"]
@@ -267,7 +267,7 @@ def test_something_else_that_reads_keeps_its_place_under_its_own_name(ranks: Any
     resume = rank.data.adopt("loader-0", lambda: {"epoch": 2, "position": 6, "rows": 10})
     assert resume() is None
     assert "loader-0: epoch 2, 50 %" in rank.said[0]
-    rank.data.checkpoint_was_asked_for()
+    rank.data.on_checkpoint_requested()
     assert resume() == saved["loader-0"]
     assert rank.data.positions()["loader-0"]["position"] == 6
     assert rank.data.described() == "loader-0: epoch 2, 60 %"
@@ -282,7 +282,7 @@ def test_another_thread_is_told_of_shards_once_they_give_batches(ranks: Any) -> 
     assert rank.data.described() == ""
     rank.read(2)
     rank.read(3)
-    told = rank.data.look()
+    told = rank.data.describe_now()
     thread = threading.Thread(target=lambda: heard.append(rank.data.described()))
     thread.start()
     thread.join()
@@ -362,7 +362,7 @@ def test_a_checkpoint_keeps_the_epoch_of_a_stream_which_begins_again(ranks: Any,
     kept = rank.data.positions()
     assert kept["train"] == {"epoch": 1}
     again = ranks("eval", data_feeds={"train": feed}, data_positions=kept)
-    again.data.checkpoint_was_asked_for()
+    again.data.on_checkpoint_requested()
     assert again.data.shard("train").epoch == 1
     assert again.read(1) == list(range(8))
 
@@ -375,7 +375,7 @@ def test_a_stream_whose_checkpoint_was_not_asked_for_is_told(ranks: Any, feed: s
 
 def test_what_was_streamed_and_is_now_read_begins_its_epoch_again(ranks: Any) -> None:
     rank = ranks(data_positions={"train": {"epoch": 2}})
-    rank.data.checkpoint_was_asked_for()
+    rank.data.on_checkpoint_requested()
     shard = rank.data.shard("train")
     assert shard.epoch == 2
     assert len(rank.read(5)) == ROWS

@@ -254,7 +254,7 @@ def growing_log(tmp_path: Path) -> Iterator[Path]:
 def test_a_log_that_never_rests_is_left_out_and_named_and_waited_for_once(
     tmp_path: Path, growing_log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_directory, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(shared_directory, "_REST_TIMEOUT_S", 0.5)
     put(tmp_path / "top" / "model.pt", "weights")
     put(tmp_path / "top" / "cut.pt", "PK\x03\x04 and no end")
     found = copied(tmp_path, is_shared=True)
@@ -263,7 +263,7 @@ def test_a_log_that_never_rests_is_left_out_and_named_and_waited_for_once(
     assert "it was being written all the time" in found.left_out["train.log"]
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["model.pt"]
 
-    monkeypatch.setattr(shared_directory, "_PATIENCE_S", 600.0)  # a second wait would end the test
+    monkeypatch.setattr(shared_directory, "_REST_TIMEOUT_S", 600.0)  # a second wait would end the test
     shutil.rmtree(tmp_path / "target")
     assert copied(tmp_path, is_shared=True, hopeless=found.unsettled).names == ["model.pt"]
 
@@ -271,7 +271,7 @@ def test_a_log_that_never_rests_is_left_out_and_named_and_waited_for_once(
 def test_the_file_that_output_goes_to_is_left_out_without_a_wait(
     tmp_path: Path, growing_log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_directory, "_PATIENCE_S", 600.0)
+    monkeypatch.setattr(shared_directory, "_REST_TIMEOUT_S", 600.0)
     put(tmp_path / "top" / "model.pt")
     found = copied(tmp_path, is_shared=True, outputs=[os.path.realpath(growing_log)])
     assert found.names == ["model.pt"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from powertrain.worker.signals import SAME_NOTICE, NoticedSignals, heard, notice_signals
+from powertrain.worker.signals import SAME_NOTICE_INTERVAL_S, NoticedSignals, handling, notice_signals
 
 PATIENCE = 30.0
 
@@ -79,7 +79,7 @@ def test_a_forked_child_is_ended_by_a_signal_that_comes_at_once(how: str) -> Non
     told: list[signal.Signals] = []
     for _ in range(20):  # the child may not have come to undo anything yet
         listening = NoticedSignals() if how == "descriptor" else None
-        with heard(told.append) if how == "handler" else contextlib.nullcontext():
+        with handling(told.append) if how == "handler" else contextlib.nullcontext():
             child = os.fork()
             if child == 0:
                 time.sleep(PATIENCE)
@@ -103,7 +103,7 @@ def test_a_process_that_nobody_else_may_end_is_ended_by_the_second_signal() -> N
     listening = NoticedSignals(end)
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)  # at once: the same one, by another way
-    time.sleep(SAME_NOTICE + 0.05)
+    time.sleep(SAME_NOTICE_INTERVAL_S + 0.05)
     with pytest.raises(Ended):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(PATIENCE)

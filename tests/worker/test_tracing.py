@@ -98,7 +98,7 @@ def test_what_cannot_be_sent_now_stays() -> None:
 
 def test_a_failure_is_told_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     traced, said = begun()
-    monkeypatch.setattr(traced, "_look", lambda: 1 / 0)
+    monkeypatch.setattr(traced, "_sample", lambda: 1 / 0)
     assert traced.collect() is None
     assert traced.collect() is None
     assert traced.end() is None
@@ -117,7 +117,7 @@ def test_where_the_thread_was_found_is_told_by_phase() -> None:
     traced, _ = begun(TraceSettings(mode="manual", facts={"flops_per_sample": 3.0}))
     for _ in range(2):
         make_steps(1)
-        traced._next_glance = 0.0
+        traced._next_place = 0.0
         traced.collect(can_send=False)
     traced._next_send = 0.0
     found = traced.collect()
@@ -239,7 +239,7 @@ def test_a_rank_whose_tracing_failed_leaves_nothing_patched(monkeypatch: pytest.
     plain = Module.__call__
     untraced = Untraced()
     traced, said = begun(TraceSettings(mode="auto"))
-    monkeypatch.setattr(traced, "_look", lambda: 1 / 0)
+    monkeypatch.setattr(traced, "_sample", lambda: 1 / 0)
     traced.collect()
     traced.end()
     untraced.restore()

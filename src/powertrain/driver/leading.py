@@ -217,7 +217,7 @@ def _make_controller(
 
 def _send_messages(controller: Controller, messages: list[str]) -> None:
     for message in messages:
-        controller.say(message)
+        controller.post_warning(message)
 
 
 def run_to_end(
@@ -230,9 +230,9 @@ def run_to_end(
     users_code_is_here = engine.rank_in_driver is not None
     # Where the rank is in this process, closing the engine releases the thread that waits for it.
     release = engine.close if users_code_is_here else do_nothing
-    ending = ForcedEnd(lambda: controller.is_ending_at_once, signals.SAME_NOTICE, release)
+    ending = ForcedEnd(lambda: controller.is_ending_at_once, signals.SAME_NOTICE_INTERVAL_S, release)
     if request.starts_processes:  # otherwise the rank, which is in this process, handles the signals
-        stack.enter_context(signals.heard(lambda number: notify(controller, ending, number)))
+        stack.enter_context(signals.handling(lambda number: notify(controller, ending, number)))
     interrupts = handle_interrupts(
         lambda: interrupt_run(controller, ending), users_code_is_here=users_code_is_here
     )

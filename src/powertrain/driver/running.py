@@ -137,9 +137,9 @@ def listen(
     files = os.path.dirname(directory_of(storage, "logs"))
     card = control.card_of(name, storage.uri, files, lease)
     try:
-        stack.enter_context(control.listening(runtime, card, controller.visit))
+        stack.enter_context(control.listening(runtime, card, controller.post_request))
     except OSError as error:
-        controller.say(
+        controller.post_warning(
             f"'powertrain stop' and others will not find this run: its socket cannot be made ({error})."
         )
 

@@ -50,11 +50,15 @@ def start_trackers(
         storage, record, earlier.record.get("started", record["started"]), request.config
     )
     if unkept := keep(storage, chosen, run):
-        controller.say(f"'powertrain track' will need --tracker: the trackers could not be kept ({unkept}).")
+        controller.post_warning(
+            f"'powertrain track' will need --tracker: the trackers could not be kept ({unkept})."
+        )
     try:
-        process = following.start(storage, chosen, run, controller.say)
+        process = following.start(storage, chosen, run, controller.post_warning)
     except OSError as error:
-        controller.say(f"Points are not sent to trackers: their process cannot be started ({error}).")
+        controller.post_warning(
+            f"Points are not sent to trackers: their process cannot be started ({error})."
+        )
         return None
     stack.callback(process.close)
     return process

@@ -56,9 +56,9 @@ class UserCallback:
 class Callbacks:
     """Calls each callback in turn and survives them all."""
 
-    def __init__(self, callbacks: Sequence[Any], context: RunContext, tell: Callable[[str], None]) -> None:
-        """``tell`` gets one sentence for each callback method that raised, once per method."""
-        self._callbacks, self._context, self._tell = tuple(callbacks), context, tell
+    def __init__(self, callbacks: Sequence[Any], context: RunContext, warn: Callable[[str], None]) -> None:
+        """``warn`` is called once for each callback method that raised, once per method."""
+        self._callbacks, self._context, self._warn = tuple(callbacks), context, warn
         self._told: set[tuple[int, str]] = set()
         self._is_closed = False
 
@@ -85,7 +85,7 @@ class Callbacks:
         logger.warning("%s.%s raised:\n%s", type(callback).__name__, method, traceback.format_exc())
         if (id(callback), method) not in self._told:
             self._told.add((id(callback), method))
-            self._tell(
+            self._warn(
                 f"The callback {type(callback).__name__}.{method} raised {describe_error(error)}. The run goes "
-                "on; this is said once."
+                "on; this warning is shown once."
             )

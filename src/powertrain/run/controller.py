@@ -37,13 +37,13 @@ from powertrain.run.forced_end import EndedAtOnce
 from powertrain.run.health.hangs import Hangs
 from powertrain.run.inbox import (
     Delivered,
+    Disconnected,
     EndEarly,
     EndNoticed,
     Interrupt,
     LeaseLost,
-    Parted,
-    Said,
     UnreadableMessage,
+    WarningPosted,
 )
 from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.next_steps import (
@@ -131,9 +131,9 @@ class Controller:
             run.record(self._run_started())
             closing.enter_context(self._errors_recorded())
             run.startup.slots_asked()
-            run.slots.look()
+            run.slots.begin()
             while run.outcome is None:
-                item = run.deadlines.next(self._inbox, run.hangs.stood_still)
+                item = run.deadlines.next(self._inbox, run.hangs.on_standstill)
                 self._parts.messages.take_in()  # they came before it
                 if isinstance(item, Deadline):
                     self._deadline_handlers[item]()
@@ -160,7 +160,7 @@ class Controller:
         run.checkpoints.carried_by(run.carriers)
         run.validations = self._parts.validating.open()
         closing.callback(run.validations.close)
-        run.hangs = Hangs(run.spec, run.engine, run.storage, run.send, run.post, self.say, run.clock)
+        run.hangs = Hangs(run.spec, run.engine, run.storage, run.send, run.post, self.post_warning, run.clock)
         closing.callback(run.hangs.close)
         closing.callback(run.debugging.close)
         closing.callback(self._parts.requests.close)
@@ -239,13 +239,13 @@ class Controller:
         """The run began ``at`` the call of ``fit``; see :meth:`StartupRecorder.launched`. Before ``run``."""
         self._run.startup.launched(at, parts)
 
-    def visit(self, question: protocol.Question, visitor: protocol.Visitor) -> None:
+    def post_request(self, request: protocol.Request, client: protocol.ControlClient) -> None:
         """Answer a request of the command line. Any thread."""
-        self._inbox.put(status.Asked(question, visitor))
+        self._inbox.put(status.ControlRequest(request, client))
 
-    def say(self, message: str) -> None:
+    def post_warning(self, message: str) -> None:
         """Record a warning as soon as the run has begun. Any thread."""
-        self._inbox.put(Said(message))
+        self._inbox.put(WarningPosted(message))
 
     def lost_the_lease(self, reason: str) -> None:
         """Another controller has taken the run. Any thread."""
@@ -259,7 +259,7 @@ class Controller:
     def _on_output(self, slot: base.Slot, data: bytes) -> None:
         """Show the output of a rank; that of processes beside the ranks is in their logs. The engine's threads."""
         rank = self._parts.starting.ranks_by_slot.get(slot.id)
-        if rank is not None and not self._run.debugging.printed(rank, data):
+        if rank is not None and not self._run.debugging.show_output(rank, data):
             self._run.observer.output(rank, data)
 
     # ------------------------------------------------------------------ opening and closing
@@ -271,7 +271,7 @@ class Controller:
             self._parts.messages.batches.append,
             lambda problem: post(from_worker.Noted(message=problem)),
             delivered=lambda: post(Delivered()),
-            parted=lambda key: post(Parted(key)),
+            parted=lambda key: post(Disconnected(key)),
             refused=lambda key, problem: post(UnreadableMessage(key, problem)),
             directory=spec.directories.runtime,
             port=spec.port,

@@ -188,7 +188,7 @@ class Ending:
         run.deadlines.cancel(
             Deadline.GRACE, Deadline.LAGGARDS, Deadline.WATCH, Deadline.RESIZE, Deadline.TOGETHER
         )
-        for over in run.hangs.all_ended():
+        for over in run.hangs.end_all():
             run.record(over)
         run.hangs.forget()
         run.deadlines.set(Deadline.HOOKS, HOOK_TIMEOUT_S)

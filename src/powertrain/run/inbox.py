@@ -31,7 +31,7 @@ class UnreadableMessage:
 
 
 @dataclass(frozen=True)
-class Parted:
+class Disconnected:
     """The connection of a worker is closed."""
 
     key: bytes
@@ -45,8 +45,8 @@ class LeaseLost:
 
 
 @dataclass(frozen=True)
-class Said:
-    """Another thread warns."""
+class WarningPosted:
+    """A warning of another thread."""
 
     message: str
 

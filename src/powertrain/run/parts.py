@@ -19,20 +19,20 @@ from powertrain.run.debugging.attaching import DebuggerAttachment
 from powertrain.run.debugging.keyboard import Typed
 from powertrain.run.ending import Ending
 from powertrain.run.health.clearing import Clearing
-from powertrain.run.health.hangs import Looked
+from powertrain.run.health.hangs import StacksSampled
 from powertrain.run.health.recovery import Recovery
 from powertrain.run.health.watching import HangWatch
 from powertrain.run.inbox import (
+    Disconnected,
     EndEarly,
     EndNoticed,
     Interrupt,
     LeaseLost,
-    Parted,
-    Said,
     UnreadableMessage,
+    WarningPosted,
 )
 from powertrain.run.remote import status
-from powertrain.run.remote.inspections import SeenFromOutside
+from powertrain.run.remote.inspections import StacksFromOutside
 from powertrain.run.remote.requests import Requests
 from powertrain.run.scaling.notices import Notices
 from powertrain.run.scaling.slots import Slots
@@ -105,7 +105,7 @@ class Parts:
             before_commit=lambda: run.metrics.wait_spooled(_SPOOL_TIMEOUT_S),
             settled=self.settling.on_settled,
             unstaged=self.settling.on_unstaged,
-            tell=run.warn,
+            warn=run.warn,
             clock=run.clock.monotonic,
         )
 
@@ -128,10 +128,10 @@ class Parts:
             Deadline.SETTLED: self.settling.on_overdue,
             Deadline.VALIDATION: self.validating.on_overdue,
             Deadline.CAPACITY: self.engine_events.on_capacity_known,
-            Deadline.SLOTS: run.slots.overdue,
+            Deadline.SLOTS: run.slots.on_overdue,
             Deadline.QUEUE: self.engine_events.on_queue_timeout,
             Deadline.RESIZE: lambda: run.steering.resize(run.attempt, is_free=run.stop.request is None),
-            Deadline.TOGETHER: lambda: run.steering.not_together(run.attempt),
+            Deadline.TOGETHER: lambda: run.steering.on_late_ranks(run.attempt),
             Deadline.WATCH: self.watch.on_due,
             Deadline.TURN: self.debuggers.on_turn_over,
             Deadline.INSPECTIONS: self.requests.on_inspections_due,
@@ -151,17 +151,17 @@ class Parts:
             base.Drain: self.notices.on_drain,
             base.Capacity: self.engine_events.on_capacity,
             base.Remark: lambda remark: run.warn(remark.text),
-            Parted: self.watch.on_disconnect,
+            Disconnected: self.watch.on_disconnect,
             UnreadableMessage: self.messages.on_unreadable,
             from_worker.Noted: lambda problem: run.warn(problem.message),
             Interrupt: lambda _: self.ending.on_interrupt(),
             EndEarly: lambda end: self.ending.on_end_early(end.reason),
             EndNoticed: self.notices.on_driver_notice,
             LeaseLost: self.ending.on_lease_lost,
-            status.Asked: self.requests.on_request,
-            SeenFromOutside: self.requests.on_seen,
-            Looked: self.watch.on_looked,
-            Said: lambda said: run.warn(said.message),
+            status.ControlRequest: self.requests.on_request,
+            StacksFromOutside: self.requests.on_stacks_from_outside,
+            StacksSampled: self.watch.on_stacks_sampled,
+            WarningPosted: lambda posted: run.warn(posted.message),
             Done: lambda done: done.then(done.result, done.error),
             Trouble: lambda trouble: trouble.say(trouble.reason, trouble.place),
             from_worker.Carried: run.checkpoints.carried,
@@ -184,9 +184,9 @@ class Parts:
             from_worker.Executed: self.starting.on_executed,
             from_worker.Beat: self.watch.on_beat,
             from_worker.Stacks: on_stacks,
-            from_worker.Telemetry: lambda member, message: run.telemetry.heard(member, message),
-            from_worker.Held: run.steering.held,
-            from_worker.Reached: run.steering.reached,
+            from_worker.Telemetry: lambda member, message: run.telemetry.on_telemetry(member, message),
+            from_worker.Held: run.steering.on_held,
+            from_worker.Reached: run.steering.on_reached,
             from_worker.Arrived: self.reports.on_arrival,
             from_worker.Outcome: self.reports.on_outcome,
             from_worker.Noticed: self.notices.on_rank_notice,

@@ -1,4 +1,4 @@
-"""What a training function can call: ``report``, ``get_context``, ``get_checkpoint`` and their kin.
+"""Functions for training functions: ``report``, ``get_context``, ``get_checkpoint`` and related ones.
 
 All of it works on this process's :class:`Session`, which ``worker/main`` opens before the user's function and closes
 after it. Outside a worker each function raises :class:`~powertrain.errors.OutsideWorkerError`.
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def runtime_directory() -> str:
-    """The run's directory for sockets and scratch files on this node, which only this user can enter."""
+    """Return the run's directory for sockets and scratch files on this node, which only this user can enter."""
     directory = runtime_directory_of(current("runtime_directory").place)
     assert directory, "the engine made no directory for this rank"
     return directory
@@ -55,7 +55,7 @@ def runtime_directory_of(place: Place) -> str:
 
 
 def get_context() -> TrainContext:
-    """Rank, world size, names and directories of this worker."""
+    """Return rank, world size, names and directories of this worker."""
     return current("get_context").context
 
 
@@ -77,9 +77,9 @@ def report(
     The k-th report of every rank forms row k; a row's checkpoint is committed once every rank has made its report
     k. When this returns, the checkpoint's directory may be changed or deleted, and the checkpoint will be committed
     even if this process dies. ``checkpoint_upload_mode`` SYNC also waits for the commit, and raises
-    :class:`CheckpointError` should it fail; NO_UPLOAD says that the files are in a lasting place already.
+    :class:`CheckpointError` should it fail; NO_UPLOAD means that the files are in a lasting place already.
     ``delete_local_checkpoint_after_upload`` gives the directory away, which spares a copy; so does a
-    ``checkpoint_upload_mode`` of ASYNC that is asked for by name. Its files come back should the checkpoint fail.
+    ``checkpoint_upload_mode`` of ASYNC that is given explicitly. Its files come back should the checkpoint fail.
     ``checkpoint_upload_fn(checkpoint, name)`` uploads instead of the run and returns the Checkpoint it made, or the one
     it was given where its files stay in their place.
     ``validation=True`` runs the trainer's validation function on the committed checkpoint.
@@ -143,7 +143,7 @@ def _report(
     row = session.row + 1
     if checkpoint is None and session.registered:
         checkpoint = _automatic_checkpoint(session, row, save_now)
-    if checkpoint is None:  # what is said about one is meant for ranks that have one
+    if checkpoint is None:  # its options are for ranks that have one
         point = Point(row=row, at=time.time(), metrics=values, barrier=barrier, originals=originals)
         _post(session, point)
     else:
@@ -163,9 +163,9 @@ def _report(
 
 
 def _post(session: Session, point: Point) -> None:
-    """The report is made: from here on the rank's death does not undo it."""
+    """Post the report: from here on the rank's death does not undo it."""
     if session.service.refusal:
-        session.service.check_heard()
+        session.service.check_refusal()
     training_step("report", progress.reports + 1)
     session.row = session.service.row = point.row
     session.mark.set(point.row)
@@ -196,9 +196,9 @@ def _automatic_checkpoint(session: Session, row: int, save_now: bool) -> Checkpo
 
 
 def checkpoint_dir() -> CheckpointDirectory:
-    """A new directory for a checkpoint's files. To ``report`` it costs a rename, whatever its size.
+    """Return a new directory for a checkpoint's files. To ``report`` it costs a rename, whatever its size.
 
-    It is a path, and also a context that removes what was not reported::
+    It is a path, and also a context that removes a directory that was not reported::
 
         with powertrain.checkpoint_dir() as directory:
             torch.save(model.state_dict(), os.path.join(directory, "model.pt"))
@@ -226,7 +226,7 @@ def get_all_reported_checkpoints(
     consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
     timeout_s: float | None = None,
 ) -> list[ReportedCheckpoint]:
-    """Every kept checkpoint of this run with its metrics and whether it was validated, oldest first.
+    """Return every kept checkpoint of this run with its metrics and validation status, oldest first.
 
     Waits until all that this rank has reported so far are committed and, in the default mode, validated; at most
     ``timeout_s`` seconds.
@@ -242,7 +242,7 @@ def get_all_reported_checkpoints(
     validated = consistency_mode is CheckpointConsistencyMode.VALIDATED
     limit = as_seconds(timeout_s, "get_all_reported_checkpoints(timeout_s=...)", ReportError)
     with recording_current.phase(REPORT):
-        answer = session.service.ask_checkpoints(session.row, validated, -1.0 if limit is None else limit)
+        answer = session.service.query_checkpoints(session.row, validated, -1.0 if limit is None else limit)
     return [
         ReportedCheckpoint(
             session.checkpoint_at(found.path, session.place.run.filesystem),
@@ -254,52 +254,52 @@ def get_all_reported_checkpoints(
 
 
 def should_checkpoint() -> bool:
-    """True when the run wants a checkpoint now: it is about to end, to lose workers or to get more. Ask once per step
-    on every rank; all get the same answer.
+    """Return True when the run wants a checkpoint now: it is about to end, to lose workers or to get more. Call it once
+    per step on every rank; all get the same value.
 
-    A loop that asks gets the chance to save before that: save, ``report`` the checkpoint, and the function ends there.
+    A loop that calls it can save before that: save, ``report`` the checkpoint, and the function ends there.
     """
-    return current("should_checkpoint").boundaries.ask()
+    return current("should_checkpoint").boundaries.check_save()
 
 
 @dataclass(frozen=True)
 class PreemptionInfo:
     """Ranks that are about to be taken away."""
 
-    #: Unix milliseconds at which the first of them goes; None where nobody said.
+    #: Unix milliseconds at which the first of them goes; None where unknown.
     deadline_ms: int | None
     #: Ranks by the node that they are on.
     preempted_node_to_ranks: dict[str, list[int]]
 
     @property
     def preempted_node_ids(self) -> list[str]:
-        """The nodes, sorted."""
+        """Return the nodes, sorted."""
         return sorted(self.preempted_node_to_ranks)
 
     @property
     def preempted_ranks(self) -> list[int]:
-        """The ranks on all of them, sorted."""
+        """Return the ranks on all of them, sorted."""
         return sorted({rank for ranks in self.preempted_node_to_ranks.values() for rank in ranks})
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """What is known of an end that this run, or some of its ranks, must come to soon; ``None`` while nothing is.
+    """Return the announced preemption of this run, or of some of its ranks; ``None`` while there is none.
 
-    Ask as often on every rank, once per step: all get the same answer at the same place, without waiting for each
-    other. Save and ``report`` a checkpoint when it is not ``None``: the function ends at that report, and the run goes
-    on from there, now with fewer workers or when it is started again.
+    Call it equally often on every rank, once per step: all get the same value at the same place, without waiting for
+    each other. Save and ``report`` a checkpoint when it is not ``None``: the function ends at that report, and the run
+    resumes from there, now with fewer workers or when it is started again.
     """
-    known = current("get_preemption_info").boundaries.look()
+    known = current("get_preemption_info").boundaries.check_preemption()
     return PreemptionInfo(known.deadline_ms, dict(known.ranks)) if known is not None else None
 
 
 def get_dataset_shard(
     dataset_name: str = "train", state_dict: Mapping[str, Any] | None = None
 ) -> DataShard | StreamedShard:
-    """This rank's part of a dataset that the trainer was given, to be iterated once per epoch.
+    """Return this rank's shard of a dataset of the trainer, to be iterated once per epoch.
 
-    After a restart it gives what the next iteration would have given, once the loop has asked for its checkpoint.
-    ``state_dict`` puts it where ``shard.state_dict()`` once said it was.
+    After a restart it continues with the next batch, once the loop has called ``get_checkpoint``. ``state_dict`` sets
+    it to the position that ``shard.state_dict()`` returned.
     """
     session = current("get_dataset_shard")
     if not isinstance(dataset_name, str):
@@ -316,7 +316,7 @@ def barrier() -> None:
 
 
 def broadcast_from_rank_zero(data: T) -> T:
-    """Rank 0's ``data`` on every rank. All ranks must call it; what the others pass is ignored."""
+    """Return rank 0's ``data`` on every rank. All ranks must call it; the arguments of the others are ignored."""
     session = current("collective.broadcast_from_rank_zero")
     mine = session.place.rank == 0
     received = session.meet("broadcast_from_rank_zero", _pickled(data) if mine else b"")

@@ -13,7 +13,7 @@ from powertrain.trace.stacks.frames import is_users
 from powertrain.values.exceptions import cause_of, data_of
 from powertrain.wire.values import ErrorReport
 
-#: How a collective sounds when another rank has gone.
+#: Messages of collectives after another rank has died.
 _ECHOES = (
     "connection closed by peer",
     "connection reset by peer",
@@ -60,7 +60,7 @@ def describe(error: BaseException, hint: str = "") -> ErrorReport:
 
 
 def _causes(error: BaseException) -> list[str]:
-    """A line for each exception that ``error`` was raised from, with the user's line where it was raised."""
+    """Return a line for each exception that ``error`` was raised from, with the user's line where it was raised."""
     lines: list[str] = []
     cause, is_implicit = cause_of(error)
     while cause is not None and len(lines) < _MOST_CAUSES:
@@ -73,7 +73,7 @@ def _causes(error: BaseException) -> list[str]:
 
 
 def is_echo(error: BaseException) -> bool:
-    """True when the error, or the one it was raised from, reads like the consequence of another rank's end."""
+    """Return True when the error, or the one it was raised from, reads like the consequence of another rank's end."""
     if error.__cause__ is not None and is_echo(error.__cause__):
         return True
     if any(kind.__name__ in _ECHO_TYPES for kind in type(error).__mro__):
@@ -101,7 +101,7 @@ def _type_name(error: BaseException) -> str:
 
 
 def without_ours(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that is not Powertrain's own."""
+    """Return the traceback from the first frame on that is not Powertrain's own."""
     first = tb
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_OURS):
         first = first.tb_next

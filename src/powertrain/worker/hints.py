@@ -5,7 +5,7 @@ from __future__ import annotations
 from powertrain.text.errors import message_of
 from powertrain.worker.scripts.working_directory import explain_missing_path
 
-#: What torch says to a second init_process_group.
+#: The message of torch for a second init_process_group.
 _GROUP_TWICE = "initialize the default process group twice"
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.main:run"
-#: The exit code of a rank that cannot reach its run, and so cannot say why it ends.
+#: The exit code of a rank that cannot reach its run, and so cannot report why it exits.
 UNREACHABLE = 113
 #: The longest path of a Unix socket, and the length of the name that multiprocessing gives to one.
 _SOCKET_PATH_BYTES, _SOCKET_NAME_BYTES = 107, len("/listener-12345678")
@@ -77,12 +77,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     datasets: bytes = b""
     #: How the rank is traced; None for not at all.
     trace: TraceSettings | None = None
-    #: True when an error is to be looked at in a debugger before it is told.
+    #: True when an error opens a debugger before it is reported.
     post_mortem: bool = False
 
 
 def run(payload: bytes) -> int:
-    """Live one rank's life in this process; returns the exit code."""
+    """Run one rank in this process; return the exit code."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
     identity = spec.place.run
     identity = msgspec.structs.replace(identity, launch_dir=launch_dir_here(identity.launch_dir))
@@ -123,8 +123,8 @@ class Rank:
             self._place.attempt,
             self._gate,
             progress,
-            failed=self._service_failed,
-            unreachable=lambda: self._service_failed(UNREACHABLE),
+            failed=self._on_service_failure,
+            unreachable=lambda: self._on_service_failure(UNREACHABLE),
             watch=watch,
             orphaned=orphaned,
             signals=self._signals,
@@ -132,23 +132,23 @@ class Rank:
         self._debugger = self._make_debugger(native=is_users_own)
         self._carrier: Carrier | None = None
         self._untraced: Untraced | None = None
-        #: What the controller said at the end: see ``wire.Dismissed``.
+        #: The summary of the controller at the end: see ``wire.Dismissed``.
         self.summary: dict[str, Any] = {}
-        #: What the user's function raised.
+        #: The exception of the user's function.
         self.error: BaseException | None = None
         self.place = spec.place
 
     def _make_debugger(self, *, native: bool) -> Debugger:
-        dialogue = Dialogue(self._service.say, native=native)
-        self._service.on_debug = dialogue.heard
+        dialogue = Dialogue(self._service.send_now, native=native)
+        self._service.on_debug = dialogue.on_reply
         self._service.is_debugged = lambda: dialogue.is_open
         self._service.when_over(dialogue.over)
         return Debugger(self._place.rank, dialogue)
 
     def live(self) -> int:
-        """From hello to dismissal. Never raises for what the user's code does."""
+        """Run from handshake to dismissal. Never raises for errors of the user's code."""
         self._service.on_carry = self._carry
-        self._service.say(Hello(pid=os.getpid(), host=os.uname().nodename))
+        self._service.send_now(Hello(pid=os.getpid(), host=os.uname().nodename))
         session = self._session = Session(self._place, self._service, self._gate, self._spec.datasets)
         session.device = self._spec.device
         worker_session.open_session(session)
@@ -182,25 +182,27 @@ class Rank:
                 self._carrier.close()
 
     def _carry(self, order: Carry | Drop) -> None:
-        """Carry a share of this rank's own: there is no process on this node to do it. Service thread."""
+        """Upload a share of this rank itself: there is no uploader on this node. Service thread."""
         if self._carrier is None:
             from powertrain.checkpoint.uploader import Carrier
 
             storage = self._spec.storage
-            self._carrier = Carrier(lambda: pickle.loads(storage), self._service.say, self._spec.sync_timeout)
+            self._carrier = Carrier(
+                lambda: pickle.loads(storage), self._service.send_now, self._spec.sync_timeout
+            )
         if isinstance(order, Carry):
             self._carrier.carry(order)
         else:
             self._carrier.drop(order)
 
-    def _service_failed(self, code: int = 1) -> None:
-        """The side thread has ended: end at once, so that the engine tells the controller what this rank cannot."""
+    def _on_service_failure(self, code: int = 1) -> None:
+        """Exit at once after the side thread has failed, so that the engine notifies the controller."""
         if self._local_function is None:
             os._exit(code)
         self._service.commands.put(_BROKEN)  # the process is the user's own: only the rank ends
 
     def _prepare(self) -> None:
-        """Seeds apart per rank and attempt, directories and import path, the current GPU chosen."""
+        """Set seeds per rank and attempt, directories, import path and the current GPU."""
         if self._local_function is None and not self._place.files.working_dir:
             enter_launch_dir(self._place.run.launch_dir)
         if self._place.run.launch_dir and self._place.run.launch_dir not in sys.path:
@@ -227,9 +229,9 @@ class Rank:
             self._service.post(Executed(call=command.call, value=value))
 
     def _train(self) -> int:
-        """Call the user's function and post its outcome; returns the exit code."""
+        """Call the user's function and post its outcome; return the exit code."""
         progress.phase = "training"
-        progress.startup.begin(self._service.say)
+        progress.startup.begin(self._service.send_now)
         try:
             with self._debugger.installed():
                 function = self._local_function or _load_function(self._spec.function)
@@ -238,41 +240,41 @@ class Rank:
                 progress.startup.loaded()
                 value = function()
         except StopRun as stop:
-            self._tell(Outcome(status="stopped"))
+            self._post_outcome(Outcome(status="stopped"))
             if isinstance(stop, StopProcess):
                 self._service.commands.put(Dismissed(summary={}))
             return 0
         except SystemExit as error:
-            return self._exited(error)
+            return self._on_exit(error)
         except BaseException as error:
-            return self._raised(error)
+            return self._on_error(error)
         finally:
             progress.phase = "end"
-        self._tell(self._returned(value))
+        self._post_outcome(self._returned(value))
         return 0
 
-    def _raised(self, error: BaseException) -> int:
-        """The function has raised: a failure, unless it was the user who quit a debugger."""
+    def _on_error(self, error: BaseException) -> int:
+        """Report an exception of the function: a failure, unless the user quit a debugger."""
         self.error = error
         if (frame := where_quit(error)) is not None:
-            self._service.say(DebugQuit(frame=frame))
-            self._tell(Outcome(status="stopped"))
+            self._service.send_now(DebugQuit(frame=frame))
+            self._post_outcome(Outcome(status="stopped"))
             return 0
         hint = ""
-        if self._local_function is None:  # its log is the place for it; elsewhere ``fit`` raises it
+        if self._local_function is None:  # it belongs into the rank's log; inline, ``fit`` raises it
             hint = hint_for(error, self._place.run.launch_dir, self._place.files.scratch)
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             print(redact(text + (f"{hint}\n" if hint else "")), end="", file=sys.stderr)
         if self._spec.post_mortem:
             self._debugger.post_mortem(error)
-        self._tell(Outcome(status="raised", error=failure.describe(error, hint)))
+        self._post_outcome(Outcome(status="raised", error=failure.describe(error, hint)))
         return 1
 
     def _begin_tracing(self) -> None:
-        """Just before the user's function: what loading it took is no part of a step."""
+        """Begin tracing just before the user's function: loading it is no part of a step."""
         self._untraced = Untraced()
         if self._spec.trace is not None:
-            tell = self._service.say
+            tell = self._service.send_now
             self._service.tracing = Tracing.begin(
                 self._spec.trace,
                 lambda message: tell(Noted(message=message)),
@@ -280,8 +282,8 @@ class Rank:
                 every=self._service.gather,
             )
 
-    def _tell(self, outcome: Outcome) -> None:
-        """Post how the function ended, with what is left of its record, and how far it has read its data."""
+    def _post_outcome(self, outcome: Outcome) -> None:
+        """Post the outcome of the function, with the rest of its telemetry and the position of its data."""
         progress.startup.over()
         tracing = self._service.tracing
         if tracing is not None and (rest := tracing.end()) is not None:
@@ -289,17 +291,17 @@ class Rank:
         if self._untraced is not None:
             self._untraced.restore()
         with contextlib.suppress(Exception):  # a shard that broke is why the function raised
-            outcome = msgspec.structs.replace(outcome, data=self._session.data.look())
+            outcome = msgspec.structs.replace(outcome, data=self._session.data.describe_now())
         self._service.post(outcome)
 
-    def _exited(self, error: SystemExit) -> int:
-        """``sys.exit()`` with 0 or nothing is a return; with anything else it is a failure."""
+    def _on_exit(self, error: SystemExit) -> int:
+        """Report ``sys.exit()``: with 0 or nothing it is a return, with anything else a failure."""
         if error.code is None or error.code == 0:
-            self._tell(Outcome(status="returned"))
+            self._post_outcome(Outcome(status="returned"))
             return 0
         self.error = error
         code = error.code if isinstance(error.code, int) else 1
-        self._tell(Outcome(status="exited", error=failure.describe(error)))
+        self._post_outcome(Outcome(status="exited", error=failure.describe(error)))
         return code
 
     def _returned(self, value: Any) -> Outcome:
@@ -343,7 +345,7 @@ def _end_at_once() -> None:
 
 
 def bind(function: Callable[..., Any], config: dict[str, Any] | None) -> Callable[[], Any]:
-    """The user's function with its config: called with it, or with nothing where it takes nothing."""
+    """Return the user's function bound to its config, or as it is where it takes no argument."""
     if _takes_config(function):
         return lambda: function({} if config is None else config)
     return function
@@ -379,7 +381,7 @@ def _set_multiprocessing_directory(directory: str) -> None:
 
 
 def _seed_everything(seed: int, rank: int, attempt: int) -> None:
-    """Forks share one generator state; give each rank and attempt its own."""
+    """Give each rank and attempt its own random state: forks share one."""
     digest = hashlib.blake2b(f"{seed}/{rank}/{attempt}".encode(), digest_size=8).digest()
     own = int.from_bytes(digest, "little")
     random.seed(own)
@@ -390,7 +392,7 @@ def _seed_everything(seed: int, rank: int, attempt: int) -> None:
 
 
 def _limit_threads() -> None:
-    """OMP_NUM_THREADS is read when the library loads, which was in the warm server: say it again."""
+    """Set the number of threads again: OMP_NUM_THREADS is read when the library loads, which was in the warm server."""
     torch = sys.modules.get("torch")
     with contextlib.suppress(ValueError):
         if torch is not None:

@@ -1,4 +1,4 @@
-"""``Place``: what a worker knows about its run.
+"""``Place``: the facts that a worker has about its run.
 
 The groups are values of their own: the spec of a run holds the same ones, and each rank is sent them as they are.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Which run it is, and what the user gave it."""
+    """The identity of a run, and values that the user gave it."""
 
     name: str = ""
     #: The run's directory: ``storage_path/name``.
@@ -56,7 +56,7 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     #: By dataset what the run's driver found: a rank that inspects data itself must find the same.
     fingerprints: dict[str, str] = {}
-    #: What happens if data have changed since the checkpoint.
+    #: The policy for data that have changed since the checkpoint.
     on_change: str = "refuse"
     #: As ``DataConfig.resume``.
     resume: str = "batch"
@@ -66,7 +66,7 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt continues from."""
+    """The starting point of an attempt."""
 
     #: The committed checkpoint, as a path or address; "" for none. With the pickled filesystem it is on, if any.
     checkpoint: str = ""
@@ -95,7 +95,7 @@ class RankFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rank this is, of which attempt of which run, and where things are."""
+    """One rank of one attempt of one run, with its directories."""
 
     rank: int = 0
     world_size: int = 1

@@ -1,10 +1,10 @@
-"""Where a rank stands: counters that beats carry, and the gate at which a whole run can be held.
+"""The progress of a rank: counters that heartbeats carry, and the gate at which a whole run can be held.
 
-A **boundary** is a ``report`` or a ``should_checkpoint`` call: a place where the user's loop is between two
-pieces of work. To act at the same one on every rank (stop, checkpoint, resize), the controller arms a hold on each
-rank; each answers how many boundaries are behind it and will wait at its next. The greatest answer plus one is a
-boundary that no rank has passed, so all are sent on to that one and act there. Nobody waits for longer than it
-takes the side threads to answer, so a rank inside a collective is never left alone.
+A **boundary** is a ``report`` or a ``should_checkpoint`` call: a point between two pieces of work of the user's loop.
+To act at the same one on every rank (stop, checkpoint, resize), the controller arms a hold on each rank; each answers
+how many boundaries are behind it and will wait at its next. The greatest answer plus one is a boundary that no rank has
+passed, so all are sent on to that one and act there. No rank waits for longer than the side threads take to answer, so
+a rank inside a collective is never left alone.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Progress:
         self.phase = "set-up"
         #: When one of the counters grew, by the monotonic clock.
         self.moved = time.monotonic()
-        #: What the rank waits for on its wire: see ``wire.Beat``.
+        #: The wait of the rank on its wire: see ``wire.Beat``.
         self.awaits = ""
-        #: What comes before the first step.
+        #: The stamps of the time before the first step.
         self.startup = StartupStamps()
 
     def report(self) -> None:
-        """A report was made."""
+        """Count a report."""
         self.reports += 1
         self.moved = time.monotonic()
         if self.reports == 1:
             self.startup.stepped()
 
     def step(self, *_: object) -> None:
-        """An optimizer step was made. Takes and ignores a hook's arguments."""
+        """Count an optimizer step. Takes and ignores a hook's arguments."""
         self.steps += 1
         self.moved = time.monotonic()
         if self.steps == 1:
@@ -53,7 +53,7 @@ class Progress:
         training_step("optimizer", self.steps)
 
     def batch(self) -> None:
-        """A loader gave a batch."""
+        """Count a batch of a loader."""
         training_step("batch", self.batches + 1)
         self.batches += 1
         self.moved = time.monotonic()
@@ -64,7 +64,8 @@ class Progress:
         return self.reports, self.steps, self.batches
 
     def collectives(self) -> int:
-        """Collectives begun on torch's default process group; -1 where there is none. Never imports torch."""
+        """Return the collectives begun on torch's default process group; -1 where there is none. Never imports
+        torch."""
         module = sys.modules.get("torch.distributed.distributed_c10d")
         try:
             if module is None or not module.is_initialized():
@@ -74,7 +75,7 @@ class Progress:
             return -1
 
     def enter(self, phase: str) -> None:
-        """The rank does something else from here on."""
+        """Enter another phase."""
         self.phase = phase
 
     def reset(self) -> None:
@@ -91,7 +92,7 @@ progress = Progress()
 
 @dataclass(frozen=True)
 class BoundaryCrossing:
-    """What is to be done at a boundary, and what is known from there on."""
+    """The action at a boundary, and the state of the run from there on."""
 
     #: "go", "stop" or "step": see ``wire.Goto``.
     action: str = "go"
@@ -104,14 +105,14 @@ _GO_ON = BoundaryCrossing()
 
 
 class Gate:
-    """Counts boundaries and holds the training thread at one when asked to."""
+    """Counts boundaries and holds the training thread at one on request."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._passed = 0
         self._hold: int | None = None
         self._target: Goto | None = None
-        #: Whether the loop can save when it is told to; asked when a hold is armed. Any thread.
+        #: Returns whether the loop can save on request; called when a hold is armed. Any thread.
         self.can_save: Callable[[], bool] = lambda: False
         self._deliver_stop: Callable[[Goto], None] | None = None
 
@@ -120,7 +121,7 @@ class Gate:
         return self._passed
 
     def arm(self, hold: int) -> int:
-        """Hold the next boundary; returns how many are behind. Service thread."""
+        """Hold the next boundary; return how many were passed. Service thread."""
         with self._changed:
             self._hold, self._target = hold, None
             return self._passed
@@ -134,8 +135,8 @@ class Gate:
         self._deliver()
 
     def deliver_stop(self, deliver: Callable[[Goto], None]) -> None:
-        """Call ``deliver`` when the rank is to end, in a program that has come to no boundary by then: it may have
-        none. On the service thread, or here where it was asked to already."""
+        """Call ``deliver`` when the rank is to end, in a program that has reached no boundary by then: it may have
+        none. On the service thread, or here where the request came already."""
         with self._changed:
             self._deliver_stop = deliver
         self._deliver()
@@ -149,25 +150,25 @@ class Gate:
         deliver(target)
 
     def open(self) -> None:
-        """Let go of any hold: the run is ending. Service thread."""
+        """Release any hold: the run is ending. Service thread."""
         with self._changed:
             self._hold = self._target = None
             self._changed.notify_all()
 
     def cross(self) -> BoundaryCrossing:
-        """Pass one boundary; returns what to do there. Training thread."""
+        """Pass one boundary; return the action there. Training thread."""
         with self._changed:
             self._passed += 1
             return self._here() if self._hold is not None else _GO_ON
 
     def stay(self, arrived: Callable[[int, int], None]) -> BoundaryCrossing:
-        """Wait at a boundary that was reached with "step" to be sent on; ``arrived`` is told which. Training thread."""
+        """Wait at a boundary that was reached with "step" to be sent on; calls ``arrived`` with it. Training thread."""
         with self._changed:
             if self._hold is None:
                 return _GO_ON
             target = self._target
             if target is not None and target.action == "step" and target.boundary <= self._passed:
-                self._target = None  # what came while the report was made is not undone
+                self._target = None  # a hold that came while the report was made stays
                 arrived(self._hold, self._passed)
             return self._here()
 
@@ -191,17 +192,17 @@ class StopRun(BaseException):
 
 
 class StopProcess(StopRun):
-    """The same for a rank that has come to no boundary: its process exits at once, so that other ranks which wait for
-    it in a collective notice it."""
+    """Raised in a rank that has reached no boundary: its process exits at once, so that ranks waiting for it in a
+    collective notice it."""
 
 
 class Boundaries:
-    """What a loop does at its boundaries: go on, save first, or end. Training thread only.
+    """The behaviour of a loop at its boundaries: continue, save first, or end. Training thread only.
 
-    A loop whose state is registered ends at the agreed report, which saves it. One that asks whether to checkpoint is
-    not ended before it was told to: it saves, and ends at the report that follows. So is one that looks for a
-    preemption, where there is one. Any other ends at the agreed report. Every rank crosses the same boundaries in the
-    same order, so all come to the same end.
+    A loop whose state is registered ends at the agreed report, which saves it. One that calls ``should_checkpoint`` is
+    not ended before that returned True: it saves, and ends at the report that follows. The same holds for one that
+    checks for a preemption, where there is one. Any other ends at the agreed report. Every rank crosses the same
+    boundaries in the same order, so all come to the same end.
     """
 
     def __init__(
@@ -215,20 +216,20 @@ class Boundaries:
         gate.can_save = lambda: self._asks or self._is_registered()
         self._stop_reason = ""
         self._asks = self._looks = self._told = self._steps = False
-        #: What is known since the newest agreed boundary: the same on every rank at the same place of its loop.
+        #: The state since the newest agreed boundary: the same on every rank at the same place of its loop.
         self.preemption: Preemption | None = None
         self.resize_to = 0
 
-    def ask(self) -> bool:
-        """Pass a boundary at which the loop asks what to do; True when it is to save now."""
+    def check_save(self) -> bool:
+        """Pass a boundary at which the loop asks what to do; return True when it should save now."""
         self._asks = True
         self._take(self._gate.cross())
         self._stay()
         self._told |= bool(self._stop_reason)
         return bool(self._stop_reason)
 
-    def look(self) -> Preemption | None:
-        """Pass a boundary at which the loop looks whether ranks will be taken away."""
+    def check_preemption(self) -> Preemption | None:
+        """Pass a boundary at which the loop checks for a preemption."""
         self._looks = True
         self._take(self._gate.cross())
         self._stay()
@@ -236,19 +237,19 @@ class Boundaries:
         return self.preemption
 
     def enter_report(self) -> bool:
-        """Pass the boundary of a report; True when the run's state is to be saved with it."""
+        """Pass the boundary of a report; return True when the registered state should be saved with it."""
         self._take(self._gate.cross())
         return bool(self._stop_reason) and not self._told and self._is_registered()
 
     def leave_report(self) -> None:
-        """The report is made. Raises :class:`StopRun` where the run ends here."""
+        """Leave the boundary of a report. Raises :class:`StopRun` where the run ends here."""
         self._stay()
         is_to_be_told = self._asks or (self._looks and self.preemption is not None)
         if self._stop_reason and (self._told or not is_to_be_told or self._is_registered()):
             raise StopRun(self._stop_reason)
 
     def _stay(self) -> None:
-        """Wait where "step" has brought the rank. Raises :class:`StopRun` where it ends: what it has done is saved."""
+        """Wait where "step" has brought the rank. Raises :class:`StopRun` where it ends: its work is saved."""
         while self._steps:
             self._take(self._gate.stay(self._arrived))
             if self._stop_reason:

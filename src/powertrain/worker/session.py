@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from powertrain.worker.place import Place
     from powertrain.worker.service.service import Service
 
-#: Bytes of a message beside the data that it carries.
+#: Bytes of a message beside its data.
 _ROOM = 4096
 
 
@@ -37,12 +37,12 @@ class Session:
     """One rank's live state."""
 
     def __init__(self, place: Place, service: Service, gate: Gate, datasets: bytes = b"") -> None:
-        """``datasets`` is what :class:`~powertrain.worker.data.shards.Shards` takes."""
+        """``datasets`` is passed to :class:`~powertrain.worker.data.shards.Shards`."""
         self.place = place
         self.service = service
-        #: What the launch directory held when this rank began, for checkpoints that are reported from it.
+        #: The listing of the launch directory when this rank began, for checkpoints that are reported from it.
         self.before = listing_of(place.run.launch_dir)
-        #: Names that were left out of such checkpoints with a warning, and those that had been waited for in vain.
+        #: Names that were left out of such checkpoints with a warning, and those that did not come to rest in time.
         self.left_out: set[str] = set()
         self.unsettled: set[str] = set()
         #: Index of this rank's GPU among those visible to it; -1 for none.
@@ -53,7 +53,7 @@ class Session:
         self.checkpoint_names: set[str] = set(place.start.names)
         #: True once this rank has made a report with SYNC or a barrier: ``get_checkpoint`` then returns the newest one.
         self.sees_newest = False
-        #: What ``register_state`` was given.
+        #: Objects given to ``register_state``.
         self.registered: dict[str, Any] = {}
         self.mark = RowMark(place.files.mark)
         self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
@@ -61,15 +61,15 @@ class Session:
         self.data = Shards(self, datasets)
         self.dropped = DroppedValues(lambda message: service.post(Noted(message=message, once=True)))
         service.describe_data = self.data.described
-        #: Tells a program without boundaries that the run ends: see :meth:`Gate.deliver_stop`.
+        #: Notifies a program without boundaries that the run ends: see :meth:`Gate.deliver_stop`.
         self.deliver_stop = gate.deliver_stop
 
     def _stands_at(self, hold: int, boundary: int) -> None:
-        self.service.say(Reached(hold=hold, boundary=boundary, row=self.row))
+        self.service.send_now(Reached(hold=hold, boundary=boundary, row=self.row))
 
     @cached_property
     def staging(self) -> Staging:
-        """This rank's part of the node's staging area."""
+        """Return this rank's part of the node's staging area."""
         from powertrain.checkpoint.saver import Staging
 
         place = self.place
@@ -80,7 +80,7 @@ class Session:
             segments=place.saving.segments,
             limit=place.saving.staging_bytes,
             shared_by=place.local_world_size,
-            full=lambda row, needed, limit: self.service.say(
+            full=lambda row, needed, limit: self.service.send_now(
                 StagingFull(row=row, needed=needed, limit=limit)
             ),
         )
@@ -90,20 +90,20 @@ class Session:
 
     @cached_property
     def storage(self) -> Storage:
-        """The run's storage, for looking at addresses; nothing is opened by this."""
+        """Return the run's storage, for its addresses; nothing is opened by this."""
         from powertrain.storage import open_storage
 
         return open_storage(self.place.run.path)
 
     @staticmethod
     def checkpoint_at(path: str, filesystem: bytes) -> Checkpoint:
-        """The checkpoint at a path of a pickled filesystem, or at an address."""
+        """Return the checkpoint at a path of a pickled filesystem, or at an address."""
         from powertrain.checkpoint.checkpoint import Checkpoint
 
         return Checkpoint(path, pickle.loads(filesystem) if filesystem and "://" not in path else None)
 
     def final_name(self, row: int, given: str | None) -> str:
-        """The name that the checkpoint of ``row`` will have."""
+        """Return the name that the checkpoint of ``row`` will have."""
         from powertrain.checkpoint.contents import final_name
 
         return final_name(row, given or "", self.place.saving.tag)
@@ -143,51 +143,51 @@ class TrainContext:
 
     @property
     def launch_dir(self) -> str:
-        """The directory the driver was started in; it is on ``sys.path`` of every worker."""
+        """Return the directory the driver was started in; it is on ``sys.path`` of every worker."""
         return self._place.run.launch_dir
 
     def get_world_rank(self) -> int:
-        """This rank, from 0, over all nodes."""
+        """Return this rank, from 0, over all nodes."""
         return self._place.rank
 
     def get_world_size(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return self._place.world_size
 
     def get_local_rank(self) -> int:
-        """This rank among those of its node; also the index of its GPU."""
+        """Return this rank among those of its node; also the index of its GPU."""
         return self._place.local_rank
 
     def get_local_world_size(self) -> int:
-        """How many ranks its node has."""
+        """Return the number of ranks on this node."""
         return self._place.local_world_size
 
     def get_node_rank(self) -> int:
-        """Which node this is, from 0."""
+        """Return the number of this node, from 0."""
         return self._place.node_rank
 
     def get_experiment_name(self) -> str:
-        """The run's name; in a trial of a sweep, that of the sweep."""
+        """Return the run's name; in a trial of a sweep, that of the sweep."""
         return self._place.run.sweep or self._place.run.name
 
     def get_trial_name(self) -> str:
-        """The run's name: a trial of a sweep is an ordinary run."""
+        """Return the run's name: a trial of a sweep is an ordinary run."""
         return self._place.run.name
 
     def get_trial_id(self) -> str:
-        """The run's name, which is what identifies it; in a trial of a sweep, the id of the trial."""
+        """Return the run's name, which identifies it; in a trial of a sweep, the id of the trial."""
         return self._place.run.trial_id or self._place.run.name
 
     def get_trial_resources(self) -> dict[str, float]:
-        """What this worker was given, by resource name."""
+        """Return the resources of this worker, by name."""
         return dict(self._place.run.resources)
 
     def get_trial_dir(self) -> str:
-        """The run's directory in storage, without credentials."""
+        """Return the run's directory in storage, without credentials."""
         return strip_secrets(self._place.run.path)
 
     def get_storage(self) -> StorageContext:
-        """The storage path under which runs lie, with its file system and the places of this run.
+        """Return the storage path under which runs lie, with its file system and the places of this run.
 
         It is the path as text. For a loop that uploads checkpoints by itself::
 
@@ -199,15 +199,15 @@ class TrainContext:
         return StorageContext(place.run.storage_path, place.run.name, place.run.filesystem)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What was given as ``metadata=`` to the trainer."""
+        """Return the ``metadata=`` of the trainer."""
         return dict(self._place.run.metadata)
 
     def get_attempt(self) -> int:
-        """How many times this run was started before, failures and resumes counted."""
+        """Return how many times this run was started before, failures and resumes counted."""
         return self._place.attempt
 
     def resize_pending(self) -> bool:
-        """True when the run will go on with another number of workers after its next checkpoint.
+        """Return True when the run will continue with another number of workers after its next checkpoint.
 
         The same on every rank at the same place of its loop. A loop that saves rarely can save and report now; one
         whose state is registered, or that asks :func:`should_checkpoint`, need not care.
@@ -215,7 +215,8 @@ class TrainContext:
         return self._session.boundaries.resize_to > 0
 
     def batch_plan(self, global_batch_size: int, max_micro_batch: int | None = None) -> BatchPlan:
-        """This rank's part of each optimizer step, so that ``global_batch_size`` samples go into it at any world size.
+        """Return this rank's part of each optimizer step, so that ``global_batch_size`` samples go into it at any world
+        size.
 
         A model from ``prepare_model`` weighs this rank's gradient accordingly, by the plan that was made or iterated
         last: see :class:`BatchPlan`.
@@ -243,12 +244,12 @@ def close_session() -> None:
 
 
 def in_worker() -> bool:
-    """True inside a training function's process."""
+    """Return True inside a training function's process."""
     return _session is not None
 
 
 def current(caller: str) -> Session:
-    """This process's session; the error names ``caller``."""
+    """Return this process's session; the error names ``caller``."""
     if _session is None:
         raise OutsideWorkerError(
             f"{caller}() was called outside a training worker. Call it inside the function that is given to a "
@@ -258,7 +259,8 @@ def current(caller: str) -> Session:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The checkpoint to go on from: this run's newest at the start of the attempt, or ``resume_from_checkpoint``.
+    """Return the checkpoint to resume from: this run's newest at the start of the attempt, or
+    ``resume_from_checkpoint``.
 
     From then on the shards of this run's datasets go on where that checkpoint found them.
 
@@ -269,7 +271,7 @@ def get_checkpoint() -> Checkpoint | None:
     session = current("get_checkpoint")
     if session.sees_newest and (newest := _newest_reported(session)) is not None:
         return newest
-    session.data.checkpoint_was_asked_for()
+    session.data.on_checkpoint_requested()
     place = session.place
     return (
         session.checkpoint_at(place.start.checkpoint, place.start.filesystem)
@@ -279,7 +281,7 @@ def get_checkpoint() -> Checkpoint | None:
 
 
 def _newest_reported(session: Session) -> Checkpoint | None:
-    """The newest kept checkpoint of this run, once those of all reports so far are settled; None for none."""
+    """Return the newest kept checkpoint of this run, once those of all reports so far are settled; None for none."""
     with recording_current.phase(REPORT):
-        found = session.service.ask_checkpoints(session.row, False, -1.0)
+        found = session.service.query_checkpoints(session.row, False, -1.0)
     return session.checkpoint_at(found[-1].path, session.place.run.filesystem) if found else None

@@ -1,8 +1,8 @@
-"""Signals by which a scheduler, or a terminal that is closed, says that a process will be taken away.
+"""Signals by which a scheduler, or a closed terminal, announces the end of a process.
 
 They are noticed through a descriptor, so that the side thread learns of them even while the main thread is deep
-inside a collective; the handler itself does nothing. Processes that this one forks have no part in it: for them the
-signals mean what they meant before.
+inside a collective; the handler itself does nothing. Forked children are not affected: for them the signals keep their
+earlier handlers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 _GRACE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _ALL = frozenset({signal.SIGTERM, signal.SIGHUP, *_GRACE_SIGNALS})
 #: Signals within so many seconds of each other are one: a scheduler and a launcher may both send it.
-SAME_NOTICE = 0.3
-#: What undoes each change to this process's signals that is in force now, oldest first.
+SAME_NOTICE_INTERVAL_S = 0.3
+#: Functions that undo the current changes to this process's signal handlers, oldest first.
 _in_force: list[Callable[[], None]] = []
 
 
@@ -37,8 +37,8 @@ def notice_signals(environ: Mapping[str, str] | None = None) -> tuple[signal.Sig
 class NoticedSignals:
     """This process's notice signals, readable from ``descriptor``. Made and closed in the main thread only.
 
-    With ``end`` the second one calls it in the main thread, and the third does what it would have done without us:
-    for a process that nobody else may end.
+    With ``end`` the second signal calls it in the main thread, and the third has its default effect: for a process that
+    no engine may end.
     """
 
     def __init__(self, end: Callable[[], None] | None = None) -> None:
@@ -48,7 +48,7 @@ class NoticedSignals:
         for descriptor in (self.descriptor, self._write):
             os.set_blocking(descriptor, False)
         self._before: dict[int, Any] = {
-            number: signal.signal(number, self._heard)
+            number: signal.signal(number, self._on_signal)
             for number in self._numbers
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN)  # the user's own handler stays
         }
@@ -58,7 +58,7 @@ class NoticedSignals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
 
     def take(self) -> list[signal.Signals]:
-        """The notice signals that have come since the last call. Any thread."""
+        """Return the notice signals since the last call. Any thread."""
         with contextlib.suppress(BlockingIOError):
             return [signal.Signals(n) for n in os.read(self.descriptor, 256) if n in self._numbers]
         return []
@@ -69,10 +69,10 @@ class NoticedSignals:
         os.close(self._write)
         os.close(self.descriptor)
 
-    def _heard(self, number: int, frame: object) -> None:
-        """The descriptor has told it already, unless it is up to this process to end."""
+    def _on_signal(self, number: int, frame: object) -> None:
+        """Count a signal. The descriptor has delivered it already, unless this process must end itself."""
         now = time.monotonic()
-        if self._end is None or not self._first or now - self._first < SAME_NOTICE:
+        if self._end is None or not self._first or now - self._first < SAME_NOTICE_INTERVAL_S:
             self._first = self._first or now
             return
         for each, handler in self._before.items():
@@ -81,26 +81,26 @@ class NoticedSignals:
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._heard:
+            if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
 
 
 def leave_to_users_code() -> None:
-    """From now on notice signals mean to this process what they would mean without us. Main thread only."""
+    """Restore the original handlers of notice signals. Main thread only."""
     for undo in _in_force:
         undo()
 
 
 @contextlib.contextmanager
-def heard(tell: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call ``tell`` from the handler of each notice signal, for as long as the block lasts. Main thread only, others
-    hear nothing."""
+def handling(notify: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call ``notify`` from the handler of each notice signal, for as long as the block lasts. Main thread only; in
+    other threads it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {
-        number: signal.signal(number, lambda n, _: tell(signal.Signals(n))) for number in notice_signals()
+        number: signal.signal(number, lambda n, _: notify(signal.Signals(n))) for number in notice_signals()
     }
 
     def restore() -> None:
@@ -119,7 +119,7 @@ def heard(tell: Callable[[signal.Signals], None]) -> Iterator[None]:
 
 
 def _hold_back() -> None:
-    """Before a fork: what is sent to the child at once must not be taken for a signal to this process."""
+    """Block signals before a fork: one sent to the child at once must not be taken for a signal to this process."""
     if _in_force:
         signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
 
@@ -130,7 +130,7 @@ def _let_through() -> None:
 
 
 def _forget_in_child() -> None:
-    """In a forked child signals mean what they meant before."""
+    """Restore the earlier handlers in a forked child."""
     if _in_force:
         while _in_force:
             _in_force.pop()()

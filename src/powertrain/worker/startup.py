@@ -1,7 +1,7 @@
-"""What a rank does from the moment it is told to train until its first step: stamps, told once.
+"""Time stamps of a rank from the order to train until its first step, sent once.
 
-The first step is the first optimizer step or report, whichever comes first. Once it is told, nothing more is noted: a
-loop pays for it with one comparison a step.
+The first step is the first optimizer step or report, whichever comes first. Once it is sent, nothing more is recorded:
+a loop pays one comparison a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from powertrain.wire.from_worker import FirstStep
 
-#: Seconds of loading a function from which it is worth to say what was loaded.
+#: Seconds of loading a function from which the loaded package is named.
 _WORTH_A_NAME = 1.0
 
 
@@ -23,8 +23,8 @@ class StartupStamps:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: Who is told; None before the rank is to train, and when it has told.
-        self._tell: Callable[[FirstStep], None] | None = None
+        #: Sends the stamps; None before the order to train, and after they were sent.
+        self._send: Callable[[FirstStep], None] | None = None
         self._called = self._loaded = 0.0
         self._modules: frozenset[str] = frozenset()
         self._package = ""
@@ -36,17 +36,17 @@ class StartupStamps:
 
     @property
     def is_noted(self) -> bool:
-        """True between the call of the function and its first step."""
-        return self._tell is not None
+        """Return True between the call of the function and its first step."""
+        return self._send is not None
 
-    def begin(self, tell: Callable[[FirstStep], None]) -> None:
-        """The rank was told to train; ``tell`` is called once."""
-        self._tell = tell
+    def begin(self, send: Callable[[FirstStep], None]) -> None:
+        """Begin with the order to train; ``send`` is called once."""
+        self._send = send
         self._called = self._loaded = self._clock()
         self._modules = frozenset(sys.modules)
 
     def loaded(self) -> None:
-        """The user's function is there, and is called next."""
+        """Note that the user's function is loaded, and is called next."""
         self._loaded = self._clock()
         if self._loaded - self._called >= _WORTH_A_NAME:
             self._package = most_loaded(sys.modules.keys() - self._modules)
@@ -54,7 +54,7 @@ class StartupStamps:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block waits for data."""
+        """Measure the block as a wait for data."""
         self.wait_began()
         try:
             yield
@@ -73,26 +73,26 @@ class StartupStamps:
                 self._data += self._clock() - self._since
 
     def batch(self) -> None:
-        """The first batch is handed out."""
+        """Note that the first batch is handed out."""
         self._batch = self._clock()
 
     def stepped(self) -> None:
-        """A step or a report was made: the first of them is told."""
+        """Note a step or a report: the first of them sends the stamps."""
         self._end(stepped=True)
 
     def over(self) -> None:
-        """The function has ended; where it has made no step, that is told."""
+        """Note the end of the function; where it has made no step, the stamps are sent without one."""
         self._end(stepped=False)
 
     def _end(self, *, stepped: bool) -> None:
-        tell, self._tell = self._tell, None
-        if tell is None:
+        send, self._send = self._send, None
+        if send is None:
             return
         now, data = self._clock(), self._data
         if self._depth and self._batch is None:  # it has ended in the middle of a wait
             data += now - self._since
         begun = self._loaded + data if self._batch is None else max(self._batch, self._loaded + data)
-        tell(
+        send(
             FirstStep(
                 function=self._loaded - self._called,
                 setup=max(0.0, begun - self._loaded - data),
@@ -105,6 +105,6 @@ class StartupStamps:
 
 
 def most_loaded(modules: Iterable[str]) -> str:
-    """The package that most of these modules are of; "" for none."""
+    """Return the package that most of these modules belong to; "" for none."""
     packages = Counter(name.partition(".")[0] for name in modules)
     return max(packages, key=lambda name: (packages[name], name), default="")

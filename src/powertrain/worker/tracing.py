@@ -1,6 +1,6 @@
-"""What one rank records of its own time: the recorder, what feeds it, and what the service thread sends of it.
+"""Tracing of one rank: the recorder, its sources, and the telemetry that the service thread sends.
 
-Telemetry never ends a run, nor slows it: whatever fails here is told once, and the rank trains on untraced.
+Telemetry never ends a run, nor slows it: a failure here is warned of once, and the rank trains on untraced.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ if TYPE_CHECKING:
     from powertrain.trace.machine.samplers import Sampler
     from powertrain.trace.recording.patch_choice import Choice
 
-#: Seconds between two messages, and until the first: what was not sent dies with the run's driver.
-_SEND_EVERY, _SEND_FIRST = 0.5, 0.1
+#: Seconds between two messages, and until the first: unsent records die with the run's driver.
+_SEND_INTERVAL_S, _FIRST_SEND_DELAY_S = 0.5, 0.1
 #: Parts of the time between two before and after which they ride with a report or a beat, before they go by themselves.
 _RIDE_BEFORE, _RIDE_AFTER = 0.4, 1.4
 #: The same where the run does not keep up.
-_TRY_AGAIN = 0.05
-#: Seconds between two looks at where the training thread is.
-_GLANCE_EVERY = 0.25
+_RETRY_INTERVAL_S = 0.05
+#: Seconds between two samples of where the training thread is.
+_PLACE_INTERVAL_S = 0.25
 _PATCHES = "powertrain.trace.recording.patches"
 #: Steps in one message: half a megabyte. So many do not wait: the ring holds four times as many.
 _MOST_STEPS = 4096
 
 
 class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is told of how it is traced."""
+    """How a rank is traced."""
 
-    #: False where only the machine is looked at.
+    #: False where only the machine is sampled.
     steps: bool = True
     mode: str = "auto"
     dataloader: bool | None = None
     forward: bool | None = None
     backward: bool | None = None
     h2d: bool | None = None
-    #: Seconds between two looks at the machine.
+    #: Seconds between two samples of the machine.
     interval: float = 1.0
     #: A file for the newest steps, which outlives the process; "" for memory.
     ring: str = ""
-    #: What is known from the start, for whoever reads the record.
+    #: Facts that are known from the start, for readers of the record.
     facts: dict[str, Any] = {}
 
 
 class Untraced:
-    """What this process recorded before a rank came to live in it, put aside meanwhile: a script may trace itself and
-    train inline. Until the rank is traced, what its loop says of itself is heard by nobody."""
+    """The recorder of this process from before a rank started in it, put aside meanwhile: a script may trace itself and
+    train inline. Until the rank is traced, marks of its loop are dropped."""
 
     def __init__(self) -> None:
         self._recorder = current.recording()
@@ -70,7 +70,7 @@ class Untraced:
         current.use(Recorder(bytearray(recording_ring.ring_size(2)), thread=marks.NOBODY))
 
     def restore(self) -> None:
-        """As it was. Whatever the rank has patched is gone. Again is fine."""
+        """Restore the recorder and undo the rank's patches. Again is fine."""
         if (patches := sys.modules.get(_PATCHES)) is not None:
             patches.uninstall()
             if self._patches is not None:
@@ -79,13 +79,13 @@ class Untraced:
 
 
 class Tracing:
-    """Of one rank, from the beginning of the user's function to its end."""
+    """The tracing of one rank, from the beginning of the user's function to its end."""
 
-    def __init__(self, settings: TraceSettings, tell: Callable[[str], None], every: float = 0.0) -> None:
-        """On the thread that will run the user's function. ``tell`` gets the one sentence, should anything fail. The
+    def __init__(self, settings: TraceSettings, warn: Callable[[str], None], every: float = 0.0) -> None:
+        """Call on the thread that will run the user's function. ``warn`` is called once, should anything fail. The
         rank sends something ``every`` so many seconds, where that is less often than usual."""
-        self._settings, self._tell = settings, tell
-        self._every = max(_SEND_EVERY, every)
+        self._settings, self._warn = settings, warn
+        self._every = max(_SEND_INTERVAL_S, every)
         self._recorder = Recorder(_mapped(settings.ring))
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._is_over = False
@@ -93,7 +93,11 @@ class Tracing:
         self._facts: dict[str, Any] = dict(settings.facts)
         self._seen = PlaceCounts()
         now = time.monotonic()
-        self._next_send, self._next_look, self._next_glance = now + _SEND_FIRST, now, now + _GLANCE_EVERY
+        self._next_send, self._next_sample, self._next_place = (
+            now + _FIRST_SEND_DELAY_S,
+            now,
+            now + _PLACE_INTERVAL_S,
+        )
         self._samples: list[bytes] = []
         self._sampler: Sampler | None = None
         self._torch: Arrival | None = None
@@ -102,31 +106,31 @@ class Tracing:
 
     @property
     def _gpu(self) -> int | None:
-        """The one that the rank trains on; until that is seen, the one that it was given."""
+        """Return the GPU that the rank trains on; until that is known, the one that it was given."""
         seen = self._recorder.gpu
         return self._given_gpu if seen is None else seen
 
     @classmethod
     def begin(
-        cls, settings: TraceSettings, tell: Callable[[str], None], gpu: int = -1, *, every: float = 0.0
+        cls, settings: TraceSettings, warn: Callable[[str], None], gpu: int = -1, *, every: float = 0.0
     ) -> Tracing | None:
-        """The user's function is about to be called, on this thread, with the ``gpu``-th as its own unless that is -1.
-        None where it cannot be traced, which is told."""
+        """Begin, just before the user's function is called on this thread, with the ``gpu``-th as its own unless that
+        is -1. Warn and return None where it cannot be traced."""
         before = current.recording()
         try:
-            tracing = cls(settings, tell, every)
+            tracing = cls(settings, warn, every)
             tracing._given_gpu = gpu if gpu >= 0 else None
             if settings.steps:
                 current.use(tracing._recorder)
                 tracing._patch()
         except Exception as error:
             current.use(before)
-            tell(f"This rank is not traced: {type(error).__name__}: {error}")
+            warn(f"This rank is not traced: {type(error).__name__}: {error}")
             return None
         return tracing
 
     def _patch(self) -> None:
-        """What torch does is noted from here on, or from the moment on when the function has loaded it."""
+        """Patch torch, or wait until the function has loaded it."""
         from powertrain.trace.recording import patch_choice
 
         s = self._settings
@@ -141,8 +145,8 @@ class Tracing:
             patches.install(self._recorder, choice)
 
     def end(self) -> Telemetry | None:
-        """The user's function has returned or raised, on the same thread: nothing is recorded any more. What there is
-        still to send; nothing the second time. What is patched is :class:`Untraced`'s to put back."""
+        """End recording, on the same thread, after the user's function has returned or raised. Return the unsent
+        telemetry; None the second time. :class:`Untraced` undoes the patches."""
         try:
             if self._torch is not None:
                 self._torch.give_up()
@@ -158,32 +162,32 @@ class Tracing:
 
     @property
     def is_over(self) -> bool:
-        """True when nothing is recorded any more, whatever the reason."""
+        """Return True when nothing is recorded any more, whatever the reason."""
         return self._is_over
 
     def _failed(self, error: Exception) -> None:
         self._is_over = True
-        self._tell(f"This rank is not traced any further: {type(error).__name__}: {error}")
+        self._warn(f"This rank is not traced any further: {type(error).__name__}: {error}")
 
     # -- the service thread
 
     @property
     def due(self) -> float:
-        """When to call :meth:`collect` next, as ``time.monotonic`` tells it."""
-        glance = self._next_glance if self._settings.steps else float("inf")
-        return min(self._next_send + _RIDE_AFTER * self._every, self._next_look, glance)
+        """Return when to call :meth:`collect` next, in ``time.monotonic`` seconds."""
+        glance = self._next_place if self._settings.steps else float("inf")
+        return min(self._next_send + _RIDE_AFTER * self._every, self._next_sample, glance)
 
     @property
     def rides_from(self) -> float:
-        """When to call it before that, should something else be sent."""
+        """Return from when to call :meth:`collect` together with other messages."""
         return self._next_send - _RIDE_BEFORE * self._every
 
     def collect(self, can_send: bool = True, *, rides: bool = True) -> Telemetry | None:
-        """Look at the machine, if it is time to, and give what there is to send, if it is time for that: a little
-        earlier where it ``rides`` with something else, a little later where it does not."""
+        """Sample the machine, if due, and return the telemetry to send, if due: a little earlier where it ``rides``
+        with another message, a little later where it does not."""
         with self._lock:
             if self._is_over:
-                self._next_send = self._next_look = self._next_glance = float("inf")
+                self._next_send = self._next_sample = self._next_place = float("inf")
                 return None
             try:
                 return self._collect(can_send, self._every * (-_RIDE_BEFORE if rides else _RIDE_AFTER))
@@ -196,17 +200,17 @@ class Tracing:
         send_at = self._next_send + later
         if self._recorder.trouble:
             raise RuntimeError(self._recorder.trouble)
-        if now >= self._next_glance and self._settings.steps:
-            self._next_glance = now + _GLANCE_EVERY
+        if now >= self._next_place and self._settings.steps:
+            self._next_place = now + _PLACE_INTERVAL_S
             self._seen.look(NAMES[self._recorder.phase_now()], self._recorder.steps)
-        if now >= self._next_look:
-            self._next_look = now + self._settings.interval
-            self._look()
+        if now >= self._next_sample:
+            self._next_sample = now + self._settings.interval
+            self._sample()
         if self._recorder.steps - self._sent >= _MOST_STEPS:
             send_at = now
         if now < send_at or not can_send:
             if now >= send_at:
-                self._next_send = now + _TRY_AGAIN
+                self._next_send = now + _RETRY_INTERVAL_S
             return None
         self._next_send = now + self._every
         return self._gather(final=False)
@@ -225,7 +229,7 @@ class Tracing:
             return None
         return Telemetry(first=first, steps=steps, samples=samples, facts=facts)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         from powertrain.trace.machine import samples
         from powertrain.trace.machine.samplers import Sampler
 
@@ -233,10 +237,10 @@ class Tracing:
             self._sampler = Sampler(lambda: self._gpu)
         self._samples.append(samples.pack(self._sampler.look(self._recorder.steps)))
         if not self._device_is_told:
-            self._tell_device()
+            self._record_device()
 
-    def _tell_device(self) -> None:
-        """What the rank computes on, once it does."""
+    def _record_device(self) -> None:
+        """Record the rank's device, once it is known."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         if cuda is None or not cuda.is_initialized() or (self._gpu is None and cuda.device_count() > 1):
@@ -249,8 +253,8 @@ class Tracing:
 
 
 def newest_steps(path: str, after: int = 0, most: int = 0) -> bytes:
-    """What the ring of a rank holds from step ``after`` on, only the newest ``most`` of them where that is given; b""
-    where there is no ring. The rank may be dead."""
+    """Return the steps in the ring of a rank from ``after`` on, only the newest ``most`` of them where that is given;
+    b"" where there is no ring. The rank may be dead."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as ring:
             records = recording_ring.read_ring(bytes(ring), after)[1]
@@ -260,13 +264,13 @@ def newest_steps(path: str, after: int = 0, most: int = 0) -> bytes:
 
 
 def remove_ring(path: str) -> None:
-    """What it held has been taken."""
+    """Remove the ring of a rank after its content was read."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 def _mapped(path: str) -> bytearray | mmap.mmap:
-    """A ring in a file that others can read, whatever becomes of this process; in memory where that cannot be."""
+    """Return a ring in a file that outlives this process; in memory where that is not possible."""
     if not path:
         return bytearray(recording_ring.ring_size())
     try:

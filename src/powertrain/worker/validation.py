@@ -1,4 +1,4 @@
-"""A validation's process: it calls the user's function on one committed checkpoint and tells the run the result."""
+"""A validation's process: it calls the user's function on one committed checkpoint and sends the result to the run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from powertrain.worker.values import Drop, DroppedValues, normalise, resolve
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.validation:run"
-#: Seconds for the run to hear of the result. It may be busy, but it never is for so long.
-_TOLD_WITHIN = 60.0
+#: Seconds for the run to receive the result. It may be busy, but never for so long.
+_SEND_TIMEOUT_S = 60.0
 
 
 class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,17 +54,17 @@ class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(payload: bytes) -> int:
-    """Validate in this process; returns the exit code, which is 0 when the run was told of metrics."""
+    """Validate in this process; returns the exit code, which is 0 when the run has received metrics."""
     boundaries.role = "validation"
     spec = msgspec.msgpack.decode(payload, type=ValidationSpec)
     _prepare(spec)
-    told = validate(spec)
-    heard = _tell(spec.door, told)
-    return 0 if heard and told.error is None else 1
+    result = validate(spec)
+    is_received = _send_result(spec.door, result)
+    return 0 if is_received and result.error is None else 1
 
 
 def validate(spec: ValidationSpec) -> Validated:
-    """Call the user's function. Never raises for what it does, not even where it exits."""
+    """Call the user's function. Never raises for an error of the function, not even where it exits."""
     began = time.monotonic()
     metrics: dict[str, Any] = {}
     error: ErrorReport | None = None
@@ -92,7 +92,7 @@ def validate(spec: ValidationSpec) -> Validated:
 
 
 def _metrics_of(returned: Any, drop: Drop) -> dict[str, Any]:
-    """What the function returned, as plain values; raises :class:`ReportError` for what is not a dict."""
+    """Return the function's result as plain values; raises :class:`ReportError` for anything but a dict."""
     if not isinstance(returned, Mapping):
         raise ReportError(
             f"the validation function returned a {type(returned).__name__}, not a dict of metrics; return something "
@@ -102,7 +102,7 @@ def _metrics_of(returned: Any, drop: Drop) -> dict[str, Any]:
 
 
 def _prepare(spec: ValidationSpec) -> None:
-    """The launch directory on the path, sources for tracebacks, as many threads as were asked for."""
+    """Set up the import path, sources for tracebacks and the number of threads."""
     failure.remember_sources(spec.sources)
     launch_dir = launch_dir_here(spec.launch_dir)
     if launch_dir and not spec.working_dir:
@@ -115,12 +115,12 @@ def _prepare(spec: ValidationSpec) -> None:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
-def _tell(door: ConnectionInfo, told: Validated) -> bool:
-    """Send the result; True once the run has dealt with it."""
+def _send_result(door: ConnectionInfo, result: Validated) -> bool:
+    """Send the result; return True once the run has acknowledged it."""
     link = Link(door, -1, 0)
     try:
-        link.send([told], 0, 0)
-        deadline = time.monotonic() + _TOLD_WITHIN
+        link.send([result], 0, 0)
+        deadline = time.monotonic() + _SEND_TIMEOUT_S
         while not link.settled and time.monotonic() < deadline:
             link.poll(1.0)
         return link.settled

@@ -1,4 +1,4 @@
-"""What a metric may be, and how it becomes plain data without stopping the GPU.
+"""Conversion of metrics to plain data without stopping the GPU.
 
 A value never ends training: one that cannot be kept is dropped, and the user is warned.
 """
@@ -42,7 +42,7 @@ class PendingValues:
         self._event.record()
 
     def wait(self) -> Any:
-        """The numbers; NaN where the GPU has failed, which the user's own next call will say in its own words."""
+        """Return the numbers; NaN where the GPU has failed, which the user's own next call will raise."""
         try:
             self._event.synchronize()
             return self._host.tolist()  # of a tensor without dimensions: the number
@@ -100,7 +100,7 @@ def normalise(metrics: Any, drop: Drop = warn_of_dropped) -> dict[str, Any]:
 def read(
     metrics: Any, drop: Drop, *, with_originals: bool = False
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return what :func:`normalise` returns, and by name the objects among it, as
+    """Return the result of :func:`normalise`, and by name the objects among it, as
     :func:`powertrain.values.kinds.encoded` has them; of the latter none unless ``with_originals``."""
     if type(metrics) is dict:
         for key, value in metrics.items():
@@ -132,7 +132,7 @@ def is_pending(metrics: dict[str, Any]) -> bool:
 
 
 def resolve(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The same metrics with every pending number waited for."""
+    """Return the same metrics with every pending number resolved."""
     return {key: _resolved(value) for key, value in metrics.items()}
 
 
@@ -142,13 +142,13 @@ class _Reading:
     def __init__(self, drop: Drop) -> None:
         self._drop = drop
         self.found_pending = False
-        #: Whether an object was seen whose plain form is of another type.
+        #: True once an object was seen whose plain form is of another type.
         self._found_object = False
         #: Names of metrics that hold such objects.
         self._with_objects: set[str] = set()
 
     def entries(self, items: list[tuple[Any, Any]], where: str) -> list[tuple[str, Any]]:
-        """The entries of a dict, without those that cannot be kept."""
+        """Return the entries of a dict, without those that cannot be kept."""
         kept = []
         for key, value in items:
             path = f"{where}/{_shown(key)}" if where else _shown(key)
@@ -170,7 +170,8 @@ class _Reading:
         return kept
 
     def originals(self, items: list[tuple[Any, Any]]) -> dict[str, bytes]:
-        """By name the metrics that hold objects, encoded; those that cannot be encoded have their plain form only."""
+        """Return by name the metrics that hold objects, encoded; those that cannot be encoded have their plain form
+        only."""
         found = {}
         for key, value in items if self._with_objects else ():
             with contextlib.suppress(Exception):
@@ -199,7 +200,7 @@ class _Reading:
         return _text(plain) if type(plain) is str else plain
 
     def _plain_leaf(self, value: Any) -> Any:
-        """The plain form of a part of an object that is rebuilt; what is still on a GPU cannot be part of one."""
+        """Return the plain form of a part of an object that is rebuilt; values still on a GPU cannot be part of one."""
         leaf = _Reading(self._drop)
         plain = leaf.plain(value, "")
         if leaf.found_pending:
@@ -207,7 +208,7 @@ class _Reading:
         return plain
 
     def _base(self, value: int | float | str) -> int | float | str:
-        """The plain value inside, whatever the conversions of a subclass return."""
+        """Return the plain value inside, whatever the conversions of a subclass return."""
         if isinstance(value, str):
             return _text(str.__str__(value))
         if isinstance(value, float):
@@ -248,7 +249,7 @@ class _Reading:
 
 
 def _name(key: Any) -> str:
-    """Return a metric's name; raises :class:`NoPlainForm` for what cannot be one."""
+    """Return a metric's name; raises :class:`NoPlainForm` for keys that cannot be one."""
     if isinstance(key, str):
         return _text(str.__str__(key))
     if isinstance(key, (int, float)):

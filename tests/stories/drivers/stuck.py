@@ -21,8 +21,8 @@ from powertrain.worker import signals
 
 def every_notice_counts() -> None:
     """Two SIGTERMs are two, however soon the second comes."""
-    signals.SAME_NOTICE = 0.0
-    notices.SAME_NOTICE = 0.0  # type: ignore[attr-defined]  # the name it imported from signals
+    signals.SAME_NOTICE_INTERVAL_S = 0.0
+    notices.SAME_NOTICE_INTERVAL_S = 0.0  # type: ignore[attr-defined]  # the name it imported from signals
 
 
 def tell_of_interrupts() -> None:

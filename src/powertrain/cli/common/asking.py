@@ -19,7 +19,7 @@ _STATUS_TIMEOUT_S = 3.0
 
 
 def ask(
-    run: FoundRun, question: protocol.Question, on_part: Callable[[protocol.Part], None] | None = None
+    run: FoundRun, question: protocol.Request, on_part: Callable[[protocol.Part], None] | None = None
 ) -> protocol.Answer:
     """Send a request to a run and return its final reply; ``on_part`` is called with each part before it.
 
@@ -28,7 +28,7 @@ def ask(
     if run.live is None:
         raise StorageError(out_of_reach(run))
     try:
-        for reply in protocol.ask_run(run.live.directory, question):
+        for reply in protocol.send_request(run.live.directory, question):
             if isinstance(reply, protocol.Answer):
                 return reply
             if on_part is not None:
@@ -44,7 +44,7 @@ def ask(
 def how_it_stands(live: protocol.LiveRun) -> protocol.Description | None:
     """Return the status of a live run; None if it does not reply."""
     try:
-        parts = list(protocol.ask_run(live.directory, protocol.Describe(), _STATUS_TIMEOUT_S))
+        parts = list(protocol.send_request(live.directory, protocol.Describe(), _STATUS_TIMEOUT_S))
     except OSError:
         return None
     return next((part for part in parts if isinstance(part, protocol.Description)), None)

@@ -34,7 +34,7 @@ def resumed(trainer: Any, wanted: Any) -> Iterator[str | None]:
         return
     with contextlib.ExitStack() as stack:
         found = None
-        if wanted is True or not current("Trainer.train").data.has_asked_for_checkpoint:
+        if wanted is True or not current("Trainer.train").data.has_requested_checkpoint:
             found = _of_run(stack)
         if found is None:
             found = _named(stack, trainer, wanted)

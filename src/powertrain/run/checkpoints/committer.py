@@ -1,7 +1,7 @@
 """The thread on which a run talks to its storage about checkpoints, so that the controller never waits for it.
 
-What it is given is done in order, one after the other; each outcome goes to the controller's inbox. What storage
-refuses is tried again until a deadline.
+Work is done in order; each outcome goes to the controller's inbox. Work that storage refuses is retried until a
+deadline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from powertrain.storage.full_disk import describe_write_error, full_place
 
 @dataclass(frozen=True)
 class Done:
-    """A piece of work is over: ``then`` is to be called, on the controller's thread, with the result or the error."""
+    """The end of a piece of work: call ``then``, on the controller's thread, with the result or the error."""
 
     then: Callable[[Any, BaseException | None], None]
     result: Any = None
@@ -29,7 +29,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Storage refuses a piece of work, and it is tried again."""
+    """A piece of work that storage refuses; it is retried."""
 
     say: Callable[[str, str], None]
     reason: str
@@ -67,7 +67,7 @@ class Committer:
     ) -> None:
         """Do this after everything submitted before. ``OSError`` is tried again; any other error is final.
 
-        What need not be done now or never, such as a deletion, does not ``persist``: others wait behind it. ``trouble``
+        Optional work, such as a deletion, does not ``persist``: others wait behind it. ``trouble``
         is called with the reason and the full file system; ``place`` is the directory that is written to.
         """
         if self._thread is None:
@@ -76,7 +76,7 @@ class Committer:
         self._work.put(_Work(do, then, trouble, persist, place))
 
     def close(self, within: float) -> None:
-        """Do what is left, for at most so many seconds, and stop."""
+        """Do the remaining work, for at most so many seconds, and stop."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(within)

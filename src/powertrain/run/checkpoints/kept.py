@@ -63,14 +63,14 @@ class KeptCheckpoints:
             self._warn(f"The result of a validation could not be kept: {error}")
 
     def status(self, manifest: Manifest) -> str:
-        """Whether it was validated, in the words of a reported checkpoint."""
+        """Return the validation status of a reported checkpoint."""
         found = self._validations.get(manifest.name)
         return found.status if found is not None else "COMMITTED"
 
     # -- deleting
 
     def discard_old(self, pinned: Collection[str]) -> None:
-        """Delete what retention does not keep; never what is pinned."""
+        """Delete checkpoints beyond retention, except pinned ones."""
         self.check_scores(pinned, least=2)
         for name in retention.to_delete(
             self.with_validations(),
@@ -83,7 +83,7 @@ class KeptCheckpoints:
             self._committer.submit(self.discarding(name), self._on_discarded(name), persist=False)
 
     def check_scores(self, pinned: Collection[str] = (), *, least: int = 1) -> None:
-        """Warn once where at least so many checkpoints have no score, although one was named."""
+        """Warn once where at least ``least`` checkpoints have no score, although one was named."""
         attribute = self._config.checkpoint_score_attribute
         if attribute is None or self._scores_checked:
             return

@@ -16,7 +16,7 @@ from powertrain.checkpoint.commit import Merged, merge
 from powertrain.wire.from_worker import Carried
 from powertrain.wire.values import CheckpointPart, FilePart, ValidationRequest
 
-#: Under this name a manifest's extras keep what validation was asked for, so that a resumed run knows of it.
+#: The key of the requested validation in a manifest's extras, for a resumed run.
 VALIDATION_EXTRA = "validation"
 #: (attempt, row)
 Key = tuple[int, int]
@@ -40,9 +40,9 @@ class PendingCheckpoint:
     #: True once its shares were ordered to be carried, and once it was handed to the committer.
     ordered: bool = False
     committing: bool = False
-    #: True once nobody waits for it any more: it must not be committed then.
+    #: True once it was given up: it must not be committed then.
     given_up: bool = False
-    #: What storage last answered when it refused, and the place that refused; "" for the run's storage.
+    #: The last error of storage, and the place that refused; "" for the run's storage.
     trouble: str = ""
     place: str = ""
 
@@ -56,22 +56,22 @@ class PendingCheckpoint:
 
     @property
     def validation(self) -> ValidationRequest | None:
-        """What the lowest rank that asked for a validation said."""
+        """Return the validation request of the lowest rank that made one."""
         asked = [part.validation for _, part in sorted(self.parts.items()) if part.validation is not None]
         return asked[0] if asked else None
 
     @property
     def own_extras(self) -> dict[str, Any]:
-        """What the run itself puts into the manifest's extras."""
+        """Return the run's own entries of the manifest's extras."""
         asked = self.validation
         return {} if asked is None else {VALIDATION_EXTRA: msgspec.to_builtins(asked)}
 
     def merged(self) -> Merged:
-        """What the shares add up to."""
+        """Return the merged shares."""
         return merge(self.parts)
 
     def arrived(self, carried: Carried) -> None:
-        """A share is in storage: its files now have hashes, or lie where the user's function put them."""
+        """Note that a share is in storage: its files now have hashes, or lie where the user's function put them."""
         part = self.parts[carried.rank]
         if carried.elsewhere:
             part = msgspec.structs.replace(part, files=carried.files, elsewhere=carried.elsewhere)
@@ -82,7 +82,7 @@ class PendingCheckpoint:
 
 
 def shares_to_carry(parts: Mapping[int, CheckpointPart]) -> dict[int, list[str]]:
-    """By rank the names of the files that count and are not in storage yet.
+    """Return by rank the names of the files that count and are not in storage yet.
 
     A rank that brought nothing that counts is in it with no names: its share only has to be removed. Shares that a
     user's own function uploads, or that lie elsewhere, are not in it.
@@ -99,7 +99,7 @@ def shares_to_carry(parts: Mapping[int, CheckpointPart]) -> dict[int, list[str]]
 
 
 def next_to_carry(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoint | None:
-    """The oldest, if its shares still wait to be ordered.
+    """Return the oldest, if its uploads were not ordered yet.
 
     Only one is carried at a time: on a disk that is nearly full newer ones would take the room that the oldest needs,
     none could be committed, and so none deleted.
@@ -109,7 +109,7 @@ def next_to_carry(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoint
 
 
 def ready_to_commit(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoint | None:
-    """The oldest, if all its shares have arrived and it is not being committed yet."""
+    """Return the oldest, if all its shares have arrived and it is not being committed yet."""
     oldest = min(pending.values(), key=lambda p: p.key, default=None)
     if oldest is None or not oldest.ordered or oldest.awaited or oldest.committing:
         return None
@@ -117,7 +117,7 @@ def ready_to_commit(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoi
 
 
 def to_yield(pending: Mapping[Key, PendingCheckpoint], row: int) -> PendingCheckpoint | None:
-    """The checkpoint that makes room for that of ``row``: the oldest that is not being committed."""
+    """Return the checkpoint that makes room for that of ``row``: the oldest that is not being committed."""
     candidates = [p for p in pending.values() if not p.committing and p.row < row]
     return min(candidates, key=lambda p: p.key, default=None)
 

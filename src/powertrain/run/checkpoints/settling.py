@@ -77,7 +77,7 @@ class Settling:
         self._schedule_lag()
         run.queries.answer()
         if run.attempt is not None:
-            run.steering.look_at_commits(run.attempt)
+            run.steering.check_commits(run.attempt)
         self._proceed_if_settled()
 
     def _on_committed(self, pending: PendingCheckpoint, manifest: Manifest) -> None:
@@ -95,7 +95,7 @@ class Settling:
         self._validating.validate(manifest)
         self._check_space(manifest)
         self._validating.discard_old()
-        if run.steering.committed(run.deadlines.now() - pending.since):
+        if run.steering.on_commit(run.deadlines.now() - pending.since):
             run.consider_resize()
 
     def _record_failure(self, attempt: int, row: int, checkpoint: str, reason: str, place: str = "") -> None:

@@ -1,9 +1,9 @@
-"""The checkpoints of one run: what is on its way, what is committed, what to go on from, what to delete.
+"""The checkpoints of one run: pending ones, committed ones, the one to resume from, those to delete.
 
 ::
 
     row complete ─▶ pending ─▶ carried by every node ─▶ committed ─▶ kept ─▶ deleted by retention
-                       └────────────┴───▶ failed: told, and nothing of it stays
+                       └────────────┴───▶ failed: warned of, and all its files are removed
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from powertrain.wire.from_worker import Carried, CarryTrouble
 from powertrain.wire.values import CheckpointPart
 from powertrain.worker.data.shards import gaps_in, positions_in
 
-#: Called on the controller's thread with a pending checkpoint and its manifest, or None and why it failed.
+#: Called on the controller's thread with a pending checkpoint and its manifest, or None and the reason of its failure.
 Settled = Callable[[PendingCheckpoint, "Manifest | None", "BaseException | str"], None]
 
 
 class Checkpoints:
-    """All about checkpoints for the controller, on its thread. Trouble with storage is told, never raised."""
+    """All checkpoints of a run. The controller's thread only. Errors of storage are warned of, never raised."""
 
     def __init__(
         self,
@@ -56,65 +56,65 @@ class Checkpoints:
         before_commit: Callable[[], object],
         settled: Settled,
         unstaged: Callable[[PendingCheckpoint, int], None],
-        tell: Callable[[str], None],
+        warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``before_commit`` is called on the committer's thread; ``settled`` once for each reported checkpoint,
         ``unstaged`` for each share that has left the staging area."""
         self._storage, self._chain, self._tag = storage, chain, tag
         self._committer, self._before_commit = committer, before_commit
-        self._settled, self._unstaged, self._tell, self._clock = settled, unstaged, tell, clock
+        self._settled, self._unstaged, self._warn, self._clock = settled, unstaged, warn, clock
         self._carriers: Carriers | None = None
-        #: The newest committed and verified one.
+        #: The newest committed and verified checkpoint.
         self.newest = newest
-        self._kept = KeptCheckpoints(storage, chain, config, committer, tell)
+        self._kept = KeptCheckpoints(storage, chain, config, committer, warn)
         self._pending: dict[pd.Key, PendingCheckpoint] = {}
-        #: Names under which something may still be on its way that nobody waits for: they are not used again.
+        #: Names of abandoned checkpoints whose files may still be on their way: they are not used again.
         self._spent: set[str] = set(cleanup.void_names(storage))
-        #: Who brought the shares of those on their way.
+        #: The members whose shares make up each pending checkpoint.
         self._members: dict[pd.Key, dict[int, Member]] = {}
         #: Rows whose checkpoint has been begun in this attempt or an earlier one.
         self._begun: set[pd.Key] = set()
         #: Shares that a rank had uploaded itself before the row was complete.
         self._early: dict[pd.Key, list[Carried]] = {}
         self._told_clash = self._told_empty = False
-        #: True while the run is ending: what storage does not take now stays where it is, in ``left``.
+        #: True while the run is ending: shares that storage refuses now stay where they are, in ``left``.
         self.last_chance = False
         self.left: list[str] = []
-        #: The row that waits for room while there is nothing yet that could make it; 0 for none.
+        #: The row that waits for room while no checkpoint can yield yet; 0 for none.
         self._wants_room = 0
-        #: How often each (row, rank) has called for room, and how many have yielded to each row.
+        #: How often each (row, rank) has requested room, and how many have yielded to each row.
         self._calls: Counter[tuple[int, int]] = Counter()
         self._yielded: Counter[int] = Counter()
-        #: Name of the one committed last, for the next to name. The committer's thread only.
+        #: The name of the checkpoint committed last, which the next refers to. The committer's thread only.
         self._parent = newest.name if newest is not None else ""
 
     def carried_by(self, carriers: Carriers) -> None:
-        """Who carries shares. Once, before the first row closes."""
+        """Set the uploaders. Once, before the first row closes."""
         self._carriers = carriers
 
-    # -- what there is
+    # -- state
 
     @property
     def kept(self) -> list[Manifest]:
-        """The committed ones that were not deleted, oldest first, with what validations found."""
+        """Return the committed checkpoints that were not deleted, oldest first, with results of validations."""
         return self._kept.with_validations()
 
     @property
     def pending(self) -> list[PendingCheckpoint]:
-        """Those on their way, oldest first."""
+        """Return the pending checkpoints, oldest first."""
         return sorted(self._pending.values(), key=lambda p: p.key)
 
     def newest_path(self) -> str:
-        """Where the newest one lies; "" for none."""
+        """Return the path of the newest one; "" for none."""
         return self.value(self.newest).address if self.newest is not None else ""
 
     def data_positions(self) -> dict[str, dict[str, Any]]:
-        """By dataset where the newest one left it; empty where there is none, or it was saved without data."""
+        """Return by dataset its position in the newest one; empty where there is none, or it was saved without data."""
         return positions_in(self.newest.extras) if self.newest is not None else {}
 
     def data_gaps(self) -> dict[str, int]:
-        """By dataset how many batches were drawn without an optimizer step before the newest one, at most."""
+        """Return by dataset how many batches were drawn without an optimizer step before the newest one, at most."""
         return gaps_in(self.newest.extras) if self.newest is not None else {}
 
     def value(self, manifest: Manifest) -> Checkpoint:
@@ -122,21 +122,21 @@ class Checkpoints:
 
     @property
     def _local_place(self) -> str:
-        """The directory of all checkpoints; "" where storage has no real files."""
+        """Return the directory of all checkpoints; "" where storage has no real files."""
         return str(self._storage.local_path("checkpoints") or "")
 
     def place_of(self, pending: PendingCheckpoint) -> str:
-        """The place that did not take a checkpoint: a full file system, or its place in the run's storage."""
+        """Return the place that refused a checkpoint: a full file system, or its path in the run's storage."""
         return pending.place or without_secrets(f"{self._storage.uri}/checkpoints/{pending.name}")
 
     def given_names(self) -> list[str]:
-        """Names of committed checkpoints that the user chose."""
+        """Return the names of committed checkpoints that the user chose."""
         return [m.name for m in self._kept if m.name != contents.name_of_row(m.row, self._tag)]
 
-    # -- on the way
+    # -- pending
 
     def begin(self, attempt: Attempt, row: Row) -> None:
-        """A row is complete on all ranks: have its shares carried."""
+        """Begin the checkpoint of a row that is complete on all ranks."""
         parts = dict(row.parts)
         reported = [*row.metrics, *(metrics for _, metrics in sorted(row.late.items()))]
         metrics = next((m for m in reported if m is not None), {})
@@ -160,11 +160,11 @@ class Checkpoints:
             return
         if merged.clashes and not self._told_clash:
             self._told_clash = True
-            self._tell(merged.clashes[0])
+            self._warn(merged.clashes[0])
         is_awaited = any(part.pending for part in parts.values())
         if merged.is_empty and not is_awaited and not self._told_empty:
             self._told_empty = True
-            self._tell(
+            self._warn(
                 f"The checkpoint {name!r} is empty: the directories that ranks reported for row {row.number} hold no "
                 "file. It is committed as it is. Write files into the directory on at least one rank before report()."
             )
@@ -179,7 +179,7 @@ class Checkpoints:
             self._have_one_yield(self._wants_room)
 
     def _leave_out(self, attempt: Attempt, row: Row) -> None:
-        """Shares of ranks that had been declared absent: the checkpoint of their row was made without them."""
+        """Drop shares of ranks that had been declared absent: the checkpoint of their row was made without them."""
         late = PendingCheckpoint(
             attempt.number, row.number, "", {}, attempt.world_size, dict(row.parts), self._clock()
         )
@@ -218,10 +218,10 @@ class Checkpoints:
             )
 
     def _name_of(self, parts: dict[int, CheckpointPart], row: int) -> str:
-        """The name that the lowest rank gave; the usual one where none did."""
+        """Return the name that the lowest rank gave; the usual one where none did."""
         given = [part.checkpoint for _, part in sorted(parts.items()) if part.checkpoint]
         if len(set(given)) > 1:
-            self._tell(
+            self._warn(
                 f"The ranks named the checkpoint of row {row} differently ({', '.join(sorted(set(given)))}); "
                 f"{given[0]!r} is taken."
             )
@@ -230,19 +230,19 @@ class Checkpoints:
         while name in self._spent:
             name, number = f"{wanted}.{number}", number + 1
         if given and name != given[0]:
-            self._tell(
+            self._warn(
                 f"The checkpoint {given[0]!r} is kept as {name!r}: something of an earlier try may still be on its way "
                 "to the storage under that name."
             )
         return name
 
     def _is_taken(self, pending: PendingCheckpoint) -> bool:
-        """True when another checkpoint, committed or on its way, has this one's name."""
+        """Return True when another checkpoint, committed or pending, has this one's name."""
         others = [p.name for p in self._pending.values() if p is not pending]
         return pending.name in others or any(m.name == pending.name for m in self._kept)
 
     def carried(self, message: Carried) -> None:
-        """A share is in storage, or never will be."""
+        """Handle the result of an upload."""
         assert self._carriers is not None
         self._carriers.done((message.attempt, message.row, message.rank))
         pending = self._pending.get((message.attempt, message.row))
@@ -267,21 +267,21 @@ class Checkpoints:
         self._advance()
 
     def trouble(self, message: CarryTrouble) -> None:
-        """Storage refuses a share; it is tried again."""
+        """Note that storage refuses a share; the upload is retried."""
         pending = self._pending.get((message.attempt, message.row))
         if pending is not None:
             pending.trouble, pending.place = message.reason, message.place
 
     def will_never_come(self, shares: Iterable[Carry], why: str) -> None:
-        """These shares are lost with who had to carry them."""
+        """Fail the checkpoints of shares that are lost with their uploader."""
         for share in list(shares):
             pending = self._pending.get((share.attempt, share.row))
             if pending is not None and share.rank in pending.awaited:
                 self.fail(pending, why)
 
     def rank_ended(self, attempt: int, rank: int) -> None:
-        """A rank is gone: what its user's own upload function had not finished is lost."""
-        self._calls.clear()  # those of an attempt that is over; who still waits calls again
+        """Fail checkpoints whose user's upload function had not finished in a rank that is gone."""
+        self._calls.clear()  # of an attempt that is over; ranks that still wait call again
         self._yielded.clear()
         for pending in self.pending:
             part = pending.parts.get(rank)
@@ -291,15 +291,16 @@ class Checkpoints:
     def yield_to(self, row: int, rank: int = 0) -> None:
         """The staging area of ``rank`` is full: the oldest that is not being committed makes room for that of ``row``.
 
-        Ranks are full at about the same time, and what makes room for one makes it for all: a rank's second call for a
-        row is answered by the second that yields to that row, whoever called first.
+        Ranks are full at about the same time, and a checkpoint that yields makes room on all: a rank's second call for
+        a row is answered by the second that yields to that row, whichever rank called first.
         """
         self._calls[row, rank] += 1
         if self._calls[row, rank] > self._yielded[row]:
             self._have_one_yield(row)
 
     def _have_one_yield(self, row: int) -> None:
-        """A rank's call for room can overtake its reports: then the first that comes to be pending makes it."""
+        """Have the oldest yield. A rank's call for room can overtake its reports: then the first to become pending
+        yields."""
         pending = pd.to_yield(self._pending, row)
         self._wants_room = row if pending is None else 0
         if pending is not None:
@@ -313,8 +314,8 @@ class Checkpoints:
             )
 
     def fail(self, pending: PendingCheckpoint, reason: BaseException | str) -> None:
-        """Give a checkpoint up: its shares are removed, and so is what had reached storage. The user's directories
-        that were moved go back, and the reason names them."""
+        """Give a checkpoint up: its shares are removed, also from storage. The user's directories that were moved go
+        back, and the reason names them."""
         assert self._carriers is not None
         self._wants_room = 0
         members = self._members.get(pending.key, {})
@@ -332,11 +333,11 @@ class Checkpoints:
         self._advance()
 
     def _given_back(self, pending: PendingCheckpoint, rank: int, members: Mapping[int, Member]) -> str:
-        """Give a share back to the user; returns where its files are."""
+        """Give a share back to the user; return where its files are."""
         assert self._carriers is not None
         part = pending.parts[rank]
         if os.path.isdir(part.staged):
-            place = give_back(part.staged, part.taken)  # first: a carrier removes what is left of it
+            place = give_back(part.staged, part.taken)  # first: an uploader removes the rest
             self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
             self.left.append(place)
             return place
@@ -345,7 +346,7 @@ class Checkpoints:
         return f"{part.taken} on {members[rank].placement.slot.host}"
 
     def _remove_taken(self, pending: PendingCheckpoint, members: Mapping[int, Member]) -> None:
-        """It is committed: what was taken from the user is not needed any more."""
+        """Remove the directories taken from the user, now that the checkpoint is committed."""
         assert self._carriers is not None
         for rank, part in sorted(pending.parts.items()):
             if not (part.staged and part.taken):
@@ -368,7 +369,7 @@ class Checkpoints:
             self._spent.add(pending.name)
 
     def leave(self, pending: PendingCheckpoint, reason: str) -> None:
-        """Stop waiting for a checkpoint; its shares stay, or go back to the user, and the reason says where."""
+        """Stop waiting for a checkpoint; its shares stay, or go back to the user, and the reason names the place."""
         members = self._members.get(pending.key, {})
         self._give_up(pending)
         places = []
@@ -383,7 +384,7 @@ class Checkpoints:
     # -- committing
 
     def _advance(self) -> None:
-        """Have the oldest carried, then committed."""
+        """Upload the oldest, then commit it."""
         if (carried := pd.next_to_carry(self._pending)) is not None:
             self._order(carried)
         if (ready := pd.ready_to_commit(self._pending)) is not None:
@@ -425,7 +426,7 @@ class Checkpoints:
         self, pending: PendingCheckpoint, manifest: Manifest | None, error: BaseException | None
     ) -> None:
         if pending.given_up:
-            return  # nobody relies on it: what is left of it was told, and is removed or stays where it is
+            return  # it was given up: its remains were named, and are removed or stay where they are
         if manifest is None:
             pending.place = full_place(error, self._local_place)
             text = describe_write_error(error, self._local_place) if pending.place else ""
@@ -433,7 +434,7 @@ class Checkpoints:
             return
         self._remove_taken(pending, self._members.get(pending.key, {}))
         self._forget(pending)
-        self._wants_room = 0  # who still lacks room after this says so again
+        self._wants_room = 0  # ranks that still lack room call again
         self.newest = manifest
         self._kept.add(manifest)
         self._settled(pending, manifest, "")
@@ -442,26 +443,26 @@ class Checkpoints:
     # -- validations
 
     def validated(self, name: str, validation: Any) -> None:
-        """Keep what a validation found beside its checkpoint."""
+        """Store the result of a validation beside its checkpoint."""
         self._kept.validated(name, validation)
 
     def status(self, manifest: Manifest) -> str:
-        """Whether it was validated, in the words of a reported checkpoint."""
+        """Return the validation status of a reported checkpoint."""
         return self._kept.status(manifest)
 
     # -- deleting
 
     def discard_old(self, pinned: Collection[str]) -> None:
-        """Delete what retention does not keep; never what is pinned."""
+        """Delete checkpoints beyond retention, except pinned ones."""
         self._kept.discard_old(pinned)
 
     def check_scores(self, pinned: Collection[str] = (), *, least: int = 1) -> None:
-        """Warn once where at least so many checkpoints have no score, although one was named."""
+        """Warn once where at least ``least`` checkpoints have no score, although one was named."""
         self._kept.check_scores(pinned, least=least)
 
 
 def described(manifest: Manifest, value: Checkpoint, status: str) -> CheckpointReply:
-    """A committed checkpoint as workers are told of it."""
+    """Return a committed checkpoint as a reply to workers."""
     return CheckpointReply(path=value.address, metrics=dict(manifest.metrics), status=status)
 
 
@@ -475,4 +476,4 @@ def _with_places(reason: BaseException | str, back: Sequence[str]) -> BaseExcept
 
 
 def _ignored(_: Any, __: BaseException | None) -> None:
-    """What could not be removed is swept at the next start."""
+    """Ignore an error: remaining files are swept at the next start."""

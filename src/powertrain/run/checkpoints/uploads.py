@@ -1,8 +1,8 @@
-"""Who carries staged shares to storage: on each node one uploader, started when it is first needed.
+"""Uploads of staged shares: on each node one uploader, started when it is first needed.
 
-An uploader that dies is replaced and told again what it had not finished. Where the engine starts no processes beside
-its slots, this process carries for its own machine; elsewhere each rank is its own carrier, and what it had not
-finished dies with it.
+An uploader that dies is replaced, and its unfinished orders are sent again. Where the engine starts no processes beside
+its slots, this process uploads for its own machine; elsewhere each rank uploads for itself, and its unfinished shares
+die with it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Uploader:
 @dataclass(frozen=True)
 class _Order:
     node: str
-    #: The rank that carries for itself; None where the node's uploader does.
+    #: The rank that uploads for itself; None where the node's uploader does.
     member: Member | None
     carry: Carry
 
@@ -56,14 +56,14 @@ class Carriers:
         storage: bytes,
         timeout: float,
         log_path: str,
-        tell: Callable[[FromWorker], None],
+        post: Callable[[FromWorker], None],
         lease: tuple[int, str] = (0, ""),
     ) -> None:
         """``storage`` is the run's, pickled; ``timeout`` the seconds for which a refused file is tried again.
-        ``tell`` is called, on any thread, with the results of what this process carries itself; ``lease`` is the number
+        ``post`` is called, on any thread, with the results of uploads of this process; ``lease`` is the number
         and the token of the lease for which they carry."""
         self._lease = lease
-        self._engine, self._hub, self._tell = engine, hub, tell
+        self._engine, self._hub, self._post = engine, hub, post
         self._storage, self._timeout, self._log_path = storage, timeout, log_path
         self._nodes: dict[str, _Uploader] = {}
         self._orders: dict[uploader.ShareKey, _Order] = {}
@@ -73,16 +73,16 @@ class Carriers:
 
     @property
     def ranks_carry(self) -> bool:
-        """True when shares are on their way that die with the rank that carries them."""
+        """Return True when shares are being uploaded by ranks, and would die with them."""
         return any(order.member is not None for order in self._orders.values())
 
     def outlives(self, member: Member) -> bool:
-        """True when whoever carries on the rank's node does not end with the rank."""
+        """Return True when the uploader of the rank's node outlives the rank."""
         node = self._node_of(member)
         return node.slot is not None or node.here is not None
 
     def carry(self, member: Member, order: Carry) -> None:
-        """Have a share of ``member`` carried by whoever does that on its node."""
+        """Have a share of ``member`` uploaded from its node."""
         node = self._node_of(member)
         alone = node.slot is None and node.here is None
         mine = _Order(member.placement.slot.node_id, member if alone else None, order)
@@ -102,20 +102,20 @@ class Carriers:
         self._send_drop(node, order.member, drop)
 
     def clear(self, member: Member, drop: Drop) -> None:
-        """Have a share of ``member`` removed or given back on its node, whether it was to be carried or not."""
+        """Have a share of ``member`` removed or given back on its node, whether or not its upload was ordered."""
         self._orders.pop((drop.attempt, drop.row, drop.rank), None)
         node = self._node_of(member)
         self._send_drop(node, member if node.slot is None and node.here is None else None, drop)
 
     def _send_drop(self, node: _Uploader, member: Member | None, drop: Drop) -> None:
-        """``member`` is the rank that carries for itself, if it does."""
+        """Send a drop order; ``member`` is the rank that uploads for itself, if it does."""
         if node.here is not None:
             node.here.drop(drop)
         else:
             self._hub.send(member.key if member is not None else node.key, drop)
 
     def done(self, key: uploader.ShareKey) -> None:
-        """A share has been carried or given up."""
+        """Forget a share that was uploaded or given up."""
         order = self._orders.pop(key, None)
         if order is not None and order.node in self._nodes:
             self._nodes[order.node].deaths = 0
@@ -145,17 +145,17 @@ class Carriers:
                 self._hub.send(self._nodes[id].key, carry)
 
     def rank_ended(self, member: Member) -> list[Carry]:
-        """What this rank had to carry for itself, and now never will."""
+        """Return the unfinished orders of a rank that uploaded for itself and has ended."""
         return [order.carry for order in self._orders.values() if order.member is member]
 
     def close(self) -> None:
-        """Nothing will come any more. Processes beside the slots end with the engine."""
+        """Stop uploads of this process. Processes beside the slots end with the engine."""
         for node in self._nodes.values():
             if node.here is not None:
                 node.here.close()
 
     def remove_empty_log(self) -> None:
-        """An uploader that had nothing to say leaves no log."""
+        """Remove the log of an uploader that wrote nothing."""
         with contextlib.suppress(OSError):
             if os.path.getsize(self._log_path) == 0:
                 os.unlink(self._log_path)
@@ -188,5 +188,5 @@ class Carriers:
             node.key = door.keys.public
         elif beside.host == socket.gethostname():
             node.here = uploader.Carrier(
-                lambda: pickle.loads(self._storage), self._tell, self._timeout, lease=self._lease
+                lambda: pickle.loads(self._storage), self._post, self._timeout, lease=self._lease
             )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from powertrain.checkpoint.manifest import Manifest, Validation
 from powertrain.run import events as ev
 from powertrain.run.active_run import ActiveRun
-from powertrain.run.checkpoints.validations import PENDING, Task, Validations, asked_for, cut_off, task_of
+from powertrain.run.checkpoints.validations import (
+    PENDING,
+    Task,
+    Validations,
+    cut_off,
+    requested_validation,
+    task_of,
+)
 from powertrain.run.deadlines import Deadline
 from powertrain.run.next_steps import EndRun
 
@@ -39,12 +46,12 @@ class Validating:
 
     def validate(self, manifest: Manifest) -> None:
         """Have a committed checkpoint validated, if its report requested that."""
-        if asked_for(manifest) is not None and self._run.spec.validation is not None:
+        if requested_validation(manifest) is not None and self._run.spec.validation is not None:
             self._run.checkpoints.validated(manifest.name, PENDING)
             self._run.validations.ask(self._task_of(manifest))
 
     def _task_of(self, manifest: Manifest) -> Task:
-        config, requested = self._run.spec.validation, asked_for(manifest)
+        config, requested = self._run.spec.validation, requested_validation(manifest)
         assert config is not None
         assert requested is not None
         return task_of(config, requested, manifest, self._run.checkpoints.value(manifest))
@@ -90,7 +97,7 @@ class Validating:
         if not run.validations.busy or run.stop.is_fenced or run.stop.is_urgent:
             return False
         self._next = then
-        run.slots.want_no_more()
+        run.slots.withdraw_demand()
         if run.validations.wants_slot:  # it may be one that the ranks held, which have exited
             run.slots.release()
         run.validations.training_over()

@@ -5,7 +5,7 @@ One at a time, in the order of commits, so that slow ones do not eat the machine
     waiting ─▶ has a slot ─▶ runs ─▶ over ─▶ its process is gone ─▶ the next
                   └──────────┴──▶ failed, timed out
 
-A validation never fails the run. What the end of the run cuts off stays pending in storage and is started again when
+A validation never fails the run. Validations cut off by the end of the run stay pending in storage and start again when
 the run is resumed.
 """
 
@@ -41,7 +41,8 @@ from powertrain.worker import validation as process
 PENDING = Validation(status=ReportedCheckpointStatus.PENDING_VALIDATION.value)
 #: Seconds for a process to leave after its validation is over.
 _EXIT_TIMEOUT_S = 10.0
-#: What launchers tell ranks. A validation is none, and libraries that see these would look for others.
+#: Variables that launchers set for ranks. A validation is none, and libraries that see these would look for other
+#: ranks.
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 
 
@@ -50,7 +51,7 @@ _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"
 
 @dataclass(frozen=True)
 class Task:
-    """One validation that was asked for."""
+    """One requested validation."""
 
     checkpoint: str
     row: int
@@ -66,7 +67,7 @@ class Task:
 def task_of(
     config: ValidationConfig, asked: values.ValidationRequest, manifest: Manifest, checkpoint: Checkpoint
 ) -> Task:
-    """What ``report`` asked for counts over what the trainer was given."""
+    """Return the task of a request; its values override those of the trainer."""
     usual = config.task_config
     return Task(
         checkpoint=manifest.name,
@@ -79,13 +80,13 @@ def task_of(
 
 
 def cut_off(manifests: Iterable[Manifest], status: Callable[[Manifest], str]) -> list[Manifest]:
-    """The checkpoints whose validation was asked for and has not ended, oldest first."""
+    """Return the checkpoints whose requested validation has not ended, oldest first."""
     open_ones = (PENDING.status, ReportedCheckpointStatus.COMMITTED.value)
-    return [m for m in manifests if asked_for(m) is not None and status(m) in open_ones]
+    return [m for m in manifests if requested_validation(m) is not None and status(m) in open_ones]
 
 
-def asked_for(manifest: Manifest) -> values.ValidationRequest | None:
-    """The validation that was asked for when the checkpoint was reported."""
+def requested_validation(manifest: Manifest) -> values.ValidationRequest | None:
+    """Return the validation that was requested when the checkpoint was reported."""
     try:
         return msgspec.convert(manifest.extras[VALIDATION_EXTRA], values.ValidationRequest)
     except (KeyError, msgspec.ValidationError):
@@ -93,14 +94,14 @@ def asked_for(manifest: Manifest) -> values.ValidationRequest | None:
 
 
 def shape_of(config: ValidationConfig) -> base.SlotShape | None:
-    """The slot that a validation reserves; None where nothing was asked for."""
+    """Return the slot that a validation reserves; None where no resources were requested."""
     asked = config.ray_remote_kwargs
     cpus, gpus = asked.get("num_cpus", 0.0), asked.get("num_gpus", 0.0)
     return base.SlotShape(cpus=cpus or 1.0, gpus=gpus, explicit=True) if cpus or gpus else None
 
 
 def found(message: Validated) -> Validation:
-    """What a validation's process said."""
+    """Return the validation that a validating process has sent."""
     if message.error is None:
         return Validation(
             status=ReportedCheckpointStatus.VALIDATED.value, metrics=message.metrics, seconds=message.seconds
@@ -145,12 +146,12 @@ def _why_gone(event: base.Exited | base.SlotLost, log: str) -> str:
 
 @dataclass
 class _Current:
-    """The validation that has its turn."""
+    """The current validation."""
 
     task: Task
     #: For its slot; None where it needs none.
     claim: base.Claim | None = None
-    #: What the engine says is missing for its slot.
+    #: The resources that its slot waits for.
     missing: str = ""
     slot: base.Slot | None = None
     child: Child | None = None
@@ -202,25 +203,25 @@ class Validations:
                 config.fn, usual, "the validation function", "fn_kwargs"
             )
 
-    # -- what there is
+    # -- state
 
     @property
     def names(self) -> list[str]:
-        """Checkpoints whose validation waits or runs."""
+        """Return the checkpoints whose validation waits or runs."""
         return [task.checkpoint for task in self._unfinished()]
 
     @property
     def busy(self) -> bool:
-        """True while there is something to wait for."""
+        """Return True while a validation waits or runs."""
         return self._current is not None or (bool(self._queue) and self._beside is not None)
 
     @property
     def wants_slot(self) -> bool:
-        """True while the one that has its turn waits for a slot."""
+        """Return True while the current validation waits for a slot."""
         return self._current is not None and self._current.slot is None
 
     def awaited(self, row: int) -> bool:
-        """True while a checkpoint up to ``row`` will be validated without the ranks having to leave first."""
+        """Return True while a checkpoint up to ``row`` will be validated without the ranks having to exit first."""
         if self._current is not None and self._current.missing:
             return False  # it may be waiting for what they hold
         return any(task.row <= row for task in self._unfinished())
@@ -229,20 +230,20 @@ class Validations:
         now = [self._current.task] if self._current is not None and not self._current.over else []
         return [*now, *self._queue]
 
-    # -- what happens
+    # -- events
 
     def begin(self, beside: base.Slot) -> None:
-        """There are slots: validations may start, on the node of this one."""
+        """Allow validations to start, on the node of this slot."""
         self._beside = beside
         self._advance()
 
     def ask(self, task: Task) -> None:
-        """Validate this checkpoint when its turn has come."""
+        """Queue the validation of a checkpoint."""
         self._queue.append(task)
         self._advance()
 
     def owns_claim(self, claim: str) -> bool:
-        """Return True when the slot of the validation that has its turn was requested so."""
+        """Return True when the slot of the current validation was requested with this claim."""
         return self._current is not None and self._current.claimed(claim)
 
     def owns_slot(self, slot: str) -> bool:
@@ -312,7 +313,8 @@ class Validations:
         self._advance()
 
     def training_over(self) -> None:
-        """The ranks hold nothing any more: what still waits for room waits no longer than the run itself would."""
+        """Note that the ranks have released their slots: a validation now waits for room no longer than the run
+        would."""
         self._trained = True
         self._bound_wait()
 
@@ -321,7 +323,7 @@ class Validations:
             self._remind(self._clock() + self._spec.queue_timeout)
 
     def overdue(self) -> None:
-        """The time that was asked for with ``remind`` has come."""
+        """Handle the deadline that was set with ``remind``."""
         current = self._current
         if current is None:
             return
@@ -337,18 +339,18 @@ class Validations:
             self._advance()
 
     def cut_short(self) -> None:
-        """Wait for none any more. Those that did not end stay pending."""
+        """Wait for no validation any more. Those that did not end stay pending."""
         self._queue.clear()
         if self._current is not None:
             self._leave(self._current)
         self._advance()
 
     def close(self) -> None:
-        """End what runs here; what the engine started ends with it."""
+        """End processes that were started here; those of the engine end with it."""
         if self._current is not None and self._current.child is not None:
             self._current.child.close()
 
-    # -- how
+    # -- steps
 
     def _advance(self) -> None:
         while self._current is None and self._queue and self._beside is not None:
@@ -433,13 +435,13 @@ class Validations:
         return launch.log_path(self._spec, f"validation-{task.checkpoint}.log")
 
     def _conclude(self, current: _Current, outcome: Validation) -> None:
-        """The outcome is known; the process has a little time to leave."""
+        """Record the outcome; the process has a little time to exit."""
         current.over = True
         self._remind(self._clock() + _EXIT_TIMEOUT_S)
         self._over(current.task, outcome)
 
     def _leave(self, current: _Current) -> None:
-        """Have done with it; ends a process that is still there."""
+        """Forget the current validation, and end a process that is still there."""
         self._kill(current)
         if current.slot is not None and current.child is None:
             self._engine.release([current.slot])

@@ -31,7 +31,7 @@ class DebuggerAttachment:
             run.observer,
             send=run.send,
             post=run.post,
-            tell_once=run.warn_once,
+            warn_once=run.warn_once,
             begun=lambda: run.deadlines.pause(_PAUSED),
             over=self._on_all_closed,
             clock=run.clock.monotonic,
@@ -39,16 +39,16 @@ class DebuggerAttachment:
 
     def on_message(self, member: Member, message: FromWorker) -> None:
         if isinstance(message, DebugOpened):
-            self._run.hangs.debugger_opened(member)
-        self._run.debugging.heard(member, message)
+            self._run.hangs.on_debugger_opened(member)
+        self._run.debugging.on_message(member, message)
         self._schedule()
 
     def on_typed(self, typed: Typed) -> None:
-        self._run.debugging.typed(typed)
+        self._run.debugging.on_typed(typed)
         self._schedule()
 
     def on_turn_over(self) -> None:
-        self._run.debugging.share()
+        self._run.debugging.on_turn_over()
         self._schedule()
 
     def _schedule(self) -> None:

@@ -1,8 +1,8 @@
-"""The terminal that a run was launched in, while debuggers of its ranks talk in it: shows text, and asks for lines.
+"""The terminal that a run was launched in, while debuggers of its ranks use it: shows text, and prompts for lines.
 
 A thread of its own writes and reads, from the first debugger to the last: a terminal that takes nothing (Ctrl-S), or a
-person who thinks, holds up nobody else. It reads only while a line is asked for, and a line at a time: what is typed
-at other times stays where it is.
+user who thinks, holds up no other thread. It reads only while a prompt is open, and a line at a time: other input stays
+in the terminal.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 from powertrain.text.printable import clean_output
 
-#: Characters kept for a terminal that does not take them; beyond it what comes is left out.
+#: Characters kept for a terminal that does not take them; later text is left out.
 _PENDING_LIMIT = 4 * 2**20
-#: What is written at a time, once the terminal takes something: so much it then takes without holding the thread.
+#: Bytes of one write, once the terminal is ready: so many it takes without blocking the thread.
 _PIECE = 512
-#: Seconds between two looks whether this process has come to the foreground again; and for the thread to end.
-_LOOK_EVERY, _END_WITHIN = 0.5, 2.0
+#: Seconds between two checks whether this process is in the foreground again; and for the thread to end.
+_POLL_INTERVAL_S, _EXIT_TIMEOUT_S = 0.5, 2.0
 
 #: Held by the one run of this process that has the terminal.
 _taken = threading.Lock()
@@ -32,14 +32,14 @@ _taken = threading.Lock()
 
 @dataclass(frozen=True)
 class Typed:
-    """The line that answers question ``number``, with its line end; "" at the end of input (Ctrl-D)."""
+    """The line typed at prompt ``number``, with its line end; "" at the end of input (Ctrl-D)."""
 
     number: int
     text: str
 
 
 def why_unusable() -> str:
-    """Why nobody can be asked anything in this process's terminal; "" where that can be done."""
+    """Return why this process's terminal cannot be used for input; "" where it can."""
     for stream, name in ((sys.stdin, "standard input"), (sys.stdout, "standard output")):
         try:
             if stream is None or not os.isatty(stream.fileno()):
@@ -57,7 +57,7 @@ def _is_in_foreground(terminal: int) -> bool:
 
 
 class Keyboard:
-    """A conversation in the terminal; all methods may be called from any thread, and return at once."""
+    """Output and input of the terminal; all methods may be called from any thread, and return at once."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class Keyboard:
         take: Callable[[], None] = lambda: None,
         give_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """``typed`` is called with each answer; ``take`` before anything is written, and ``give_back`` in the end, to
-        have others keep off. All three on this object's own thread."""
+        """``typed`` is called with each line; ``take`` before anything is written, and ``give_back`` in the end, to
+        have exclusive use. All three on this object's own thread."""
         self._typed, self._take, self._give_back = typed, take, give_back
         self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
         self._lock = threading.Lock()
         self._pending: deque[str] = deque()
         self._pending_size = 0
-        #: The question that is open, and its prompt. And the part of a line that was read without its end.
+        #: The number and text of the open prompt. And the part of a line that was read without its end.
         self._question: tuple[int, str] | None = None
         self._begun = ""
         #: The begin of an escape sequence whose rest has not come yet.
@@ -99,8 +99,8 @@ class Keyboard:
                 self._pending.append("\n[some text was left out: this terminal is too slow for it]\n")
         self._wake()
 
-    def ask(self, number: int, prompt: str) -> None:
-        """Ask for a line: ``typed`` is called with ``number`` when there is one. It replaces an older question."""
+    def prompt(self, number: int, prompt: str) -> None:
+        """Prompt for a line: ``typed`` is called with ``number`` when there is one. Replaces an older prompt."""
         with self._lock:
             self._question = number, _fit(prompt)
             self._is_at_prompt = False
@@ -109,19 +109,19 @@ class Keyboard:
             self._answer("")
 
     def withdraw(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Withdraw the open prompt."""
         with self._lock:
             self._question = None
         self._wake()
 
     def close(self) -> None:
-        """Let the thread write what is left, and let go of the terminal."""
+        """Let the thread write the remaining text, and release the terminal."""
         self._closes = True
         self._wake()
 
     def join(self) -> None:
-        """Wait until the thread has; but not for a terminal that takes nothing."""
-        self._thread.join(_END_WITHIN)
+        """Wait for the thread; but not for a terminal that takes nothing."""
+        self._thread.join(_EXIT_TIMEOUT_S)
 
     def _wake(self) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):  # it is full: the thread will wake
@@ -132,7 +132,7 @@ class Keyboard:
 
     def _run(self) -> None:
         try:
-            while not _taken.acquire(timeout=_LOOK_EVERY):
+            while not _taken.acquire(timeout=_POLL_INTERVAL_S):
                 if self._closes:
                     return
             try:
@@ -149,23 +149,23 @@ class Keyboard:
             self._answer("")
 
     def _talk(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone, and nobody will type any more
+        with contextlib.suppress(OSError):  # the terminal is gone
             while self._write() and not self._closes:
                 self._wait()
 
     def _wait(self) -> None:
-        """Until there is something to write, or a line was typed that answers the question."""
+        """Wait until there is something to write, or a line was typed at the open prompt."""
         reads = self._question is not None and _is_in_foreground(self._input)
         waits = [self._wake_read, *([self._input] if reads else [])]
         in_background = self._question is not None and not reads
-        ready = _ready(waits, select.POLLIN, _LOOK_EVERY if in_background else None)
+        ready = _ready(waits, select.POLLIN, _POLL_INTERVAL_S if in_background else None)
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
         elif self._input in ready:
             self._read()
 
     def _read(self) -> None:
-        """Take one line: a terminal gives no more at a time. Without its end it was Ctrl-D in the middle of it."""
+        """Read one line: a terminal gives no more at a time. Without its end it was Ctrl-D in the middle of it."""
         data = os.read(self._input, 4096).decode("utf-8", "replace")
         self._begun += data
         if not data or data.endswith("\n"):
@@ -180,7 +180,8 @@ class Keyboard:
             self._typed(Typed(question[0], text))
 
     def _write(self) -> bool:
-        """Write all there is, and the prompt after it. False when it is time to end and the terminal takes no more."""
+        """Write all pending text, then the prompt. Return False when it is time to end and the terminal takes no
+        more."""
         while True:
             with self._lock:
                 prompt = self._question[1] if self._question and not self._is_at_prompt else ""
@@ -198,7 +199,7 @@ class Keyboard:
     def _put(self, data: bytes) -> bool:
         rest = memoryview(data)
         while rest:
-            while not _ready([self._output], select.POLLOUT, _LOOK_EVERY):
+            while not _ready([self._output], select.POLLOUT, _POLL_INTERVAL_S):
                 if self._closes:
                     return False
             with contextlib.suppress(BlockingIOError):  # where another program has made it non-blocking
@@ -207,7 +208,7 @@ class Keyboard:
 
 
 def _fit(text: str) -> str:
-    """Text of a rank's debugger for the terminal: a carriage return begins a line and overwrites none."""
+    """Return text of a rank's debugger for the terminal: a carriage return begins a line and overwrites none."""
     return clean_output(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -218,7 +219,8 @@ def _split_cut_sequence(text: str) -> tuple[str, str]:
 
 
 def _ready(descriptors: Sequence[int], event: int, within: float | None) -> set[int]:
-    """Which of these are ready for ``event``, or broken. Not ``select``: in a run with many files it has no room."""
+    """Return the descriptors that are ready for ``event``, or broken. Not ``select``, which fails with many open
+    files."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, event)

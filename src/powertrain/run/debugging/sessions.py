@@ -1,7 +1,7 @@
-"""Debuggers of ranks in the one terminal: who may talk there, who waits, and what is said of it.
+"""Debuggers of ranks in the one terminal: which has it, which wait, and the lines shown about it.
 
-A rank that stops asks for the terminal. One has it at a time; the others wait in the order in which they came. Whoever
-has it keeps it until he leaves his debugger, or runs for a while although others wait: he may be waiting for them.
+A rank that stops requests the terminal. One has it at a time; the others wait in the order of their requests. A rank
+keeps it until its debugger is left, or has been running for a while although others wait: it may be waiting for them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from powertrain.wire.from_worker import DebugClosed, DebugOpened, DebugOutput, D
 from powertrain.wire.values import Frame
 
 #: Seconds for which a debugger that runs keeps the terminal while others wait for it.
-TURN = 1.0
-#: Characters that are kept of what a debugger says before it has the terminal.
+TURN_TIMEOUT_S = 1.0
+#: Characters that are kept of a debugger's output before it has the terminal.
 _OUTPUT_LIMIT = 2**20
 
 
 class TerminalView(Protocol):
-    """What shows the run in the same terminal, and can keep off it."""
+    """The view of the run in the same terminal, which can release it."""
 
     def hold(self) -> None: ...
     def release(self) -> None: ...
 
 
 class Turns:
-    """Who has the terminal, and who waits for it, as numbers of ranks. Pure."""
+    """The rank that has the terminal, and those that wait for it. Pure."""
 
     def __init__(self) -> None:
         self.holder: int | None = None
         self.waiting: list[int] = []
 
-    def ask(self, rank: int) -> bool:
-        """True where it has the terminal now; else it waits, behind those who do already."""
+    def request(self, rank: int) -> bool:
+        """Return True where the rank has the terminal now; else it joins the queue."""
         if self.holder is None:
             self.holder = rank
         elif self.holder != rank and rank not in self.waiting:
@@ -49,7 +49,7 @@ class Turns:
         return self.holder == rank
 
     def leave(self, rank: int) -> int | None:
-        """Who gets the terminal because this one has left it; None where nobody does."""
+        """Return the rank that gets the terminal because this one has left it; None for none."""
         if rank in self.waiting:
             self.waiting.remove(rank)
         if rank != self.holder:
@@ -60,16 +60,16 @@ class Turns:
 
 @dataclass
 class DebuggerSession:
-    """A rank's debugger, from the moment it asks for the terminal until it is left."""
+    """A rank's debugger, from its request for the terminal until it is left."""
 
     member: Member
     opened: DebugOpened
     granted: bool = False
-    #: What it asks for, if it waits for a line.
+    #: Its prompt, if it waits for a line.
     prompt: DebugPrompt | None = None
-    #: What it has said while another one had the terminal.
+    #: Its output while another rank had the terminal.
     unshown: str = ""
-    #: Of what its rank prints meanwhile.
+    #: Decodes the output of its rank.
     decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     @property
@@ -83,7 +83,7 @@ def place_of(frame: Frame) -> str:
 
 
 def header(session: DebuggerSession, attempt: Attempt) -> str:
-    """What is said when a debugger gets the terminal for the first time."""
+    """Return the line shown when a debugger gets the terminal for the first time."""
     member, opened, others = session.member, session.opened, attempt.world_size - 1
     who = f"rank {member.rank} (pid {member.pid}) "
     who += f"raised {opened.error} at " if opened.error else "at "
@@ -94,8 +94,8 @@ def header(session: DebuggerSession, attempt: Attempt) -> str:
     return f"{who}{session.place} in {opened.frame.function}{paused}{leave}; h for help\n"
 
 
-def waits(session: DebuggerSession) -> str:
-    """What is said of a rank that has to wait for the terminal."""
+def waiting_line(session: DebuggerSession) -> str:
+    """Return the line shown for a rank that waits for the terminal."""
     if session.granted:
         return f"rank {session.member.rank} waits with its debugger\n"
     if session.opened.error:
@@ -103,13 +103,13 @@ def waits(session: DebuggerSession) -> str:
     return f"rank {session.member.rank} waits at its breakpoint, {session.place}\n"
 
 
-def again(session: DebuggerSession) -> str:
-    """What is said when a debugger gets the terminal back from another."""
+def turn_line(session: DebuggerSession) -> str:
+    """Return the line shown when a debugger gets the terminal back from another."""
     return f"rank {session.member.rank} talks again\n"
 
 
-def passed_over(opened: DebugOpened, why: str) -> str:
-    """What is said of a debugger that cannot be opened at all."""
+def unopened_message(opened: DebugOpened, why: str) -> str:
+    """Return the warning about a debugger that cannot be opened."""
     what = "No debugger is opened for the error" if opened.error else "breakpoint() was passed over"
     return (
         f"{what} at {place_of(opened.frame)}: {why}. Start the script itself in the foreground of a terminal, "
@@ -118,7 +118,7 @@ def passed_over(opened: DebugOpened, why: str) -> str:
 
 
 class Debugging:
-    """The debuggers of a run. The controller's thread only, but for :meth:`printed`."""
+    """The debuggers of a run. The controller's thread only, but for :meth:`show_output`."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Debugging:
         *,
         send: Callable[[Member, FromController], None],
         post: Callable[[Any], None],
-        tell_once: Callable[[str], None],
+        warn_once: Callable[[str], None],
         begun: Callable[[], None],
         over: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
@@ -135,106 +135,107 @@ class Debugging:
         """``launcher`` started this process and has its terminal; "" for none. ``begun`` is called when the first
         debugger opens, ``over`` with the seconds for which any was open when the last one is closed."""
         self._launcher, self._view = launcher, view
-        self._send, self._post, self._tell_once = send, post, tell_once
+        self._send, self._post, self._warn_once = send, post, warn_once
         self._begun, self._over, self._clock = begun, over, clock
         self._sessions: dict[int, DebuggerSession] = {}
         self._turns = Turns()
         #: The rank that had the terminal last; -1 before the first.
-        self._talked = -1
+        self._last_holder = -1
         self._keyboard: Keyboard | None = None
-        #: The one that was let go of last, which may still have something to write.
+        #: The one that was closed last, which may still have output to write.
         self._last: Keyboard | None = None
-        #: How many lines were asked for: the number of the last question.
-        self._questions = 0
+        #: The number of the last prompt.
+        self._prompts = 0
         self._since = 0.0
-        #: When the one that has the terminal is made to share it; inf while that is not in question.
+        #: When the turn of the current debugger ends; inf for no limit.
         self.due = float("inf")
-        #: The attempt in which an error was looked at already.
-        self._looked_at = -1
+        #: The attempt in which an error was already debugged.
+        self._debugged_attempt = -1
         self._is_ending = False
 
     @property
     def is_open(self) -> bool:
-        """True while any rank is in a debugger, or waits to be."""
+        """Return True while any rank is in a debugger, or waits for the terminal."""
         return bool(self._sessions)
 
-    # -- what ranks say
+    # -- messages of ranks
 
-    def heard(self, member: Member, message: FromWorker) -> None:
-        """A rank's debugger says something."""
+    def on_message(self, member: Member, message: FromWorker) -> None:
+        """Handle a message of a rank's debugger."""
         session = self._sessions.get(member.rank)
         match message:
             case DebugOpened():
-                self._opened(member, message)
+                self._on_opened(member, message)
             case DebugOutput() if session is not None:
-                self._said(session, message.text)
+                self._on_output(session, message.text)
             case DebugPrompt() if session is not None:
                 session.prompt = message
-                self._want(session)
+                self._request_turn(session)
             case DebugClosed() if session is not None:
-                self._leave(session)
+                self._on_left(session)
 
-    def _opened(self, member: Member, opened: DebugOpened) -> None:
-        if not self._may_open(member, opened):
+    def _on_opened(self, member: Member, opened: DebugOpened) -> None:
+        if not self._can_open(member, opened):
             self._send(member, DebugGrant(granted=False))
             return
         if opened.error:
-            self._looked_at = member.attempt.number
+            self._debugged_attempt = member.attempt.number
         if not self._sessions:
             self._since = self._clock()
             self._begun()
         self._sessions[member.rank] = DebuggerSession(member, opened)
-        self._want(self._sessions[member.rank])
+        self._request_turn(self._sessions[member.rank])
 
-    def _may_open(self, member: Member, opened: DebugOpened) -> bool:
-        """One error is looked at, the first that is no echo; the others are in the logs and in the report."""
+    def _can_open(self, member: Member, opened: DebugOpened) -> bool:
+        """Return True for a breakpoint, and for the first error that is no echo; the others are in the logs and the
+        report."""
         attempt = member.attempt
         if self._is_ending or attempt.phase != TRAINING:
             return False
-        if opened.error and (opened.secondary or self._looked_at == attempt.number):
+        if opened.error and (opened.secondary or self._debugged_attempt == attempt.number):
             return False
         why = "" if opened.native else self._why_unusable()
         if why:
-            self._tell_once(passed_over(opened, why))
+            self._warn_once(unopened_message(opened, why))
         return not why
 
     def _why_unusable(self) -> str:
         return f"{self._launcher} has the terminal" if self._launcher else why_unusable()
 
-    def _said(self, session: DebuggerSession, text: str) -> None:
+    def _on_output(self, session: DebuggerSession, text: str) -> None:
         if self._has_turn(session):
             self._show(text)
         else:
             session.unshown = (session.unshown + text)[-_OUTPUT_LIMIT:]
 
-    def gone(self, member: Member) -> None:
-        """The rank's process has ended."""
+    def on_process_gone(self, member: Member) -> None:
+        """Close the debugger of a rank whose process has ended."""
         session = self._sessions.get(member.rank)
         if session is not None:
             self._withdraw(session)
             self._show(f"rank {member.rank} has ended, and its debugger with it\n")
-            self._leave(session)
+            self._on_left(session)
 
-    # -- what the user says
+    # -- input of the user
 
-    def typed(self, typed: Typed) -> None:
-        """A line was typed."""
-        session = self._talking
-        if session is not None and session.prompt is not None and typed.number == self._questions:
+    def on_typed(self, typed: Typed) -> None:
+        """Send the typed line to the debugger that has the terminal."""
+        session = self._holder
+        if session is not None and session.prompt is not None and typed.number == self._prompts:
             self._send(session.member, DebugLine(number=session.prompt.number, text=typed.text))
             session.prompt = None
-            self._share()
+            self._limit_turn()
 
-    def share(self) -> None:
-        """At :attr:`due`: the one that has the terminal still runs, and others wait for it."""
+    def on_turn_over(self) -> None:
+        """Pass the terminal on at :attr:`due`, where its debugger still runs and others wait."""
         self.due = float("inf")
-        session = self._talking
+        session = self._holder
         if session is not None and session.prompt is None and self._turns.waiting:
             self._show(f"rank {session.member.rank} is still running\n")
             self._pass_on(session)
 
-    def printed(self, rank: int, data: bytes) -> bool:
-        """Show what a rank prints while it is stepped through. False where that is for others to show. Any thread."""
+    def show_output(self, rank: int, data: bytes) -> bool:
+        """Show the output of a rank that is being debugged. Return False for any other rank. Any thread."""
         session, keyboard = self._sessions.get(rank), self._keyboard
         if session is None or keyboard is None or not self._has_turn(session):
             return False
@@ -244,7 +245,7 @@ class Debugging:
     # -- the end
 
     def end(self, why: str) -> None:
-        """Have every debugger left, and open none any more. Plain pdb is left when the user does."""
+        """Close every debugger, and open no more. Plain pdb stays open until the user leaves it."""
         self._is_ending = True
         if any(session.opened.native for session in self._sessions.values()):
             return
@@ -253,42 +254,42 @@ class Debugging:
         self.forget(why)
 
     def close(self) -> None:
-        """Let go of the terminal."""
+        """Release the terminal."""
         self.forget("the run is over")
         if self._last is not None:
             self._last.join()
 
     def forget(self, why: str) -> None:
-        """All debuggers are left: their processes are being ended, or are told to go on."""
+        """Forget all debuggers: their processes are being ended, or continue."""
         if self._sessions:
             if self._keyboard is not None:
                 self._keyboard.withdraw()
             self._show(f"{why}: all debuggers are left\n")
             self._sessions.clear()
             self._turns = Turns()
-            self._end_talk()
+            self._release_terminal()
 
     # -- turns
 
     @property
-    def _talking(self) -> DebuggerSession | None:
-        """The one that has the terminal."""
+    def _holder(self) -> DebuggerSession | None:
+        """Return the debugger that has the terminal."""
         holder = self._turns.holder
         return self._sessions.get(holder) if holder is not None else None
 
     def _has_turn(self, session: DebuggerSession) -> bool:
         return self._turns.holder == session.member.rank
 
-    def _want(self, session: DebuggerSession) -> None:
-        """Let it talk, or wait."""
+    def _request_turn(self, session: DebuggerSession) -> None:
+        """Give the terminal to the debugger, or let it wait."""
         was_waiting = session.member.rank in self._turns.waiting
-        if self._turns.ask(session.member.rank):
-            self._let_talk(session)
+        if self._turns.request(session.member.rank):
+            self._give_turn(session)
         elif not was_waiting:
-            self._show(waits(session))
-            self._share()
+            self._show(waiting_line(session))
+            self._limit_turn()
 
-    def _let_talk(self, session: DebuggerSession) -> None:
+    def _give_turn(self, session: DebuggerSession) -> None:
         if session.opened.native:
             self._view.hold()
         elif self._keyboard is None:
@@ -297,45 +298,45 @@ class Debugging:
             session.granted = True
             self._show(header(session, session.member.attempt))
             self._send(session.member, DebugGrant(granted=True))
-        elif self._talked != session.member.rank:
-            self._show(again(session))
-        self._talked = session.member.rank
+        elif self._last_holder != session.member.rank:
+            self._show(turn_line(session))
+        self._last_holder = session.member.rank
         if session.unshown:
             self._show(session.unshown)
             session.unshown = ""
         if session.prompt is not None and self._keyboard is not None:
             self.due = float("inf")
-            self._questions += 1
-            self._keyboard.ask(self._questions, session.prompt.text)
+            self._prompts += 1
+            self._keyboard.prompt(self._prompts, session.prompt.text)
 
-    def _share(self) -> None:
-        """Whoever has the terminal, runs and is waited for has it for a while longer."""
-        runs = self._talking is not None and self._talking.prompt is None
+    def _limit_turn(self) -> None:
+        """Limit the turn of a debugger that runs while others wait."""
+        runs = self._holder is not None and self._holder.prompt is None
         if runs and self._turns.waiting and self.due == float("inf"):
-            self.due = self._clock() + TURN
+            self.due = self._clock() + TURN_TIMEOUT_S
 
     def _pass_on(self, session: DebuggerSession) -> None:
         rank = self._turns.leave(session.member.rank)
         if rank is not None:
-            self._let_talk(self._sessions[rank])
-            self._share()
+            self._give_turn(self._sessions[rank])
+            self._limit_turn()
 
-    def _leave(self, session: DebuggerSession) -> None:
-        """It is left, for whatever reason: the next one may talk."""
+    def _on_left(self, session: DebuggerSession) -> None:
+        """Remove the debugger, and pass the terminal on."""
         del self._sessions[session.member.rank]
         self._withdraw(session)
         self._pass_on(session)
         if not self._sessions:
-            self._end_talk()
+            self._release_terminal()
 
     def _withdraw(self, session: DebuggerSession) -> None:
-        """It will not take a line any more."""
+        """Withdraw its prompt."""
         if self._has_turn(session):
             self.due = float("inf")
             if self._keyboard is not None:
                 self._keyboard.withdraw()
 
-    def _end_talk(self) -> None:
+    def _release_terminal(self) -> None:
         self._last, self._keyboard = self._keyboard, None
         self.due = float("inf")
         if self._last is not None:

@@ -1,4 +1,4 @@
-"""What to do after a failure, a loss or a notice. Pure: values in, a decision out; the controller acts."""
+"""The policy after a failure, a loss or a notice. Pure: values in, a decision out; the controller acts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from powertrain.run.events import WorkerFailure
 #: Losses in a row, without a commit between them, after which the run ends.
 LOSS_LIMIT = 3
 #: Seconds before a run that died before its first boundary is tried again: this, then twice as long each time.
-_FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0
+_FIRST_RETRY_DELAY_S, _MAX_RETRY_DELAY_S = 0.5, 60.0
 
 
 @dataclass(frozen=True)
 class FailureDecision:
-    """ "retry" or "give_up", and why in words; ``delay`` is how many seconds to wait before."""
+    """ "retry" or "give_up", and why in words; ``delay`` is the seconds to wait before a retry."""
 
     action: str
     reason: str
@@ -29,9 +29,9 @@ class FailureDecision:
 def after_failure(
     failures_before: int, max_failures: int, fail_fast: bool, early_deaths: int = 0
 ) -> FailureDecision:
-    """What to do when an attempt failed and ``failures_before`` have failed earlier. -1 means no limit.
+    """Decide after a failed attempt, with ``failures_before`` earlier failures. -1 means no limit.
 
-    ``early_deaths`` is how many attempts in a row, this one included, died before any rank had come to a boundary.
+    ``early_deaths`` is how many attempts in a row, this one included, died before any rank had reached a boundary.
     """
     if fail_fast:
         return FailureDecision("give_up", "fail_fast is set, so the first failure ends the run")
@@ -49,8 +49,12 @@ def after_failure(
 
 
 def back_off(early_deaths: int) -> float:
-    """Seconds to wait: none for a run that had begun to train, longer and longer for one that never gets there."""
-    return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(early_deaths - 1, 20)) if early_deaths else 0.0
+    """Return the seconds to wait: none for a run that had begun to train, growing for one that never gets there."""
+    return (
+        min(_MAX_RETRY_DELAY_S, _FIRST_RETRY_DELAY_S * 2.0 ** min(early_deaths - 1, 20))
+        if early_deaths
+        else 0.0
+    )
 
 
 def after_loss(
@@ -60,7 +64,7 @@ def after_loss(
     preemptions_before: int = 0,
     max_preemptions: int = -1,
 ) -> FailureDecision:
-    """What to do when slots were withdrawn, ``losses_since_commit`` losses ago the last checkpoint was committed.
+    """Decide after a loss of slots, with ``losses_since_commit`` losses since the last committed checkpoint.
 
     ``preempted`` losses were announced by a notice and have a budget of their own; -1 means no limit.
     """
@@ -76,10 +80,10 @@ def after_loss(
 
 
 def order_by_cause(failures: Sequence[WorkerFailure]) -> list[WorkerFailure]:
-    """The cause first: what is no echo of another rank's end before what is, then the earlier, then the lower rank."""
+    """Sort failures, the cause first: echoes of another rank's end come last, then by time, then by rank."""
     return sorted(failures, key=lambda f: (f.secondary, f.after, f.rank))
 
 
 def cause_is_known(failures: Sequence[WorkerFailure]) -> bool:
-    """False while every failure seen so far reads like an echo: the cause may still be on its way."""
+    """Return False while every failure so far reads like an echo: the cause may still be on its way."""
     return any(not failure.secondary for failure in failures)

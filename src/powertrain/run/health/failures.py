@@ -1,4 +1,4 @@
-"""A rank's bad end as a fact: built from what the engine saw or what the rank itself said. Pure."""
+"""Failures of ranks as facts, built from events of the engine or messages of the rank. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMEOUT_WORDS = (
 
 
 def died(member: Member, event: base.Exited, endpoint: str = "") -> WorkerFailure:
-    """The process ended without a word. ``endpoint`` is where it was to find the run."""
+    """Return the failure of a process that ended without a message. ``endpoint`` is the address of the run."""
     kind, words = base.describe_exit(event)
     if event.code == UNREACHABLE and not member.greeted:
         host = member.placement.slot.host
@@ -33,19 +33,19 @@ def died(member: Member, event: base.Exited, endpoint: str = "") -> WorkerFailur
 
 
 def silent(member: Member, why: str) -> WorkerFailure:
-    """The process never said a word."""
+    """Return the failure of a process that never connected."""
     return _failure(member, "start", f"rank {member.rank} {why}")
 
 
 def raised(member: Member, report: ErrorReport, kind: str, *, is_echo: bool = False) -> WorkerFailure:
-    """The rank said what went wrong; ``kind`` is "raised", "exit" or "start". ``is_echo``: another rank is the
-    cause."""
+    """Return the failure that a rank reported; ``kind`` is "raised", "exit" or "start". ``is_echo``: another rank is
+    the cause."""
     report = msgspec.structs.replace(report, secondary=report.secondary or is_echo)
     return reported(member.rank, report, kind, **_circumstances(member))
 
 
 def reported(rank: int, report: ErrorReport, kind: str, **circumstances: Any) -> WorkerFailure:
-    """What a rank said, with the circumstances (fields of ``WorkerFailure``) that whoever heard it knows."""
+    """Return a rank's error with the circumstances (fields of ``WorkerFailure``) known to the receiver."""
     return WorkerFailure(
         rank=rank,
         kind=kind,
@@ -66,7 +66,7 @@ def reported(rank: int, report: ErrorReport, kind: str, **circumstances: Any) ->
 
 
 def _exit_code(report: ErrorReport) -> int:
-    """The code of a ``sys.exit``, as the system keeps it; 1 for one with a message."""
+    """Return the code of a ``sys.exit``, as the system keeps it; 1 for one with a message."""
     try:
         return int(report.message) & 0xFF or 1
     except ValueError:
@@ -74,12 +74,13 @@ def _exit_code(report: ErrorReport) -> int:
 
 
 def may_follow_a_notice(failure: WorkerFailure) -> bool:
-    """True for the end of a rank, or of a DataLoader's process of its, that the same scheduler may have caused."""
+    """Return True for the end of a rank, or of one of its DataLoader workers, that the same scheduler may have
+    caused."""
     return failure.kind != "raised" or "killed by signal: Terminated" in failure.message
 
 
 def is_collective_timeout(report: ErrorReport) -> bool:
-    """True when a collective has given up waiting for other ranks: the cause is then on one of those."""
+    """Return True when a collective has timed out waiting for other ranks: the cause is then on one of those."""
     return any(words in report.message.lower() for words in _TIMEOUT_WORDS)
 
 
@@ -107,7 +108,8 @@ def _hang_summary(rank: int, verdict: Verdict) -> str:
 
 
 def _place_in_hang(rank: int, verdict: Verdict) -> dict[str, Any]:
-    """The rank's own line. A rank that has returned has none: the message says where the others wait for it."""
+    """Return the rank's own line. A rank that has returned has none: the message names the line where the others
+    wait."""
     frame = verdict.frames.get(rank) if verdict.culprits else verdict.frame
     return msgspec.structs.asdict(frame) if frame is not None else {}
 

@@ -1,4 +1,4 @@
-"""What a hang is, in words: who waits, who never came, and the user's line. Pure: what is known in, text out.
+"""Description of a hang: the ranks that wait, the ranks that never arrived, the user's line. Pure: states in, text out.
 
 One to four lines. A file is named by its whole path, so that a terminal can open it; the text of a line is cut short.
 """
@@ -51,21 +51,23 @@ Stacks = Mapping[int, Sequence[ProcessStack]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a run hangs. ``frame`` is the user's line to look at first; ``row`` the last that those to blame reported."""
+    """The explanation of a hang. ``frame`` is the user's line to look at first; ``row`` the last that the culprits
+    reported."""
 
     message: str
     culprits: tuple[int, ...]
     waiting: tuple[int, ...]
     frame: Frame | None
     row: int
-    #: The ranks that are waited for although their functions have returned.
+    #: The awaited ranks whose functions have returned.
     returned: tuple[int, ...] = ()
     #: The line of each culprit whose function has not returned, as far as it is known.
     frames: Mapping[int, Frame] = field(default_factory=dict)
 
 
 def explain(ranks: Sequence[RankState], stacks: Stacks, seconds: float) -> Verdict:
-    """Say who holds the run up. ``stacks`` has, for each rank that could be looked at, its own process first."""
+    """Explain which ranks hold the run up. ``stacks`` has, for each rank that could be sampled, its own process
+    first."""
     by_rank = {state.rank: state for state in ranks}
     blame = find_blame(ranks) or Blame(STUCK, (), tuple(s.rank for s in ranks if s.still))
     lead = _lead(blame, by_rank)
@@ -84,7 +86,7 @@ def explain(ranks: Sequence[RankState], stacks: Stacks, seconds: float) -> Verdi
 
 
 def stretches(ranks: Iterable[int]) -> list[list[int]]:
-    """Ranks in order, those that follow each other together."""
+    """Return the ranks in order, consecutive ones grouped."""
     found: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if found and rank == found[-1][-1] + 1:
@@ -95,7 +97,7 @@ def stretches(ranks: Iterable[int]) -> list[list[int]]:
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """Names ranks in a sentence: "rank 1", "ranks 0, 2 and 3", "ranks 0 to 63"."""
+    """Return the names of ranks for a sentence: "rank 1", "ranks 0, 2 and 3", "ranks 0 to 63"."""
     if len(set(ranks)) == 1:
         return f"rank {ranks[0]}"
     parts: list[str] = []
@@ -107,13 +109,13 @@ def rank_names(ranks: Sequence[int]) -> str:
     return "ranks " + (f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0])
 
 
-# --------------------------------------------------------------------------- where one rank stands
+# --------------------------------------------------------------------------- one rank
 
 
 @dataclass(frozen=True)
 class _Stand:
-    """Where a rank stands: a verb ("is", "has" or "waits"), what to say after it, the line, and what its process does
-    (a state of ``_STATE_WORDS``, "" for nothing to say)."""
+    """The description of one rank: a verb ("is", "has" or "waits"), the words after it, the line, and the state of its
+    process (a key of ``_STATE_WORDS``, "" for none)."""
 
     verb: str
     words: str
@@ -145,7 +147,7 @@ def _stand(state: RankState, stacks: Stacks) -> _Stand:
 
 
 def _silent(state: RankState, own: ProcessStack | None) -> _Stand:
-    """A rank that does not answer: stopped, gone, or with an interpreter that cannot run."""
+    """Describe a rank that does not answer: stopped, gone, or with an interpreter that cannot run."""
     outside = _outside_frame(own)
     frame = outside or state.frame
     at = "" if frame is None else f", {'at' if outside else 'last seen at'} {_place(frame)}"
@@ -178,9 +180,10 @@ def _in_loader(where: Where, children: Sequence[ProcessStack]) -> _Stand:
 
 
 def where_in_words(where: Where | None, awaits: str = "", state: str = "", *, debugged: bool = False) -> str:
-    """What ranks do and where, after their names: "waiting in the all_reduce at /home/me/train.py:31 in loop: ...".
+    """Describe what ranks do and where, to follow their names: "waiting in the all_reduce at /home/me/train.py:31 in
+    loop: ...".
 
-    ``awaits`` is what they wait for on the run's own wire, ``state`` the kernel's word for their processes.
+    ``awaits`` is their wait on the run's own wire, ``state`` the kernel's state of their processes.
     """
     at = f"at {_place(where.frame)}" if where is not None else ""
     doing = ""
@@ -205,7 +208,7 @@ def _outside_frame(own: ProcessStack | None) -> Frame | None:
 
 
 def _worker_frame(child: ProcessStack) -> Frame | None:
-    """The user's line in a DataLoader worker; None for one that waits for work or is in a library's own code."""
+    """Return the user's line in a DataLoader worker; None for one that waits for work or is in a library's own code."""
     for thread in child.threads:
         if thread.main:
             for frame in thread.frames:
@@ -243,11 +246,12 @@ def _call(where: Where) -> str:
     return f"the {where.call}" if where.call else "a collective"
 
 
-# --------------------------------------------------------------------------- the whole
+# --------------------------------------------------------------------------- the whole run
 
 
 def _lead(blame: Blame, by_rank: Mapping[int, RankState]) -> int | None:
-    """The rank whose line says most: the first to blame that has one; of those who wait, where nobody else has."""
+    """Return the rank with the most useful line: the first culprit that has one, else the first waiting rank that
+    has."""
     for rank in (*blame.culprits, *blame.waiting):
         if not by_rank[rank].over:
             return rank
@@ -255,7 +259,7 @@ def _lead(blame: Blame, by_rank: Mapping[int, RankState]) -> int | None:
 
 
 def _headline(blame: Blame, by_rank: Mapping[int, RankState], seconds: float) -> str:
-    """How long nothing has moved, and how long it usually takes."""
+    """Return how long nothing has moved, and how long a step usually takes."""
     usual = max((state.usual for state in by_rank.values()), default=0.0)
     usually = f" (usually {_seconds(usual)})" if usual else ""
     go_on = [s.rank for s in by_rank.values() if not s.still and not s.over and s.rank not in blame.waiting]
@@ -278,7 +282,7 @@ def _tell_stuck(blame: Blame, by_rank: Mapping[int, RankState], stacks: Stacks, 
 
 
 def _why_they_wait(blame: Blame, by_rank: Mapping[int, RankState]) -> str:
-    """What the others wait for: told of those who wait for the culprits themselves."""
+    """Describe the wait of the ranks that wait for the culprits directly."""
     waits = waits_for(list(by_rank.values()))
     blamed = set(blame.culprits)
     direct = [by_rank[rank] for rank in blame.waiting if not waits[rank].isdisjoint(blamed)]
@@ -365,7 +369,7 @@ def _tell_all_came(
 
 
 def _places(ranks: Sequence[int], by_rank: Mapping[int, RankState], stacks: Stacks, room: int) -> list[str]:
-    """One line for each place where some of ``ranks`` stand, ``room`` lines at most."""
+    """Return one line for each place where some of ``ranks`` stand, ``room`` lines at most."""
     groups: dict[_Stand, list[int]] = {}
     for rank in ranks:
         groups.setdefault(_stand(by_rank[rank], stacks), []).append(rank)

@@ -1,4 +1,4 @@
-"""How one rank gets on: when it moved last, how long a step usually takes, where it has been seen since. Pure."""
+"""The pace of one rank: its last move, the usual time of a step, the lines it has been at since. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ Place = tuple[str, int]
 
 @dataclass
 class Pace:
-    """One rank's. ``moved_at`` is when its clock started: its last move, or what excuses it since."""
+    """The pace of one rank. ``moved_at`` is when its clock started: its last move, or a later excuse."""
 
     rank: int
     moved_at: float
     heard_at: float
-    #: When what it is inside of, or waits for, changed last; and when its line did.
+    #: When the call it is inside of, or its wait, changed last; and when its line did.
     waits_since: float
     placed_at: float
-    #: Its last move as beats tell: reports that arrive between them say nothing of how many steps they stand for.
+    #: Its last move according to heartbeats: reports that arrive between them do not show how many steps they stand
+    #: for.
     counted_at: float
     over_at: float | None = None
     beat: Beat | None = None
@@ -37,45 +38,46 @@ class Pace:
     moves: int = 0
     #: The newest row whose report has arrived.
     reported: int = 0
-    #: What the first step took, the set-up included.
+    #: Seconds of the first step, the set-up included.
     first_step: float = 0.0
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS))
-    #: True when its connection has ended and it has not been heard of since.
-    parted: bool = False
+    #: True when its connection is closed and no message has come since.
+    is_disconnected: bool = False
     place: Place | None = None
-    #: Where it has been seen since its last move.
+    #: Lines it has been at since its last move.
     places: set[Place] = field(default_factory=set)
 
     @classmethod
     def starting(cls, rank: int, now: float) -> Pace:
-        """A rank whose function is called now."""
+        """Return the pace of a rank whose function is called now."""
         return cls(rank, now, now, now, now, now)
 
     @property
     def usual(self) -> float:
-        """Seconds between two moves, usually; 0 before that is known."""
+        """Return the usual seconds between two moves; 0 before that is known."""
         return median_low(self.gaps) if self.gaps else 0.0
 
     def shift(self, seconds: float) -> None:
-        """Make everything that happened so many seconds later."""
+        """Shift all times by ``seconds``."""
         for name in ("moved_at", "heard_at", "waits_since", "placed_at", "counted_at"):
             setattr(self, name, getattr(self, name) + seconds)
         if self.over_at is not None:
             self.over_at += seconds
 
     def restart(self, now: float) -> None:
-        """Count nothing before ``now``."""
+        """Ignore everything before ``now``."""
         self.moved_at = self.waits_since = self.placed_at = self.counted_at = now
 
     def growth(self, beat: Beat) -> int:
-        """Steps that a new beat shows: one step may be a batch, an optimizer step and a report all at once."""
+        """Return the steps that a new heartbeat shows: one step may be a batch, an optimizer step and a report at
+        once."""
         old = self.beat
         if old is None:
             return max(beat.reports, beat.steps, beat.batches)
         return max(0, beat.reports - old.reports, beat.steps - old.steps, beat.batches - old.batches)
 
     def count(self, moved_at: float, grown: int) -> None:
-        """Take a gap between moves from a beat that shows ``grown`` of them, the last at ``moved_at``."""
+        """Record a gap between moves from a heartbeat that shows ``grown`` of them, the last at ``moved_at``."""
         elapsed = moved_at - self.counted_at
         self.counted_at = moved_at
         if elapsed > 0 and self.counted:
@@ -84,7 +86,7 @@ class Pace:
             self.first_step = elapsed / grown
 
     def take(self, beat: Beat, now: float) -> None:
-        """Keep a beat: it is the newest from here on."""
+        """Store a heartbeat as the newest."""
         if self.beat is None or _waiting_part(self.beat) != _waiting_part(beat):
             self.waits_since = now
         place = (beat.where.frame.file, beat.where.frame.line) if beat.where else None
@@ -97,7 +99,7 @@ class Pace:
         # A first batch alone is no step: compiling the model comes after it.
         self.counted |= beat.reports + beat.steps > 0 or beat.batches > 1
         self.begun |= self.counted
-        self.heard_at, self.parted, self.beat = now, False, beat
+        self.heard_at, self.is_disconnected, self.beat = now, False, beat
 
 
 def _waiting_part(beat: Beat) -> tuple[object, ...]:

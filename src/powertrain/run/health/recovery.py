@@ -85,9 +85,9 @@ class Recovery:
         """Nothing more comes from a rank: its reports count, the shares that it had to upload itself are lost."""
         run = self._run
         member.exited = True
-        run.debugging.gone(member)
+        run.debugging.on_process_gone(member)
         self._reports.recover(member, event)
-        run.telemetry.rank_is_gone(member, event)
+        run.telemetry.on_rank_gone(member, event)
         run.checkpoints.rank_ended(member.attempt.number, member.rank)
         run.checkpoints.will_never_come(
             run.carriers.rank_ended(member),

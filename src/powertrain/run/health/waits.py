@@ -1,10 +1,10 @@
-"""Who waits for whom, and so who holds everybody up. Pure: what is known of each rank in, ranks out.
+"""The waits between ranks, and from them the ranks that hold the run up. Pure: rank states in, ranks out.
 
-A rank that stands still is to blame only if it waits for nobody. One that waits for a rank which still moves is not,
-and neither is that rank: a long evaluation on rank 0 holds the others up and is no hang.
+A rank that stands still is to blame only if it waits for no other rank. A rank that waits for one which still moves is
+not to blame, and neither is the other: a long evaluation on rank 0 holds the others up and is no hang.
 
-Ranks that wait for the same thing share one set of those who are missing, and a set is looked at once, however many
-wait for it. So a run of thousands of ranks takes a few passes over them, and not one for each of them.
+Ranks that wait for the same event share one set of missing ranks, and a set is examined once, however many wait for it.
+So a run of thousands of ranks takes a few passes over them, and not one for each of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from powertrain.wire.from_worker import Beat
 from powertrain.wire.values import Frame
 
-#: What ``Beat.awaits`` says at a meeting of all ranks over the run's own wire.
+#: Values of ``Beat.awaits`` at a meeting of all ranks over the run's own wire.
 _MEETINGS = ("barrier", "broadcast_from_rank_zero")
 _ROWS = ("row ", "commit of row ")
 #: Functions of torch.distributed in which a rank waits for one other rank only.
@@ -23,7 +23,7 @@ _POINT_TO_POINT = frozenset(
     {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv", "wait"}
 )
 
-#: Why nothing goes on: see :class:`Blame`.
+#: Kinds of stall: see :class:`Blame`.
 STUCK = "stuck"
 GONE = "gone"
 CIRCLE = "circle"
@@ -33,12 +33,12 @@ _NOBODY: frozenset[int] = frozenset()
 
 @dataclass(frozen=True)
 class RankState:
-    """What is known of one rank at one moment."""
+    """The state of one rank at one moment."""
 
     rank: int
     #: Its newest beat; None where none has come.
     beat: Beat | None
-    #: Seconds since it moved, and since it was heard of.
+    #: Seconds since its last move, and since its last message.
     idle: float
     unheard: float
     #: True when it has not moved for longer than is usual.
@@ -49,7 +49,7 @@ class RankState:
     over: bool = False
     #: True once it has made its first step.
     begun: bool = True
-    #: Collectives that it has begun, as far as is known; -1 for unknown. A rank that is over no longer tells.
+    #: Collectives that it has begun, as far as is known; -1 for unknown. A rank that has ended no longer sends it.
     collectives: int = -1
     #: Seconds between its moves, usually; 0 where that is not known.
     usual: float = 0.0
@@ -58,12 +58,12 @@ class RankState:
 
     @property
     def frame(self) -> Frame | None:
-        """The user's line that it was at last."""
+        """Return the user's line of its last heartbeat."""
         return self.beat.where.frame if self.beat and self.beat.where else None
 
     @property
     def inside(self) -> str:
-        """What its main thread is inside of (see ``wire.Where``); "" for a rank that does not tell any more."""
+        """Return the call its main thread is inside of (see ``wire.Where``); "" for a rank that no longer sends it."""
         told = self.beat is not None and not self.silent and not self.over
         return self.beat.where.inside if told and self.beat and self.beat.where else ""
 
@@ -83,18 +83,18 @@ class RankState:
 
 @dataclass(frozen=True)
 class Blame:
-    """Why nothing goes on.
+    """The cause of a stall.
 
-    ``STUCK``: the culprits stand still and wait for nobody. ``GONE``: ranks wait for others whose functions have ended.
-    ``CIRCLE``: ranks wait for each other. ``ALL_CAME``: all are in the same collective, and it does not end; there is
-    no culprit then.
+    ``STUCK``: the culprits stand still and wait for no other rank. ``GONE``: ranks wait for others whose functions have
+    ended. ``CIRCLE``: ranks wait for each other. ``ALL_CAME``: all are in the same collective, and it does not end;
+    there is no culprit then.
     """
 
     kind: str
     culprits: tuple[int, ...]
-    #: Those who wait for the culprits, directly or through others.
+    #: The ranks that wait for the culprits, directly or through others.
     waiting: tuple[int, ...]
-    #: Those who are over and are waited for.
+    #: The ranks that have ended and are awaited.
     gone: tuple[int, ...] = ()
 
 
@@ -104,7 +104,8 @@ def is_saving(beat: Beat | None) -> bool:
 
 
 def waits_for(states: Sequence[RankState]) -> dict[int, frozenset[int]]:
-    """Whom each rank waits for; nobody for ranks that are over or silent: what they said last may be outdated."""
+    """Return the ranks that each rank waits for; none for ranks that have ended or are silent, whose last heartbeat may
+    be outdated."""
     found: dict[tuple[str, int], frozenset[int]] = {}
     waits: dict[int, frozenset[int]] = {}
     for state in states:
@@ -138,7 +139,7 @@ def _is_in_collective_of_all(state: RankState) -> bool:
 
 
 def awaited_row(state: RankState) -> int | None:
-    """The row that it waits for all ranks to report."""
+    """Return the row that it waits for all ranks to report."""
     for prefix in _ROWS:
         number = state.awaits.removeprefix(prefix)
         if number != state.awaits and number.isdigit():
@@ -162,9 +163,9 @@ def _awaited(state: RankState) -> tuple[str, int] | None:
 
 
 def _those_missing(what: tuple[str, int], states: Sequence[RankState]) -> frozenset[int]:
-    """The ranks that have not come to what is awaited."""
+    """Return the ranks that have not arrived at the awaited event."""
     kind, number = what
-    if kind == "row":  # a rank that is over takes no part in rows it did not reach
+    if kind == "row":  # a rank that has ended takes no part in rows it did not reach
         return frozenset(s.rank for s in states if not s.over and s.row < number)
     if kind == "meeting":
         missing = [s for s in states if not at_meeting(s)]
@@ -172,13 +173,14 @@ def _those_missing(what: tuple[str, int], states: Sequence[RankState]) -> frozen
     behind = frozenset(s.rank for s in states if 0 <= s.collectives < number)
     if behind:
         return behind
-    # Collectives of another group, or of a backend that does not count: whoever is in none may be the one.
+    # Collectives of another group, or of a backend that does not count: any rank that is in none may be the culprit.
     outside = [s for s in states if s.inside != "collective" and not s.collectives > number >= 0]
     return frozenset(s.rank for s in outside if not s.over) or frozenset(s.rank for s in outside)
 
 
 class _Behind:
-    """Whom a rank that stands still in its own code waits for on its device: those who have begun fewer collectives.
+    """The ranks that a rank standing still in its own code waits for on its device: those that have begun fewer
+    collectives.
 
     Collectives on a GPU do not hold the thread that begins them; it stands wherever it needs a result next.
     """
@@ -201,7 +203,7 @@ class _Behind:
 
 
 def find_blame(states: Sequence[RankState]) -> Blame | None:
-    """Who holds the run up; ``None`` while every rank that stands still waits for one that moves."""
+    """Return the cause of the stall; ``None`` while every rank that stands still waits for one that moves."""
     waits = waits_for(states)
     live = [s.rank for s in states if not s.over]
     still = {s.rank for s in states if s.still and not s.over}
@@ -222,7 +224,7 @@ def find_blame(states: Sequence[RankState]) -> Blame | None:
 def _leading_to(
     targets: Collection[int], ranks: Iterable[int], waits: Mapping[int, frozenset[int]]
 ) -> tuple[int, ...]:
-    """Those of ``ranks`` that wait for one of ``targets``, directly or through others; without the targets."""
+    """Return those of ``ranks`` that wait for one of ``targets``, directly or through others; without the targets."""
     reached, candidates = set(targets), set(ranks) - set(targets)
     while True:
         leading = {
@@ -240,7 +242,7 @@ def _union(sets: Iterable[frozenset[int]]) -> set[int]:
 
 
 def _for_those_gone(gone: set[int], live: list[int], waits: Mapping[int, frozenset[int]]) -> Blame:
-    """Either those who are over left a collective out, or those who wait made one too many: the fewer are to blame."""
+    """Blame the smaller party: either the ended ranks left a collective out, or the waiting ranks made one too many."""
     waiting = _leading_to(gone, live, waits)
     over = tuple(sorted(gone))
     if len(waiting) < len(over):
@@ -251,13 +253,13 @@ def _for_those_gone(gone: set[int], live: list[int], waits: Mapping[int, frozens
 def _in_circle(circle: set[int], members: list[RankState], waits: Mapping[int, frozenset[int]]) -> Blame:
     core = set(circle)
     while outer := core - _union({waits[rank] for rank in core}):
-        core -= outer  # nobody waits for them: they lead into the circle and are not part of it
+        core -= outer  # no rank waits for them: they lead into the circle and are not part of it
     culprits = _odd_ones([s for s in members if s.rank in core])
     return Blame(CIRCLE, culprits, tuple(sorted(circle - set(culprits))))
 
 
 def _odd_ones(members: list[RankState]) -> tuple[int, ...]:
-    """Those who have made the fewest reports; else the smaller party; else those with the fewest collectives."""
+    """Return the ranks with the fewest reports; else the smaller party; else those with the fewest collectives."""
     fewest = min(s.row for s in members)
     behind = tuple(s.rank for s in members if s.row == fewest)
     if len(behind) < len(members):

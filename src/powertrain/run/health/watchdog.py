@@ -1,14 +1,14 @@
-"""Whether a run hangs. Pure: beats and moments in, decisions out; no clock, no input or output.
+"""Detection of hangs. Pure: heartbeats and times in, decisions out; no clock, no input or output.
 
-A rank *moves* when its reports, optimizer steps or batches grow. One that has not moved for longer than is usual stands
-still; who is to blame for that, if anybody, is for ``waits`` to say. Then, in this order::
+A rank *moves* when its reports, optimizer steps or batches grow. A rank that has not moved for longer than is usual
+stands still; ``waits`` finds the rank to blame, if there is one. Then, in this order::
 
-    Suspect  at 0.8 of the time: ask for stacks, so that they are there when they are needed
-    Notice   tell the user who waits, who never came, and where
-    Act      so long after it that nobody would wait any longer
+    Suspect  at 0.8 of the time: request stacks, so that they have arrived when they are needed
+    Notice   tell the user which ranks wait, which never arrived, and where
+    Act      end the culprits after a long further delay
     Withdrawn  it moves again; a place where that happens may take longer from then on
 
-Whoever owns a :class:`Watchdog` calls ``look`` at ``due`` and does what the decision says.
+The owner of a :class:`Watchdog` calls ``poll`` at ``due`` and carries out the decision.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ from powertrain.run.health.waits import (
 )
 from powertrain.wire.from_worker import Beat
 
-#: Seconds without a move after which there may be a notice, however short the usual step: five are promised, and to
-#: tell it takes a moment.
-FLOOR = 4.8
+#: Seconds without a move after which there may be a notice, however short the usual step: five are promised, and
+#: showing it takes a moment.
+NOTICE_DELAY_S = 4.8
 #: Usual steps without a move that are not worth a notice.
 _STEPS = 5.0
-#: The part of the time to a notice after which stacks are asked for.
-_EARLY = 0.6
+#: The part of the time to a notice after which stacks are requested.
+_SUSPECT_PART = 0.6
 #: The part of it after which a rank has stopped too, when another one is noticed.
-_NEARLY = 0.8
-#: The part of ``FLOOR`` that is left to get them.
-_FOR_STACKS = 0.2
-#: Seconds that the set-up and the first step may take while nobody waits for them.
-SET_UP = 30.0
+_STOPPED_PART = 0.8
+#: The part of ``NOTICE_DELAY_S`` that is left to get them.
+_STACKS_PART = 0.2
+#: Seconds that the set-up and the first step may take while no rank waits for them.
+SET_UP_TIMEOUT_S = 30.0
 #: Seconds without a beat after which a rank counts as silent: beats come every second.
-SILENT = 3.0
-#: Where beats come less often, so many times what is between two is added to what a rank is given: when it is over all
-#: ranks have beaten since, also those whose beat was late by half of it.
+SILENCE_TIMEOUT_S = 3.0
+#: Where heartbeats are rarer, so many heartbeat intervals are added to the time limit of a rank: by then every rank has
+#: sent one, even where it was late by half an interval.
 _OVERDUE = 1.5
-#: The least seconds without a move after which something is done; and of a rank that saves a checkpoint, or has not
-#: made its first step, which may load and compile for long.
-ACT = 120.0
-ACT_WITH_PATIENCE = 1800.0
-#: Times ``FLOOR`` after which a collective is acted on that a rank has left out for good: its function has returned.
-_ACT_FLOORS_IF_DOOMED = 2.0
-#: The part of ``ACT`` for which whoever is ended must have been at the same line.
+#: The least seconds without a move after which ranks are ended; and for a rank that saves a checkpoint, or has not made
+#: its first step, which may load and compile for long.
+ACT_TIMEOUT_S = 120.0
+SLOW_ACT_TIMEOUT_S = 1800.0
+#: So many ``NOTICE_DELAY_S`` after the start of a collective ranks are ended that wait for a rank which has returned.
+_ACT_DELAYS_IF_DOOMED = 2.0
+#: The part of ``ACT_TIMEOUT_S`` for which a rank must have been at the same line before it is ended.
 _SAME_LINE = 0.9
 _ACT_PAUSES = 3.0
 _ACT_STEPS = 60.0
 #: How much longer than the longest pause that ended by itself at a place the next one there may be.
 _PATIENCE = 1.5
 #: Seconds between two notices about one stall, when others turn out to be to blame.
-AGAIN = 60.0
+NOTICE_INTERVAL_S = 60.0
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """Nobody may have moved for too long soon: ask all ranks for their stacks now."""
+    """Ranks may soon have stood still for too long: request their stacks now."""
 
     ranks: tuple[int, ...]
     seconds: float
@@ -76,9 +76,9 @@ class Suspect:
 
 @dataclass(frozen=True)
 class HangNotice:
-    """The run hangs, as far as can be told: explain it with ``hang_report.explain(states, stacks, seconds)``."""
+    """The run seems to hang: explain it with ``hang_report.explain(states, stacks, seconds)``."""
 
-    #: Those who hold the others up, and those who wait for them.
+    #: The ranks that hold the others up, and the ranks that wait for them.
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
     seconds: float
@@ -87,7 +87,7 @@ class HangNotice:
 
 @dataclass(frozen=True)
 class Act:
-    """It has hung for as long as it may. Comes once for one stall.
+    """The run has hung for as long as it may. Decided once for each stall.
 
     With a timeout shorter than the time to a notice it comes first; the notice follows if the run goes on.
     """
@@ -100,7 +100,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """What was noticed has ended by itself after ``seconds``."""
+    """The noticed stall has ended by itself after ``seconds``."""
 
     seconds: float
     ranks: tuple[int, ...]
@@ -110,18 +110,18 @@ Decision = Union[Suspect, HangNotice, Act, Withdrawn]
 
 
 @dataclass
-class _Told:
-    """A stall that was noticed or acted on: it stands until those it is about move."""
+class _NoticedStall:
+    """A stall that was noticed or acted on: it holds until its ranks move."""
 
     kind: str
     ranks: set[int]
     since: float
     at: float
-    #: How often each of those had moved by then of whom a move ends it.
+    #: By rank whose move ends it: how often the rank had moved by then.
     moves: dict[int, int]
     #: True when all of ``moves`` must move, and not any of them.
     all_must_move: bool
-    noticed: bool = False
+    is_announced: bool = False
     acted: bool = False
 
 
@@ -148,12 +148,12 @@ class Watchdog:
         gather: float = 0.0,
         after: Watchdog | None = None,
     ) -> None:
-        """``timeout``: seconds without a move after which to act; ``None`` to derive it from what the run shows.
+        """``timeout``: seconds without a move after which to act; ``None`` to derive it from the pace of the run.
         ``gather``: seconds between two beats of a rank, where they do not come every second.
         ``after`` is that of the attempt before: pauses that it saw end by themselves may come again."""
         self._ranks = [Pace.starting(rank, now) for rank in range(ranks)]
         self._timeout = timeout
-        #: How much later than with a beat a second a rank's move may be known.
+        #: Extra delay until a rank's move is known, compared with a heartbeat every second.
         self._lag = _OVERDUE * gather
         #: Ranks that a debugger holds.
         self._debugged: set[int] = set()
@@ -162,18 +162,18 @@ class Watchdog:
         self._usual = 0.0
         #: How long a pause may be at places where longer ones than usual have ended by themselves.
         self._bars: dict[Place, float] = dict(after._bars) if after is not None else {}
-        self._told: _Told | None = None
+        self._noticed: _NoticedStall | None = None
         self._suspected_at: float | None = None
-        #: Since when, and for how long, each rank may go without a move; as of the newest look.
+        #: Since when, and for how long, each rank may go without a move; as of the newest poll.
         self._clocks: dict[int, tuple[float, float]] = {}
-        #: Ranks that wait in vain for one that has returned; as of the newest look.
+        #: Ranks that wait in vain for one that has returned; as of the newest poll.
         self._doomed: frozenset[int] = frozenset()
-        self._due = now + self._lag + _EARLY * FLOOR
+        self._due = now + self._lag + _SUSPECT_PART * NOTICE_DELAY_S
 
-    # ----------------------------------------------------------------------- what happens
+    # ----------------------------------------------------------------------- events
 
-    def beat(self, rank: int, beat: Beat, now: float) -> None:
-        """A beat of ``rank`` has arrived."""
+    def on_beat(self, rank: int, beat: Beat, now: float) -> None:
+        """Note a heartbeat of ``rank``."""
         known = self._ranks[rank]
         self._mark_debugged(known, beat.debugged, now)
         grown = known.growth(beat)
@@ -182,48 +182,48 @@ class Watchdog:
             known.count(moved_at, grown)
         if grown and (not known.begun or moved_at > known.moved_at):
             self._moved(known, moved_at, now)
-        else:  # reports that have come have told of it; or the rank's whole process stood still, which is not its fault
+        else:  # known from reports already; or the rank's whole process stood still, which is not its fault
             known.moved_at = moved_at
         known.take(beat, now)
         if beat.phase == "end":
-            self.ended(rank, now)
+            self.on_rank_ended(rank, now)
 
-    def row(self, rank: int, now: float, row: int = 0) -> None:
-        """A report of ``rank`` has arrived, that of ``row``."""
+    def on_report(self, rank: int, now: float, row: int = 0) -> None:
+        """Note that ``rank`` has reported ``row``."""
         known = self._ranks[rank]
         known.begun = True
         known.reported = max(known.reported, row)
         self._moved(known, max(known.moved_at, now), now)
 
-    def parted(self, rank: int) -> None:
-        """The connection to ``rank`` has ended: it counts as silent until it is heard of again."""
-        self._ranks[rank].parted = True
+    def on_disconnect(self, rank: int) -> None:
+        """Note a closed connection: ``rank`` counts as silent until its next message."""
+        self._ranks[rank].is_disconnected = True
 
-    def ended(self, rank: int, now: float) -> None:
-        """The rank's function has returned, raised or was stopped. May be called again."""
+    def on_rank_ended(self, rank: int, now: float) -> None:
+        """Note that the rank's function has returned, raised or was stopped. May be called again."""
         known = self._ranks[rank]
         if known.over_at is None:
             known.over_at = now
             self._mark_debugged(known, False, now)
-            # What follows takes a while, but for a notice that stood until this rank moved.
-            is_told = self._told is not None and rank in self._told.moves
-            self._due = min(self._due, now if is_told else now + _FOR_STACKS * FLOOR)
+            # The clean-up takes a while, except after a notice that held until this rank moved.
+            is_noticed = self._noticed is not None and rank in self._noticed.moves
+            self._due = min(self._due, now if is_noticed else now + _STACKS_PART * NOTICE_DELAY_S)
 
-    def held_by_debugger(self, rank: int, now: float) -> None:
-        """A debugger holds the rank from outside, as far as its process shows; until its next beat says otherwise."""
+    def on_debugger_attached(self, rank: int, now: float) -> None:
+        """Note that a debugger holds the rank from outside, until its next heartbeat says otherwise."""
         self._mark_debugged(self._ranks[rank], self._ranks[rank].over_at is None, now)
 
-    def stood_still(self, seconds: float) -> None:
-        """Whoever owns this did not run for so long: nobody is to blame for that time."""
+    def on_standstill(self, seconds: float) -> None:
+        """Note that the controller itself did not run for ``seconds``: no rank is to blame for that time."""
         for known in self._ranks:
             known.shift(seconds)
         self._clocks = {rank: (since + seconds, limit) for rank, (since, limit) in self._clocks.items()}
         self._due += seconds
         if self._suspected_at is not None:
             self._suspected_at += seconds
-        if self._told is not None:
-            self._told.since += seconds
-            self._told.at += seconds
+        if self._noticed is not None:
+            self._noticed.since += seconds
+            self._noticed.at += seconds
 
     def _mark_debugged(self, known: Pace, debugged: bool, now: float) -> None:
         before = bool(self._debugged)
@@ -238,30 +238,31 @@ class Watchdog:
     def _moved(self, known: Pace, moved_at: float, now: float) -> None:
         pause = moved_at - known.moved_at
         self._longest = max(self._longest, pause)
-        told = self._told is not None and known.rank in self._told.moves
-        if pause >= FLOOR + self._lag:
+        is_noticed = self._noticed is not None and known.rank in self._noticed.moves
+        if pause >= NOTICE_DELAY_S + self._lag:
             for place in known.places:
-                if told or place in self._bars:
+                if is_noticed or place in self._bars:
                     self._bars[place] = max(self._bars.get(place, 0.0), _PATIENCE * pause)
         known.places.clear()
         known.moved_at = moved_at
         known.moves += 1
-        if told:
+        if is_noticed:
             self._due = min(self._due, now)
 
-    # ----------------------------------------------------------------------- what to do
+    # ----------------------------------------------------------------------- decisions
 
     def due(self) -> float:
-        """When to call ``look`` next; ``math.inf`` when all ranks are over. A look makes it later than that look."""
+        """Return when to call ``poll`` next; ``math.inf`` when all ranks have ended. Always later than the last
+        poll."""
         return self._due
 
-    def look(self, now: float) -> Decision | None:
-        """What is to be done now, if anything."""
+    def poll(self, now: float) -> Decision | None:
+        """Return the decision that is due now, if any."""
         decision = None
         if not self._debugged:
             self._measure(now)
             decision = self._decide(now)
-        self._due = self._next_look(now)
+        self._due = self._next_poll(now)
         return decision
 
     def behind_timeout(self, rank: int, now: float) -> Act | None:
@@ -277,95 +278,101 @@ class Watchdog:
 
     def _decide(self, now: float) -> Decision | None:
         stall = self._stall(now, 1.0)
-        if stall is not None:  # those who stopped a moment later have stopped too, and are not said to go on
-            stall = self._stall(now, _NEARLY) or stall
-        if self._told is not None and self._is_resolved(self._told, stall):
-            return self._withdraw(self._told, now)
+        if (
+            stall is not None
+        ):  # ranks that stopped a moment later have stopped too: they are not shown as running
+            stall = self._stall(now, _STOPPED_PART) or stall
+        if self._noticed is not None and self._is_resolved(self._noticed, stall):
+            return self._withdraw(self._noticed, now)
         if stall is None:
             return self._suspect(now)
         if self._is_due_to_act(stall, now):
-            self._tell(stall, now).acted = True
+            self._note_stall(stall, now).acted = True
             return Act(stall.blame.culprits, stall.blame.waiting, now - stall.since, stall.states)
         if not self._is_news(stall, now):
             return None
-        if self._suspected_at is None or (self._told and self._suspected_at <= self._told.at):
+        if self._suspected_at is None or (self._noticed and self._suspected_at <= self._noticed.at):
             return self._suspect(now)
-        if now < self._suspected_at + _FOR_STACKS * FLOOR:
+        if now < self._suspected_at + _STACKS_PART * NOTICE_DELAY_S:
             return None
-        self._tell(stall, now).noticed = True
+        self._note_stall(stall, now).is_announced = True
         return HangNotice(stall.blame.culprits, stall.blame.waiting, now - stall.since, stall.states)
 
     def _suspect(self, now: float) -> Suspect | None:
-        """Ask for stacks, once, when there may soon be a notice."""
-        early = self._stall(now, _EARLY)
+        """Request stacks, once, when there may soon be a notice."""
+        early = self._stall(now, _SUSPECT_PART)
         if early is None:
             self._suspected_at = None
             return None
-        if self._suspected_at is not None and not (self._told and self._suspected_at <= self._told.at):
+        if self._suspected_at is not None and not (self._noticed and self._suspected_at <= self._noticed.at):
             return None
         self._suspected_at = now
         return Suspect(early.blame.culprits, now - early.since, early.states)
 
     def _is_news(self, stall: _Stall, now: float) -> bool:
-        """Whether a notice says something that the user has not been told, or not just now."""
-        if self._told is None or not self._told.noticed:
+        """Return True when a notice would be new to the user, and the last one is not recent."""
+        if self._noticed is None or not self._noticed.is_announced:
             return True
-        same = stall.blame.kind == self._told.kind and self._told.ranks >= set(stall.blame.culprits)
-        return not same and now >= self._told.at + AGAIN
+        same = stall.blame.kind == self._noticed.kind and self._noticed.ranks >= set(stall.blame.culprits)
+        return not same and now >= self._noticed.at + NOTICE_INTERVAL_S
 
     def _is_due_to_act(self, stall: _Stall, now: float) -> bool:
-        """Without a timeout of the user's own, no rank is ended that was at another line of theirs a while ago: an
-        evaluation that is not counted here moves from line to line. A wait that cannot end needs no such proof."""
-        if (self._told is not None and self._told.acted) or now < stall.since + stall.act_after:
+        """Return True when the stall has lasted long enough. Without a timeout set by the user, no rank is ended that
+        was at another line a while ago: an evaluation that is not counted here moves from line to line. A wait that
+        cannot end needs no such proof."""
+        if (self._noticed is not None and self._noticed.acted) or now < stall.since + stall.act_after:
             return False
         if stall.is_certain:
             return True
         blamed = stall.blame.culprits or stall.blame.waiting
         moving_on = [self._ranks[rank].placed_at for rank in blamed if self._ranks[rank].over_at is None]
-        return self._timeout is not None or now >= max(moving_on, default=now - ACT) + _SAME_LINE * ACT
+        return (
+            self._timeout is not None
+            or now >= max(moving_on, default=now - ACT_TIMEOUT_S) + _SAME_LINE * ACT_TIMEOUT_S
+        )
 
-    def _tell(self, stall: _Stall, now: float) -> _Told:
-        before, blame = self._told, stall.blame
+    def _note_stall(self, stall: _Stall, now: float) -> _NoticedStall:
+        before, blame = self._noticed, stall.blame
         culprits = [rank for rank in blame.culprits if self._ranks[rank].over_at is None]
-        self._told = _Told(
+        self._noticed = _NoticedStall(
             kind=blame.kind,
             ranks=set(blame.culprits) | (before.ranks if before else set()),
             since=min(stall.since, before.since) if before else stall.since,
             at=now,
             moves={rank: self._ranks[rank].moves for rank in culprits or blame.waiting},
             all_must_move=bool(culprits),
-            noticed=before is not None and before.noticed,
+            is_announced=before is not None and before.is_announced,
             acted=before is not None and before.acted,
         )
-        return self._told
+        return self._noticed
 
-    def _is_resolved(self, told: _Told, stall: _Stall | None) -> bool:
+    def _is_resolved(self, noticed: _NoticedStall, stall: _Stall | None) -> bool:
         if stall is None:
             return True
         changed = [
             self._ranks[rank].moves != moves or self._ranks[rank].over_at is not None
-            for rank, moves in told.moves.items()
+            for rank, moves in noticed.moves.items()
         ]
-        return all(changed) if told.all_must_move else any(changed)
+        return all(changed) if noticed.all_must_move else any(changed)
 
-    def _withdraw(self, told: _Told, now: float) -> Withdrawn | None:
+    def _withdraw(self, noticed: _NoticedStall, now: float) -> Withdrawn | None:
         moved = [
             self._ranks[rank].moved_at
-            for rank, moves in told.moves.items()
+            for rank, moves in noticed.moves.items()
             if self._ranks[rank].moves != moves
         ]
-        self._told = self._suspected_at = None
-        if not told.noticed:
+        self._noticed = self._suspected_at = None
+        if not noticed.is_announced:
             return None
-        return Withdrawn(max(0.0, max(moved, default=now) - told.since), tuple(sorted(told.ranks)))
+        return Withdrawn(max(0.0, max(moved, default=now) - noticed.since), tuple(sorted(noticed.ranks)))
 
-    # ----------------------------------------------------------------------- who stands still
+    # ----------------------------------------------------------------------- stalls
 
     def _measure(self, now: float) -> None:
-        """Work out how long each rank may go without a move, from what is known now."""
+        """Compute how long each rank may go without a move."""
         self._clocks = {}
         self._usual = max((known.usual for known in self._live()), default=0.0)
-        waits_since, grace = self._waits_since(now), self._grace(now)
+        waits_since, grace = self._awaited_since(now), self._grace(now)
         for known in self._live():
             since, limit = self._clock(known, waits_since.get(known.rank))
             self._clocks[known.rank] = since, limit + grace
@@ -378,22 +385,25 @@ class Watchdog:
         for rank in self._doomed:
             waits = max(self._ranks[rank].waits_since, min(last_end, now))
             since, limit = self._clocks[rank]
-            if waits + FLOOR < since + limit:
-                self._clocks[rank] = waits, FLOOR
+            if waits + NOTICE_DELAY_S < since + limit:
+                self._clocks[rank] = waits, NOTICE_DELAY_S
 
     def _grace(self, now: float) -> float:
-        """Seconds more for ranks that have all fallen silent: it is rather the machine they are on that stood still."""
+        """Return extra seconds where all ranks have fallen silent: more likely their machine stood still."""
         live = self._live()
-        all_silent = len(live) > 1 and all(now > known.heard_at + SILENT + self._lag for known in live)
-        return SILENT if all_silent else 0.0
+        all_silent = len(live) > 1 and all(
+            now > known.heard_at + SILENCE_TIMEOUT_S + self._lag for known in live
+        )
+        return SILENCE_TIMEOUT_S if all_silent else 0.0
 
-    def _waits_since(self, now: float) -> dict[int, float]:
-        """Since when somebody waits for, or at the same place as, each rank whose usual step is not known yet."""
+    def _awaited_since(self, now: float) -> dict[int, float]:
+        """Return, for each rank whose usual step is not known yet, since when a rank waits for it or at the same
+        place."""
         if self._usual and all(known.begun for known in self._live()):
             return {}
         states = [self._state(known, now) for known in self._ranks]
         since: dict[int, float] = {}
-        #: Since when each set of ranks is waited for: many wait for the same.
+        #: Since when each set of ranks is awaited: many ranks wait for the same set.
         awaited: dict[frozenset[int], float] = {}
         for state, targets in zip(states, waits_for(states).values(), strict=True):
             if targets or state.inside == "collective":
@@ -405,12 +415,14 @@ class Watchdog:
         return since
 
     def _clock(self, known: Pace, waits_since: float | None) -> tuple[float, float]:
-        """Since when it is waited for a move of this rank, and how many seconds that may take."""
+        """Return since when a move of this rank is awaited, and how many seconds it may take."""
         base = self._base()
         since, limit = known.moved_at, self._with_bars(known, base)
         if not known.begun or not self._usual:
             limit = (
-                max(SET_UP, base) if not known.begun else min(SET_UP, max(FLOOR, _STEPS * known.first_step))
+                max(SET_UP_TIMEOUT_S, base)
+                if not known.begun
+                else min(SET_UP_TIMEOUT_S, max(NOTICE_DELAY_S, _STEPS * known.first_step))
             )
             start = max(since, waits_since) if waits_since is not None else math.inf
             if start + base < since + limit:
@@ -420,20 +432,20 @@ class Watchdog:
         return since, limit
 
     def _base(self) -> float:
-        return max(FLOOR, _STEPS * self._usual)
+        return max(NOTICE_DELAY_S, _STEPS * self._usual)
 
     def _with_bars(self, known: Pace, base: float) -> float:
-        """``base``, or longer at a place where pauses have ended by themselves."""
+        """Return ``base``, or more at a place where longer pauses have ended by themselves."""
         if known.place in self._bars:
             return max(base, self._bars[known.place])
         passed = max((self._bars.get(place, 0.0) for place in known.places), default=0.0)
         if passed <= base:
             return base
-        # It has come from such a place within this pause: only if it stays elsewhere is that another matter.
+        # It was at such a place within this pause: a pause elsewhere counts only if it stays there.
         return min(passed, known.placed_at - known.moved_at + base)
 
     def _stall(self, now: float, part: float) -> _Stall | None:
-        """Who holds the run up, if ranks stand still after ``part`` of the time they may take."""
+        """Return the stall, if ranks stand still after ``part`` of the time they may take."""
         still = {rank for rank in self._clocks if self._is_late(self._ranks[rank], now, part)}
         blame = None
         if still:
@@ -441,23 +453,25 @@ class Watchdog:
             blame = find_blame(states)
         if blame is None:
             return None
-        since = self._began(blame)
+        since = self._start_of(blame)
         is_certain = blame.kind == GONE and not self._doomed.isdisjoint((*blame.culprits, *blame.waiting))
-        least = FLOOR if is_certain else self._base()
+        least = NOTICE_DELAY_S if is_certain else self._base()
         if blame.kind == GONE and now < since + self._lag + part * min(least, self._timeout or math.inf):
             return None
         act_after = self._act_after(blame, states)
         if is_certain:
-            act_after = min(act_after, self._lag + _ACT_FLOORS_IF_DOOMED * FLOOR)
+            act_after = min(act_after, self._lag + _ACT_DELAYS_IF_DOOMED * NOTICE_DELAY_S)
         return _Stall(blame, since, act_after, states, is_certain)
 
     def _is_late(self, known: Pace, now: float, part: float) -> bool:
         since, limit = self._clocks[known.rank]
-        told = self._told is not None and known.begun and self._told.moves.get(known.rank) == known.moves
-        return told or now >= since + self._lag + part * limit
+        is_noticed = (
+            self._noticed is not None and known.begun and self._noticed.moves.get(known.rank) == known.moves
+        )
+        return is_noticed or now >= since + self._lag + part * limit
 
-    def _began(self, blame: Blame) -> float:
-        """When the stall began."""
+    def _start_of(self, blame: Blame) -> float:
+        """Return when the stall began."""
         involved = [*blame.culprits, *blame.waiting]
         clocks = [self._clocks[rank][0] for rank in involved if rank in self._clocks]
         if blame.kind == STUCK:
@@ -468,12 +482,12 @@ class Watchdog:
         return max(clocks)
 
     def _act_after(self, blame: Blame, states: Iterable[RankState]) -> float:
-        """Seconds that this stall may last: what the user has set, or else what the run's own pace suggests."""
+        """Return the seconds that this stall may last: the user's timeout, or a value derived from the run's pace."""
         if self._timeout is not None:
             return self._timeout
         blamed = [state for state in states if state.rank in (blame.culprits or blame.waiting)]
         patient = any(is_saving(state.beat) or not state.begun for state in blamed)
-        least = ACT_WITH_PATIENCE if patient else ACT
+        least = SLOW_ACT_TIMEOUT_S if patient else ACT_TIMEOUT_S
         return max(least, _ACT_PAUSES * self._longest, _ACT_STEPS * self._usual)
 
     def _state(self, known: Pace, now: float, still: bool = False) -> RankState:
@@ -484,7 +498,8 @@ class Watchdog:
             idle=max(0.0, now - known.moved_at),
             unheard=max(0.0, now - known.heard_at),
             still=still,
-            silent=not over and (known.parted or now > known.heard_at + SILENT + self._lag),
+            silent=not over
+            and (known.is_disconnected or now > known.heard_at + SILENCE_TIMEOUT_S + self._lag),
             over=over,
             begun=known.begun,
             collectives=known.collectives,
@@ -495,23 +510,23 @@ class Watchdog:
     def _live(self) -> list[Pace]:
         return [known for known in self._ranks if known.over_at is None]
 
-    # ----------------------------------------------------------------------- when to look again
+    # ----------------------------------------------------------------------- the next poll
 
-    def _next_look(self, now: float) -> float:
-        """The first moment after ``now`` at which something could be decided, if nothing is heard until then."""
-        if not self._live() and self._told is None:
+    def _next_poll(self, now: float) -> float:
+        """Return the first moment after ``now`` at which a decision could be due if no message arrives."""
+        if not self._live() and self._noticed is None:
             return math.inf
-        moments = [now + _FOR_STACKS * FLOOR]
+        moments = [now + _STACKS_PART * NOTICE_DELAY_S]
         for since, limit in self._clocks.values():
-            moments += [since + self._lag + _EARLY * limit, since + self._lag + limit]
+            moments += [since + self._lag + _SUSPECT_PART * limit, since + self._lag + limit]
         base = self._base()
         for known in self._ranks:
             if known.over_at is None:
-                moments.append(known.heard_at + SILENT + self._lag)
+                moments.append(known.heard_at + SILENCE_TIMEOUT_S + self._lag)
             else:
-                moments += [known.over_at + self._lag + part * base for part in (_EARLY, 1.0)]
+                moments += [known.over_at + self._lag + part * base for part in (_SUSPECT_PART, 1.0)]
         if self._suspected_at is not None:
-            moments.append(self._suspected_at + _FOR_STACKS * FLOOR)
-        if self._told is not None:
-            moments.append(self._told.at + AGAIN)
+            moments.append(self._suspected_at + _STACKS_PART * NOTICE_DELAY_S)
+        if self._noticed is not None:
+            moments.append(self._noticed.at + NOTICE_INTERVAL_S)
         return min(moment for moment in moments if moment > now)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from powertrain.run import events as ev
 from powertrain.run.active_run import ActiveRun
 from powertrain.run.deadlines import Deadline
-from powertrain.run.health.hangs import Looked
-from powertrain.run.inbox import Parted
+from powertrain.run.health.hangs import StacksSampled
+from powertrain.run.inbox import Disconnected
 from powertrain.run.workers import attempt as phases
 from powertrain.run.workers.attempt import Member
 from powertrain.wire.from_worker import Beat, Stacks
@@ -24,7 +24,7 @@ class HangWatch:
         self._run.deadlines.set_at(Deadline.WATCH, float("inf") if due is None else due)
 
     def on_due(self) -> None:
-        for found in self._run.hangs.look(self._run.deadlines.now()):
+        for found in self._run.hangs.poll(self._run.deadlines.now()):
             if isinstance(found, (ev.HangNoticed, ev.HangOver)):
                 self._run.record(found)
             else:
@@ -38,8 +38,8 @@ class HangWatch:
             member.attempt.has_trained = True
         hold = member.attempt.hold
         if hold is not None and member.rank in hold.reached:
-            self._run.hangs.moved(member.rank)  # it stands still because it was asked to
-        self._run.hangs.beat(member, message)
+            self._run.hangs.on_report(member.rank)  # it stands still because it was asked to
+        self._run.hangs.on_beat(member, message)
         self.schedule()
         self.show_data(member, message.data)
 
@@ -48,19 +48,19 @@ class HangWatch:
         if member.rank == 0 and text:
             self._run.observer.data(text)
 
-    def on_disconnect(self, parted: Parted) -> None:
+    def on_disconnect(self, event: Disconnected) -> None:
         """The link of a rank is closed. It connects again by itself unless its process has ended."""
-        if (member := self._run.members.get(parted.key)) is not None:
-            self._run.hangs.parted(member)
+        if (member := self._run.members.get(event.key)) is not None:
+            self._run.hangs.on_disconnect(member)
             self.schedule()
 
     def on_stacks(self, member: Member, message: Stacks) -> None:
-        self._run.hangs.answered(member, message)
+        self._run.hangs.on_stacks(member, message)
         self.schedule()
 
-    def on_looked(self, looked: Looked) -> None:
+    def on_stacks_sampled(self, sampled: StacksSampled) -> None:
         """A rank that did not answer was inspected from outside."""
-        self._run.hangs.looked(looked)
+        self._run.hangs.on_stacks_sampled(sampled)
         self.schedule()
 
     def fail_hung(self, hung: list[ev.WorkerFailure]) -> None:

@@ -1,4 +1,4 @@
-"""Where a run keeps what is not in its storage yet."""
+"""Directories of a run for files that are not in its storage yet."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def staging_directory(
     """Return where checkpoints wait until they are in ``storage``; ``unique`` identifies this start of the run.
 
     On storage that is a local disk they wait on the disk itself, so that a rename brings them in; unless other users
-    can write to it, who could put files of their choice there. Each start has a directory of its own, because what a
-    killed one leaves may be removed while the next one runs. ``root`` gives the root for lasting files, where needed.
+    can write to it, who could put files of their choice there. Each start has a directory of its own, because remains
+    of a killed one may be removed while the next one runs. ``root`` gives the root for lasting files, where needed.
     """
     name = _hashed(unique)
     if config.staging_dir is not None:
@@ -47,7 +47,7 @@ def staging_directory(
 
 
 def sweep_staging(storage: Storage) -> list[str]:
-    """Remove what earlier starts have left to wait beside local storage. The holder of the lease only.
+    """Remove the staging areas of earlier starts beside local storage. The holder of the lease only.
 
     Returns the directories that stay: shares that storage did not take, which the user was given the path of. Links and
     directories of other users are left alone.
@@ -113,7 +113,7 @@ def why_taken(directory: Path) -> str:
 def own_data_cache(directory: str) -> int:
     """Make the directory of :func:`data_cache_directory`, and remove those of processes that are dead.
 
-    Returns a descriptor: as long as this process has it open nobody removes the directory.
+    Returns a descriptor: as long as this process has it open no other process removes the directory.
     """
     from powertrain.data.loading import scratch
 
@@ -125,14 +125,14 @@ def own_data_cache(directory: str) -> int:
 
 
 def sweep_data_caches(directory: str) -> None:
-    """Remove what earlier starts of the same run have left beside ``directory`` on this node."""
+    """Remove data caches of earlier starts of the same run beside ``directory`` on this node."""
     from powertrain.data.loading import scratch
 
     scratch.sweep_beside(directory)
 
 
 def remove_data_cache(directory: str) -> None:
-    """Remove a directory of :func:`data_cache_directory` and what is empty without it."""
+    """Remove a directory of :func:`data_cache_directory` and parents that are empty without it."""
     if not directory:
         return
     remove_quietly(directory)
@@ -146,7 +146,7 @@ def _hashed(text: str) -> str:
 
 
 def remove_unless_needed(path: str, needed: Sequence[str]) -> None:
-    """Remove a directory at the end of a run, but for what storage did not take; see ``RunOutcome.left``."""
+    """Remove a directory at the end of a run, except shares that storage did not take; see ``RunOutcome.left``."""
     if not path:
         return
     if any(Path(path) in Path(kept).parents for kept in needed):

@@ -1,8 +1,8 @@
 """The run's facts, in the order in which they happened, kept so that replaying them rebuilds the run.
 
 Each controller appends to a file of its own, ``journal/{lease}-000001.jsonl``, one JSON object a line, one
-``write`` a fact: what was appended survives the death of the process at once. The facts that others act on
-(a commit, a failure, a loss, the end) also survive the death of the machine when ``append`` returns.
+``write`` a fact: what was appended survives the death of the process at once. Facts with consequences (a commit, a
+failure, a loss, the end) also survive the death of the machine when ``append`` returns.
 
 Reading forgives: a line cut short by a crash and facts that only a later version knows are passed over and
 counted. A line that is damaged, and a file that lacks its end although its controller wrote one, are warned about.
@@ -99,7 +99,7 @@ def _create(storage: Storage, lease_number: int) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a journal says, and how many lines could not be used."""
+    """The content of a journal, and how many lines could not be used."""
 
     events: list[ev.Event]
     #: Lines cut short or damaged.
@@ -109,12 +109,12 @@ class Reading:
 
 
 def read(storage: Storage) -> list[ev.Event]:
-    """All facts of all controllers, oldest first."""
+    """Return all facts of all controllers, oldest first."""
     return read_counting(storage).events
 
 
 def read_counting(storage: Storage) -> Reading:
-    """As :func:`read`, with the number of lines that were passed over.
+    """Read as :func:`read` does, and count the lines that were passed over.
 
     Raises:
         StorageError: A file of the journal cannot be read.
@@ -140,7 +140,7 @@ def read_counting(storage: Storage) -> Reading:
 
 
 def unreadable(storage: Storage, key: str, error: OSError) -> StorageError:
-    """The error for a file of the journal that storage has and does not give."""
+    """Return the error for a file of the journal that exists and cannot be read."""
     why = error.strerror or str(error) or type(error).__name__
     return StorageError(
         f"The journal file {key!r} of the run at {without_secrets(storage.uri)!r} cannot be read: {why}. Make it "
@@ -181,7 +181,7 @@ def warn_if_cut(storage: Storage, key: str, events: Sequence[ev.Event], ends_wit
 
 
 def replay(events: Iterable[ev.Event]) -> RunState:
-    """What the facts add up to.
+    """Return the state that the facts lead to.
 
     A fact that cannot have happened in the state before it (its controller was cut off, or a line before it
     was lost) is passed over; ``facts`` of the result counts those that were not.

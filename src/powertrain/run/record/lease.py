@@ -1,16 +1,16 @@
 """One live controller per run.
 
 A start claims the next ``lease/NNNN`` with put-if-absent: numbers only grow, and of two starts exactly one
-gets each number. What a controller writes carries its number, so it is always clear who wrote what.
+gets each number. Files of a controller carry its number, so their writer is always known.
 
 Where storage is a file system, a live holder also keeps an exclusive lock on ``lease/lock``. The kernel
 drops the lock when the holder dies in whatever way, so a rerun after SIGKILL starts at once.
 
-Elsewhere a live holder puts ``lease/NNNN.beat`` every few seconds from a thread of its own. A start that finds a
+Elsewhere a live holder writes ``lease/NNNN.beat`` every few seconds from a thread of its own. A start that finds a
 lease which was not given back takes the run at once if the holder's process is seen to be gone, and otherwise
-watches: a beat means that the run is in use, :data:`SILENT_AFTER` seconds without one that it is free. How old the
-last beat is goes by the storage's clock, by which two objects are compared. A holder that was taken for dead and
-was not finds the newer lease when it beats again, and is told so.
+watches: a beat means that the run is in use, :data:`SILENCE_TIMEOUT_S` seconds without one that it is free. How old the
+last beat is goes by the storage's clock, by which two objects are compared. A holder that was taken for dead and was
+not finds the newer lease at its next heartbeat, and is notified.
 
 The lock belongs to an open file, and a forked child inherits open files: a child that lived on would keep the
 run locked after its parent's death. So the descriptor is close-on-exec, and it is closed in every child that
@@ -50,22 +50,22 @@ if sys.platform != "win32":
 _logger = module_logger(__name__)
 #: What a file system without locks answers.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
-#: How long a refused taker looks for the name of a holder that has the lock and is still writing its lease.
-_HOLDER_APPEARS_WITHIN = 2.0
+#: How long a refused start waits for the name of a holder that has the lock and is still writing its lease.
+_HOLDER_TIMEOUT_S = 2.0
 #: A holder without a lock beats this often, and is taken for dead when it has not for so long (seconds).
-BEAT_EVERY = 5.0
-SILENT_AFTER = 15.0
-#: How long giving back is tried: a lease that could not be given back is free when it has been silent.
+BEAT_INTERVAL_S = 5.0
+SILENCE_TIMEOUT_S = 15.0
+#: How long a release is tried: a lease that could not be released expires.
 _RELEASE_SECONDS = 30.0
-#: How often a start looks for the next beat of a holder that may be dead.
-_LOOK_EVERY = 0.5
+#: How often a start checks for the next heartbeat of a holder that may be dead.
+_POLL_INTERVAL_S = 0.5
 #: Names of leases, and the largest number of one. Manifests can hold it, and no run comes near it.
 _NUMBER = re.compile(r"[0-9]{4,9}")
 _LARGEST = 10**9 - 1
 
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who took a lease, where and when (Unix seconds)."""
+    """The process that took a lease, with its host and time (Unix seconds)."""
 
     number: int
     host: str
@@ -132,16 +132,16 @@ class Lease:
 
     @property
     def number(self) -> int:
-        """Larger than that of every earlier lease of the run."""
+        """Return the number, larger than that of every earlier lease of the run."""
         return self.holder.number
 
     @property
     def token(self) -> str:
-        """A random word that only this lease has."""
+        """Return a random token of this lease."""
         return self.holder.token
 
     def release(self) -> None:
-        """Let others take the run. Again is fine; in a forked child it does nothing."""
+        """Release the run. Again is fine; in a forked child it does nothing."""
         if self._released or os.getpid() != self._owner:
             return
         self._released = True
@@ -166,7 +166,7 @@ class Lease:
 
     @property
     def lock(self) -> tuple[str, int] | None:
-        """The path and the descriptor of the held lock file; None where the storage has no locks."""
+        """Return the path and the descriptor of the held lock file; None where the storage has no locks."""
         if self._lock is None or self._lock.descriptor is None:
             return None
         return self._lock.path, self._lock.descriptor
@@ -176,7 +176,7 @@ class Lease:
         return self._storage
 
     def superseded(self) -> LeaseHolder | None:
-        """Who holds a newer lease of the run; None while this is the newest."""
+        """Return the holder of a newer lease of the run; None while this is the newest."""
         return _newer(self._storage, self.number)
 
     def __enter__(self) -> Lease:
@@ -200,7 +200,7 @@ def is_in_storage(storage: Storage, holder: LeaseHolder) -> bool:
 
 
 def current_holder(storage: Storage) -> LeaseHolder | None:
-    """Who took the newest lease of the run, or None when nobody ever did."""
+    """Return the holder of the newest lease of the run; None without any."""
     return _newest_holder(storage, [entry.key for entry in storage.list("lease")])
 
 
@@ -216,7 +216,7 @@ def _newest_holder(storage: Storage, keys: list[str]) -> LeaseHolder | None:
 
 
 def _newer(storage: Storage, number: int) -> LeaseHolder | None:
-    """Who took the newest lease, where it is newer than ``number``."""
+    """Return the holder of the newest lease, where it is newer than ``number``."""
     keys = [entry.key for entry in storage.list("lease")]
     newest = _newest_holder(storage, keys) if max(_numbers(keys), default=0) > number else None
     return newest if newest is not None and newest.number > number else None
@@ -259,7 +259,7 @@ def _claim(storage: Storage, number: int, host: str, pid: int) -> LeaseHolder | 
 
 
 def _machine() -> str:
-    """Tells two machines or containers of the same name apart, and one machine before and after a restart."""
+    """Return an id that differs between machines or containers of the same name, and between boots."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -282,23 +282,23 @@ def _beat_key(number: int) -> str:
 
 
 class _Heart:
-    """The thread that shows that a holder lives, and finds out when it was taken for dead."""
+    """The thread that sends heartbeats of a holder, and detects when it was taken for dead."""
 
     def __init__(
         self, storage: Storage, holder: LeaseHolder, on_lost: Callable[[LeaseHolder], None] | None
     ) -> None:
         #: A beat that cannot be put soon is overtaken by the next.
-        self._storage = storage.within(BEAT_EVERY)
+        self._storage = storage.within(BEAT_INTERVAL_S)
         self._holder, self._on_lost = holder, on_lost
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="powertrain-lease", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """No more beats after this, but for one on its way to storage that does not answer."""
+        """Stop heartbeats, except one on its way to storage that does not answer."""
         self._stopping.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(2 * BEAT_EVERY)
+            self._thread.join(2 * BEAT_INTERVAL_S)
 
     def _run(self) -> None:
         count = 0
@@ -308,17 +308,18 @@ class _Heart:
                 self._storage.put(_beat_key(self._holder.number), f"{self._holder.token} {count}".encode())
                 newer = _newer(self._storage, self._holder.number)
             except (OSError, StorageError):
-                newer = None  # storage is in trouble; whoever writes to it says so
+                newer = None  # storage is in trouble; its writers warn of it
             if newer is not None:
                 if self._on_lost is not None and not self._stopping.is_set():
                     self._on_lost(newer)
                 return
-            if self._stopping.wait(BEAT_EVERY):
+            if self._stopping.wait(BEAT_INTERVAL_S):
                 return
 
 
 def _claim_watching(storage: Storage, host: str, pid: int) -> tuple[LeaseHolder, bool]:
-    """The next lease once nobody alive holds the newest, and whether that one was given back (or never was)."""
+    """Claim the next lease once no live process holds the newest; return it, and whether that one was released (or
+    never was)."""
     while True:
         keys = [entry.key for entry in storage.list("lease")]
         before = _newest_holder(storage, keys)
@@ -327,18 +328,19 @@ def _claim_watching(storage: Storage, host: str, pid: int) -> tuple[LeaseHolder,
             continue  # it was given back just now
         if holder := _claim(storage, max(_numbers(keys), default=0) + 1, host, pid):
             return holder, free
-        # Somebody else was quicker: look at that one now.
+        # Another start was quicker: check that one now.
 
 
 def _falls_silent(storage: Storage, holder: LeaseHolder) -> bool:
-    """True when ``holder`` is dead or has not beaten for :data:`SILENT_AFTER`, False when it gave its lease back.
+    """Return True when ``holder`` is dead or has sent no heartbeat for :data:`SILENCE_TIMEOUT_S`, False when it gave
+    its lease back.
 
     Raises :class:`RunInUseError` as soon as it beats.
     """
     seen = _beat(storage, holder)
     silent_since = time.monotonic() - _age_of_beat(storage, holder)
-    while not _is_gone(holder) and time.monotonic() - silent_since < SILENT_AFTER:
-        time.sleep(_LOOK_EVERY)
+    while not _is_gone(holder) and time.monotonic() - silent_since < SILENCE_TIMEOUT_S:
+        time.sleep(_POLL_INTERVAL_S)
         if _beat(storage, holder) != seen:
             newest = current_holder(storage)
             if newest is not None and newest.number == holder.number and newest.released:
@@ -355,7 +357,7 @@ def _beat(storage: Storage, holder: LeaseHolder) -> bytes | None:
 
 
 def _age_of_beat(storage: Storage, holder: LeaseHolder) -> float:
-    """Seconds since the last sign of life by the storage's clock; 0 where storage does not tell."""
+    """Return the seconds since the last heartbeat by the storage's clock; 0 where unknown."""
     looking = f"lease/looking-{secrets.token_hex(8)}"
     storage.put(looking, b"")
     try:
@@ -372,7 +374,7 @@ def _age_of_beat(storage: Storage, holder: LeaseHolder) -> float:
 
 
 def _is_gone(holder: LeaseHolder) -> bool:
-    """True when the holder was a process of this very machine and is not there any more."""
+    """Return True when the holder was a process of this very machine and is gone."""
     here = bool(holder.machine) and holder.machine == _machine()
     return here and holder.host == socket.gethostname() and not is_alive(holder.pid)
 
@@ -401,7 +403,7 @@ _held_guard = threading.Lock()
 
 
 def _close_in_child() -> None:
-    """Runs first in each forked child."""
+    """Close inherited locks; runs first in each forked child."""
     for lock in _held.values():
         if lock.descriptor is not None:
             os.close(lock.descriptor)
@@ -428,7 +430,7 @@ def _open_lock(path: Path, shared: bool) -> int:
             "choose another name or storage path."
         ) from error
     status = os.fstat(descriptor)
-    # Who may create files in the shared directory may take its lock; the umask, and a mode of earlier, say nothing.
+    # Every user who may create files in the shared directory may take its lock, whatever the umask or an earlier mode.
     writers = stat.S_IMODE(os.stat(path.parent).st_mode) & 0o022 if shared else 0
     mode = 0o600 | writers | writers << 1
     if stat.S_IMODE(status.st_mode) != mode and status.st_uid == os.geteuid():
@@ -467,7 +469,7 @@ def _holder_of_a_taken_lock(storage: Storage) -> LeaseHolder | None:
 
     Between locking and claiming, the newest lease is still that of an earlier holder, which is not named: it is over.
     """
-    deadline = time.monotonic() + _HOLDER_APPEARS_WITHIN
+    deadline = time.monotonic() + _HOLDER_TIMEOUT_S
     while time.monotonic() <= deadline:
         holder = current_holder(storage)
         if holder and not holder.released and _may_live(holder):
@@ -477,7 +479,7 @@ def _holder_of_a_taken_lock(storage: Storage) -> LeaseHolder | None:
 
 
 def _refuse_unreleased(storage: Storage) -> None:
-    """Without locks: a lease that was not given back may be alive unless its process is seen to be gone."""
+    """Refuse an unreleased lease, without locks, unless its process is known to be gone."""
     holder = current_holder(storage)
     if holder is None or holder.released or not _may_live(holder):
         return
@@ -489,12 +491,12 @@ def _refuse_unreleased(storage: Storage) -> None:
 
 
 def _may_live(holder: LeaseHolder) -> bool:
-    """False when the holder was on this host and no process has its number any more."""
+    """Return False when the holder was on this host and no process has its number any more."""
     return holder.host != socket.gethostname() or is_alive(holder.pid)
 
 
 def _since(started: float) -> str:
-    """When a lease was taken, in words; "" for a time that cannot be."""
+    """Return when a lease was taken, as text; "" for an impossible time."""
     try:
         return f" since {datetime.fromtimestamp(started).astimezone().strftime('%Y-%m-%d %H:%M:%S %z')}"
     except (ValueError, OverflowError, OSError):

@@ -1,9 +1,9 @@
-"""The slow beat of a live controller: is the run still its own?
+"""The periodic check of a live controller that the run is still its own.
 
 A lock on a file system says nothing when the file was removed: the holder keeps it on a file without a name, and a
 second start makes and locks a new one. So the holder compares, every few seconds, the file that it has open with the
-one at its path, and where there is no lock its lease with the one in the storage. What follows from a look is decided
-by :func:`verdict`, which is pure; :func:`watching` has the thread.
+one at its path, and where there is no lock its lease with the one in the storage. :func:`verdict`, which is pure,
+decides on the result of a check; :func:`watching` has the thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from powertrain.run.record import lease as leases
 from powertrain.run.record.lease import Lease, LeaseHolder
 from powertrain.storage.addresses import without_secrets
 
-#: What a look found of the lock file (or, without locks, of the lease): still ours; another one at its place; nothing
+#: Results of a check of the lock file (or, without locks, of the lease): still ours; another one at its place; nothing
 #: there; or no answer.
 Seen = Literal["held", "replaced", "removed", "unknown"]
 
@@ -42,10 +42,10 @@ def verdict(seen: Seen, other: LeaseHolder | None, place: str) -> str:
     return ""  # a copy of the directory was put in its place: no other controller holds the run
 
 
-def look(lease: Lease) -> Seen:
-    """Look at the lock file, or at the lease where there is no lock."""
+def check(lease: Lease) -> Seen:
+    """Check the lock file, or the lease where there is no lock."""
     if lease.lock is None:
-        return _look_at_lease(lease)
+        return _check_lease(lease)
     path, descriptor = lease.lock
     try:
         there, held = os.stat(path), os.fstat(descriptor)
@@ -57,8 +57,8 @@ def look(lease: Lease) -> Seen:
 
 
 def why_lost(lease: Lease, seen: Seen) -> str:
-    """Return :func:`verdict` of a look, with the newest holder read from the storage where it matters."""
-    place, other = lease.storage.within(leases.BEAT_EVERY), None
+    """Return :func:`verdict` of a check, with the newest holder read from the storage where it matters."""
+    place, other = lease.storage.within(leases.BEAT_INTERVAL_S), None
     if seen in ("replaced", "removed"):
         with contextlib.suppress(OSError, StorageError):
             newest = leases.current_holder(place)
@@ -67,15 +67,15 @@ def why_lost(lease: Lease, seen: Seen) -> str:
 
 
 def is_displaced(lease: Lease) -> bool:
-    """True when the run's directory was removed, and where there is one again it is another start's.
+    """Return True when the run's directory was removed, and where there is one again it is another start's.
 
-    Without a lock it is what the last beat has found: storage that does not answer must not be waited for at the end.
+    Without a lock the last heartbeat decides: the end must not wait for storage that does not answer.
     """
     if lease.lock is None:
         return lease.was_displaced
     try:
-        return look(lease) in ("removed", "replaced") and not leases.is_in_storage(
-            lease.storage.within(leases.BEAT_EVERY), lease.holder
+        return check(lease) in ("removed", "replaced") and not leases.is_in_storage(
+            lease.storage.within(leases.BEAT_INTERVAL_S), lease.holder
         )
     except (OSError, StorageError):
         return False
@@ -94,10 +94,10 @@ def watching(
         before: Seen = "held"
         while True:
             try:
-                holder = taken_by.get(timeout=leases.BEAT_EVERY)
+                holder = taken_by.get(timeout=leases.BEAT_INTERVAL_S)
             except queue.Empty:
-                seen = look(lease)
-                # A mount that comes and goes is not there for a moment: only what is gone twice is removed.
+                seen = check(lease)
+                # A mount that comes and goes is missing for a moment: only a directory missing twice is removed.
                 reason = why_lost(lease, seen) if seen != "removed" or before == "removed" else ""
                 before = seen
                 lease.was_displaced = seen in ("removed", "replaced")
@@ -115,11 +115,11 @@ def watching(
         yield
     finally:
         taken_by.put(None)
-        thread.join(2 * leases.BEAT_EVERY)  # it may be waiting for storage that does not answer
+        thread.join(2 * leases.BEAT_INTERVAL_S)  # it may be waiting for storage that does not answer
 
 
-def _look_at_lease(lease: Lease) -> Seen:
-    place = lease.storage.within(leases.BEAT_EVERY)
+def _check_lease(lease: Lease) -> Seen:
+    place = lease.storage.within(leases.BEAT_INTERVAL_S)
     try:
         if leases.is_in_storage(place, lease.holder):
             return "held"

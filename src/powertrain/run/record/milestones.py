@@ -1,4 +1,4 @@
-"""Pure: what happened to a run at which row: failures, restarts, changes of size. For pictures of its metrics."""
+"""Milestones of a run by row: failures, restarts, changes of size. For plots of its metrics. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from powertrain.run import events as ev
 
 
 class Milestone(NamedTuple):
-    """Something that happened to the whole run, and that its curves may show."""
+    """An event of the whole run that its curves may show."""
 
     kind: Literal["failure", "restart", "resize"]
     #: The last row before a failure; the first of an attempt that began again. 0 before any row.
@@ -21,7 +21,7 @@ class Milestone(NamedTuple):
 
 
 def milestones(facts: Iterable[ev.Event]) -> list[Milestone]:
-    """In the order in which they happened. The first attempt is none."""
+    """Return the milestones in order. The first attempt is none."""
     found: list[Milestone] = []
     world_size = 0
     for fact in facts:

@@ -1,4 +1,4 @@
-"""Directories that a run will use, looked at before any process starts. Nothing is created."""
+"""Checks of the directories that a run will use, before any process starts. Nothing is created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``run.json``: what a run was made of, by whom and with which seeds, as its newest start wrote it."""
+"""``run.json``: the configuration, user and seeds of a run, as its newest start wrote it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def read(storage: Storage) -> dict[str, Any]:
-    """Read what the run was made of.
+    """Read the configuration of the run.
 
     Raises:
         FileNotFoundError: The run has no ``run.json``.

@@ -1,4 +1,4 @@
-"""Files that are appended to, for runs whose storage has no real files.
+"""Appendable files for runs whose storage has no real files.
 
 The journal, the metrics' spool and the logs grow line by line, which object stores cannot do. On such storage they are
 real files in a spool directory of this machine, and a thread puts the changed ones to storage every few seconds and
@@ -34,19 +34,19 @@ from powertrain.storage.local import LocalStorage
 from powertrain.text.loggers import module_logger
 
 #: Changed files are put this often (seconds).
-SHIP_EVERY = 3.0
+SHIP_INTERVAL_S = 3.0
 #: After a put that took so long, the file is left alone for this many times as long.
 _REST_FACTOR = 10.0
-#: How long one put of the shipping thread tries: what fails is put again in the next round anyway.
-_PUT_SECONDS = 20.0
+#: Timeout of one put of the shipping thread: a failed one is repeated in the next round anyway.
+_PUT_TIMEOUT_S = 20.0
 #: How long ``close`` tries by default.
-CLOSE_SECONDS = 60.0
+CLOSE_TIMEOUT_S = 60.0
 
 _logger = module_logger(__name__)
 
 
 class _Version(NamedTuple):
-    """Tells whether a file has changed."""
+    """The version of a file, to detect changes."""
 
     inode: int
     size: int
@@ -54,23 +54,23 @@ class _Version(NamedTuple):
 
 
 def is_spooled(key: str) -> bool:
-    """True for keys of values that grow while the run lasts."""
+    """Return True for keys of files that grow while the run lasts."""
     if key.startswith(("metrics/", "telemetry/")):
         return key.endswith(".open")
     return key.startswith(("journal/", "logs/"))
 
 
 class Shipped:
-    """``storage`` with real files for what is appended to. Close it after whoever appends is closed.
+    """``storage`` with real files for appendable keys. Close it after its writers are closed.
 
-    ``problem`` says in words what storage last refused to take from the spool; "" while all is well.
+    ``problem`` is the last error of storage for files of the spool; "" while all is well.
     """
 
     def __init__(self, storage: Storage, spool_directory: str | Path) -> None:
         self._storage, self._spool = storage, LocalStorage(spool_directory)
         self.problem = ""
         self._guard = threading.Lock()
-        #: What storage has of each file that was in the spool.
+        #: The version in storage of each file that was in the spool.
         self._shipped: dict[str, _Version] = {}
         self._rests_until: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -91,7 +91,7 @@ class Shipped:
 
     @property
     def filesystem(self) -> Any:
-        """The file system that the user gave, None where storage is our own."""
+        """Return the file system that the user gave; None for built-in storage."""
         return getattr(self._storage, "filesystem", None)
 
     def local_path(self, key: str) -> Path | None:
@@ -102,11 +102,11 @@ class Shipped:
         return path
 
     def child(self, prefix: str) -> Storage:
-        """What storage itself has below ``prefix``: without what is still in the spool."""
+        """Return the storage below ``prefix``, without files that are still in the spool."""
         return self._storage.child(prefix)
 
     def within(self, timeout: float) -> Storage:
-        """Storage itself, less patient: without what is still in the spool."""
+        """Return the storage with a shorter timeout, without files that are still in the spool."""
         return self._storage.within(timeout)
 
     # -- writing: whole values go to storage at once, and to the spool where the key belongs there
@@ -142,7 +142,7 @@ class Shipped:
         self.put(key, self.get(source))
         self.delete(source)
 
-    # -- reading: what the spool has is newer than what storage has
+    # -- reading: files of the spool are newer than those in storage
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return self._place_of(key).get(key, limit=limit)
@@ -195,16 +195,17 @@ class Shipped:
         return self._storage
 
     def _vanished(self) -> Sequence[str]:
-        """Files that storage has and the spool had."""
+        """Return files that storage has and the spool had."""
         with self._guard:
             return [key for key in self._shipped if not self._spool.local_path(key).is_file()]
 
     # -- shipping
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Put what has changed and stop; the spool directory is gone then. Again is fine.
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Put the changed files, remove the spool directory and stop. Again is fine.
 
-        Raises :class:`StorageError` naming what could not be put within ``timeout`` seconds; that stays in the spool.
+        Raises :class:`StorageError` naming the files that could not be put within ``timeout`` seconds; they stay in the
+        spool.
         """
         if self._closed:
             return
@@ -226,11 +227,11 @@ class Shipped:
 
     def _run(self) -> None:
         storage = self._storage
-        while not self._stopping.wait(SHIP_EVERY):
+        while not self._stopping.wait(SHIP_INTERVAL_S):
             self._ship(storage, everything=False)
 
     def _ship(self, storage: Storage, everything: bool, deadline: float = math.inf) -> Sequence[str]:
-        """One round, until ``deadline``. Returns the keys that storage refused or that there was no time for."""
+        """Ship once, until ``deadline``. Return the keys that storage refused or that there was no time for."""
         refused, problem = [], ""
         for key in self._unshipped():
             if self._stopping.is_set() != everything:
@@ -242,7 +243,7 @@ class Shipped:
                 refused.append(key)
                 continue
             try:
-                self._ship_one(storage.within(min(_PUT_SECONDS, max(1.0, remaining))), key)
+                self._ship_one(storage.within(min(_PUT_TIMEOUT_S, max(1.0, remaining))), key)
             except (OSError, StorageError) as error:
                 refused.append(key)
                 problem = str(error)
@@ -270,7 +271,7 @@ class Shipped:
         self._rests_until[key] = time.monotonic() + _REST_FACTOR * (time.monotonic() - began)
 
     def _unshipped(self) -> Sequence[str]:
-        """Files that are newer in the spool than in storage, and those that are gone from the spool."""
+        """Return files that are newer in the spool than in storage, and those that are gone from the spool."""
         here = [entry.key for entry in self._spool.list() if is_spooled(entry.key)]
         with self._guard:
             changed = [
@@ -296,14 +297,14 @@ def _remove_empty(spool: LocalStorage) -> None:
         try:
             os.rmdir(directory)
         except OSError:
-            continue  # somebody else's file is in it
+            continue  # another program's file is in it
 
 
 @contextmanager
 def spools_below(root: str) -> Iterator[tuple[str, list[str]]]:
-    """A spool directory of this start's own below ``root``, and those that starts which are gone have left.
+    """Yield a new spool directory of this start below ``root``, and those of dead starts.
 
-    The lock on a directory says that its start lives; afterwards what is empty is removed.
+    The lock on a directory shows that its start is alive; empty directories are removed afterwards.
     """
     os.makedirs(root, mode=0o700, exist_ok=True)
     abandoned = [entry.path for entry in os.scandir(root) if _is_abandoned(entry)]

@@ -1,4 +1,4 @@
-"""What ranks record of where their time goes, taken in and kept. It never ends a run."""
+"""Telemetry of ranks, received and stored. It never ends a run."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from powertrain.worker.tracing import newest_steps, remove_ring
 class TelemetryWriter:
     """The controller's side. All calls on its thread."""
 
-    def __init__(self, spec: RunSpec, storage: Storage, lease: int, tell_once: Callable[[str], None]) -> None:
-        self._spec, self._storage, self._lease, self._tell_once = spec, storage, lease, tell_once
+    def __init__(self, spec: RunSpec, storage: Storage, lease: int, warn_once: Callable[[str], None]) -> None:
+        self._spec, self._storage, self._lease, self._warn_once = spec, storage, lease, warn_once
         self._is_kept = spec.trace is not None
         self._store: TelemetryStore | None = None
-        #: By attempt and rank the number of the first step that has not come yet.
+        #: By attempt and rank the number of the next expected step.
         self._next: dict[tuple[int, int], int] = {}
 
     def _add(self, frame: PartFrame) -> None:
-        """Keep it, if anything can be kept; made when there is something to keep."""
+        """Store a frame, if possible. The store is made with the first."""
         if self._store is None and self._is_kept:
             try:
                 self._store = TelemetryStore(self._storage, self._lease)
             except Exception as error:
                 self._is_kept = False
-                self._tell_once(f"What ranks record of their time is not kept: {error}")
+                self._warn_once(f"What ranks record of their time is not kept: {error}")
         if self._store is not None:
             self._store.add(frame)
 
-    def heard(self, member: Member, message: from_worker.Telemetry) -> None:
-        """A rank says what it has recorded since it last said so."""
+    def on_telemetry(self, member: Member, message: from_worker.Telemetry) -> None:
+        """Store the telemetry that a rank has sent."""
         if not self._is_kept:
             return
         attempt, rank = member.attempt.number, member.rank
         if wrong := why_unusable(message):
-            self._tell_once(f"What rank {rank} has recorded of its steps is not kept: {wrong}.")
+            self._warn_once(f"What rank {rank} has recorded of its steps is not kept: {wrong}.")
             return
         for kind, data in ((STEPS, message.steps), (SAMPLES, message.samples), (FACTS, message.facts)):
             if data:
@@ -54,9 +54,9 @@ class TelemetryWriter:
         if message.steps:
             self._next[attempt, rank] = message.first + len(message.steps) // RECORD_SIZE
 
-    def rank_is_gone(self, member: Member, event: base.Exited | None) -> None:
-        """Take in what a rank had recorded and not sent: it lies in a file of its node. On another machine than this
-        the engine has looked, where there was one to ask."""
+    def on_rank_gone(self, member: Member, event: base.Exited | None) -> None:
+        """Store the unsent telemetry of a rank that is gone: it lies in a file of its node. For other machines the
+        engine has read it, where there was an agent."""
         if not self._is_kept:
             return
         attempt, rank = member.attempt.number, member.rank
@@ -75,18 +75,18 @@ class TelemetryWriter:
             self._store.abandon()
 
     def close(self) -> None:
-        """Write what is there, and say how much of it was lost."""
+        """Flush, and warn of lost messages."""
         if self._store is not None:
             self._store.close()
             if self._store.dropped:
-                self._tell_once(
+                self._warn_once(
                     f"{self._store.dropped} messages with what ranks have recorded of their time could not be kept, "
                     "because the storage did not take them. The diagnosis is made of the rest."
                 )
 
 
 def why_unusable(message: from_worker.Telemetry) -> str:
-    """ "" for a message of whole records; otherwise what is wrong with it. Pure."""
+    """Return why a message cannot be used; "" for one of whole records. Pure."""
     if len(message.steps) % RECORD_SIZE or len(message.samples) % SAMPLE_SIZE:
         return (
             f"{len(message.steps)} bytes of steps and {len(message.samples)} of samples are no whole records of "

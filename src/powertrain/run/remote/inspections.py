@@ -1,7 +1,7 @@
-"""What ranks are doing, for somebody who asks from outside (``powertrain stacks``).
+"""Stacks of ranks for the command line (``powertrain stacks``).
 
-Every rank is asked over the wire; one that does not answer soon is looked at from outside, on a few threads, because
-that may take seconds. What is found is told as it comes. At the deadline whoever is left is named.
+Every rank is asked over the wire; one that does not answer soon is sampled from outside, on a few threads, because that
+may take seconds. Stacks are sent as they arrive. At the timeout the remaining ranks are named.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from powertrain.engine import base
 from powertrain.run.health.hang_report import rank_names
-from powertrain.run.remote.protocol import RankSeen, Visitor
+from powertrain.run.remote.protocol import ControlClient, RankSeen
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.trace.stacks.frames import where_of
 from powertrain.wire.envelope import FromController
@@ -22,18 +22,18 @@ from powertrain.wire.from_controller import Inspect
 from powertrain.wire.from_worker import Stacks
 from powertrain.wire.values import ProcessStack
 
-#: Numbers of these asks; the watchdog's own are smaller.
-_FIRST_ASK = 1 << 32
-#: Seconds in which a rank that still answers has answered, and after which nobody is waited for any more.
-_ANSWER_WITHIN = 1.0
-DEADLINE = 10.0
-#: How many ranks are looked at from outside at the same time.
-_LOOKERS = 8
+#: The first number of these requests; the watchdog's own are smaller.
+_FIRST_NUMBER = 1 << 32
+#: Seconds for a rank to answer, and for the whole inspection.
+_ANSWER_TIMEOUT_S = 1.0
+INSPECTION_TIMEOUT_S = 10.0
+#: Ranks that are sampled from outside at the same time.
+_MAX_THREADS = 8
 
 
 @dataclass(frozen=True)
-class SeenFromOutside:
-    """What was seen of a rank that did not answer. Posted to the controller's own thread."""
+class StacksFromOutside:
+    """Stacks of a rank that did not answer, sampled from outside. Posted to the controller's thread."""
 
     ask: int
     member: Member
@@ -41,10 +41,10 @@ class SeenFromOutside:
 
 
 @dataclass(eq=False)
-class _Visit:
-    visitor: Visitor
+class _Inspection:
+    client: ControlClient
     attempt: Attempt
-    #: Those of whom nothing has been told yet, by rank.
+    #: Ranks whose stacks have not been sent yet.
     awaited: dict[int, Member]
     outside_at: float
     until: float
@@ -52,7 +52,7 @@ class _Visit:
 
 
 class Inspections:
-    """The looks that are under way. The controller's thread only."""
+    """The inspections that are under way. The controller's thread only."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Inspections:
     ) -> None:
         """``send`` is called on the controller's thread; ``post`` on any, to reach it."""
         self._engine, self._send, self._post, self._clock = engine, send, post, clock
-        self._last_ask = _FIRST_ASK
-        self._visits: dict[int, _Visit] = {}
+        self._last_ask = _FIRST_NUMBER
+        self._inspections: dict[int, _Inspection] = {}
 
-    def begin(self, attempt: Attempt, ranks: Collection[int], visitor: Visitor) -> None:
-        """Ask these ranks, all where none is named, what they are doing."""
+    def begin(self, attempt: Attempt, ranks: Collection[int], client: ControlClient) -> None:
+        """Request the stacks of these ranks; of all where none is named."""
         if unknown := [rank for rank in ranks if not 0 <= rank < attempt.world_size]:
             last = attempt.world_size - 1
-            visitor.answer(
+            client.answer(
                 f"There is no {rank_names(unknown)} in attempt {attempt.number}: its last is rank {last}.",
                 False,
             )
@@ -78,65 +78,68 @@ class Inspections:
         now = self._clock()
         asked = {m.rank: m for m in attempt.members if not ranks or m.rank in ranks}
         self._last_ask += 1
-        visit = _Visit(visitor, attempt, asked, now + _ANSWER_WITHIN, now + DEADLINE)
-        self._visits[self._last_ask] = visit
+        inspection = _Inspection(client, attempt, asked, now + _ANSWER_TIMEOUT_S, now + INSPECTION_TIMEOUT_S)
+        self._inspections[self._last_ask] = inspection
         for member in list(asked.values()):
             if member.exited:
-                self._tell(self._last_ask, member, [_ended(member)])
+                self._send_stacks(self._last_ask, member, [_ended(member)])
             else:
                 self._send(member, Inspect(ask=self._last_ask))
 
-    def answered(self, member: Member, message: Stacks) -> None:
-        """A rank has said what it is doing, to us or to others."""
-        self._tell(message.ask, member, message.processes)
+    def on_stacks(self, member: Member, message: Stacks) -> None:
+        """Pass on the stacks that a rank has sent, if they were requested here."""
+        self._send_stacks(message.ask, member, message.processes)
 
-    def seen(self, seen: SeenFromOutside) -> None:
-        """A rank that did not answer was looked at."""
+    def on_stacks_from_outside(self, seen: StacksFromOutside) -> None:
+        """Pass on the stacks of a rank that were sampled from outside."""
         found = seen.found
         nothing = ProcessStack(pid=found.pid, title=f"rank {seen.member.rank}", state=found.state)
-        self._tell(seen.ask, seen.member, list(found.processes) or [nothing])
+        self._send_stacks(seen.ask, seen.member, list(found.processes) or [nothing])
 
     def due(self) -> float:
-        """When to look again; inf while nobody is waited for."""
+        """Return when to call :meth:`poll` next; inf while no inspection is open."""
         return min(
-            (min(visit.outside_at, visit.until) for visit in self._visits.values()), default=float("inf")
+            (min(inspection.outside_at, inspection.until) for inspection in self._inspections.values()),
+            default=float("inf"),
         )
 
-    def look(self, now: float) -> None:
-        """Look at those who have not answered in time, and end what has taken too long."""
-        for ask, visit in list(self._visits.items()):
-            if now >= visit.until:
-                silent = rank_names(sorted(visit.awaited))
-                self._end(ask, f"{silent[:1].upper()}{silent[1:]} did not answer within {DEADLINE:g} s.")
-            elif now >= visit.outside_at:
-                self._look_from_outside(ask, visit)
+    def poll(self, now: float) -> None:
+        """Sample ranks that have not answered in time, and end inspections that have timed out."""
+        for ask, inspection in list(self._inspections.items()):
+            if now >= inspection.until:
+                silent = rank_names(sorted(inspection.awaited))
+                self._end(
+                    ask, f"{silent[:1].upper()}{silent[1:]} did not answer within {INSPECTION_TIMEOUT_S:g} s."
+                )
+            elif now >= inspection.outside_at:
+                self._sample_from_outside(ask, inspection)
 
     def close(self) -> None:
-        """Nothing more will be seen."""
-        for ask in list(self._visits):
+        """End all inspections."""
+        for ask in list(self._inspections):
             self._end(ask, "The run has ended.")
 
-    def _look_from_outside(self, ask: int, visit: _Visit) -> None:
-        visit.outside_at = float("inf")
-        visit.lookers = ThreadPoolExecutor(_LOOKERS, thread_name_prefix="powertrain-inspections")
+    def _sample_from_outside(self, ask: int, inspection: _Inspection) -> None:
+        inspection.outside_at = float("inf")
+        inspection.lookers = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="powertrain-inspections")
 
         def look(member: Member) -> None:
             found = self._engine.inspect(member.placement.slot, stacks=True)
-            self._post(SeenFromOutside(ask, member, found))
+            self._post(StacksFromOutside(ask, member, found))
 
-        for member in visit.awaited.values():
-            visit.lookers.submit(look, member)
+        for member in inspection.awaited.values():
+            inspection.lookers.submit(look, member)
 
-    def _tell(self, ask: int, member: Member, processes: list[ProcessStack]) -> None:
-        visit = self._visits.get(ask)
+    def _send_stacks(self, ask: int, member: Member, processes: list[ProcessStack]) -> None:
+        inspection = self._inspections.get(ask)
         if (
-            visit is None
-            or visit.attempt is not member.attempt
-            or visit.awaited.pop(member.rank, None) is None
+            inspection is None
+            or inspection.attempt is not member.attempt
+            or inspection.awaited.pop(member.rank, None) is None
         ):
             return
         beat = member.beat
-        visit.visitor.tell(
+        inspection.client.send_part(
             RankSeen(
                 rank=member.rank,
                 processes=processes,
@@ -146,14 +149,14 @@ class Inspections:
                 debugged=beat is not None and beat.debugged,
             )
         )
-        if not visit.awaited:
+        if not inspection.awaited:
             self._end(ask, "")
 
     def _end(self, ask: int, message: str) -> None:
-        visit = self._visits.pop(ask)
-        if visit.lookers is not None:
-            visit.lookers.shutdown(wait=False, cancel_futures=True)
-        visit.visitor.answer(message)
+        inspection = self._inspections.pop(ask)
+        if inspection.lookers is not None:
+            inspection.lookers.shutdown(wait=False, cancel_futures=True)
+        inspection.client.answer(message)
 
 
 def _ended(member: Member) -> ProcessStack:

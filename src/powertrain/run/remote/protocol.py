@@ -1,11 +1,10 @@
-"""Talking to a run that is under way, from another process of the same user on the same machine.
+"""The control protocol of a live run, for other processes of the same user on the same machine.
 
-A run that can be talked to has ``control.json`` (which run it is) and ``control.sock`` in its runtime directory, both
-for this user only. A question is one line of JSON. The reply is any number of lines, of which only the last is an
-:class:`Answer`. Several may ask at a time: each has a thread, which only waits for what the controller says.
+A live run has ``control.json`` (which run it is) and ``control.sock`` in its runtime directory, both
+for this user only. A request is one line of JSON. The reply is any number of lines, of which only the last is an
+:class:`Answer`. Several clients are served at a time, each by a thread that only waits for the controller's replies.
 
-A run of another version answers a question that it does not know in words, and passes over what it does not know of
-one that it does.
+A run of another version replies to an unknown request with an error message, and ignores unknown fields of a known one.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from powertrain.text.redaction import has_secrets, strip_secrets
 from powertrain.wire.values import ProcessStack, Where
 
 _CARD, _SOCKET = "control.json", "control.sock"
-#: Seconds for a question to come; for the controller to say something more; for whoever asks to hear it.
-_ASK_WITHIN = 10.0
-_SAY_WITHIN = 20.0
-_HEAR_WITHIN = 30.0
-#: Seconds that the end of a run leaves to those who are still being answered.
-_LEAVE_WITHIN = 2.0
-#: Bytes of a question, and of one line of a reply: the stacks of a rank and all its processes.
-_QUESTION_LIMIT = 1 << 16
+#: Seconds for a request to arrive; for the controller to send the next part; for the client to receive it.
+_REQUEST_TIMEOUT_S = 10.0
+_HANDLER_TIMEOUT_S = 20.0
+_SEND_TIMEOUT_S = 30.0
+#: Seconds that the end of a run waits for clients that are still being served.
+_EXIT_TIMEOUT_S = 2.0
+#: Bytes of a request, and of one line of a reply: the stacks of a rank and all its processes.
+_REQUEST_LIMIT = 1 << 16
 _REPLY_LIMIT = 1 << 27
 _CARD_LIMIT = 1 << 20
 #: pid, uid and gid of a socket's other end.
 _PEER = struct.Struct("iII")
-#: How many may ask at the same time.
-_VISITORS = 16
+#: Clients that are served at the same time.
+_MAX_CLIENTS = 16
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """Which run it is."""
+    """The identity of a run."""
 
     name: str
     path: str
@@ -71,11 +70,11 @@ def card_of(name: str, path: str, files: str, lease: int) -> Card:
     )
 
 
-# --------------------------------------------------------------------------- questions
+# --------------------------------------------------------------------------- requests
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
-    """Go on with so many workers."""
+    """Continue with so many workers."""
 
     workers: int
 
@@ -83,34 +82,34 @@ class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End at the next boundary; at once with ``now``, or ``within`` so many seconds (0: however long it takes)."""
 
-    #: Who asks, for the journal.
+    #: The client's name, for the journal.
     by: str
     now: bool = False
     within: float = 0.0
 
 
 class LookAround(msgspec.Struct, frozen=True, kw_only=True, tag="look_around"):
-    """Say what every thread of these ranks is doing; of all ranks where none is named."""
+    """Return the stacks of every thread of these ranks; of all ranks where none is named."""
 
     ranks: tuple[int, ...] = ()
 
 
 class Describe(msgspec.Struct, frozen=True, kw_only=True, tag="describe"):
-    """Say how far the run has come, and what it waits for."""
+    """Return the progress of the run, and what it waits for."""
 
 
-Question = Union[ResizeRequest, StopRequest, LookAround, Describe]
+Request = Union[ResizeRequest, StopRequest, LookAround, Describe]
 
 # --------------------------------------------------------------------------- replies
 
 
 class RankSeen(msgspec.Struct, frozen=True, kw_only=True, tag="rank_seen"):
-    """What one rank is doing: its own process first. ``where`` is the user's line, where one is known."""
+    """The stacks of one rank: its own process first. ``where`` is the user's line, where one is known."""
 
     rank: int
     processes: list[ProcessStack]
     where: Where | None = None
-    #: What it waits for on the run's own wire, as its last beat said.
+    #: Its wait on the run's own wire, from its last heartbeat.
     awaits: str = ""
     #: The last row that it has reported; 0 for none.
     row: int = 0
@@ -119,7 +118,7 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True, tag="rank_seen"):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, tag="description"):
-    """How a run stands at this moment."""
+    """The state of a run at this moment."""
 
     state: str
     reason: str = ""
@@ -140,7 +139,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, tag="description"):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """The last of a reply: what will come of it; ``ok`` is False when nothing will."""
+    """The last line of a reply: the effect of the request; ``ok`` is False when it has none."""
 
     ok: bool
     message: str = ""
@@ -150,41 +149,41 @@ Part = Union[RankSeen, Description]
 Reply = Union[Part, Answer]
 
 
-class Visitor:
-    """Somebody who has asked. Any thread may speak to it; it hears all that was said before its answer."""
+class ControlClient:
+    """The client of one request. Replies may be sent from any thread; those after the answer are dropped."""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
 
-    def tell(self, part: Part) -> None:
-        """A part of the reply."""
-        self._said.put(part)
+    def send_part(self, part: Part) -> None:
+        """Send a part of the reply."""
+        self._replies.put(part)
 
     def answer(self, message: str, ok: bool = True) -> None:
-        """The last word. What is said after it is not heard."""
-        self._said.put(Answer(ok=ok, message=message))
+        """Send the last line of the reply."""
+        self._replies.put(Answer(ok=ok, message=message))
 
     def replies(self) -> Iterator[Reply]:
-        """All that is said, to the answer."""
+        """Yield the replies, up to and including the answer."""
         while True:
             try:
-                reply = self._said.get(timeout=_SAY_WITHIN)
+                reply = self._replies.get(timeout=_HANDLER_TIMEOUT_S)
             except queue.Empty:
-                reply = Answer(ok=False, message=f"The run did not answer within {_SAY_WITHIN:g} s.")
+                reply = Answer(ok=False, message=f"The run did not answer within {_HANDLER_TIMEOUT_S:g} s.")
             yield reply
             if isinstance(reply, Answer):
                 return
 
 
-#: Hands a question to the run, which speaks to the visitor from whatever thread it likes.
-Ask = Callable[[Question, Visitor], None]
+#: Passes a request to the run, which replies to the client from any thread.
+RequestHandler = Callable[[Request, ControlClient], None]
 
 # --------------------------------------------------------------------------- the run's side
 
 
 @contextlib.contextmanager
-def listening(directory: str | Path, card: Card, ask: Ask) -> Iterator[None]:
-    """Answer questions to this run for as long as the block lasts. Afterwards nothing of it is left."""
+def listening(directory: str | Path, card: Card, handle: RequestHandler) -> Iterator[None]:
+    """Serve requests to this run for as long as the block lasts. Removes its files afterwards."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         address = Path(directory, _SOCKET)
         door.bind(str(address))
@@ -195,7 +194,7 @@ def listening(directory: str | Path, card: Card, ask: Ask) -> Iterator[None]:
         )
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(card))
-        reception = _Reception(door, ask)
+        reception = _ControlServer(door, handle)
         try:
             yield
         finally:
@@ -204,35 +203,35 @@ def listening(directory: str | Path, card: Card, ask: Ask) -> Iterator[None]:
             address.unlink(missing_ok=True)
 
 
-class _Reception:
-    """Lets visitors in, each on a thread of its own."""
+class _ControlServer:
+    """Accepts clients and serves each on a thread of its own."""
 
-    def __init__(self, door: socket.socket, ask: Ask) -> None:
-        self._door, self._ask = door, ask
+    def __init__(self, door: socket.socket, handle: RequestHandler) -> None:
+        self._door, self._handle = door, handle
         self._guard = threading.Lock()
-        self._inside: dict[threading.Thread, tuple[socket.socket, Visitor]] = {}
-        self._thread = threading.Thread(target=self._let_in, name="powertrain-control", daemon=True)
+        self._clients: dict[threading.Thread, tuple[socket.socket, ControlClient]] = {}
+        self._thread = threading.Thread(target=self._accept, name="powertrain-control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Nobody comes in any more, and those who wait for a word get their last."""
+        """Stop accepting clients, and answer those that still wait."""
         with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._thread.join(_ASK_WITHIN)
+        self._thread.join(_REQUEST_TIMEOUT_S)
         with self._guard:
-            inside = dict(self._inside)
-        for connection, visitor in inside.values():
-            visitor.answer("The run has ended.", False)
+            clients = dict(self._clients)
+        for connection, client in clients.values():
+            client.answer("The run has ended.", False)
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)  # who has not asked yet is too late
-        deadline = time.monotonic() + _LEAVE_WITHIN
-        for thread, (connection, _) in inside.items():
+                connection.shutdown(socket.SHUT_RD)  # a client that has not sent its request is too late
+        deadline = time.monotonic() + _EXIT_TIMEOUT_S
+        for thread, (connection, _) in clients.items():
             thread.join(max(0.0, deadline - time.monotonic()))
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # who does not listen is not waited for
+                connection.shutdown(socket.SHUT_RDWR)  # a client that does not read is not waited for
             thread.join()
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._door.accept()
@@ -242,56 +241,58 @@ class _Reception:
                 connection.close()
                 continue
             with self._guard:
-                is_full = len(self._inside) >= _VISITORS
+                is_full = len(self._clients) >= _MAX_CLIENTS
                 if not is_full:
-                    visitor = Visitor()
+                    client = ControlClient()
                     thread = threading.Thread(
-                        target=self._attend,
-                        args=(connection, visitor),
-                        name="powertrain-visitor",
+                        target=self._serve,
+                        args=(connection, client),
+                        name="powertrain-client",
                         daemon=True,
                     )
-                    self._inside[thread] = connection, visitor
+                    self._clients[thread] = connection, client
                     thread.start()
             if is_full:
-                _turn_away(connection)
+                _refuse(connection)
 
-    def _attend(self, connection: socket.socket, visitor: Visitor) -> None:
+    def _serve(self, connection: socket.socket, client: ControlClient) -> None:
         try:
             with connection, contextlib.suppress(OSError):
-                connection.settimeout(_ASK_WITHIN)
-                question = _question_of(_line(connection, _QUESTION_LIMIT))
-                if isinstance(question, Answer):
-                    visitor.answer(question.message, question.ok)
+                connection.settimeout(_REQUEST_TIMEOUT_S)
+                request = _decode_request(_line(connection, _REQUEST_LIMIT))
+                if isinstance(request, Answer):
+                    client.answer(request.message, request.ok)
                 else:
-                    self._ask(question, visitor)
-                connection.settimeout(_HEAR_WITHIN)
-                for reply in visitor.replies():
+                    self._handle(request, client)
+                connection.settimeout(_SEND_TIMEOUT_S)
+                for reply in client.replies():
                     connection.sendall(msgspec.json.encode(reply) + b"\n")
         finally:
             with self._guard:
-                self._inside.pop(threading.current_thread(), None)
+                self._clients.pop(threading.current_thread(), None)
 
 
-def _turn_away(connection: socket.socket) -> None:
+def _refuse(connection: socket.socket) -> None:
     with connection, contextlib.suppress(OSError):
-        connection.settimeout(_ASK_WITHIN)
-        answer = Answer(ok=False, message=f"{_VISITORS} others are asking the run already. Try again soon.")
+        connection.settimeout(_REQUEST_TIMEOUT_S)
+        answer = Answer(
+            ok=False, message=f"{_MAX_CLIENTS} other requests to the run are open. Try again soon."
+        )
         connection.sendall(msgspec.json.encode(answer) + b"\n")
 
 
-def _question_of(line: bytes) -> Question | Answer:
-    """What is asked, or what to say where nothing can be made of it."""
+def _decode_request(line: bytes) -> Request | Answer:
+    """Return the request, or the answer for a line that is not one."""
     try:
-        question: Question = msgspec.json.decode(line, type=Question)
-        return question
+        request: Request = msgspec.json.decode(line, type=Request)
+        return request
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"The run does not understand the question ({error}). It may be of another version."
+        message = f"The run does not understand the request ({error}). It may be of another version."
         return Answer(ok=False, message=message)
 
 
 def _line(connection: socket.socket, limit: int, rest: bytearray | None = None) -> bytes:
-    """The next line, without its end; what came after it is left in ``rest``. b"" for none within ``limit`` bytes."""
+    """Return the next line, without its end; later bytes are left in ``rest``. b"" for none within ``limit`` bytes."""
     rest = bytearray() if rest is None else rest
     searched = 0
     while (end := rest.find(b"\n", searched)) < 0:
@@ -305,11 +306,11 @@ def _line(connection: socket.socket, limit: int, rest: bytearray | None = None) 
     return line
 
 
-# --------------------------------------------------------------------------- the other side
+# --------------------------------------------------------------------------- the client's side
 
 
 class LiveRun(msgspec.Struct, frozen=True):
-    """A run under way on this machine: who it is, and the runtime directory in which it listens."""
+    """A live run on this machine: its identity, and the runtime directory in which it listens."""
 
     card: Card
     directory: Path
@@ -360,12 +361,12 @@ def _is_own_peer(connection: socket.socket) -> bool:
     return bool(_PEER.unpack(credentials)[1] == os.geteuid())
 
 
-def ask_run(
-    directory: Path, question: Question, within: float = _SAY_WITHIN + _ASK_WITHIN
+def send_request(
+    directory: Path, request: Request, within: float = _HANDLER_TIMEOUT_S + _REQUEST_TIMEOUT_S
 ) -> Iterator[Reply]:
-    """Put a question to the run whose runtime directory this is, and hear what it says; the last is an answer.
+    """Send a request to the run with this runtime directory, and yield its replies; the last is an answer.
 
-    Raises ``OSError`` when it does not listen, says nothing for ``within`` seconds, or hangs up before its answer.
+    Raises ``OSError`` when it does not listen, sends nothing for ``within`` seconds, or disconnects before its answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(within)
@@ -374,17 +375,17 @@ def ask_run(
             raise PermissionError(errno.EPERM, "the process that listens there belongs to another user")
         # A run with too many clients replies and closes the connection without reading; the reply can be read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.sendall(msgspec.json.encode(question) + b"\n")
+            connection.sendall(msgspec.json.encode(request) + b"\n")
         rest = bytearray()
         while line := _line(connection, _REPLY_LIMIT, rest):
-            reply = _reply_of(line)
+            reply = _decode_reply(line)
             yield reply
             if isinstance(reply, Answer):
                 return
     raise ConnectionError("it hung up before it had answered")
 
 
-def _reply_of(line: bytes) -> Reply:
+def _decode_reply(line: bytes) -> Reply:
     try:
         reply: Reply = msgspec.json.decode(line, type=Reply)
         return reply

@@ -9,7 +9,7 @@ from powertrain.run.active_run import ActiveRun
 from powertrain.run.deadlines import Deadline
 from powertrain.run.ending import Ending
 from powertrain.run.remote import protocol, status
-from powertrain.run.remote.inspections import Inspections, SeenFromOutside
+from powertrain.run.remote.inspections import Inspections, StacksFromOutside
 from powertrain.run.scaling.policy import in_words
 from powertrain.run.workers import attempt as phases
 from powertrain.run.workers.attempt import Member
@@ -23,20 +23,20 @@ class Requests:
     def __init__(self, run: ActiveRun, reports: Reports, ending: Ending) -> None:
         self._run, self._reports, self._ending = run, reports, ending
         self._inspections = Inspections(run.engine, run.send, run.post, run.clock.monotonic)
-        self._handlers: dict[type, Callable[[Any, protocol.Visitor], None]] = {
+        self._handlers: dict[type, Callable[[Any, protocol.ControlClient], None]] = {
             protocol.ResizeRequest: self._on_resize,
             protocol.StopRequest: self._on_stop,
             protocol.LookAround: self._on_stacks_request,
             protocol.Describe: self._on_describe,
         }
 
-    def on_request(self, asked: status.Asked) -> None:
-        self._handlers[type(asked.question)](asked.question, asked.visitor)
+    def on_request(self, event: status.ControlRequest) -> None:
+        self._handlers[type(event.request)](event.request, event.client)
 
     def close(self) -> None:
         self._inspections.close()
 
-    def _on_resize(self, request: protocol.ResizeRequest, client: protocol.Visitor) -> None:
+    def _on_resize(self, request: protocol.ResizeRequest, client: protocol.ControlClient) -> None:
         """Change the number of workers, or answer why that is not possible."""
         run, spec = self._run, self._run.spec
         lowest, highest = spec.min_workers, spec.max_workers
@@ -58,7 +58,7 @@ class Requests:
             size = run.attempt.world_size if run.attempt is not None else run.slots.wanted
             client.answer(run.elastic.prospect(request.workers, size))
 
-    def _on_stop(self, request: protocol.StopRequest, client: protocol.Visitor) -> None:
+    def _on_stop(self, request: protocol.StopRequest, client: protocol.ControlClient) -> None:
         """End as Ctrl-C does, but without its time limit; with ``now`` as the second Ctrl-C does."""
         run = self._run
         is_over, can_kill = self._ending.is_settled, run.engine.owns_processes
@@ -80,8 +80,8 @@ class Requests:
         elif request.within:
             run.deadlines.shorten(Deadline.GRACE, request.within)
 
-    def _on_describe(self, request: protocol.Describe, client: protocol.Visitor) -> None:
-        client.tell(self._description())
+    def _on_describe(self, request: protocol.Describe, client: protocol.ControlClient) -> None:
+        client.send_part(self._description())
         client.answer("")
 
     def _description(self) -> protocol.Description:
@@ -96,27 +96,27 @@ class Requests:
 
     # -- stacks
 
-    def _on_stacks_request(self, request: protocol.LookAround, client: protocol.Visitor) -> None:
+    def _on_stacks_request(self, request: protocol.LookAround, client: protocol.ControlClient) -> None:
         run, attempt = self._run, self._run.attempt
         if attempt is None or attempt.phase in (phases.DISMISSED, phases.CLEARING):
             client.answer(f"The run {run.spec.run.name!r} has no ranks now: it is {run.state.state}.", False)
             return
-        client.tell(self._description())
+        client.send_part(self._description())
         self._inspections.begin(attempt, request.ranks, client)
         self._schedule()
 
     def on_stacks(self, member: Member, message: Stacks) -> None:
         """A rank has sent its stacks."""
-        self._inspections.answered(member, message)
+        self._inspections.on_stacks(member, message)
         self._schedule()
 
-    def on_seen(self, seen: SeenFromOutside) -> None:
+    def on_stacks_from_outside(self, sampled: StacksFromOutside) -> None:
         """A rank that did not answer was inspected from outside."""
-        self._inspections.seen(seen)
+        self._inspections.on_stacks_from_outside(sampled)
         self._schedule()
 
     def on_inspections_due(self) -> None:
-        self._inspections.look(self._run.deadlines.now())
+        self._inspections.poll(self._run.deadlines.now())
         self._schedule()
 
     def _schedule(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run says to somebody who asks it from outside. Pure: what is known in, words and values out."""
+"""Replies of a run to the command line. Pure: state in, text and values out."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from powertrain.run.workers.attempt import Attempt
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Somebody asks. Posted to the controller's own thread."""
+class ControlRequest:
+    """A request of a client. Posted to the controller's thread."""
 
-    question: protocol.Question
-    visitor: protocol.Visitor
+    request: protocol.Request
+    client: protocol.ControlClient
 
 
 def stop_reason(by: str) -> str:
-    """Why a run ends that was asked to, for its journal and its result."""
+    """Return the reason of a run that was stopped, for its journal and its result."""
     return f"powertrain stop, asked by {by}"
 
 
 def stop_prospect(
     run: RunState,
     attempt: Attempt | None,
-    question: protocol.StopRequest,
+    request: protocol.StopRequest,
     *,
     ends_in_place: bool,
     can_be_ended: bool,
 ) -> str:
-    """What will come of ``powertrain stop``.
+    """Describe the effect of ``powertrain stop``.
 
-    ``ends_in_place`` says that the training is over already; ``can_be_ended`` that ranks can be ended from outside.
+    ``ends_in_place``: the training is over already. ``can_be_ended``: ranks can be ended from outside.
     """
     if ends_in_place:
-        rest = "what is left of its ending is cut short" if question.now else "only its ending is left"
+        rest = "what is left of its ending is cut short" if request.now else "only its ending is left"
         return f"The training of {run.name!r} is over already: {rest}."
     if attempt is None or attempt.phase in (phases.STARTING, phases.CLEARING):
         return f"The run {run.name!r} is not training now ({run.state}), and ends at once."
     newest = f"Its newest checkpoint is that of row {run.committed[-1][0]}." if run.committed else ""
-    if question.now and can_be_ended:
+    if request.now and can_be_ended:
         kept = newest or "It has no checkpoint."
         return f"The run {run.name!r} ends at once, wherever its ranks are. {kept}"
     words = [f"The run {run.name!r} stops at its next boundary, and saves there if its loop can."]
-    if (question.now or question.within) and not can_be_ended:
+    if (request.now or request.within) and not can_be_ended:
         words.append("Its ranks live in processes that it did not start, and cannot end.")
-    elif question.within:
-        words.append(f"Should it not come to one within {question.within:g} s, it is ended.")
+    elif request.within:
+        words.append(f"Should it not come to one within {request.within:g} s, it is ended.")
     return " ".join([*words, newest]).rstrip()
 
 
@@ -62,7 +62,7 @@ def describe(
     row_age: float,
     now: float,
 ) -> protocol.Description:
-    """How the run stands. ``row_age`` is -1 before the first row; ``now`` is of the monotonic clock."""
+    """Return the state of the run. ``row_age`` is -1 before the first row; ``now`` is of the monotonic clock."""
     members = attempt.members if attempt is not None else []
     return protocol.Description(
         state=run.state,

@@ -1,9 +1,9 @@
-"""Bringing all ranks of an attempt to one boundary.
+"""The agreement of all ranks of an attempt on one boundary.
 
 Each rank is asked to hold its next boundary and answers how many are behind it; all are sent on to the first that none
-has passed, and act there together. A run whose loop cannot save when it is told to can still be stopped so that
-nothing is redone: its ranks are sent from one boundary to the next (``step``), and stopped at one whose checkpoint was
-committed. They wait at each for no longer than a message takes.
+has passed, and act there together. A run whose loop cannot save on request can still be stopped so that nothing is
+redone: its ranks are sent from one boundary to the next (``step``), and stopped at one whose checkpoint was committed.
+They wait at each for no longer than a message takes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Holds:
         preemption: Preemption | None = None,
         resize_to: int = 0,
     ) -> None:
-        """Ask the ranks that still run. What was asked of them before is void."""
+        """Ask the running ranks to hold. Replaces an earlier agreement."""
         self._count += 1
         attempt.hold = BoundaryHold(
             self._count,
@@ -46,8 +46,8 @@ class Holds:
         for member in attempt.running():
             self._send(member, from_controller.Hold(hold=self._count))
 
-    def held(self, member: Member, message: Held) -> bool:
-        """A rank has answered; True when all have, and none has been sent on yet."""
+    def on_held(self, member: Member, message: Held) -> bool:
+        """Note a rank's answer; return True when all have answered and none has been sent on yet."""
         hold = member.attempt.hold
         if hold is None or hold.number != message.hold:
             return False
@@ -55,7 +55,8 @@ class Holds:
         return self.is_ready(member.attempt)
 
     def is_ready(self, attempt: Attempt) -> bool:
-        """True when all who still run have answered, and none has been sent on yet. Ask again when a rank has ended."""
+        """Return True when all running ranks have answered and none has been sent on yet. Call again when a rank has
+        ended."""
         if attempt.hold is None:
             return False
         attempt.hold.asked &= {member.rank for member in attempt.running()}
@@ -67,10 +68,10 @@ class Holds:
         assert hold is not None
         hold.boundary = hold.agreed() or hold.boundary
         hold.stops = action == "stop"
-        self._tell(attempt, hold.goto(action))
+        self._send_goto(attempt, hold.goto(action))
 
-    def reached(self, member: Member, message: Reached) -> bool:
-        """A rank waits at the boundary; True when it is the first to."""
+    def on_reached(self, member: Member, message: Reached) -> bool:
+        """Note that a rank waits at the boundary; return True when it is the first."""
         hold = member.attempt.hold
         if hold is None or hold.number != message.hold or hold.boundary != message.boundary:
             return False
@@ -78,7 +79,7 @@ class Holds:
         return len(hold.reached) == 1
 
     def row_of_all(self, attempt: Attempt) -> int | None:
-        """The row at which all who still run wait to be sent on; ``None`` while some have not come."""
+        """Return the row at which all running ranks wait to be sent on; ``None`` while some have not arrived."""
         hold = attempt.hold
         if hold is None or not hold.reached:
             return None
@@ -87,27 +88,27 @@ class Holds:
         return max(hold.reached.values())
 
     def step(self, attempt: Attempt) -> None:
-        """Send all who wait one boundary further."""
+        """Send the waiting ranks one boundary further."""
         hold = attempt.hold
         assert hold is not None
         hold.boundary += 1
         hold.reached.clear()
-        self._tell(attempt, hold.goto("step"))
+        self._send_goto(attempt, hold.goto("step"))
 
     def stop_here(self, attempt: Attempt) -> None:
-        """End the function of all who wait."""
+        """End the functions of the waiting ranks."""
         hold = attempt.hold
         assert hold is not None
         hold.reached.clear()
         hold.stops = True
-        self._tell(attempt, hold.goto("stop"))
+        self._send_goto(attempt, hold.goto("stop"))
 
     def let_go(self, attempt: Attempt) -> None:
-        """Give it up: everybody goes on as if nothing had been asked."""
+        """Cancel the agreement: all ranks continue."""
         if attempt.hold is not None:
-            self._tell(attempt, attempt.hold.goto("go"))
+            self._send_goto(attempt, attempt.hold.goto("go"))
             attempt.hold = None
 
-    def _tell(self, attempt: Attempt, goto: Goto) -> None:
+    def _send_goto(self, attempt: Attempt, goto: Goto) -> None:
         for member in attempt.running():
             self._send(member, goto)

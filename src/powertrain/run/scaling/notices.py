@@ -16,7 +16,7 @@ from powertrain.run.scaling.preemption import PreemptionNotice, Regroup
 from powertrain.run.workers import attempt as phases
 from powertrain.run.workers.attempt import Member
 from powertrain.wire import from_worker
-from powertrain.worker.signals import SAME_NOTICE
+from powertrain.worker.signals import SAME_NOTICE_INTERVAL_S
 
 
 class Notices:
@@ -30,7 +30,7 @@ class Notices:
     def on_driver_notice(self, noticed: EndNoticed) -> None:
         """The process that runs the controller was asked to end; two signals within a moment are one."""
         run, now = self._run, self._run.deadlines.now()
-        if now - self._signalled_at > SAME_NOTICE:
+        if now - self._signalled_at > SAME_NOTICE_INTERVAL_S:
             self._signalled_at = now
             run.stop.signals += 1
             self._act(

@@ -1,12 +1,12 @@
-"""How many workers to train with. Pure: bounds, capacity and wishes in, a size out."""
+"""The number of workers. Pure: bounds, capacity and requests in, a size out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Seconds for which more slots must have been there before a run grows: what comes and goes is not worth a restart.
-SETTLE = 5.0
+#: Seconds for which more slots must have been there before a run grows: short-lived room is not worth a restart.
+SETTLE_DELAY_S = 5.0
 
 
 def in_words(workers: int) -> str:
@@ -14,13 +14,13 @@ def in_words(workers: int) -> str:
 
 
 def sizes_to_try(min_workers: int, max_workers: int) -> Iterator[int]:
-    """World sizes in the order of preference: as many as allowed, down to the fewest."""
+    """Yield world sizes in the order of preference: as many as allowed, down to the fewest."""
     return iter(range(max_workers, min_workers - 1, -1))
 
 
 @dataclass(frozen=True)
 class Resize:
-    """Another number of workers that the run should go on with, not before ``when``."""
+    """Another number of workers for the run, not before ``when``."""
 
     workers: int
     reason: str
@@ -28,13 +28,13 @@ class Resize:
 
 
 class Elastic:
-    """What is known of the room that a run has. Times are given by the caller."""
+    """The room that a run has. Times are given by the caller."""
 
     def __init__(self, min_workers: int, max_workers: int) -> None:
         self.min_workers, self.max_workers = min_workers, max_workers
-        #: Slots that could be had, those held included; None while nobody has said.
+        #: Available slots, held ones included; None while unknown.
         self.capacity: int | None = None
-        #: A limit below the maximum: set by hand, or because a rank was asked to leave; and since when.
+        #: A limit below the maximum: set by a request, or because a rank was preempted; and since when.
         self.limit = max_workers
         self._limit_reason = ""
         self._limited_at = float("-inf")
@@ -45,8 +45,8 @@ class Elastic:
     def is_elastic(self) -> bool:
         return self.min_workers < self.max_workers
 
-    def tell_capacity(self, count: int, now: float) -> None:
-        """The engine could give so many slots, those held included."""
+    def set_capacity(self, count: int, now: float) -> None:
+        """Set the number of available slots, held ones included."""
         self.capacity = count
         for size in range(self.min_workers, self.max_workers + 1):
             if size <= count:
@@ -60,12 +60,12 @@ class Elastic:
         self._limit_reason, self._limited_at = reason, now
 
     def size(self, held: int = 0) -> int:
-        """How many workers to start with now, when ``held`` slots are there already: within bounds and limit."""
+        """Return how many workers to start with now, with ``held`` slots: within bounds and limit."""
         room = self.limit if self.capacity is None else max(self.capacity, held)
         return max(self.min_workers, min(room, self.limit))
 
     def wanted(self, size: int) -> Resize | None:
-        """The size that a run of ``size`` workers should change to; ``None`` where it is right."""
+        """Return the resize for a run of ``size`` workers; ``None`` where its size is right."""
         target = self.size(size)
         if target < size:
             return Resize(target, self._limit_reason, self._limited_at)
@@ -74,10 +74,10 @@ class Elastic:
         since = self._room_since[target]
         if target == self.limit and self._limit_reason:
             return Resize(target, f"{self._limit_reason}, and there is room", max(since, self._limited_at))
-        return Resize(target, f"there is room for {in_words(target)}", since + SETTLE)
+        return Resize(target, f"there is room for {in_words(target)}", since + SETTLE_DELAY_S)
 
     def prospect(self, workers: int, size: int) -> str:
-        """What comes of a wish for ``workers`` in a run that has ``size``, in words."""
+        """Describe the effect of a request for ``workers`` in a run that has ``size``."""
         room = self.size(size)
         if size == 0:
             return f"It has not started yet, and starts with at most {in_words(workers)}."

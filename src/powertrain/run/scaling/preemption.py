@@ -1,4 +1,4 @@
-"""Notices that ranks, or the whole run, will be taken away: what they mean. Pure."""
+"""Preemption notices for ranks or the whole run, and their consequences. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARE_FOR_BOUNDARY = 0.7
 
 @dataclass(frozen=True)
 class PreemptionNotice:
-    """Who will be taken away, why, and when (Unix seconds)."""
+    """The slots that will be taken away, why, and when (Unix seconds)."""
 
     reason: str
     deadline: float
@@ -24,7 +24,7 @@ class PreemptionNotice:
 
 @dataclass(frozen=True)
 class Regroup:
-    """The attempt is brought to a boundary in order to go on with other workers."""
+    """The reason an attempt is brought to a boundary in order to continue with other workers."""
 
     #: "resize" (more or fewer are wanted) or "notice" (some will be taken away).
     cause: str
@@ -38,7 +38,7 @@ class Regroup:
 def workers_after(
     notice: PreemptionNotice, size: int, min_workers: int, max_workers: int, *, restarts: bool, replaces: bool
 ) -> int:
-    """How many workers the run goes on with; 0 when it must end.
+    """Return how many workers the run continues with; 0 when it must end.
 
     ``restarts``: this engine can start workers again. ``replaces``: a slot that was taken away can be had elsewhere.
     """
@@ -53,7 +53,7 @@ def workers_after(
 
 
 def merged(first: PreemptionNotice | None, second: PreemptionNotice) -> PreemptionNotice:
-    """Two notices as one: all who are meant by either, by the earlier time."""
+    """Merge two notices: all slots of both, at the earlier time."""
     if first is None:
         return second
     known = [deadline for deadline in (first.deadline, second.deadline) if deadline]
@@ -63,7 +63,7 @@ def merged(first: PreemptionNotice | None, second: PreemptionNotice) -> Preempti
 
 
 def preemption_of(notice: PreemptionNotice, placements: Iterable[Placement]) -> Preemption:
-    """What ranks are told of it."""
+    """Return the notice as ranks receive it."""
     ranks: dict[str, list[int]] = {}
     for place in placements:
         if not notice.slots or place.slot.id in notice.slots:
@@ -73,5 +73,5 @@ def preemption_of(notice: PreemptionNotice, placements: Iterable[Placement]) -> 
 
 
 def boundary_within(notice: PreemptionNotice, now: float) -> float:
-    """Seconds in which the ranks must come to a boundary; ``now`` in Unix seconds."""
+    """Return the seconds in which the ranks must reach a boundary; ``now`` in Unix seconds."""
     return max(0.0, notice.deadline - now) * _SHARE_FOR_BOUNDARY

@@ -1,4 +1,4 @@
-"""The slots of a run: how many to ask for, which it has, what to do when some are not to be had."""
+"""The slots of a run: how many to request, which it holds, and how it continues when some are missing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from powertrain.run.scaling import policy
 from powertrain.run.scaling.policy import Elastic
 from powertrain.run.spec import RunSpec
 
-#: Seconds in which an engine says how many slots there are; one that does not has as many as it can be asked for.
+#: Seconds for an engine to report its capacity; without a report, the maximum is requested.
 _CAPACITY_TIMEOUT_S = 2.0
-#: Seconds that a run which could go on with fewer waits for slots that seemed to be there.
+#: Seconds that a run which can continue with fewer waits for slots that seemed to be available.
 _MORE_SLOTS_TIMEOUT_S = 10.0
 
 
 class Slots:
-    """What the run holds of its engine. The controller's thread only."""
+    """The slots that a run holds. The controller's thread only."""
 
     #: Called when all requested slots are held. Set before the first request.
     on_complete: Callable[[], None]
@@ -41,13 +41,13 @@ class Slots:
         self._awaits_capacity = False
         self.wanted = 0
         self.held: list[base.Slot] = []
-        #: What the engine said last of what is missing.
+        #: The last message of the engine about missing resources.
         self.reason = ""
 
-    # -- asking
+    # -- requests
 
-    def look(self) -> None:
-        """Ask for slots; a run that can do with fewer first hears how many there are."""
+    def begin(self) -> None:
+        """Request slots; an elastic run first waits for the engine's capacity."""
         if self._elastic.is_elastic and self._engine.restarts:
             self._awaits_capacity = True
             self._deadlines.set(Deadline.CAPACITY, _CAPACITY_TIMEOUT_S)
@@ -56,65 +56,66 @@ class Slots:
             self.request()
 
     def watch(self) -> None:
-        """Hear from now on how many there are; the engine hears how many the run would use."""
+        """Subscribe to the engine's capacity, and tell the engine how many slots the run would use."""
         self._engine.watch_capacity(self._spec.shape, self._elastic.limit)
 
-    def want_no_more(self) -> None:
-        """Nobody trains any more: nothing is to be added to the cluster for this run."""
+    def withdraw_demand(self) -> None:
+        """Withdraw the run's demand: the cluster need not grow for it any more."""
         if self._elastic.is_elastic and self._engine.restarts:
             self._engine.watch_capacity(self._spec.shape, 0)
 
-    def capacity_known(self) -> None:
-        """The engine has said how many there are, or will not."""
+    def on_capacity_known(self) -> None:
+        """Request slots, now that the capacity is known or will stay unknown."""
         self._deadlines.cancel(Deadline.CAPACITY)
         if self._awaits_capacity:
             self._awaits_capacity = False
             self.request()
 
     def request(self) -> None:
-        """Ask for as many as there is room for, fewer where the engine can never give so many; those held go back."""
+        """Request as many as there is room for, fewer where the engine can never give so many; held ones are
+        released."""
         self._engine.release(self.held)
         self.held = []
         problem: ResourceError | None = None
         for count in policy.sizes_to_try(self._spec.min_workers, self._elastic.size()):
-            self._say_requested(count)
+            self._record_request(count)
             try:
-                self._ask_for(count)
+                self._request_count(count)
                 return
             except ResourceError as error:
                 problem = problem or error
         raise problem or ResourceError("no number of workers was allowed")
 
     def again(self) -> None:
-        """Use those that are held again, and others for those that are gone."""
+        """Reuse the held slots, and request others for lost ones."""
         if len(self.held) == self.wanted:
-            self._say_requested(self.wanted)
+            self._record_request(self.wanted)
             self.on_complete()
         elif self._engine.replaces and self.held and not self._elastic.is_elastic:
-            self._say_requested(self.wanted)
-            self._ask_for(self.wanted - len(self.held))
+            self._record_request(self.wanted)
+            self._request_count(self.wanted - len(self.held))
         else:
             self.request()
 
     def change_to(self, workers: int) -> None:
-        """Go on with so many: with those that are held, and new ones where they are short."""
+        """Continue with ``workers`` slots: with the held ones, and new ones where they are short."""
         self._engine.release(self.held[workers:])
         self.held = self.held[:workers]
-        self._say_requested(workers)
+        self._record_request(workers)
         missing = workers - len(self.held)
         if missing == 0:
             self.on_complete()
             return
         try:
-            self._ask_for(missing)
+            self._request_count(missing)
         except (ResourceError, EngineError):
-            self.overdue()
+            self.on_overdue()
             return
         if len(self.held) >= self._spec.min_workers and len(self.held) < self.wanted:
             self._deadlines.set(Deadline.SLOTS, _MORE_SLOTS_TIMEOUT_S)
 
-    def overdue(self) -> None:
-        """Those to be added are not to be had after all: go on with what there is, if that is enough."""
+    def on_overdue(self) -> None:
+        """Continue with the held slots, if they are enough: the additional ones did not come."""
         self._give_up_claim()
         if len(self.held) >= self._spec.min_workers:
             self.wanted = len(self.held)
@@ -122,15 +123,15 @@ class Slots:
         else:
             self.request()
 
-    def _ask_for(self, count: int) -> None:
+    def _request_count(self, count: int) -> None:
         self._give_up_claim()
         self.reason = ""
         if self._spec.queue_timeout is not None:
             self._deadlines.set(Deadline.QUEUE, self._spec.queue_timeout)
         self._claim = self._engine.request(count, self._spec.shape)
 
-    def waited_long_enough(self) -> str:
-        """What to say of slots that did not come within the time that was set."""
+    def timeout_message(self) -> str:
+        """Return the error message for slots that were not granted within the timeout."""
         self._give_up_claim()
         missing = self.reason or f"{len(self.held)} of {self.wanted} workers were placed"
         return (
@@ -139,25 +140,25 @@ class Slots:
         )
 
     def owns_claim(self, claim: str) -> bool:
-        """Return True when it is the one that is open now."""
+        """Return True when this claim is the open one."""
         return self._claim is not None and claim == self._claim.id
 
     def _give_up_claim(self) -> None:
-        """What is still to come of an earlier claim is not wanted any more."""
+        """Withdraw the open claim: later grants for it are released."""
         self._deadlines.cancel(Deadline.SLOTS, Deadline.QUEUE)
         if self._claim is not None:
             self._engine.withdraw(self._claim)
             self._claim = None
 
-    def _say_requested(self, count: int) -> None:
+    def _record_request(self, count: int) -> None:
         self.wanted = count
         number = self._facts.state.attempt + 1
         self._facts.record(ev.SlotsRequested(time=self._deadlines.clock.time(), attempt=number, count=count))
 
-    # -- what the engine says
+    # -- events of the engine
 
-    def granted(self, event: base.Granted) -> None:
-        """Keep what was asked for; what comes after it was given up goes back."""
+    def on_granted(self, event: base.Granted) -> None:
+        """Keep the granted slots; release those of a withdrawn claim."""
         if not self.owns_claim(event.claim):
             self._engine.release(event.slots)
             return
@@ -166,7 +167,7 @@ class Slots:
             self._deadlines.cancel(Deadline.SLOTS, Deadline.QUEUE)
             self.on_complete()
 
-    def waited(self, event: base.Waiting) -> None:
+    def on_waiting(self, event: base.Waiting) -> None:
         state = self._facts.state
         self.reason = event.reason
         if state.state == WAITING:
@@ -176,11 +177,11 @@ class Slots:
                     attempt=state.attempt + 1,
                     granted=max(event.granted, len(self.held)),
                     count=self.wanted,
-                    reason=f"{event.reason}; {self._until()}",
+                    reason=f"{event.reason}; {self._wait_limit()}",
                 )
             )
 
-    def _until(self) -> str:
+    def _wait_limit(self) -> str:
         left = self._deadlines.seconds_left(Deadline.QUEUE)
         if left is None:
             return "it waits as long as it takes (queue_timeout_s sets an end)"
@@ -188,15 +189,15 @@ class Slots:
         return f"it waits until {time.strftime('%H:%M:%S', time.localtime(ends))} (queue_timeout_s)"
 
     def lose(self, slot: base.Slot) -> bool:
-        """A slot is gone; True when it was one of ours."""
+        """Forget a lost slot; return True when the run held it."""
         left = [held for held in self.held if held.id != slot.id]
         was_ours, self.held = len(left) < len(self.held), left
         return was_ours
 
-    # -- giving back
+    # -- releasing
 
     def drop(self, ids: Collection[str]) -> None:
-        """Give these back."""
+        """Release these slots."""
         self._engine.release([slot for slot in self.held if slot.id in ids])
         self.held = [slot for slot in self.held if slot.id not in ids]
 

@@ -1,9 +1,9 @@
-"""Bringing a run to a boundary in order to go on with other workers: resizes, and the agreements behind them.
+"""Stops at a boundary in order to continue with other workers: resizes, and the agreements behind them.
 
-A resize waits until the ranks can be stopped where nothing is redone. A loop that can save when it is told to is told
-at the next boundary. Any other is sent from report to report until it stands at one whose checkpoint is committed. A
-run that never commits is left as it is, which is said once. Whether a loop can save shows only once it has come to its
-first boundary, and may change later: it is asked again then, and every few seconds.
+A resize waits until the ranks can be stopped where nothing is redone. A loop that can save on request saves at the next
+boundary. Any other is sent from report to report until it stands at one whose checkpoint is committed. A run that never
+commits is left as it is, with one warning. A loop shows whether it can save only at its first boundary, and that may
+change later: it is asked again then, and every few seconds.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from powertrain.wire.envelope import FromController
 from powertrain.wire.from_controller import Preemption
 from powertrain.wire.from_worker import Held, Reached
 
-#: Seconds in which all ranks must have answered, and come to the same boundary, before a resize is put off.
+#: Seconds for all ranks to answer and reach the same boundary before a resize is postponed.
 _TOGETHER_TIMEOUT_S = 5.0
-#: Seconds that ranks stand still for a checkpoint to be committed before a resize is put off: so many times what the
-#: last one took, and this much more, at most the third.
+#: Seconds that ranks stand still for a commit before a resize is postponed: so many times the last commit's time, and
+#: this much more, at most the third.
 _COMMITTED_TIMES, _COMMITTED_MORE, _COMMITTED_TIMEOUT_S = 2.0, 2.0, 60.0
-#: Seconds until a resize that was put off is tried again.
+#: Seconds until a postponed resize is retried.
 _RETRY_INTERVAL_S = 30.0
-#: Seconds until a loop that could not save when it was told to is asked again whether it can.
+#: Seconds until a loop that could not save on request is asked again.
 _ASK_INTERVAL_S = 3.0
 
 
 class Steering:
-    """Where the ranks are sent, and with how many the run should go on. The controller's thread only."""
+    """Steers ranks to boundaries, and decides on resizes. The controller's thread only."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Steering:
         self._elastic, self._checkpoints, self._deadlines = elastic, checkpoints, deadlines
         self._warn_once = warn_once
         self._has_committed, self._commit_seconds = has_committed, 0.0
-        #: What the attempt is being brought to a boundary for; ``None`` while it is to go on as it is.
+        #: The reason the attempt is being brought to a boundary; ``None`` while it continues as it is.
         self.regroup: Regroup | None = None
         #: When the ranks were last asked to come together for a resize.
         self._asked_at = float("-inf")
@@ -59,7 +59,7 @@ class Steering:
     def stop(self, attempt: Attempt, reason: str, preemption: Preemption | None = None) -> None:
         """Bring all ranks to a boundary where they end, for good or to be regrouped.
 
-        Those who are on their way to one already end there: some may have come to it, and all must end at the same.
+        Ranks that are on their way to one already end there: some may have reached it, and all must end at the same.
         """
         self._deadlines.cancel(Deadline.TOGETHER)
         if attempt.hold is not None and attempt.hold.stops:
@@ -67,12 +67,13 @@ class Steering:
         workers = self.regroup.workers if self.regroup is not None else 0
         self.holds.begin(attempt, reason, preemption=preemption, resize_to=workers)
 
-    def held(self, member: Member, message: Held) -> None:
-        if self.holds.held(member, message):
+    def on_held(self, member: Member, message: Held) -> None:
+        if self.holds.on_held(member, message):
             self._send_on(member.attempt)
 
-    def rank_ended(self, member: Member) -> None:
-        """A function is over: the others need not wait for it. Where it has returned there is nothing to resize for."""
+    def on_rank_ended(self, member: Member) -> None:
+        """Note that a function has ended: the others need not wait for it. Where it has returned, a resize is
+        pointless."""
         attempt = member.attempt
         others_may_have_ended = attempt.hold is not None and attempt.hold.stops
         if self._is_resizing() and not member.was_stopped and not others_may_have_ended:
@@ -80,10 +81,10 @@ class Steering:
             return
         if self.holds.is_ready(attempt):
             self._send_on(attempt)
-        self.look_at_commits(attempt)
+        self.check_commits(attempt)
 
     def _send_on(self, attempt: Attempt) -> None:
-        """All who still run have answered: send them to the first boundary none has passed."""
+        """Send the running ranks, which all have answered, to the first boundary that none has passed."""
         assert attempt.hold is not None
         self._deadlines.cancel(Deadline.TOGETHER)
         if attempt.hold.can_save or not attempt.hold.needs_commit:
@@ -93,7 +94,7 @@ class Steering:
         else:
             self._put_off(attempt)
             self._deadlines.set(Deadline.RESIZE, _ASK_INTERVAL_S)
-            if attempt.first_row_seen:  # before that, nobody knows what the loop can do
+            if attempt.first_row_seen:  # before that it is unknown whether the loop can save
                 self._warn_once(
                     "The number of workers is to change, but this run has not committed a checkpoint yet: it is "
                     "changed when it has, so that nothing is redone. A loop that uses register_state or asks "
@@ -103,7 +104,7 @@ class Steering:
     # -- another number of workers
 
     def consider(self, attempt: Attempt | None, *, is_free: bool) -> None:
-        """Have a look at when the run should change its size, if it should at all, and nothing else is under way."""
+        """Schedule a resize, if one is wanted and nothing else is under way."""
         wanted = None
         if attempt is not None and attempt.phase == phases.TRAINING and is_free and self.regroup is None:
             wanted = self._elastic.wanted(attempt.world_size)
@@ -113,28 +114,28 @@ class Steering:
             self._deadlines.set_at(Deadline.RESIZE, max(wanted.when, self._deadlines.now()))
 
     def resize(self, attempt: Attempt | None, *, is_free: bool) -> None:
-        """It is time: ask the ranks to come together where nothing is lost."""
+        """Ask the ranks to meet at a boundary where nothing is lost."""
         wanted = self._elastic.wanted(attempt.world_size) if attempt is not None else None
         if attempt is None or attempt.phase != phases.TRAINING or wanted is None:
             return
         if not is_free or self.regroup is not None or any(m.outcome is not None for m in attempt.members):
             return
         self.regroup = Regroup("resize", wanted.reason, wanted.workers)
-        self._ask_to_come_together(attempt, self.regroup)
+        self._request_hold(attempt, self.regroup)
 
-    def _ask_to_come_together(self, attempt: Attempt, regroup: Regroup) -> None:
+    def _request_hold(self, attempt: Attempt, regroup: Regroup) -> None:
         self._asked_at = self._deadlines.now()
-        self._deadlines.set(Deadline.TOGETHER, self._together_within(attempt))
+        self._deadlines.set(Deadline.TOGETHER, self._together_timeout_s(attempt))
         self.holds.begin(attempt, regroup.reason, needs_commit=True, resize_to=regroup.workers)
 
-    def reached(self, member: Member, message: Reached) -> None:
-        """A rank waits at a boundary to be sent on."""
-        if self.holds.reached(member, message):
-            self._deadlines.set(Deadline.TOGETHER, self._together_within(member.attempt))
-        self.look_at_commits(member.attempt)
+    def on_reached(self, member: Member, message: Reached) -> None:
+        """Note that a rank waits at a boundary to be sent on."""
+        if self.holds.on_reached(member, message):
+            self._deadlines.set(Deadline.TOGETHER, self._together_timeout_s(member.attempt))
+        self.check_commits(member.attempt)
 
-    def look_at_commits(self, attempt: Attempt) -> None:
-        """Where all ranks wait at the same row: end them if its checkpoint is committed, send them on otherwise."""
+    def check_commits(self, attempt: Attempt) -> None:
+        """End the ranks if all wait at the same row and its checkpoint is committed; send them on otherwise."""
         row = self.holds.row_of_all(attempt)
         if row is None or attempt.rows.closed < row or attempt.phase != phases.TRAINING:
             return
@@ -146,20 +147,20 @@ class Steering:
         self._deadlines.cancel(Deadline.TOGETHER)
         if newest is not None and newest.row == row:
             self.holds.stop_here(attempt)
-        elif self.regroup is not None and self._is_to_be_asked_again(attempt):
-            self._ask_to_come_together(attempt, self.regroup)
+        elif self.regroup is not None and self._should_ask_again(attempt):
+            self._request_hold(attempt, self.regroup)
         else:
             self.holds.step(attempt)
 
-    def _is_to_be_asked_again(self, attempt: Attempt) -> bool:
-        """True when ranks that are sent from report to report may be able to save by now: without that, a loop that
-        leaves its checkpoints to us would be sent on for ever."""
+    def _should_ask_again(self, attempt: Attempt) -> bool:
+        """Return True when ranks that are sent from report to report may be able to save by now: otherwise a loop that
+        leaves its checkpoints to the run would be sent on for ever."""
         answers = attempt.hold.answers.values() if attempt.hold is not None else ()
         had_not_begun = any(answer.boundary == 0 for answer in answers)
         return had_not_begun or self._deadlines.now() - self._asked_at >= _ASK_INTERVAL_S
 
-    def not_together(self, attempt: Attempt | None) -> None:
-        """A rank did not answer, or does not make the reports that others make, or storage is slow: wait no longer."""
+    def on_late_ranks(self, attempt: Attempt | None) -> None:
+        """Postpone the resize: a rank did not answer, or skips reports that others make, or storage is slow."""
         if attempt is None or not self._is_resizing():
             return
         waits_for_storage = self.holds.row_of_all(attempt) is not None
@@ -177,17 +178,17 @@ class Steering:
             self._deadlines.set(Deadline.RESIZE, _RETRY_INTERVAL_S)
 
     @staticmethod
-    def _together_within(attempt: Attempt) -> float:
-        """Longer after each time that it was not enough: one rank may evaluate before it reports."""
+    def _together_timeout_s(attempt: Attempt) -> float:
+        """Return the timeout, longer after each miss: one rank may evaluate before it reports."""
         return float(_TOGETHER_TIMEOUT_S * 2**attempt.misses)
 
-    def committed(self, seconds: float) -> bool:
-        """A checkpoint is, so long after it was reported; True when it is the run's first."""
+    def on_commit(self, seconds: float) -> bool:
+        """Note a commit, so many seconds after the report; return True when it is the run's first."""
         first, self._has_committed, self._commit_seconds = not self._has_committed, True, seconds
         return first
 
     def take(self) -> Regroup | None:
-        """What the attempt that is over was brought to a boundary for; from here on that is done."""
+        """Return and clear the reason the ended attempt was brought to a boundary."""
         regroup, self.regroup = self.regroup, None
         return regroup
 

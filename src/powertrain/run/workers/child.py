@@ -22,9 +22,9 @@ from powertrain.engine.base import Exited, ProcessSpec, Slot
 from powertrain.storage.files.descriptors import open_log
 
 #: Seconds between two looks for the parent, where the system has no descriptor for it.
-_LOOK_EVERY = 0.5
+_POLL_INTERVAL_S = 0.5
 #: Seconds for a killed child to go.
-_GONE_WITHIN = 5.0
+_KILL_TIMEOUT_S = 5.0
 
 
 class Child:
@@ -59,7 +59,7 @@ class Child:
     def close(self) -> None:
         """End it and wait until it is gone."""
         self.kill()
-        self._thread.join(_GONE_WITHIN)
+        self._thread.join(_KILL_TIMEOUT_S)
 
     def _attend(self) -> None:
         stdin = self._process.stdin
@@ -88,7 +88,7 @@ def end_with_parent(parent: int) -> None:
         if os.getppid() == parent:
             poll.poll()
     while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL_S)
     _kill_group(os.getpid())
 
 

@@ -18,13 +18,13 @@ class EngineEvents:
         if self._run.validations.owns_claim(event.claim):
             self._run.validations.on_slots_granted(event)
         else:
-            self._run.slots.granted(event)
+            self._run.slots.on_granted(event)
 
     def on_waiting(self, event: base.Waiting) -> None:
         if self._run.validations.owns_claim(event.claim):
             self._run.validations.on_slots_awaited(event)
         else:
-            self._run.slots.waited(event)
+            self._run.slots.on_waiting(event)
 
     def on_refused(self, event: base.ClaimRefused) -> None:
         """A claim will never be met: the run fails unless the slots that it holds are enough."""
@@ -35,20 +35,20 @@ class EngineEvents:
             if not run.elastic.is_elastic or len(run.slots.held) < run.spec.min_workers:
                 raise ResourceError(event.reason)
             run.warn(event.reason)
-            run.slots.overdue()
+            run.slots.on_overdue()
 
     def on_capacity(self, event: base.Capacity) -> None:
-        self._run.elastic.tell_capacity(event.count, self._run.deadlines.now())
+        self._run.elastic.set_capacity(event.count, self._run.deadlines.now())
         self.on_capacity_known()
         self._run.consider_resize()
 
     def on_capacity_known(self) -> None:
         """The engine has reported its capacity, or will not: request the slots."""
         if self._run.stop.request is None and self._run.outcome is None:
-            self._run.slots.capacity_known()
+            self._run.slots.on_capacity_known()
 
     def on_queue_timeout(self) -> None:
-        raise ResourceError(self._run.slots.waited_long_enough())
+        raise ResourceError(self._run.slots.timeout_message())
 
     def on_exited(self, event: base.Exited) -> None:
         if not self._is_beside_ranks(event):

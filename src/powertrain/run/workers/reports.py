@@ -94,7 +94,7 @@ class Reports:
         rows: list[Row] = []
         for point in points:
             rows += self._rows_of(attempt, member, point)
-        self._run.hangs.moved(rank, attempt.rows.last_row(rank))
+        self._run.hangs.on_report(rank, attempt.rows.last_row(rank))
         self.close_rows(attempt, rows)
         self.watch_late_ranks(attempt)
 
@@ -139,7 +139,7 @@ class Reports:
                     run.send(attempt.members[rank], RowClosed(row=row.number, stop=stop))
         if rows:
             run.queries.answer()
-        run.steering.look_at_commits(attempt)
+        run.steering.check_commits(attempt)
 
     def _on_row(self, attempt: Attempt, row: Row) -> None:
         """Show a row, call the callbacks that do not wait for a checkpoint, and check the stop criterion."""
@@ -247,7 +247,7 @@ class Reports:
         error = message.error
         is_timeout = error is not None and failures.is_collective_timeout(error)
         hung = run.hangs.behind_timeout(member) if is_timeout else []
-        run.hangs.ended(member)
+        run.hangs.on_rank_ended(member)
         self._watch.show_data(member, message.data)
         if error is not None:
             kind = "exit" if message.status == "exited" else "raised"
@@ -259,7 +259,7 @@ class Reports:
         self.close_rows(attempt, attempt.rows.end(member.rank))
         self.watch_late_ranks(attempt)
         self._release_collectives(attempt)
-        run.steering.rank_ended(member)
+        run.steering.on_rank_ended(member)
         self._end_attempt_if_done(attempt)
 
     def _end_attempt_if_done(self, attempt: Attempt) -> None:

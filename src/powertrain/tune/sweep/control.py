@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from powertrain.storage import Storage
     from powertrain.tune.sweep.loop import SweepLoop
 
-#: Seconds that a visitor waits for a searcher or scheduler to come to its decision.
+#: Seconds that a client waits for a searcher or scheduler to come to its decision.
 _LOCK_TIMEOUT_S = 5.0
 
 
@@ -45,7 +45,7 @@ def listen(
         stack.enter_context(runtime_directories.removed_at_the_end(runtime))
         card = protocol.card_of(name, storage.uri, files, lease)
         stack.callback(visits.close)
-        stack.enter_context(protocol.listening(runtime, card, visits.visit))
+        stack.enter_context(protocol.listening(runtime, card, visits.post_request))
     except OSError as error:
         tell(f"'powertrain stop' and others will not find this sweep: its socket cannot be made ({error}).")
 
@@ -65,15 +65,15 @@ class SweepVisits:
         self._is_ending_now = False
         self._timers: list[threading.Timer] = []
 
-    def visit(self, question: protocol.Question, visitor: protocol.Visitor) -> None:
+    def post_request(self, question: protocol.Request, client: protocol.ControlClient) -> None:
         """Answer one question."""
         if isinstance(question, protocol.StopRequest):
-            visitor.answer(*self._stop(question))
+            client.answer(*self._stop(question))
         elif isinstance(question, protocol.Describe):
-            visitor.tell(self.describe())
-            visitor.answer("")
+            client.send_part(self.describe())
+            client.answer("")
         else:
-            visitor.answer(
+            client.answer(
                 f"{self._name!r} is a sweep, and that is for runs. Name one of its trials: {self._name}/TRIAL. "
                 f"'powertrain show {self._name}' lists them.",
                 False,

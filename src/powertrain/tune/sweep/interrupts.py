@@ -36,7 +36,7 @@ def interrupts_of(loop: SweepLoop) -> Iterator[list[str]]:
 
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
-        with signals.heard(notice):
+        with signals.handling(notice):
             yield received
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -310,11 +310,11 @@ def _copied_from_shared(session: Session, directory: str) -> str:
         hopeless=session.unsettled,
     )
     session.unsettled |= copied.unsettled
-    _tell_left_out(session, directory, copied.left_out)
+    _warn_of_left_out(session, directory, copied.left_out)
     return target
 
 
-def _tell_left_out(session: Session, directory: str, left_out: Mapping[str, str]) -> None:
+def _warn_of_left_out(session: Session, directory: str, left_out: Mapping[str, str]) -> None:
     """Name what cannot be part of a checkpoint, each of it once."""
     new = sorted(left_out.keys() - session.left_out)
     if not new:

@@ -23,15 +23,15 @@ from typing import NamedTuple
 #: Times of files come from a clock that lags a little behind ``time.time()``.
 _CLOCK_LAG_NS = 50_000_000
 #: A file that has not changed for so long is not being written.
-_QUIET_S = 0.2
+_QUIET_DELAY_S = 0.2
 #: An empty file may have been opened for writing a moment ago.
-_EMPTY_QUIET_S = 2.0
+_EMPTY_QUIET_DELAY_S = 2.0
 _POLL_INTERVAL_S = 0.02
 #: How long one report waits for files that change. The rank that is last to write a file brings it, whatever the others
 #: leave out, so it need not be long.
-_PATIENCE_S = 5.0
+_REST_TIMEOUT_S = 5.0
 #: Every rank lists its launch directory when it starts: that must not take long where it holds a dataset.
-_LISTED_ENTRIES, _LISTING_S = 10_000, 0.25
+_LISTED_ENTRIES, _LISTING_TIMEOUT_S = 10_000, 0.25
 #: Directories of tools, which hold nothing of a checkpoint.
 _OF_TOOLS = frozenset({"__pycache__", "node_modules"})
 
@@ -120,7 +120,7 @@ def listing_of(top: str, entries: int = _LISTED_ENTRIES) -> Listing:
         top: The directory that a rank is about to work in.
         entries: How many to list at most.
     """
-    taken, deadline = time.time_ns(), time.monotonic() + _LISTING_S
+    taken, deadline = time.time_ns(), time.monotonic() + _LISTING_TIMEOUT_S
     versions: dict[str, Version] = {}
     if not os.path.isdir(top):
         return Listing(taken, is_complete=False)
@@ -171,7 +171,7 @@ def copy_new_entries(
             copied.names.append(entry.name + "/")
         else:
             waiting.append(_Settling(entry, Path(target) / entry.name, is_shared))
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _REST_TIMEOUT_S
     while waiting:
         waiting = [one for one in waiting if not one.is_over(copied)]
         if time.monotonic() > deadline or all(one.entry.name in hopeless for one in waiting):
@@ -215,7 +215,7 @@ class _Settling:
             return True
         if self._seen != _version(found):
             self._seen, self._seen_at = _version(found), time.monotonic()
-        quiet = _QUIET_S if found.st_size else _EMPTY_QUIET_S
+        quiet = _QUIET_DELAY_S if found.st_size else _EMPTY_QUIET_DELAY_S
         # A file server's clock may be ahead of this machine's, so the time since the last look counts as well.
         return max(time.time() - found.st_ctime, time.monotonic() - self._seen_at) >= quiet
 
@@ -248,21 +248,21 @@ class _Walk:
             except OSError as error:
                 if not prefix:
                     raise
-                yield from _looked_at(prefix[:-1], folder, f"it cannot be read ({error.strerror})")
+                yield from _entry_now(prefix[:-1], folder, f"it cannot be read ({error.strerror})")
                 continue
             if prefix and not found:
-                yield from _looked_at(prefix[:-1], folder, is_directory=True)
+                yield from _entry_now(prefix[:-1], folder, is_directory=True)
             for entry in found:
                 name, is_link = prefix + entry.name, entry.is_symlink()
                 real = os.path.realpath(entry.path) if is_link else os.path.join(chain[-1], entry.name)
                 problem = self._problem(real, chain) if is_link else ""
                 if problem or not entry.is_dir():
                     problem = problem or ("" if entry.is_file() else "it is not a regular file")
-                    yield from _looked_at(name, entry.path, problem, is_followed=is_link and not problem)
+                    yield from _entry_now(name, entry.path, problem, is_followed=is_link and not problem)
                 elif self._is_walked(name, entry, real):
                     waiting.append((f"{name}/", entry.path, (*chain, real)))
                 elif self._before is None:
-                    yield from _looked_at(name, entry.path, is_directory=True)
+                    yield from _entry_now(name, entry.path, is_directory=True)
 
     def _problem(self, real: str, chain: tuple[str, ...]) -> str:
         """Why a link with this real path is not followed; "" where it is."""
@@ -285,7 +285,7 @@ class _Walk:
         return not is_of_a_tool and not os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
 
 
-def _looked_at(
+def _entry_now(
     name: str, path: str, problem: str = "", *, is_directory: bool = False, is_followed: bool = False
 ) -> Iterator[DirectoryEntry]:
     """Yield an entry as it is now; nothing where it was removed meanwhile."""

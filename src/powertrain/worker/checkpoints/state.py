@@ -45,7 +45,7 @@ class _RankState:
                 segments=staging.segments,
                 staging=self.session.place.saving.staging,
                 threads=_copying_threads(self.session.place.local_world_size),
-                warn=partial(_say, self.session),
+                warn=partial(_warn, self.session),
             )
             # When the next session of this process begins, or the process ends.
             weakref.finalize(self, self._saver.close)
@@ -62,7 +62,7 @@ def _copying_threads(local_world_size: int) -> int:
     return max(1, min(_MOST_THREADS, usable // local_world_size))
 
 
-def _say(session: Session, message: str) -> None:
+def _warn(session: Session, message: str) -> None:
     """Tell the user: rank 0 at the terminal, the others in their own logs."""
     if session.place.rank == 0:
         session.service.post(Noted(message=message))
@@ -151,7 +151,7 @@ def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str
         loader = StateLoader(directory, session.place.rank, session.place.world_size)
         extras = loader.load(chosen)
     if not loader.same_world and session.place.rank == 0:
-        _say(
+        _warn(
             session,
             f"The state was saved by {loader.world_size} ranks and is loaded by {session.place.world_size}: tensors "
             "are laid out anew, but the random generators are not restored, and values of a rank's own are rank 0's.",

@@ -40,7 +40,7 @@ DATA_EXTRA = "data"
 #: Under this name how many batches of each were drawn without an optimizer step between them, at most.
 GAPS_EXTRA = "data_gaps"
 #: Seconds for which a place that beats tell of may be old.
-_LOOK_EVERY = 0.5
+_REFRESH_INTERVAL_S = 0.5
 
 State = dict[str, Any]
 
@@ -200,7 +200,7 @@ class Shards:
         self._left: dict[str, Callable[[], State]] = {}
         #: Where each stood when it was last looked at. Replaced whole, so that any thread may read it.
         self._seen: dict[str, State] = {}
-        self._looked = 0.0
+        self._refreshed_at = 0.0
         #: Those that have given out a batch, and those whose saved place was taken up or replaced by the user.
         self._begun: set[str] = set()
         self._resumed: set[str] = set()
@@ -242,7 +242,7 @@ class Shards:
         def resume() -> State | None:
             saved = self._saved(name) if left is None else left()
             if saved is None:
-                self._tell_if_unused(name)
+                self._warn_if_unused(name)
             return saved
 
         return resume
@@ -315,12 +315,12 @@ class Shards:
 
     # -- after a restart
 
-    def checkpoint_was_asked_for(self) -> None:
+    def on_checkpoint_requested(self) -> None:
         """The loop goes on from the attempt's checkpoint, and so do its data."""
         self._asked_for_checkpoint = True
 
     @property
-    def has_asked_for_checkpoint(self) -> bool:
+    def has_requested_checkpoint(self) -> bool:
         """True once the loop has asked for the attempt's checkpoint."""
         return self._asked_for_checkpoint
 
@@ -343,7 +343,7 @@ class Shards:
             return at_its_epoch(saved) if self._session.place.data.resume == "epoch" else saved
         return Position.beginning(self._datasets[name], epoch=saved["epoch"]).as_dict()
 
-    def _tell_if_unused(self, name: str) -> None:
+    def _warn_if_unused(self, name: str) -> None:
         """Say once that data begin anew although the checkpoint knows where they were."""
         saved = self._session.place.start.data_positions.get(name)
         if saved is None or name in self._resumed or self._told:
@@ -386,18 +386,18 @@ class Shards:
             self._weights.note(name, weight, progress.steps)
             gradient_weight.set(weight)
             if self._weights.are_mixed:
-                self._tell_of_mixed_weights()
+                self._warn_of_mixed_weights()
         progress.batch()
         self.drawn(name)
         if name not in self._begun:
             self._begun.add(name)
             if (shard := self._shards.get(name)) is not None:
                 shard.watch = RecordedWaits()
-            self._tell_if_unused(name)
-        if progress.moved - self._looked >= _LOOK_EVERY:
-            self._look()
+            self._warn_if_unused(name)
+        if progress.moved - self._refreshed_at >= _REFRESH_INTERVAL_S:
+            self._refresh()
 
-    def _tell_of_mixed_weights(self) -> None:
+    def _warn_of_mixed_weights(self) -> None:
         told, self._told_of_weights = self._told_of_weights, True
         if not told and self._session.place.rank == 0:
             self.warn(
@@ -442,13 +442,13 @@ class Shards:
         adopted = {name: state() for name, state in list(self._adopted.items())}
         return in_words({**self._seen, **adopted})
 
-    def look(self) -> str:
+    def describe_now(self) -> str:
         """As :meth:`described`, as of now. Training thread."""
-        self._look()
+        self._refresh()
         return self.described()
 
-    def _look(self) -> None:
-        self._looked = progress.moved
+    def _refresh(self) -> None:
+        self._refreshed_at = progress.moved
         self._seen = {name: shard.reached() for name, shard in self._shards.items() if name in self._begun}
 
     def close(self) -> None:

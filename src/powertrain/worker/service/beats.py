@@ -1,10 +1,11 @@
-"""When a beat goes: with a report, if those come about as often as beats do, and by itself otherwise.
+"""Timing of heartbeats: with a report, if reports are about as frequent, and alone otherwise.
 
 A rank that reports once a second thus sends one message a second, and not two. One that reports more often sends many
-anyway, and its beats keep their own time: a beat that rides says of the main thread only that it reports.
+anyway, and its heartbeats keep their own times: a heartbeat that rides with a report shows the main thread only inside
+the report.
 
-Of thousands of ranks each sends less often than that. Then it is the other way round: reports wait for the next beat
-and ride with it, unless somebody waits for them. Pure: moments in, answers out.
+Of thousands of ranks each sends less often than that. Then it is the other way round: reports wait for the next
+heartbeat and ride with it, unless another rank waits for them. Pure: times in, decisions out.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ class BeatTimes:
         #: Seconds between the last two reports.
         self._distance = 0.0
 
-    def other_went(self, now: float) -> None:
-        """Reports go now."""
+    def on_other_sent(self, now: float) -> None:
+        """Note that reports are sent now."""
         self._distance, self._other = now - self._other, now
 
     @property
     def alone_at(self) -> float:
-        """When the next beat goes by itself, if nothing goes before that."""
+        """Return when the next heartbeat is sent alone, if nothing is sent before."""
         usual, expected = self._last + self._every, self._other + self._distance
         if not self._is_worth_waiting() or expected < self._last:
             return usual
         return max(usual, min(expected + _LATE * self._every, self._last + _UNTIL * self._every))
 
     def is_due(self, now: float, *, rides: bool) -> bool:
-        """Whether a beat goes now; ``rides`` where reports do."""
+        """Return True when a heartbeat is due; ``rides`` where reports are sent now."""
         if rides and self._is_worth_waiting():
             return now >= self._last + _FROM * self._every
         return now >= self.alone_at
 
     def sent(self, now: float) -> None:
-        """One went."""
+        """Note that a heartbeat was sent."""
         self._last = now
 
     def _is_worth_waiting(self) -> bool:
@@ -60,28 +61,28 @@ class BeatTimes:
 class SharedTimes:
     """The times of one rank's beats among thousands: ``every`` so many seconds, at a moment of the rank's own.
 
-    Only the newest state of a rank is of use, so nothing is lost by beats that are not made. What else goes changes
-    nothing: if all ranks meet at a barrier, their beats are as spread after it as they were before.
+    Only the newest state of a rank is of use, so skipped heartbeats lose nothing. Other messages do not move the times:
+    after a barrier of all ranks, heartbeats are as spread as before.
     """
 
     def __init__(self, every: float, rank: int, now: float) -> None:
         self._every = every
-        #: When the next beat goes, and all that has gathered with it.
+        #: When the next heartbeat is sent, with all gathered reports.
         self.alone_at = now + every * (rank * _GOLDEN % 1.0)
 
-    def other_went(self, now: float) -> None:
-        """Nothing that it depends on."""
+    def on_other_sent(self, now: float) -> None:
+        """Do nothing: other messages do not move the times."""
 
     def is_due(self, now: float, *, rides: bool) -> bool:
-        """Whether a beat goes now, whether or not it ``rides``."""
+        """Return True when a heartbeat is due, whether or not it ``rides``."""
         return now >= self.alone_at
 
     def sent(self, now: float) -> None:
-        """One went. Moments that have passed meanwhile are left out."""
+        """Note that a heartbeat was sent. Times that have passed meanwhile are skipped."""
         missed = max(0.0, now - self.alone_at) // self._every
         self.alone_at += (missed + 1) * self._every
 
 
 def can_gather(message: FromWorker) -> bool:
-    """Whether nobody waits for ``message``: a report without barrier or share of a checkpoint."""
+    """Return True when no rank waits for ``message``: a report without barrier or share of a checkpoint."""
     return isinstance(message, Point) and message.part is None and not message.barrier

@@ -1,10 +1,10 @@
-"""The one side thread of a worker: wire, beats, commands.
+"""The one side thread of a worker: wire, heartbeats, commands.
 
-The training thread only appends to a queue. This thread sends what is there at once, then lets more gather for a
-few milliseconds before it sends again, so that ten thousand reports a second cost a few hundred messages. Beats, and
-what is recorded of the rank's time, ride with reports that come about as often. A rank of thousands is told to let
-reports gather for seconds where nobody waits for them. When the controller does not keep up, reports go to a file until
-it does: none is dropped, and memory stays bounded.
+The training thread only appends to a queue. This thread sends the queue at once, then lets more gather for a few
+milliseconds before it sends again, so that ten thousand reports a second cost a few hundred messages. Heartbeats and
+telemetry ride with reports that are about as frequent. A rank of thousands lets reports gather for seconds where no
+rank waits for them. When the controller does not keep up, reports go to a file until it does: none is dropped, and
+memory stays bounded.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from powertrain.worker.progress import Gate, Progress
 from powertrain.worker.service.beats import MOST_GATHERED, BeatTimes, SharedTimes, can_gather
 from powertrain.worker.service.spill import BATCH, Spill
 from powertrain.worker.service.standstill import StoodStill
-from powertrain.worker.signals import SAME_NOTICE, NoticedSignals
+from powertrain.worker.signals import SAME_NOTICE_INTERVAL_S, NoticedSignals
 
 if TYPE_CHECKING:
     from powertrain.worker.tracing import Tracing
 
 
 #: Seconds within which messages are gathered into one batch, once one has just been sent.
-_GATHER = 0.003
+_GATHER_DELAY_S = 0.003
 #: Reports kept in memory; more go to the spill file.
 _MEMORY_LIMIT = 20_000
-_BEAT_EVERY = 1.0
-#: Seconds without a word of the run, and since its end, after which a process that was asked to end does so.
-_SILENT_RUN, _LEFT_ALONE = 10.0, 2.0
+_BEAT_INTERVAL_S = 1.0
+#: Seconds without a message of the run, and since its end, after which a process that was asked to end exits.
+_SILENCE_TIMEOUT_S, _DISMISSAL_TIMEOUT_S = 10.0, 2.0
 _NOTHING = Opened(sync=0)
-#: What the training thread can wait for.
+#: Replies that the training thread can wait for.
 Answer = Union[Opened, CheckpointSettled, Reported]
 
 
@@ -88,10 +88,10 @@ class Service:
         orphaned: Callable[[], None] = lambda: None,
         signals: NoticedSignals | None = None,
     ) -> None:
-        """``failed`` is called, on this thread, should it break: the rank is deaf and dumb then, and must end. So it is
-        where the run has never answered and cannot be reached: then ``unreachable`` is called.
-        ``watch`` is a descriptor whose readiness means the run is gone; then ``orphaned`` is called. The run is told
-        of ``signals`` that ask this process to end."""
+        """``failed`` is called, on this thread, should it fail: the rank can neither send nor receive and must exit.
+        ``unreachable`` is called where the run has never answered and cannot be reached. ``watch`` is a descriptor
+        whose readiness means the run is gone; then ``orphaned`` is called. ``signals`` that ask this process to end are
+        forwarded to the run."""
         self._gate, self._progress = gate, progress
         self._watch, self._orphaned, self._broken = watch, orphaned, failed
         self._unreachable = unreachable
@@ -99,15 +99,15 @@ class Service:
         self._dismissed_at = float("inf")
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
         self.commands: queue.SimpleQueue[FromController] = queue.SimpleQueue()
-        #: Called on this thread: with what is to be carried by this rank itself, and with each settled checkpoint.
+        #: Called on this thread: with shares that this rank uploads itself, and with each settled checkpoint.
         self.on_carry: Callable[[Carry | Drop], None] = lambda _: None
         self.on_settled: Callable[[CheckpointSettled | Unstaged], None] = lambda _: None
-        #: Called on this thread: with what a debugger of this rank is told; and whether one holds it.
+        #: Called on this thread: with replies for a debugger of this rank; and to see whether one holds it.
         self.on_debug: Callable[[FromController], None] = lambda _: None
         self.is_debugged: Callable[[], bool] = lambda: False
-        #: Called on this thread: how far data have been read, in words.
+        #: Called on this thread: returns the progress of reading data, as text.
         self.describe_data: Callable[[], str] = lambda: ""
-        #: What records where the rank's time goes, while it does.
+        #: The recorder of the rank's time, while it is traced.
         self.tracing: Tracing | None = None
         self._ordered: deque[FromWorker] = deque()
         self._urgent: deque[FromWorker] = deque()
@@ -115,16 +115,16 @@ class Service:
         self._waiters: dict[tuple[str, int], _Waiter] = {}
         self._waiters_lock = threading.Lock()
         self._closed_rows = 0
-        #: Why the function ends at the row that was waited for; "" where it goes on.
+        #: Why the function ends at the awaited row; "" where it continues.
         self.stop_at_row = ""
         self._asks = 0
         self._when_over: list[Callable[[], None]] = []
-        self._beats: BeatTimes | SharedTimes = BeatTimes(_BEAT_EVERY)
+        self._beats: BeatTimes | SharedTimes = BeatTimes(_BEAT_INTERVAL_S)
         #: Seconds for which reports gather: see ``wire.Train``. And whether one is queued that must not wait: set after
-        #: it is in the queue, and taken back before the queue is emptied, so none is ever overlooked.
+        #: it is in the queue, and cleared before the queue is emptied, so none is ever missed.
         self.gather = 0.0
         self._is_pressed = False
-        #: Why the run reads nothing of this rank any more; "" while it does.
+        #: Why the run no longer reads messages of this rank; "" while it does.
         self.refusal = ""
         #: The rank's newest row, for the envelope.
         self.row = 0
@@ -145,14 +145,14 @@ class Service:
         self._ordered.append(message)
         if self.gather:
             if can_gather(message) and len(self._ordered) < MOST_GATHERED:
-                return  # it goes with the next beat
+                return  # sent with the next heartbeat
             self._is_pressed = True
         if not self._awake:
             self._awake = True
             self._link.wake()
 
-    def say(self, message: FromWorker) -> None:
-        """Send ahead of what waits in the queue. Returns at once."""
+    def send_now(self, message: FromWorker) -> None:
+        """Send ahead of the queue. Returns at once."""
         self._urgent.append(message)
         self._awake = True
         self._link.wake()
@@ -160,7 +160,7 @@ class Service:
     def meet(self, message: Arrived) -> Opened:
         """Send, and wait until every rank has arrived or one never will."""
         waiter = self._waiter("sync", message.sync)
-        self.say(message)
+        self.send_now(message)
         answer = self._wait(waiter, message.kind)
         return answer if isinstance(answer, Opened) else _NOTHING
 
@@ -180,10 +180,10 @@ class Service:
         return answer if isinstance(answer, CheckpointSettled) else None
 
     def expect_settled(self, row: int) -> None:
-        """Keep the answer for :meth:`wait_settled`, however early it comes."""
+        """Keep the reply for :meth:`wait_settled`, however early it comes."""
         self._waiter("settled", row)
 
-    def ask_checkpoints(self, row: int, validated: bool, timeout: float) -> list[CheckpointReply]:
+    def query_checkpoints(self, row: int, validated: bool, timeout: float) -> list[CheckpointReply]:
         """Wait for the controller's list of checkpoints; see ``wire.AskCheckpoints``."""
         self._asks += 1
         waiter = self._waiter("ask", self._asks)
@@ -192,23 +192,23 @@ class Service:
         return list(answer.checkpoints) if isinstance(answer, Reported) else []
 
     def _wait(self, waiter: _Waiter, what: str) -> Answer:
-        """The waiter's answer; beats say meanwhile that the rank waits for ``what``. Raises :class:`WireError` where
-        none will come because the run could not read the rank's messages."""
+        """Return the waiter's reply; heartbeats show meanwhile that the rank waits for ``what``. Raises
+        :class:`WireError` where none will come because the run could not read the rank's messages."""
         self._progress.awaits = what
         try:
             answer = _NOTHING if self.refusal else waiter.wait()
         finally:
             self._progress.awaits = ""
-        self.check_heard()
+        self.check_refusal()
         return answer
 
-    def check_heard(self) -> None:
+    def check_refusal(self) -> None:
         """Raise :class:`WireError` where the run could not read a message of this rank."""
         if self.refusal:
             raise WireError(self.refusal)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Send what is queued, wait for its acknowledgement, end the thread."""
+        """Flush the queue, wait for its acknowledgement, end the thread."""
         self._closing = True
         self._deadline = time.monotonic() + timeout
         self._link.wake()
@@ -231,21 +231,21 @@ class Service:
                     self._orphaned()
                     return
                 if watched:
-                    self._hear_signals()
-                if self._is_left_alone():
+                    self._forward_signals()
+                if self._should_exit():
                     self._orphaned()
                     return
                 if why := self._link.why_unreachable():
-                    self._tell_unreachable(why)
+                    self._log_unreachable(why)
                     self._unreachable()
                     return
                 for command in commands:
                     self._handle(command)
                 now = time.monotonic()
                 rides = self._is_about_to_send(now, last_send)
-                # Reports have a rhythm; answers, and whatever else goes at once, have none.
+                # Reports have a rhythm; replies and other urgent messages have none.
                 if reports := rides and bool(self._ordered or self._spill):
-                    self._beats.other_went(now)
+                    self._beats.on_other_sent(now)
                 if self._beats.is_due(now, rides=reports):
                     self._beats.sent(now)
                     self._urgent.append(self._beat(now))
@@ -253,7 +253,7 @@ class Service:
                 self._keep_memory_bounded()
                 if self._is_about_to_send(now, last_send) and self._send_batch():
                     last_send = now
-                if self._closing and (self._all_out() or now > self._deadline):
+                if self._closing and (self._is_flushed() or now > self._deadline):
                     return
         except BaseException as error:
             self._failed(error)
@@ -267,41 +267,44 @@ class Service:
             return False
         if self._urgent or self._closing:
             return True
-        return now - last_send >= _GATHER and not self._can_wait()
+        return now - last_send >= _GATHER_DELAY_S and not self._can_gather_queue()
 
-    def _can_wait(self) -> bool:
-        """Whether all that is queued may wait for the next beat."""
+    def _can_gather_queue(self) -> bool:
+        """Return True when all queued messages may wait for the next heartbeat."""
         return self.gather > 0 and not (self._is_pressed or self._spill or self._urgent)
 
     def _collect_telemetry(self, now: float, rides: bool) -> None:
-        """Let the rank's record be looked after. What cannot be sent now stays in it."""
+        """Collect telemetry. Unsent records stay in the ring."""
         tracing = self.tracing
         if tracing is not None and (now >= tracing.due or (rides and now >= tracing.rides_from)):
             telemetry = tracing.collect(can_send=self._link.room > 0, rides=rides)
             if telemetry is not None:
                 self._urgent.append(telemetry)
 
-    def _hear_signals(self) -> None:
-        """Pass a signal on. A scheduler and a launcher may both send one for the same cause: what comes at the same
-        moment is one."""
+    def _forward_signals(self) -> None:
+        """Forward signals to the run. A scheduler and a launcher may both send one for the same cause: simultaneous
+        ones count once."""
         assert self._signals is not None
         for number in self._signals.take():
             now = time.monotonic()
-            if now - self._noticed_at > SAME_NOTICE:
+            if now - self._noticed_at > SAME_NOTICE_INTERVAL_S:
                 self._noticed_at = now
                 self._notices += 1
                 self._urgent.append(Noticed(signal=number.name, times=self._notices))
 
-    def _is_left_alone(self) -> bool:
-        """True for a process that was asked to end and whose run is over, or does not answer: nothing is left to wait
-        for, and its main thread may wait for a rank that is gone."""
+    def _should_exit(self) -> bool:
+        """Return True for a process that was asked to end and whose run is over, or does not answer: nothing is left to
+        wait for, and its main thread may wait for a rank that is gone."""
         # Where nothing is watched the engine ends the process, or it is the user's own.
         if not self._notices or self._watch < 0:
             return False
-        return self._link.silence > _SILENT_RUN or time.monotonic() - self._dismissed_at > _LEFT_ALONE
+        return (
+            self._link.silence > _SILENCE_TIMEOUT_S
+            or time.monotonic() - self._dismissed_at > _DISMISSAL_TIMEOUT_S
+        )
 
-    def _tell_unreachable(self, why: str) -> None:
-        """In the rank's log: the run itself cannot be told."""
+    def _log_unreachable(self, why: str) -> None:
+        """Log that the run cannot be reached."""
         print(
             f"Rank {self._rank} cannot reach the run at {self._link.endpoint}: {why}. A firewall may be in between: "
             "open the port that RunConfig(port=...) names, from every node to the one on which the script runs.",
@@ -310,7 +313,7 @@ class Service:
         )
 
     def _failed(self, error: BaseException) -> None:
-        """A fault of ours; without this thread the run would never learn of it."""
+        """Log the failure of this thread and report it; otherwise the run would never learn of it."""
         self.refusal = (
             f"This rank can no longer talk to its run, because its service thread failed: {type(error).__name__}: "
             f"{error}. This is a fault of Powertrain."
@@ -319,19 +322,19 @@ class Service:
         self._broken()
 
     def _pause(self, last_send: float) -> float:
-        """Seconds to wait for a command. Leaves ``_awake`` set where the queue will be looked at anyway."""
+        """Return the seconds to wait for a command. Leaves ``_awake`` set where the queue will be checked anyway."""
         now = time.monotonic()
         if self._closing:
             return 0.05
         self._awake = False
-        if (self._ordered or self._urgent or self._spill) and not self._can_wait():
+        if (self._ordered or self._urgent or self._spill) and not self._can_gather_queue():
             self._awake = True
             if self._link.room <= 0:
                 return 0.05  # an acknowledgement ends the wait
-            return max(0.0, last_send + _GATHER - now)
-        if now - last_send < _GATHER:
+            return max(0.0, last_send + _GATHER_DELAY_S - now)
+        if now - last_send < _GATHER_DELAY_S:
             self._awake = True
-            return _GATHER
+            return _GATHER_DELAY_S
         due = self._beats.alone_at if self.tracing is None else min(self._beats.alone_at, self.tracing.due)
         return max(0.0, due - now)
 
@@ -344,19 +347,19 @@ class Service:
             batch.append(self._urgent.popleft())
         batch += self._spill.take() if self._spill else []
         while not self._spill and self._ordered and len(batch) < BATCH:
-            batch.append(_finished(self._ordered.popleft()))
+            batch.append(_resolved(self._ordered.popleft()))
         if len(self._ordered) >= MOST_GATHERED or len(batch) >= BATCH:
-            self._is_pressed = True  # what is left goes too, and not with the next beat
+            self._is_pressed = True  # the rest is sent too, and not with the next heartbeat
         if batch:
             self._link.send(batch, self._gate.passed, self.row)
         return bool(batch)
 
     def _keep_memory_bounded(self) -> None:
-        """Move what exceeds the limit to the file; while the file has content, all new messages follow into it."""
+        """Move messages beyond the limit to the file; while the file has content, all new messages follow into it."""
         full = len(self._ordered) > _MEMORY_LIMIT or (self._spill and self._ordered)
         if not full or time.monotonic() < self._spill_again_at:
             return
-        messages = [_finished(self._ordered.popleft()) for _ in range(len(self._ordered))]
+        messages = [_resolved(self._ordered.popleft()) for _ in range(len(self._ordered))]
         try:
             self._spill.put(messages)
         except OSError as error:
@@ -368,8 +371,8 @@ class Service:
                     Noted(message=f"Reports pile up in memory: they cannot be put on disk ({error}).")
                 )
 
-    def _all_out(self) -> bool:
-        if self.refusal:  # nothing is taken any more
+    def _is_flushed(self) -> bool:
+        if self.refusal:  # no message is accepted any more
             return True
         return not (self._ordered or self._urgent or self._spill) and self._link.settled
 
@@ -377,7 +380,7 @@ class Service:
         progress = self._progress
         reports, steps, batches = progress.snapshot()
         moved = progress.moved
-        where, debugged = self._look()
+        where, debugged = self._sample_main_thread()
         return Beat(
             reports=reports,
             steps=steps,
@@ -395,12 +398,12 @@ class Service:
     def _data(self) -> str:
         try:
             return self.describe_data()
-        except Exception:  # it changes on another thread, and a beat is not worth more than a look
+        except Exception:  # it changes on another thread; a heartbeat does without it
             return ""
 
     @staticmethod
-    def _look() -> tuple[Where | None, bool]:
-        """Where the training thread is, and whether a debugger holds it. A rank is not ended because looking failed."""
+    def _sample_main_thread() -> tuple[Where | None, bool]:
+        """Return where the training thread is, and whether a debugger holds it. Errors are ignored."""
         try:
             main = stacks.main_frame()
             return stacks.own_where(main), stacks.own_debugged(main)
@@ -408,7 +411,7 @@ class Service:
             return None, False
 
     def _stacks(self, ask: int) -> Stacks:
-        """What this process, and those that it has started, are doing."""
+        """Return the stacks of this process and of those that it has started."""
         title, pid = f"rank {self._rank}", os.getpid()
         try:
             found = [
@@ -443,7 +446,7 @@ class Service:
         elif isinstance(command, Reported):
             self._answer(("ask", command.ask), command)
         elif isinstance(command, MessageRefused):
-            self.refusal = command.reason  # first: who begins to wait from now on looks at it
+            self.refusal = command.reason  # first: later waiters check it
             self._wake_waiters()
         elif isinstance(command, (DebugGrant, DebugLine, DebugEnd)):
             self.on_debug(command)
@@ -451,9 +454,7 @@ class Service:
             if isinstance(command, Train) and command.gather > 0:
                 self._beats = SharedTimes(command.gather, self._rank, time.monotonic())
                 self.gather = command.gather
-                self._is_pressed = bool(
-                    self._ordered
-                )  # at what was posted before, nobody has looked in this way
+                self._is_pressed = bool(self._ordered)  # earlier messages were posted without this check
             if isinstance(command, Dismissed):
                 self._dismissed_at = time.monotonic()
                 self.on_debug(command)
@@ -468,7 +469,7 @@ class Service:
             waiter.set(_NOTHING)
 
     def _answer(self, key: tuple[str, int], answer: Answer) -> None:
-        """Tell who waits, if anybody does."""
+        """Pass the reply to its waiter, if there is one."""
         with self._waiters_lock:
             waiter = self._waiters.get(key)
         if waiter is not None:
@@ -483,7 +484,7 @@ class Service:
             self._waiters.pop(key, None)
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call back, on this thread, when nothing will be answered any more."""
+        """Call back, on this thread, when no more replies will come."""
         self._when_over.append(callback)
 
     def _release_waiters(self) -> None:
@@ -499,15 +500,15 @@ class Service:
             waiter.set(_NOTHING)
 
 
-def _finished(message: FromWorker) -> FromWorker:
-    """The message with all values at hand: those still on their way from a GPU are waited for, on this thread."""
+def _resolved(message: FromWorker) -> FromWorker:
+    """Return the message with all values resolved: this thread waits for those still on their way from a GPU."""
     if isinstance(message, Point) and values.is_pending(message.metrics):
         return msgspec.structs.replace(message, metrics=values.resolve(message.metrics))
     return message
 
 
 class _Waiter:
-    """One answer, waited for once."""
+    """One reply, awaited once."""
 
     def __init__(self, service: Service, key: tuple[str, int]) -> None:
         self._service, self._key = service, key

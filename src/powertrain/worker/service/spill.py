@@ -17,7 +17,7 @@ BATCH = 256
 
 
 class Spill:
-    """Messages on disk, first in first out. True while it holds any."""
+    """A queue of messages on disk. True while it holds any."""
 
     _decode = msgspec.msgpack.Decoder(list[FromWorker]).decode
 
@@ -53,7 +53,7 @@ class Spill:
             data = data[self._file.write(data) :]
 
     def take(self) -> list[FromWorker]:
-        """The oldest messages: one chunk as it was put."""
+        """Return the oldest messages: one chunk as it was put."""
         self._file.seek(self._read_at)
         size = int.from_bytes(self._file.read(8), "little")
         messages: list[FromWorker] = self._decode(self._file.read(size)) if size else []

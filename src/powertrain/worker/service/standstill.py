@@ -16,12 +16,12 @@ class StoodStill:
         self._times: deque[tuple[float, float]] = deque(maxlen=100)
 
     def woke(self, due: float, now: float) -> None:
-        """The thread was to be woken at ``due`` and was woken ``now``."""
+        """Note that the thread was to be woken at ``due`` and was woken ``now``."""
         if now - due > self._USUAL:
             self._times.append((now, now - due))
 
     def since(self, moment: float) -> float:
-        """How many seconds of those after ``moment`` the process stood still. Forgets what was before it."""
+        """Return how many seconds after ``moment`` the process stood still. Forgets earlier ones."""
         while self._times and self._times[0][0] <= moment:
             self._times.popleft()
         return sum(min(seconds, ended - moment) for ended, seconds in self._times)
